@@ -1,0 +1,58 @@
+"""shardwright shards the embedding tables of recommender models; every part of it is a plugin.
+
+The public names are imported on first use (PEP 562), because a planner must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module that defines it. One line a name, sorted by module, then by name.
+_MODULE_OF_NAME: dict[str, str] = {
+    name: module
+    for module, names in {
+        "shardwright.errors": (
+            "DistributedError",
+            "DuplicateNameError",
+            "InvalidInputError",
+            "NoPlanError",
+            "PlanError",
+            "PlanningError",
+            "PluginLoadError",
+            "PluginMismatchError",
+            "ShardwrightError",
+            "UnknownNameError",
+            "UnknownPluginError",
+            "UnsupportedError",
+        ),
+    }.items()
+    for name in names
+}
+
+__all__ = sorted([*_MODULE_OF_NAME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use, and keep it."""
+    module = _MODULE_OF_NAME.get(name)
+    if module is None:
+        # Dunder lookups come from the import machinery and from tools: they get no guesses.
+        hint = "" if name.startswith("__") else _near_names(name)
+        raise AttributeError(f"module 'shardwright' has no attribute {name!r}.{hint}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, whether imported yet or not."""
+    return __all__
+
+
+def _near_names(name: str) -> str:
+    from shardwright.errors import nearest
+
+    return nearest(name, __all__)

@@ -1,0 +1,88 @@
+"""Every error that shardwright raises on purpose.
+
+Each class is a `ShardwrightError` and also the builtin that fits, so that a caller may catch either. A text says
+what was asked, why not, the numbers, what is possible and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "DistributedError",
+    "DuplicateNameError",
+    "InvalidInputError",
+    "NoPlanError",
+    "PlanError",
+    "PlanningError",
+    "PluginLoadError",
+    "PluginMismatchError",
+    "ShardwrightError",
+    "UnknownNameError",
+    "UnknownPluginError",
+    "UnsupportedError",
+    "nearest",
+]
+
+
+class ShardwrightError(Exception):
+    """The base of all errors of shardwright."""
+
+
+class InvalidInputError(ShardwrightError, ValueError):
+    """A value given by the caller is wrong."""
+
+
+class UnknownNameError(ShardwrightError, LookupError):
+    """A name (of a table, a feature, a key, ...) is not known."""
+
+
+class UnknownPluginError(UnknownNameError):
+    """No loaded plugin offers something under this name."""
+
+
+class DuplicateNameError(ShardwrightError, ValueError):
+    """Two different things claim one name."""
+
+
+class PluginLoadError(ShardwrightError, RuntimeError):
+    """A plugin could not be loaded, or what it offers does not fulfil its contract."""
+
+
+class PluginMismatchError(ShardwrightError, RuntimeError):
+    """The ranks of one job have different plugins."""
+
+
+class PlanError(ShardwrightError, ValueError):
+    """A plan document is malformed, or does not fit the module or the topology it is used with."""
+
+
+class PlanningError(ShardwrightError, RuntimeError):
+    """Planning could not be carried out."""
+
+
+class NoPlanError(PlanningError):
+    """No plan was found within the memory and the constraints given."""
+
+
+class UnsupportedError(ShardwrightError, NotImplementedError):
+    """The combination asked for is not supported (here, or yet)."""
+
+
+class DistributedError(ShardwrightError, RuntimeError):
+    """Something went wrong on, or between, the ranks of a job."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error text: `" Did you mean 'row_wise'?"`, or nothing if no known name is near.
+
+    Args:
+        name: What was asked for.
+        known: What would have been possible, in any order.
+
+    Returns:
+        A sentence with a leading space, or the empty string.
+    """
+    matches = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" Did you mean {matches[0]!r}?" if matches else ""

@@ -1,0 +1,1 @@
+"""The built-in plugins of shardwright, one folder a kind, registered as everybody else's are."""

@@ -1,0 +1,12 @@
+"""The built-in proposers."""
+
+from __future__ import annotations
+
+from shardwright.contracts import Proposer
+from shardwright.hookspecs import hookimpl
+
+
+@hookimpl
+def shardwright_proposers() -> list[type[Proposer]]:
+    """Offer the built-in proposers."""
+    return []

@@ -1,0 +1,94 @@
+"""All that a plugin can hook into: one hook for each of the six kinds, and nothing else.
+
+A plugin is a module named by an entry point of the group `shardwright`. It implements any of these hooks, marked
+with `shardwright.hookimpl`. Each hook is called once in a process, when the first thing of any kind is asked for;
+what it returns is kept, and called directly from then on: there is no hook call in planning or in a training step.
+
+Every hook takes no argument and returns a list or tuple of what the plugin offers: subclasses of the contract
+(`shardwright.contracts`), or instances of one, each with a `name` of its own. A hook must return quickly and the
+same on every rank: heavy imports and probing of devices belong inside the methods of what is offered. A hook that
+raises, or returns anything else, takes its whole plugin out, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from shardwright.contracts import (
+        CommBackend,
+        ComputeKernel,
+        Estimator,
+        Partitioner,
+        Proposer,
+        ShardingType,
+    )
+
+__all__ = [
+    "hookimpl",
+    "hookspec",
+    "shardwright_comm_backends",
+    "shardwright_compute_kernels",
+    "shardwright_estimators",
+    "shardwright_partitioners",
+    "shardwright_proposers",
+    "shardwright_sharding_types",
+]
+
+hookspec = pluggy.HookspecMarker("shardwright")
+hookimpl = pluggy.HookimplMarker("shardwright")
+
+
+@hookspec
+def shardwright_sharding_types() -> Sequence[type[ShardingType] | ShardingType]:  # type: ignore[empty-body]
+    """Offer sharding types: ways to cut a table into blocks and to bring ids to them and results home.
+
+    Implement it for a new layout, row map or dataflow. The planner then offers the type for each table that its
+    `layouts` accepts, and runtime, checkpoint and report follow from the layout.
+    """
+
+
+@hookspec
+def shardwright_proposers() -> Sequence[type[Proposer] | Proposer]:  # type: ignore[empty-body]
+    """Offer proposers: searches over the choice of one sharding option per table.
+
+    Implement it for a new search. The planner asks a proposer for proposals and tells it what became of each.
+    """
+
+
+@hookspec
+def shardwright_estimators() -> Sequence[type[Estimator] | Estimator]:  # type: ignore[empty-body]
+    """Offer estimators: models of how long a shard takes, or of how much memory it needs.
+
+    Implement it for hardware, kernels or links that the built-in cost model does not describe. An estimator sees
+    the shards of all options as columns and returns columns.
+    """
+
+
+@hookspec
+def shardwright_partitioners() -> Sequence[type[Partitioner] | Partitioner]:  # type: ignore[empty-body]
+    """Offer partitioners: ways to place the shards of a proposal on ranks.
+
+    Implement it for a new balance. A partitioner returns the placement, or which shard did not fit where, and why.
+    """
+
+
+@hookspec
+def shardwright_compute_kernels() -> Sequence[type[ComputeKernel] | ComputeKernel]:  # type: ignore[empty-body]
+    """Offer compute kernels: lookups over the blocks of one rank, with or without the optimizer inside.
+
+    Implement it for a new device, cache, precision or optimizer. Kernels declare what they support, so that the
+    planner and the runtime find them by what is needed and not by name.
+    """
+
+
+@hookspec
+def shardwright_comm_backends() -> Sequence[type[CommBackend] | CommBackend]:  # type: ignore[empty-body]
+    """Offer comm backends: the collectives of one communication library.
+
+    Implement it for a new library or transport. A backend names the devices it serves; autograd over its
+    collectives is written once, in core.
+    """

@@ -28,6 +28,10 @@ _MODULE_OF_NAME: dict[str, str] = {
             "UnknownPluginError",
             "UnsupportedError",
         ),
+        "shardwright.fingerprint": ("Fingerprint", "compare_fingerprints"),
+        "shardwright.hookspecs": ("hookimpl",),
+        "shardwright.plugins": ("PluginHost", "host", "use_host"),
+        "shardwright.registry": ("Registry",),
     }.items()
     for name in names
 }

@@ -1,7 +1,7 @@
 """Every error that shardwright raises on purpose.
 
-Each class is a `ShardwrightError` and also the builtin that fits, so that a caller may catch either. A text says
-what was asked, why not, the numbers, what is possible and what to do.
+Each class is a `ShardwrightError` and also the builtin that fits, so that a caller may catch either. A text
+says what was asked, why not, the numbers, what is possible and what to do.
 """
 
 from __future__ import annotations

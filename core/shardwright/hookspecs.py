@@ -1,13 +1,14 @@
 """All that a plugin can hook into: one hook for each of the six kinds, and nothing else.
 
-A plugin is a module named by an entry point of the group `shardwright`. It implements any of these hooks, marked
-with `shardwright.hookimpl`. Each hook is called once in a process, when the first thing of any kind is asked for;
-what it returns is kept, and called directly from then on: there is no hook call in planning or in a training step.
+A plugin is a module named by an entry point of the group `shardwright`. It implements any of these hooks,
+marked with `shardwright.hookimpl`. Each hook is called once in a process, when the first thing of any kind is
+asked for; what it returns is kept, and called directly from then on: there is no hook call in planning or in
+a training step.
 
 Every hook takes no argument and returns a list or tuple of what the plugin offers: subclasses of the contract
-(`shardwright.contracts`), or instances of one, each with a `name` of its own. A hook must return quickly and the
-same on every rank: heavy imports and probing of devices belong inside the methods of what is offered. A hook that
-raises, or returns anything else, takes its whole plugin out, and no other.
+(`shardwright.contracts`), or instances of one, each with a `name` of its own. A hook must return quickly and
+the same on every rank: heavy imports and probing of devices belong inside the methods of what is offered. A
+hook that raises, or returns anything else, takes its whole plugin out, and no other.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ hookimpl = pluggy.HookimplMarker("shardwright")
 def shardwright_sharding_types() -> Sequence[type[ShardingType] | ShardingType]:  # type: ignore[empty-body]
     """Offer sharding types: ways to cut a table into blocks and to bring ids to them and results home.
 
-    Implement it for a new layout, row map or dataflow. The planner then offers the type for each table that its
-    `layouts` accepts, and runtime, checkpoint and report follow from the layout.
+    Implement it for a new layout, row map or dataflow. The planner then offers the type for each table that
+    its `layouts` accepts, and runtime, checkpoint and report follow from the layout.
     """
 
 
@@ -63,8 +64,8 @@ def shardwright_proposers() -> Sequence[type[Proposer] | Proposer]:  # type: ign
 def shardwright_estimators() -> Sequence[type[Estimator] | Estimator]:  # type: ignore[empty-body]
     """Offer estimators: models of how long a shard takes, or of how much memory it needs.
 
-    Implement it for hardware, kernels or links that the built-in cost model does not describe. An estimator sees
-    the shards of all options as columns and returns columns.
+    Implement it for hardware, kernels or links that the built-in cost model does not describe. An estimator
+    sees the shards of all options as columns and returns columns.
     """
 
 
@@ -72,7 +73,8 @@ def shardwright_estimators() -> Sequence[type[Estimator] | Estimator]:  # type: 
 def shardwright_partitioners() -> Sequence[type[Partitioner] | Partitioner]:  # type: ignore[empty-body]
     """Offer partitioners: ways to place the shards of a proposal on ranks.
 
-    Implement it for a new balance. A partitioner returns the placement, or which shard did not fit where, and why.
+    Implement it for a new balance. A partitioner returns the placement, or which shard did not fit where, and
+    why.
     """
 
 
@@ -80,8 +82,8 @@ def shardwright_partitioners() -> Sequence[type[Partitioner] | Partitioner]:  # 
 def shardwright_compute_kernels() -> Sequence[type[ComputeKernel] | ComputeKernel]:  # type: ignore[empty-body]
     """Offer compute kernels: lookups over the blocks of one rank, with or without the optimizer inside.
 
-    Implement it for a new device, cache, precision or optimizer. Kernels declare what they support, so that the
-    planner and the runtime find them by what is needed and not by name.
+    Implement it for a new device, cache, precision or optimizer. Kernels declare what they support, so that
+    the planner and the runtime find them by what is needed and not by name.
     """
 
 

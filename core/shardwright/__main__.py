@@ -1,0 +1,5 @@
+"""`python -m shardwright` is `shardwright`."""
+
+from shardwright.cli import main
+
+main()

@@ -1,0 +1,175 @@
+"""What the sparse types demand of what they are given.
+
+Checks are of two sorts. Those of *form* (dtypes, shapes, devices, keys) look at metadata only, and are always
+made. Those of *content* read lengths or offsets, which on an accelerator waits for it: they are made for
+tensors on a CPU, and elsewhere when `validate()` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, nearest
+from shardwright.sparse import _text
+
+_INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def as_indices(owner: str, what: str, tensor: Tensor) -> Tensor:
+    """Demand int32 or int64; `torch.tensor([])`, which torch makes float32, is taken as no indices at all."""
+    check_tensor(owner, what, tensor)
+    if tensor.dtype in _INDEX_DTYPES:
+        return tensor
+    if tensor.numel() == 0:
+        return tensor.long()
+    raise InvalidInputError(
+        f"{owner}: {what} must be int32 or int64, got {_text.dtype_name(tensor)}. Convert: .long()"
+    )
+
+
+def check_tensor(owner: str, what: str, value: object) -> None:
+    """Demand a tensor."""
+    if not isinstance(value, Tensor):
+        raise InvalidInputError(f"{owner}: {what} must be a torch.Tensor, got {type(value).__name__}.")
+
+
+def check_vector(owner: str, what: str, tensor: Tensor) -> None:
+    """Demand one dimension."""
+    if tensor.dim() != 1:
+        raise InvalidInputError(
+            f"{owner}: {what} must have 1 dimension, got {tensor.dim()}: shape {list(tensor.shape)}."
+        )
+
+
+def check_one_of_lengths_offsets(owner: str, lengths: Tensor | None, offsets: Tensor | None) -> None:
+    """Demand lengths or offsets, and not both, which could contradict each other."""
+    if (lengths is None) == (offsets is None):
+        got = "neither" if lengths is None else "both"
+        raise InvalidInputError(f"{owner}: give either lengths or offsets (the other is derived), got {got}.")
+
+
+def check_offsets_form(owner: str, offsets: Tensor) -> None:
+    """Demand a vector that has at least the leading 0."""
+    check_vector(owner, "offsets", offsets)
+    if offsets.numel() == 0:
+        raise InvalidInputError(
+            f"{owner}: offsets must have a leading 0, so 1 element for 0 bags; got 0 elements."
+        )
+
+
+def check_weights_form(owner: str, weights: Tensor, values: Tensor) -> None:
+    """Demand one weight per value."""
+    check_tensor(owner, "weights", weights)
+    if weights.dim() == 0 or weights.shape[0] != values.shape[0]:
+        got = f"{weights.shape[0]} weights" if weights.dim() else "a scalar weight"
+        raise InvalidInputError(
+            f"{owner}: got {got} for {values.shape[0]} values. Each value needs one weight."
+        )
+
+
+def check_devices(owner: str, values: Tensor, **others: Tensor | None) -> None:
+    """Demand that everything lies where the values lie."""
+    for what, tensor in others.items():
+        if tensor is not None and tensor.device != values.device:
+            raise InvalidInputError(
+                f"{owner}: values are on {values.device}, {what} on {tensor.device}. Move them to one device."
+            )
+
+
+def check_keys(owner: str, keys: Sequence[str]) -> dict[str, int]:
+    """Demand distinct strings.
+
+    Returns:
+        The position of each key.
+    """
+    if isinstance(keys, str):
+        raise InvalidInputError(f"{owner}: keys must be a list of strings, got the string {keys!r}.")
+    for key in keys:
+        if not isinstance(key, str):
+            raise InvalidInputError(f"{owner}: keys must be strings, got {key!r} ({type(key).__name__}).")
+    index = {key: i for i, key in enumerate(keys)}
+    if len(index) != len(keys):
+        _raise_duplicate(owner, keys)
+    return index
+
+
+def check_lengths_content(
+    owner: str, lengths: Tensor, num_values: int, whose: Callable[[int], str] | None = None
+) -> None:
+    """Demand lengths >= 0 that add up to the number of values. Reads the lengths.
+
+    Args:
+        owner: The type that speaks.
+        lengths: `[N]`.
+        num_values: What they must add up to.
+        whose: Says, of the position of a bag, which one it is.
+    """
+    if lengths.numel() and int(lengths.min()) < 0:
+        position = int(lengths.argmin())
+        raise InvalidInputError(
+            f"{owner}: lengths[{position}]{_of(whose, position)} is {int(lengths[position])}; a bag holds "
+            "0 values or more."
+        )
+    total = int(lengths.sum())
+    if total != num_values:
+        raise InvalidInputError(f"{owner}: lengths add up to {total}, but there are {num_values} values.")
+
+
+def check_offsets_content(
+    owner: str, offsets: Tensor, num_values: int, whose: Callable[[int], str] | None = None
+) -> None:
+    """Demand offsets from 0 to the number of values that never fall. Reads the offsets.
+
+    Args:
+        owner: The type that speaks.
+        offsets: `[N + 1]`.
+        num_values: What the last one must be.
+        whose: Says, of the position of a bag, which one it is.
+    """
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first != 0:
+        raise InvalidInputError(f"{owner}: offsets must start at 0, got {first} at their start.")
+    if last != num_values:
+        raise InvalidInputError(f"{owner}: offsets end at {last}, but there are {num_values} values.")
+    falls = offsets[1:] < offsets[:-1]
+    if bool(falls.any()):
+        position = int(falls.nonzero()[0])
+        raise InvalidInputError(
+            f"{owner}: offsets fall from {int(offsets[position])} to {int(offsets[position + 1])} at bag "
+            f"{position}{_of(whose, position)}; a bag holds 0 values or more."
+        )
+
+
+def unknown_key(owner: str, key: object, known: Iterable[str]) -> UnknownNameError:
+    """The error for a key that is not there.
+
+    Args:
+        owner: The type that speaks.
+        key: What was asked for.
+        known: The keys that are there.
+
+    Returns:
+        The error, to be raised.
+    """
+    names = list(known)
+    shown = ", ".join(names[:20]) + (f", ... ({len(names) - 20} more)" if len(names) > 20 else "")
+    hint = nearest(key, names) if isinstance(key, str) else " Keys are strings."
+    return UnknownNameError(f"{owner}: no key {key!r}. It has {len(names)}: {shown or 'none'}.{hint}")
+
+
+def _raise_duplicate(owner: str, keys: Sequence[str]) -> None:
+    seen: dict[str, int] = {}
+    for position, key in enumerate(keys):
+        if key in seen:
+            raise DuplicateNameError(
+                f"{owner}: key {key!r} occurs at positions {seen[key]} and {position}; keys must be "
+                "distinct. (A feature of several tables is one key: name it in feature_names of each.)"
+            )
+        seen[key] = position
+
+
+def _of(whose: Callable[[int], str] | None, position: int) -> str:
+    return f" ({whose(position)})" if whose else ""

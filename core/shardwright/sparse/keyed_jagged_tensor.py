@@ -1,0 +1,544 @@
+"""`KeyedJaggedTensor`: a batch of several features, each with bags of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import InvalidInputError
+from shardwright.sparse import _keyed_validation, _ops, _text, _tree, _validation
+from shardwright.sparse._jagged import Jagged
+from shardwright.sparse.jagged_tensor import JaggedTensor
+
+_NAME = "KeyedJaggedTensor"
+
+
+@final
+class KeyedJaggedTensor(Jagged):
+    """The ids of several features for one batch: for each key a bag of ids per example.
+
+    Values, lengths and offsets hold the keys one after the other, and within a key the examples:
+
+        #              0       1        2  <- example
+        # "product"    [V0,V1] []       [V2]
+        # "user"       [V3]    [V4]     [V5,V6,V7]
+
+        values  [V0, V1, V2, V3, V4, V5, V6, V7]
+        lengths [2, 0, 1, 1, 1, 3]
+        offsets [0, 2, 2, 3, 4, 5, 8]
+
+    Legend: F keys, B examples (`stride`), V values in all.
+
+    Args:
+        keys: F distinct names.
+        values: `[V]`, int32 or int64.
+        weights: `[V]`, floating point.
+        lengths: How many ids each bag holds: `[F * B]` (or `[F, B]`), int32 or int64.
+        offsets: Where each bag starts, and where the last ends: `[F * B + 1]`. Instead of lengths.
+        stride: B; needed only where it cannot be derived (F = 0), checked otherwise.
+        stride_per_key_per_rank: Batch sizes that differ between keys: not supported yet.
+        inverse_indices: Belongs to the former: not supported yet.
+
+    Raises:
+        InvalidInputError: Neither or both of lengths and offsets are given; a dtype, shape or device does not
+            fit; on a CPU also if lengths are negative or do not add up to V.
+        DuplicateNameError: A key occurs twice.
+        UnsupportedError: `stride_per_key_per_rank` or `inverse_indices` is given.
+
+    Example:
+        >>> batch = KeyedJaggedTensor(
+        ...     keys=["product", "user"],
+        ...     values=torch.tensor([1, 2, 1, 5, 2, 3, 4, 1]),
+        ...     lengths=torch.tensor([3, 1, 2, 2]),
+        ... )
+        >>> print(batch)
+        KeyedJaggedTensor({
+            "product": [[1, 2, 1], [5]],
+            "user": [[2, 3], [4, 1]]
+        })
+        >>> batch["user"].lengths()
+        tensor([2, 2])
+    """
+
+    __slots__ = ("_index_per_key", "_keys", "_length_per_key", "_offset_per_key", "_stride")
+
+    _keys: tuple[str, ...]
+    _stride: int
+    _index_per_key: dict[str, int] | None
+    _length_per_key: list[int] | None
+    _offset_per_key: list[int] | None
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: object | None = None,
+        inverse_indices: object | None = None,
+    ) -> None:
+        _keyed_validation.refuse_variable_stride(stride_per_key_per_rank, inverse_indices)
+        _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
+        self._index_per_key = _validation.check_keys(_NAME, keys)
+        self._keys = tuple(keys)
+        self._values = _validation.as_indices(_NAME, "values", values)
+        self._weights = weights
+        self._lengths = None if lengths is None else _keyed_validation.flat_lengths(lengths, len(keys))
+        self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
+        self._length_per_key = self._offset_per_key = None
+        self._check_form()
+        self._stride = _keyed_validation.derive_stride(len(keys), self._num_bags(), stride)
+        if values.is_cpu:
+            self._check_content()
+
+    @classmethod
+    def _trusted(
+        cls,
+        keys: tuple[str, ...],
+        values: Tensor,
+        stride: int,
+        *,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        length_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
+    ) -> Self:
+        """Construct from data known to fit, without a check: what the engine does in every step.
+
+        Args:
+            keys: F distinct names.
+            values: `[V]`.
+            stride: B.
+            weights: `[V]`.
+            lengths: `[F * B]`; these, offsets, or both.
+            offsets: `[F * B + 1]`.
+            length_per_key: How many values each key has, if known: reading it from a device waits for it.
+            index_per_key: The position of each key, if at hand.
+        """
+        self = cls.__new__(cls)
+        self._keys, self._stride = keys, stride
+        self._values, self._weights, self._lengths, self._offsets = values, weights, lengths, offsets
+        self._length_per_key, self._index_per_key = length_per_key, index_per_key
+        self._offset_per_key = None
+        return self
+
+    @staticmethod
+    def from_lengths_sync(
+        keys: Sequence[str],
+        values: Tensor,
+        lengths: Tensor,
+        weights: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: object | None = None,
+        inverse_indices: object | None = None,
+    ) -> KeyedJaggedTensor:
+        """Construct from lengths, and read at once how many values each key has (see `sync`).
+
+        The arguments and errors are those of the constructor.
+        """
+        return KeyedJaggedTensor(
+            keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices
+        ).sync()
+
+    @staticmethod
+    def from_offsets_sync(
+        keys: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: object | None = None,
+        inverse_indices: object | None = None,
+    ) -> KeyedJaggedTensor:
+        """Construct from offsets, and read at once how many values each key has (see `sync`).
+
+        The arguments and errors are those of the constructor.
+        """
+        return KeyedJaggedTensor(
+            keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices
+        ).sync()
+
+    @staticmethod
+    def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
+        """Join a `JaggedTensor` per key; all must have the same number of bags.
+
+        An example that lacks a feature needs an empty bag there: bags are matched by position.
+
+        Args:
+            jt_dict: The ids of each feature, in the order the keys shall have.
+
+        Returns:
+            A `KeyedJaggedTensor`; of an empty mapping, one of no keys.
+
+        Raises:
+            InvalidInputError: The numbers of bags differ, or some have weights and some have none.
+        """
+        if not jt_dict:
+            return KeyedJaggedTensor.empty()
+        owner = f"{_NAME}.from_jt_dict"
+        parts = list(jt_dict.values())
+        names = [f"key {key!r}" for key in jt_dict]
+        lengths = [part.lengths() for part in parts]
+        _keyed_validation.check_same_stride(owner, names, [part.numel() for part in lengths])
+        return KeyedJaggedTensor.from_lengths_sync(
+            keys=list(jt_dict),
+            values=torch.cat([_validation.as_indices(owner, "values", part.values()) for part in parts]),
+            lengths=torch.cat(lengths),
+            weights=_concatenate_weights(owner, names, parts),
+        )
+
+    @staticmethod
+    def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+        """Join the keys of several batches of the same examples.
+
+        Args:
+            kjt_list: One or more, of the same stride and with distinct keys.
+
+        Returns:
+            A `KeyedJaggedTensor` with the keys of the first, then those of the second, and so on.
+
+        Raises:
+            InvalidInputError: The list is empty, strides differ, or some have weights and some have none.
+            DuplicateNameError: Two of them have the same key.
+        """
+        owner = f"{_NAME}.concat"
+        if not kjt_list:
+            raise InvalidInputError(f"{owner}: got a list of 0; {_NAME}.empty() makes one without keys.")
+        names = [f"part {i}" for i in range(len(kjt_list))]
+        _keyed_validation.check_same_stride(owner, names, [part.stride() for part in kjt_list])
+        keys = tuple(key for part in kjt_list for key in part._keys)
+        counts = [part._length_per_key for part in kjt_list]
+        return KeyedJaggedTensor._trusted(
+            keys,
+            torch.cat([part._values for part in kjt_list]),
+            kjt_list[0].stride(),
+            weights=_concatenate_weights(owner, names, kjt_list),
+            lengths=torch.cat([part.lengths() for part in kjt_list]),
+            length_per_key=_joined(counts),
+            index_per_key=_validation.check_keys(owner, keys),
+        )
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> KeyedJaggedTensor:
+        """A batch of no keys and no examples.
+
+        Args:
+            is_weighted: Whether it has (no) weights.
+            device: Where; by default torch's default device.
+            values_dtype: int32 or, by default, int64.
+            weights_dtype: By default torch's default dtype.
+            lengths_dtype: int32 or int64.
+
+        Returns:
+            A `KeyedJaggedTensor` with F = 0, B = 0 and V = 0.
+        """
+        return KeyedJaggedTensor(
+            keys=[],
+            values=torch.empty(0, dtype=values_dtype or torch.int64, device=device),
+            weights=torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
+            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
+        )
+
+    @staticmethod
+    def empty_like(kjt: KeyedJaggedTensor, device: torch.device | str | None = None) -> KeyedJaggedTensor:
+        """A batch of no keys, with the stride, dtypes and device of another.
+
+        Args:
+            kjt: The other.
+            device: Where, instead of the other's device.
+
+        Returns:
+            A `KeyedJaggedTensor` with F = 0, the other's B, and V = 0.
+        """
+        weights = kjt._weights
+        return KeyedJaggedTensor._trusted(
+            (),
+            kjt._values.new_empty(0, device=device),
+            kjt._stride,
+            weights=None if weights is None else weights.new_empty(0, device=device),
+            lengths=kjt.lengths().new_empty(0, device=device),
+            length_per_key=[],
+        )
+
+    def keys(self) -> list[str]:
+        """The names of the features, in order."""
+        return list(self._keys)
+
+    def index_per_key(self) -> dict[str, int]:
+        """The position of each key."""
+        return dict(self._index())
+
+    def stride(self) -> int:
+        """The number of examples, B."""
+        return self._stride
+
+    def stride_per_key(self) -> list[int]:
+        """The number of examples of each key. All are the same as yet.
+
+        Where a key's lengths lie is derived from this, so that batch sizes that differ between keys have one
+        place to come in.
+        """
+        return [self._stride] * len(self._keys)
+
+    def variable_stride_per_key(self) -> bool:
+        """Whether batch sizes differ between keys: not as yet."""
+        return False
+
+    def lengths_offset_per_key(self) -> list[int]:
+        """Where each key starts in `lengths()`, and where the last ends: F + 1 numbers."""
+        return [0, *accumulate(self.stride_per_key())]
+
+    def length_per_key(self) -> list[int]:
+        """How many values each key has. Read once from the device, which waits for it, then kept."""
+        return list(self._counts())
+
+    def length_per_key_or_none(self) -> list[int] | None:
+        """How many values each key has, or None if that has not been read yet."""
+        return None if self._length_per_key is None else list(self._length_per_key)
+
+    def offset_per_key(self) -> list[int]:
+        """Where each key starts in `values()`, and where the last ends: F + 1 numbers."""
+        return list(self._starts())
+
+    def offset_per_key_or_none(self) -> list[int] | None:
+        """Where each key starts in `values()`, or None if that has not been read yet."""
+        return None if self._length_per_key is None else self.offset_per_key()
+
+    def sync(self) -> Self:
+        """Read now how many values each key has, so that nothing later waits for the device."""
+        self._counts()
+        return self
+
+    def unsync(self) -> Self:
+        """Forget how many values each key has."""
+        self._length_per_key = self._offset_per_key = None
+        return self
+
+    def flatten_lengths(self) -> KeyedJaggedTensor:
+        """The same: lengths are flat from the start here."""
+        return self
+
+    def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
+        """Part the keys into runs; the tensors of the parts are views.
+
+        Args:
+            segments: How many keys each part gets; they add up to F. A part may have none.
+
+        Returns:
+            One `KeyedJaggedTensor` per segment, of the same stride.
+
+        Raises:
+            InvalidInputError: A segment is negative, or they do not add up to F.
+        """
+        _keyed_validation.check_segments(segments, len(self._keys))
+        bounds = [0, *accumulate(segments)]
+        return [self._run(start, end) for start, end in pairwise(bounds)]
+
+    def permute(self, indices: Sequence[int], indices_tensor: Tensor | None = None) -> KeyedJaggedTensor:
+        """Put the keys in another order, or select some.
+
+        Args:
+            indices: The old position of each new key; each at most once.
+            indices_tensor: The same as an int32 tensor on the device of the values: spares copying it there.
+
+        Returns:
+            A new `KeyedJaggedTensor`.
+
+        Raises:
+            InvalidInputError: A position is out of range, or occurs twice (keys are distinct).
+        """
+        _keyed_validation.check_permutation(indices, self._keys)
+        counts = self._counts()
+        lengths, values, weights = _ops.permute_keys(
+            indices, self._lengths_by_key(), self._values, self._weights, counts, indices_tensor
+        )
+        return self._trusted(
+            tuple(self._keys[i] for i in indices),
+            values,
+            self._stride,
+            weights=weights,
+            lengths=lengths.flatten(),
+            length_per_key=[counts[i] for i in indices],
+        )
+
+    def __getitem__(self, key: str) -> JaggedTensor:
+        """The bags of one feature; its tensors are views.
+
+        Raises:
+            UnknownNameError: There is no such key.
+        """
+        position = self._index().get(key)
+        if position is None:
+            raise _validation.unknown_key(_NAME, key, self._keys)
+        return self._run(position, position + 1)._only()
+
+    def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
+        """The bags of each feature; their tensors are views.
+
+        Args:
+            compute_offsets: Derive the offsets of all in one operation, instead of each on its first use.
+
+        Returns:
+            A `JaggedTensor` for each key, in order.
+        """
+        counts = self._counts()
+        lengths = self._lengths_by_key()
+        values = self._values.split(counts)
+        weights = [None] * len(counts) if self._weights is None else self._weights.split(counts)
+        offsets: Any = [None] * len(counts)
+        if compute_offsets:
+            offsets = _ops.offsets_from_lengths(lengths, self._values.shape[0])
+        return {
+            key: JaggedTensor._trusted(values[i], weights[i], lengths[i], offsets[i])
+            for i, key in enumerate(self._keys)
+        }
+
+    def __str__(self) -> str:
+        return _text.braces(_NAME, (self._entry(i) for i in range(len(self._keys))), len(self._keys))
+
+    def __repr__(self) -> str:
+        return (
+            f"{_NAME}(keys={_text.keys(self._keys)}, stride={self._stride}, values={self._values.shape[0]}, "
+            f"dtype={_text.dtype_name(self._values)}, weighted={self._weights is not None}, "
+            f"device='{self._values.device}')"
+        )
+
+    def _with_tensors(
+        self, values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+    ) -> Self:
+        return self._trusted(
+            self._keys,
+            values,
+            self._stride,
+            weights=weights,
+            lengths=lengths,
+            offsets=offsets,
+            length_per_key=self._length_per_key,
+            index_per_key=self._index_per_key,
+        )
+
+    def _index(self) -> dict[str, int]:
+        if self._index_per_key is None:
+            self._index_per_key = {key: i for i, key in enumerate(self._keys)}
+        return self._index_per_key
+
+    def _counts(self) -> list[int]:
+        if self._length_per_key is None:
+            self._length_per_key = self._lengths_by_key().sum(dim=1).tolist()
+        return self._length_per_key
+
+    def _starts(self) -> list[int]:
+        if self._offset_per_key is None:
+            self._offset_per_key = [0, *accumulate(self._counts())]
+        return self._offset_per_key
+
+    def _bags(self, first: int, end: int) -> slice:
+        """Where in `lengths()` the keys from `first` to before `end` are."""
+        return slice(first * self._stride, end * self._stride)
+
+    def _lengths_by_key(self) -> Tensor:
+        return self.lengths().view(len(self._keys), self._stride)
+
+    def _num_bags(self) -> int:
+        if self._lengths is not None:
+            return self._lengths.numel()
+        assert self._offsets is not None
+        return self._offsets.numel() - 1
+
+    def _run(self, first: int, end: int) -> KeyedJaggedTensor:
+        """The keys from `first` to before `end`."""
+        starts = self._starts()
+        run = slice(starts[first], starts[end])
+        return self._trusted(
+            self._keys[first:end],
+            self._values[run],
+            self._stride,
+            weights=None if self._weights is None else self._weights[run],
+            lengths=self.lengths()[self._bags(first, end)],
+            length_per_key=self._counts()[first:end],
+        )
+
+    def _only(self) -> JaggedTensor:
+        """The bags of the only key."""
+        return JaggedTensor._trusted(self._values, self._weights, self._lengths, self._offsets)
+
+    def _entry(self, position: int) -> str:
+        bags = self._bags(position, position + 1)
+        offsets = self.offsets()[bags.start : bags.stop + 1]
+        values = _text.bags(self._values, offsets)
+        if self._weights is None:
+            return f'"{self._keys[position]}": {values}'
+        weights = _text.bags(self._weights, offsets)
+        inner = f'"values": {values},\n        "weights": {weights}'
+        return f'"{self._keys[position]}": {{\n        {inner}\n    }}'
+
+    def _check_form(self) -> None:
+        _validation.check_vector(_NAME, "values", self._values)
+        if self._offsets is not None:
+            _validation.check_offsets_form(_NAME, self._offsets)
+        if self._weights is not None:
+            _validation.check_weights_form(_NAME, self._weights, self._values)
+            _validation.check_vector(_NAME, "weights", self._weights)
+            _keyed_validation.check_weights_dtype(self._weights)
+        _validation.check_devices(
+            _NAME, self._values, weights=self._weights, lengths=self._lengths, offsets=self._offsets
+        )
+
+    def _check_content(self) -> None:
+        num_values = self._values.shape[0]
+        if self._lengths is not None:
+            _validation.check_lengths_content(_NAME, self._lengths, num_values, self._bag_name)
+        if self._offsets is not None:
+            _validation.check_offsets_content(_NAME, self._offsets, num_values, self._bag_name)
+
+    def _bag_name(self, position: int) -> str:
+        key, example = divmod(position, self._stride)
+        return f"key {self._keys[key]!r}, example {example}"
+
+
+def _concatenate_weights(owner: str, names: Sequence[str], parts: Sequence[Jagged]) -> Tensor | None:
+    weights = [part.weights_or_none() for part in parts]
+    present = [tensor for tensor in weights if tensor is not None]
+    if not present:
+        return None
+    if len(present) != len(weights):
+        without = next(name for name, tensor in zip(names, weights, strict=True) if tensor is None)
+        raise InvalidInputError(
+            f"{owner}: {len(present)} of {len(weights)} have weights, but {without} has none. Give "
+            "weights to all or to none."
+        )
+    return torch.cat(present)
+
+
+def _joined(lists: Sequence[list[int] | None]) -> list[int] | None:
+    if any(part is None for part in lists):
+        return None
+    return [number for part in lists if part is not None for number in part]
+
+
+def _unflatten(leaves: Any, context: list[Any]) -> KeyedJaggedTensor:
+    values, lengths, *weights = leaves
+    keys, stride, _ = context
+    return KeyedJaggedTensor._trusted(
+        tuple(keys), values, stride, weights=weights[0] if weights else None, lengths=lengths
+    )
+
+
+_tree.register(
+    KeyedJaggedTensor,
+    lambda kjt: (kjt._leaves(), [kjt.keys(), kjt.stride(), kjt.weights_or_none() is not None]),
+    _unflatten,
+)

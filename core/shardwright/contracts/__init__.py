@@ -1,0 +1,1 @@
+"""The six kinds of plugins, one abstract class a file."""

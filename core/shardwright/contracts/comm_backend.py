@@ -1,0 +1,83 @@
+"""The contract of a comm backend: the collectives over one kind of process group."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from shardwright.contracts.names import OpenNames
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Work(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> Any:
+        """Return when the output may be read; raise if the collective failed or timed out."""
+
+
+class Communicator(ABC):
+    """The collectives among the ranks of one group, as one rank sees them.
+
+    Every rank makes the same calls in the same order. Autograd over them is the engine's business.
+    """
+
+    rank: int
+    world_size: int
+
+    @abstractmethod
+    def all_to_all(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        *,
+        label: str = "",
+    ) -> Work:
+        """Send ``input``'s pieces to the ranks and receive theirs into ``output``, asynchronously.
+
+        Args:
+            output: ``[sum(output_splits)]``, contiguous, of ``input``'s dtype.
+            input: ``[sum(input_splits)]``, contiguous.
+            output_splits: elements received from each rank; zeros are allowed.
+            input_splits: elements sent to each rank; zeros are allowed.
+            label: what is exchanged, for errors and traces.
+        """
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Fill ``tensor`` (contiguous, of one shape and dtype everywhere) with rank ``source``'s. Waits."""
+
+    @abstractmethod
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's ``tensor``, in rank order; shapes may differ, dtypes may not. Waits."""
+
+    @abstractmethod
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's picklable ``value``, in rank order. Waits."""
+
+    @abstractmethod
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        """Rank ``source``'s ``value`` on every rank. Waits."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+
+
+class CommBackend(ABC, metaclass=OpenNames):
+    """Collectives over the process groups of one backend of ``torch.distributed`` (or something beside it)."""
+
+    name: ClassVar[str]
+    api: ClassVar[int] = 1
+    aliases: ClassVar[tuple[str, ...]] = ()
+    devices: ClassVar[tuple[str, ...]]
+    """Types of the devices whose tensors it can send, the preferred first."""
+
+    @abstractmethod
+    def connect(self, process_group: Any) -> Communicator:
+        """The communicator over ``process_group``."""

@@ -1,0 +1,115 @@
+"""The contract of a compute kernel: what holds the weights of local blocks, looks them up and updates them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from attrs import frozen
+
+from shardwright.contracts.names import OpenNames
+from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables import DataType, TableSpec
+
+if TYPE_CHECKING:
+    from shardwright.runtime.lookup import BlockSpec, Lookup
+
+
+@frozen
+class KernelRequest:
+    """What a kernel is asked to do for one block.
+
+    Args:
+        device: type of the device (``"cpu"``, ``"cuda"``, ...).
+        data_type: element type of the weights.
+        embedding_dim: columns of the whole table.
+        num_columns: columns of the block.
+        is_pooled: one vector per bag, else one per id.
+        is_weighted: ids carry weights.
+        optimizer: applied in the backward pass; ``None`` asks for visible gradients.
+        here: the kernel is to run on this machine, so what is installed here counts.
+    """
+
+    device: str
+    data_type: DataType
+    embedding_dim: int
+    num_columns: int
+    is_pooled: bool = True
+    is_weighted: bool = False
+    optimizer: OptimizerSpec | None = None
+    here: bool = False
+
+    @classmethod
+    def of(cls, table: TableSpec, num_columns: int, *, device: str, here: bool = False) -> KernelRequest:
+        """The request for a block of ``num_columns`` columns of ``table``."""
+        return cls(
+            device=device,
+            data_type=table.data_type,
+            embedding_dim=table.embedding_dim,
+            num_columns=num_columns,
+            is_pooled=table.pooling.value != "NONE",
+            is_weighted=table.is_weighted,
+            optimizer=table.optimizer,
+            here=here,
+        )
+
+    @property
+    def cuts_columns(self) -> bool:
+        """The block has fewer columns than its table."""
+        return self.num_columns < self.embedding_dim
+
+
+class ComputeKernel(ABC, metaclass=OpenNames):
+    """Holds local blocks, looks ids up in them, and updates them or shows their gradients.
+
+    Kernels always sum; means are divided by the engine, once, for every sharding type. Capabilities are declared
+    here, so that nobody asks for a kernel by name. A kernel object has no state; what it builds has.
+    """
+
+    name: ClassVar[str]
+    api: ClassVar[int] = 1
+    aliases: ClassVar[tuple[str, ...]] = ()
+    fuses_optimizer: ClassVar[bool] = True
+    """Whether the optimizer runs in the backward pass. Others show gradients and are taken only when asked for."""
+    preference: ClassVar[int] = 0
+    """Among kernels of equal cost the planner takes the highest."""
+    batch_major: ClassVar[bool] = False
+    """Shape of what its lookups return, see :class:`shardwright.runtime.lookup.Lookup`."""
+
+    @abstractmethod
+    def supports(self, request: KernelRequest) -> Literal[True] | str:
+        """``True``, or the reason why not."""
+
+    @abstractmethod
+    def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
+        """Bytes per memory tier that a block of ``num_rows`` rows takes: weights and optimizer state.
+
+        Returns:
+            ``{tier: bytes}``; the tier ``"device"`` is the device's own memory, ``"host"`` the host's.
+        """
+
+    def bandwidth_fraction(self, request: KernelRequest) -> float:
+        """The part of the memory tier's bandwidth that lookups and updates reach, above 0 and up to 1."""
+        return 1.0
+
+    def group_key(self, request: KernelRequest) -> Hashable:
+        """Blocks with equal keys are built and looked up together, in one call; must follow from the plan alone."""
+        return (request.data_type, request.optimizer)
+
+    def needs_whole_rows(self, request: KernelRequest) -> bool:
+        """Whether the update of a block needs the gradient of all the table's columns, not of its own alone.
+
+        So a row-wise optimizer stays exact on a table whose columns are cut: the engine then sends the gradient of
+        whole rows to each column block.
+        """
+        return False
+
+    @abstractmethod
+    def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:
+        """Allocate the blocks of one group on ``device`` and return what looks them up.
+
+        Args:
+            blocks: the local blocks, in the engine's order.
+            device: a ``torch.device``.
+        """

@@ -1,0 +1,53 @@
+"""The contract of a sharding type: a name and the layouts it offers for a table."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from shardwright.contracts.names import OpenNames
+from shardwright.planning.layouts import DATAFLOWS, ROW_MAPS, Dataflow, Layout, RowMap
+
+if TYPE_CHECKING:
+    from shardwright.planning.constraints import ParameterConstraints
+    from shardwright.planning.tables import TableSpec
+    from shardwright.planning.topology import Topology
+
+
+class ShardingType(ABC, metaclass=OpenNames):
+    """A way to cut a table into blocks.
+
+    The planner calls :meth:`layouts` for each table and offers each layout with each compute kernel; the engine
+    derives routing, memory, traffic, checkpoints and the report from the layout that was chosen.
+
+    ``ShardingType.SOME_NAME.value`` is ``"some_name"`` for every registered name, as with TorchRec's enumeration,
+    but the set of names is open.
+    """
+
+    name: ClassVar[str]
+    abbreviation: ClassVar[str]
+    """Two to four capitals for the report."""
+    api: ClassVar[int] = 1
+    aliases: ClassVar[tuple[str, ...]] = ()
+    row_maps: ClassVar[tuple[type[RowMap], ...]] = ROW_MAPS
+    """The row maps its layouts use; a plugin with its own lists it here, so that a plan can be read back."""
+    dataflows: ClassVar[tuple[type[Dataflow], ...]] = DATAFLOWS
+    """The dataflows its layouts use."""
+
+    @abstractmethod
+    def layouts(self, table: TableSpec, topology: Topology, constraints: ParameterConstraints) -> Iterable[Layout]:
+        """The ways to cut ``table`` over ``topology``; none if this type does not apply.
+
+        Args:
+            table: the table's specification.
+            topology: ranks, hosts and their links.
+            constraints: what the user asks for this table (``min_partition``, ...).
+
+        Returns:
+            Layouts that differ in their ``variant``. Blocks with ``rank=None`` may go to any rank.
+        """
+
+    def supports(self, table: TableSpec, topology: Topology) -> Literal[True] | str:
+        """``True``, or the reason why this type does not apply to ``table``."""
+        return True

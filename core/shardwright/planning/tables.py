@@ -1,0 +1,280 @@
+"""What a table is: configurations users write, and the specification the planner and the engine read.
+
+Nothing here imports torch, so that plans can be made on a machine without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, unique
+from typing import TYPE_CHECKING, Any
+
+from attrs import converters, field, frozen, validators
+
+from shardwright.errors import InvalidInputError
+from shardwright.planning.optimizers import OptimizerSpec
+
+if TYPE_CHECKING:
+    from shardwright.planning.layouts import ColumnRange, RowPart
+
+
+@unique
+class PoolingType(Enum):
+    """How the embeddings of one bag become one vector; ``NONE`` keeps one vector per id (sequence output)."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+    NONE = "NONE"
+
+
+@unique
+class DataType(Enum):
+    """The element type of a table's weights, under TorchRec's names."""
+
+    FP32 = "FP32"
+    FP16 = "FP16"
+    BF16 = "BF16"
+    INT8 = "INT8"
+    UINT8 = "UINT8"
+    INT4 = "INT4"
+    INT2 = "INT2"
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element."""
+        return _BITS[self.value]
+
+    @property
+    def torch_name(self) -> str:
+        """The name of the torch dtype (``"float32"``); raises for types torch cannot train."""
+        try:
+            return _TORCH_NAMES[self.value]
+        except KeyError:
+            raise InvalidInputError(
+                f"data type {self.value} has no trainable torch dtype; trainable: {', '.join(_TORCH_NAMES)}"
+            ) from None
+
+
+_BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2}
+_TORCH_NAMES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}
+
+
+def _positive(instance: Any, attribute: Any, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise InvalidInputError(
+            f"table {getattr(instance, 'name', '')!r}: {attribute.name} must be a positive integer, got {value!r}"
+        )
+
+
+def _enum(kind: type[Enum]) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        if isinstance(value, kind):
+            return value
+        try:
+            return kind(str(value).upper())
+        except ValueError:
+            known = ", ".join(member.value for member in kind)
+            raise InvalidInputError(f"{value!r} is no {kind.__name__}. Known: {known}.") from None
+
+    return convert
+
+
+def _names(value: Any) -> list[str]:
+    if isinstance(value, str):
+        raise InvalidInputError(f"feature_names must be a list of names, got the string {value!r}")
+    names = list(value)
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise InvalidInputError(f"feature_names repeats {repeated[0]!r}: {names}")
+    return names
+
+
+@frozen(hash=False)
+class EmbeddingConfig:
+    """One table of an ``EmbeddingCollection``.
+
+    Args:
+        num_embeddings: rows of the table.
+        embedding_dim: columns of the table.
+        name: the table's name, unique in its collection.
+        data_type: element type of the weights.
+        feature_names: the features looked up in this table.
+        weight_init_max: upper end of the uniform initial weights; ``sqrt(1 / num_embeddings)`` by default.
+        weight_init_min: lower end; ``-sqrt(1 / num_embeddings)`` by default.
+        init_fn: initialises a ``[rows, embedding_dim]`` tensor in place, instead of the uniform default.
+
+    Raises:
+        InvalidInputError: a size is no positive integer, or a feature is named twice.
+    """
+
+    num_embeddings: int = field(validator=_positive)
+    embedding_dim: int = field(validator=_positive)
+    name: str = field(default="", validator=validators.instance_of(str))
+    data_type: DataType = field(default=DataType.FP32, converter=_enum(DataType))
+    feature_names: list[str] = field(factory=list, converter=_names)
+    weight_init_max: float | None = field(default=None, converter=converters.optional(float))
+    weight_init_min: float | None = field(default=None, converter=converters.optional(float))
+    init_fn: Callable[[Any], Any] | None = field(default=None, eq=False)
+
+    @property
+    def pooling(self) -> PoolingType:
+        """``NONE``: one vector per id."""
+        return PoolingType.NONE
+
+    def get_weight_init_max(self) -> float:
+        """The upper end of the uniform initial weights."""
+        return math.sqrt(1 / self.num_embeddings) if self.weight_init_max is None else self.weight_init_max
+
+    def get_weight_init_min(self) -> float:
+        """The lower end of the uniform initial weights."""
+        return -math.sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
+
+    def num_features(self) -> int:
+        """How many features are looked up in this table."""
+        return len(self.feature_names)
+
+
+@frozen(hash=False)
+class EmbeddingBagConfig(EmbeddingConfig):
+    """One table of an ``EmbeddingBagCollection``: an ``EmbeddingConfig`` with a pooling type."""
+
+    pooling: PoolingType = field(  # type: ignore[assignment]  # a field where the base derives it
+        default=PoolingType.SUM, converter=_enum(PoolingType)
+    )
+
+    @pooling.validator
+    def _pooled(self, attribute: Any, value: PoolingType) -> None:
+        if value is PoolingType.NONE:
+            raise InvalidInputError(
+                f"table {self.name!r}: an EmbeddingBagCollection pools (SUM or MEAN); "
+                "for one vector per id use an EmbeddingCollection"
+            )
+
+
+@frozen
+class TableSpec:
+    """All that planner and engine know of one table of one module; hashable, without weights and without torch.
+
+    Args:
+        name: the table's name, unique in its module.
+        num_embeddings: rows.
+        embedding_dim: columns.
+        feature_names: the features looked up in it, in the module's order.
+        data_type: element type of the weights.
+        pooling: how a bag becomes a vector; ``NONE`` for sequences.
+        is_weighted: ids carry a weight each.
+        module: path of the module in the model ("" for the model itself).
+        optimizer: the optimizer that updates it in the backward pass; ``None`` if gradients are to be visible.
+    """
+
+    name: str
+    num_embeddings: int = field(validator=_positive)
+    embedding_dim: int = field(validator=_positive)
+    feature_names: tuple[str, ...] = field(default=(), converter=tuple)
+    data_type: DataType = field(default=DataType.FP32, converter=_enum(DataType))
+    pooling: PoolingType = field(default=PoolingType.SUM, converter=_enum(PoolingType))
+    is_weighted: bool = False
+    module: str = ""
+    optimizer: OptimizerSpec | None = field(factory=OptimizerSpec)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: EmbeddingConfig,
+        *,
+        module: str = "",
+        is_weighted: bool = False,
+        optimizer: OptimizerSpec | None = None,
+    ) -> TableSpec:
+        """The specification of a configured table in the module at path ``module``."""
+        return cls(
+            name=config.name,
+            num_embeddings=config.num_embeddings,
+            embedding_dim=config.embedding_dim,
+            feature_names=tuple(config.feature_names),
+            data_type=config.data_type,
+            pooling=config.pooling,
+            is_weighted=is_weighted,
+            module=module,
+            optimizer=optimizer,
+        )
+
+    @property
+    def path(self) -> str:
+        """Module path and name joined by a dot, unique in the model."""
+        return f"{self.module}.{self.name}" if self.module else self.name
+
+    @property
+    def num_features(self) -> int:
+        """How many features are looked up in it."""
+        return len(self.feature_names)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the weights of one row."""
+        return -(-self.embedding_dim * self.data_type.bits // 8)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.num_embeddings * self.row_bytes
+
+    @property
+    def all_rows(self) -> RowPart:
+        """The one part that holds every row."""
+        from shardwright.planning.layouts import RowsRange
+
+        return RowsRange(self.num_embeddings, parts=1)[0]
+
+    @property
+    def all_columns(self) -> ColumnRange:
+        """The range of every column."""
+        return self.columns(0, self.embedding_dim)
+
+    def columns(self, start: int, stop: int) -> ColumnRange:
+        """The columns ``start <= c < stop``."""
+        from shardwright.planning.layouts import ColumnRange
+
+        return ColumnRange(start, stop)
+
+    def describe(self) -> str:
+        """``'user_id' (4_000_000 x 128 FP16)``, for messages."""
+        return f"'{self.path}' ({self.num_embeddings:_} x {self.embedding_dim} {self.data_type.value})"
+
+
+def embedding_names(features_by_table: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The output names of each table, in TorchRec's form.
+
+    A feature's output bears the feature's name; where the feature is looked up in several tables, it is
+    ``feature@table``, so that each name occurs once.
+
+    Args:
+        features_by_table: the feature names of each table, in table order.
+
+    Returns:
+        The output names of each table, as many as it has features.
+    """
+    uses = Counter(feature for features in features_by_table.values() for feature in features)
+    return {
+        table: [f"{feature}@{table}" if uses[feature] > 1 else feature for feature in features]
+        for table, features in features_by_table.items()
+    }
+
+
+def check_tables(tables: Iterable[EmbeddingConfig]) -> None:
+    """Check that tables can stand in one collection.
+
+    Raises:
+        InvalidInputError: a table has no name or no features, or two have one name.
+    """
+    seen: set[str] = set()
+    for index, table in enumerate(tables):
+        if not table.name:
+            raise InvalidInputError(f"table {index} has no name; each table of a collection needs its own")
+        if table.name in seen:
+            raise InvalidInputError(f"two tables are named {table.name!r}; each needs its own name")
+        if not table.feature_names:
+            raise InvalidInputError(f"table {table.name!r} has no feature_names: nothing would be looked up in it")
+        seen.add(table.name)

@@ -1,0 +1,1 @@
+"""The engine: dataflows, sharded modules, ``DistributedModelParallel``. Imports torch; planning never imports it."""

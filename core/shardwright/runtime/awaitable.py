@@ -1,0 +1,81 @@
+"""Results that are waited for on first use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch.utils._pytree as pytree
+
+T = TypeVar("T")
+
+
+class Awaitable(ABC, Generic[T]):
+    """Something under way; :meth:`wait` returns its result, the same one each time."""
+
+    _result: T
+
+    @abstractmethod
+    def _wait_impl(self) -> T:
+        """Wait for the result and return it; called once."""
+
+    def wait(self) -> T:
+        """Wait for the result and return it; an error is raised by each call."""
+        if "_result" not in self.__dict__:
+            self._result = self._wait_impl()
+        return self._result
+
+
+class NoWait(Awaitable[T]):
+    """A result that is there already."""
+
+    def __init__(self, result: T) -> None:
+        self._result = result
+
+    def _wait_impl(self) -> T:
+        return self._result
+
+
+class LazyAwaitable(Awaitable[T]):
+    """An awaitable that waits by itself on first use.
+
+    Reading an attribute or item of it, or passing it to a torch function, waits and goes on with the result, so that
+    code written for the unsharded module runs on a sharded one, and waits as late as it can.
+
+    Subclasses implement ``_wait_impl`` and call ``super().__init__()``.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is started here."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for names that are not found; private ones must not start a wait (copy and pickle probe for them).
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.wait(), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.wait()[key]  # type: ignore[index]  # whether the result has items is the caller's knowledge
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Wait for every awaitable among the arguments, then call ``func``."""
+        args, kwargs = pytree.tree_map_only(LazyAwaitable, lambda item: item.wait(), (args, dict(kwargs or {})))
+        return func(*args, **kwargs)
+
+
+class LazyCall(LazyAwaitable[T]):
+    """A lazy awaitable over a function without arguments."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__()
+        self._function: Callable[[], T] | None = function
+
+    def _wait_impl(self) -> T:
+        assert self._function is not None  # called once
+        result = self._function()
+        self._function = None  # lets go of what the step no longer needs
+        return result

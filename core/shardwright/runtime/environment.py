@@ -1,0 +1,110 @@
+"""The ranks that share a model: their number, this one's place, and how they talk."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import field, frozen
+
+from shardwright.contracts.comm_backend import CommBackend, Communicator
+from shardwright.errors import DistributedError
+from shardwright.plugins import compare_fingerprints, host
+
+
+@frozen
+class ShardingEnv:
+    """The ranks a module is sharded over, as one of them sees them.
+
+    Args:
+        communicator: the collectives among them.
+        device_type: type of the devices whose tensors the communicator sends.
+        process_group: the process group behind it; ``None`` for simulated ranks.
+        local_world_size: ranks on this rank's host; all of them unless the launcher says otherwise.
+    """
+
+    communicator: Communicator = field(repr=False)
+    device_type: str = "cpu"
+    process_group: Any = field(default=None, repr=False)
+    local_world_size: int = 1
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.communicator.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.communicator.world_size
+
+    @classmethod
+    def from_process_group(cls, process_group: Any = None, *, device_type: str | None = None) -> ShardingEnv:
+        """The ranks of a process group; every rank of it makes this call.
+
+        All ranks compare what plugins they have, since a job whose ranks differ there would hang later.
+
+        Args:
+            process_group: the group; the world by default.
+            device_type: ``"cpu"``, ``"cuda"``, ...; by default the accelerator if the group's backend and this
+                machine have one, else the CPU.
+
+        Raises:
+            DistributedError: no process group, or no comm backend for it.
+            PluginMismatchError: the ranks' plugins differ; names ranks and plugins, on every rank.
+        """
+        if not dist.is_initialized():
+            raise DistributedError(
+                "no process group: call torch.distributed.init_process_group first (torchrun sets what it needs)"
+            )
+        group = dist.group.WORLD if process_group is None else process_group
+        backend, device_type = _choose_backend(group, device_type)
+        communicator = backend.connect(group)
+        _compare_plugins(communicator)
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", communicator.world_size))
+        return cls(communicator, device_type, group, min(local, communicator.world_size))
+
+
+def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, str]:
+    """The comm backend that serves ``group`` on ``device_type``, and the device type."""
+    name_of = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
+    candidates = [device_type] if device_type else [_accelerator(), "cpu"]
+    backends = host().comm_backends
+    for device in candidates:
+        name = name_of.get(device or "")
+        if name in backends and device in backends.get(name).devices:
+            return _instance(backends.get(name)), str(device)
+    wanted = sorted(set(name_of.values()))
+    raise DistributedError(
+        f"no comm backend for the process group's {wanted} on {device_type or 'this machine'}. "
+        f"Known: {', '.join(f'{name} ({_devices(backends.get(name))})' for name in sorted(backends))}."
+    )
+
+
+def _accelerator() -> str | None:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator.type if accelerator else None
+
+
+def _devices(backend: Any) -> str:
+    return ", ".join(backend.devices)
+
+
+def _instance(offered: Any) -> Any:
+    """Plugins may offer a class or an object."""
+    return offered() if isinstance(offered, type) else offered
+
+
+def _compare_plugins(communicator: Communicator) -> None:
+    # A rank whose plugins cannot even be read takes part all the same, so that nobody waits for it.
+    try:
+        mine, problem = host().fingerprint(), None
+    except Exception as error:
+        mine, problem = None, f"{type(error).__name__}: {error}"
+    gathered = communicator.all_gather_objects((mine, problem))
+    problems = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(gathered) if problem]
+    if problems:
+        raise DistributedError("plugins could not be loaded: " + "; ".join(problems))
+    compare_fingerprints([fingerprint for fingerprint, _ in gathered])

@@ -1,1 +1,20 @@
 """The six kinds of plugins, one abstract class a file."""
+
+from shardwright.contracts.comm_backend import CommBackend, Communicator, Work
+from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
+from shardwright.contracts.estimator import Estimator
+from shardwright.contracts.partitioner import Partitioner
+from shardwright.contracts.proposer import Proposer
+from shardwright.contracts.sharding_type import ShardingType
+
+__all__ = [
+    "CommBackend",
+    "Communicator",
+    "ComputeKernel",
+    "Estimator",
+    "KernelRequest",
+    "Partitioner",
+    "Proposer",
+    "ShardingType",
+    "Work",
+]

@@ -32,7 +32,7 @@ class ColumnRange:
     """The columns ``start <= c < stop`` of a table."""
 
     start: int = field(validator=_not_negative)
-    stop: int
+    stop: int = field()
 
     @stop.validator
     def _not_empty(self, attribute: Any, value: int) -> None:

@@ -1,0 +1,116 @@
+"""Lookups in one table by plain torch, and the checks on what is looked up.
+
+Legend: R rows, D columns, V ids, B bags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.planning.tables import EmbeddingConfig, PoolingType
+from shardwright.sparse import JaggedTensor
+
+__all__ = ["bags_of_feature", "look_up", "look_up_and_pool", "weights_of_ids"]
+
+
+def bags_of_feature(
+    bags_by_feature: Mapping[str, JaggedTensor], feature: str, table: EmbeddingConfig
+) -> JaggedTensor:
+    """The bags of a feature, checked: they are there, and their ids are rows of the table.
+
+    On an accelerator reading ids would wait for it, so there only the kernel checks them.
+
+    Args:
+        bags_by_feature: the input, by feature.
+        feature: one of the table's features.
+        table: the table that it is looked up in.
+
+    Returns:
+        The feature's bags.
+
+    Raises:
+        UnknownNameError: the input has no such feature.
+        InvalidInputError: an id is no row of the table.
+    """
+    if feature not in bags_by_feature:
+        raise UnknownNameError(
+            f"feature {feature!r} of table {table.name!r} is not in the input. "
+            f"The input has: {', '.join(sorted(bags_by_feature)) or 'nothing'}."
+            f"{nearest(feature, bags_by_feature)}"
+        )
+    bags = bags_by_feature[feature]
+    if bags.values().is_cpu:
+        _check_ids(bags, feature, table)
+    return bags
+
+
+def _check_ids(bags: JaggedTensor, feature: str, table: EmbeddingConfig) -> None:
+    ids = bags.values()
+    if ids.numel() == 0:
+        return
+    lowest, highest = (int(extreme) for extreme in torch.aminmax(ids))
+    if lowest >= 0 and highest < table.num_embeddings:
+        return
+    wrong = (ids < 0) | (ids >= table.num_embeddings)
+    position = int(wrong.nonzero()[0])
+    bag = int(torch.searchsorted(bags.offsets(), position, right=True)) - 1
+    raise InvalidInputError(
+        f"feature {feature!r}: id {int(ids[position])} at position {position} (sample {bag}) is no row of "
+        f"table {table.name!r}, which has rows 0 to {table.num_embeddings - 1}. "
+        f"{int(wrong.sum())} of {ids.numel()} ids are out of range."
+    )
+
+
+def weights_of_ids(bags: JaggedTensor, feature: str, table: EmbeddingConfig) -> Tensor:
+    """The weight of each id, float32: ``[V]``.
+
+    Raises:
+        InvalidInputError: the input has no weights.
+    """
+    weights = bags.weights_or_none()
+    if weights is None:
+        raise InvalidInputError(
+            f"feature {feature!r} of table {table.name!r} has no weights, but the collection is weighted. "
+            "Give the KeyedJaggedTensor weights=, or build the collection with is_weighted=False."
+        )
+    return weights.float()
+
+
+def look_up(weight: Tensor, ids: Tensor) -> Tensor:
+    """The rows of ``ids``, float32 whatever the table's type: ``[V, D]``."""
+    return functional.embedding(ids.long(), weight).float()
+
+
+def look_up_and_pool(
+    weight: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, pooling: PoolingType
+) -> Tensor:
+    """Sum or average the rows of each bag, in float32; an empty bag gives zeros.
+
+    The mean of weighted rows is their weighted sum divided by their number, not by the sum of weights, as in
+    FBGEMM. (``torch.nn.EmbeddingBag`` has no weighted mean.)
+
+    Args:
+        weight: ``[R, D]``, the table.
+        ids: ``[V]``.
+        offsets: ``[B + 1]``, where each bag begins, and the end of the last.
+        weights: ``[V]`` float32, or ``None`` for ones.
+        pooling: ``SUM`` or ``MEAN``.
+
+    Returns:
+        ``[B, D]``, float32.
+    """
+    ids, offsets = ids.long(), offsets.long()
+    if weight.dtype != torch.float32:
+        # Sums in half precision lose digits with each id: convert the rows that are used, and sum those.
+        weight, ids = look_up(weight, ids), torch.arange(ids.numel(), device=ids.device)
+    sums = functional.embedding_bag(
+        ids, weight, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+    )
+    if pooling is PoolingType.SUM:
+        return sums
+    return sums / offsets.diff().clamp(min=1).unsqueeze(1)

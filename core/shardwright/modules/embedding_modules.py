@@ -1,0 +1,291 @@
+"""`EmbeddingBagCollection` and `EmbeddingCollection`: several embedding tables as one module.
+
+They are plain and exact rather than fast: prototypes for the user, the reference for the sharded modules.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import InvalidInputError
+from shardwright.modules._lookup import bags_of_feature, look_up, look_up_and_pool, weights_of_ids
+from shardwright.modules.embedding_configs import dtype_of
+from shardwright.planning.tables import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    check_tables,
+    embedding_names,
+)
+from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+__all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "TableCollection"]
+
+
+class TableCollection(nn.Module, ABC):
+    """What collections of tables share: their configurations, names, device and initial weights.
+
+    Args:
+        tables: the tables' configurations.
+    """
+
+    def __init__(self, tables: Sequence[EmbeddingConfig]) -> None:
+        super().__init__()
+        if not tables:
+            raise InvalidInputError(f"{type(self).__name__} got no tables; at least one is needed")
+        check_tables(tables)
+        names = embedding_names({table.name: table.feature_names for table in tables})
+        self._embedding_names_by_table = [names[table.name] for table in tables]
+
+    @property
+    @abstractmethod
+    def tables(self) -> Sequence[EmbeddingConfig]:
+        """The tables' configurations, in order."""
+
+    @abstractmethod
+    def table_weight(self, table: str) -> nn.Parameter:
+        """The weights of the table of that name: ``[num_embeddings, embedding_dim]``."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.table_weight(self.tables[0].name).device
+
+    def embedding_names(self) -> list[str]:
+        """The names of the outputs: tables in order, features in order within a table.
+
+        A feature that is looked up in several tables has several outputs, named ``feature@table``.
+        """
+        return list(chain.from_iterable(self._embedding_names_by_table))
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """The names of the outputs of each table."""
+        return [list(names) for names in self._embedding_names_by_table]
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the initial weights anew: by a table's ``init_fn``, or uniformly. Does nothing on ``meta``."""
+        for table in self.tables:
+            weight = self.table_weight(table.name)
+            if weight.is_meta:
+                continue
+            if table.init_fn is not None:
+                table.init_fn(weight)
+            else:
+                weight.uniform_(table.get_weight_init_min(), table.get_weight_init_max())
+
+
+class EmbeddingBagCollection(TableCollection):
+    """Embedding tables whose bags of ids are pooled, into one vector a bag.
+
+    Legend: B batch size, F features (counted once a table), D columns in all.
+
+    Args:
+        tables: the tables, each with its pooling (``SUM`` or ``MEAN``) and its features.
+        is_weighted: each id carries a weight, with which its row is multiplied.
+        device: where the weights are to be; on ``"meta"`` they take no memory.
+
+    Raises:
+        InvalidInputError: there are no tables, one has no name or features, or two have one name.
+
+    Example:
+        >>> import torch
+        >>> from shardwright.modules.embedding_configs import EmbeddingBagConfig
+        >>> from shardwright.sparse import KeyedJaggedTensor
+        >>> table = EmbeddingBagConfig(
+        ...     num_embeddings=10, embedding_dim=2, name="products", feature_names=["bought"],
+        ...     init_fn=nn.init.ones_,
+        ... )
+        >>> collection = EmbeddingBagCollection(tables=[table], device="cpu")
+        >>> features = KeyedJaggedTensor(
+        ...     keys=["bought"], values=torch.tensor([3, 1, 4]), lengths=torch.tensor([2, 0, 1])
+        ... )
+        >>> collection(features)["bought"]
+        tensor([[2., 2.],
+                [0., 0.],
+                [1., 1.]], grad_fn=<...>)
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(tables)
+        self._is_weighted = is_weighted
+        self._embedding_bag_configs = list(tables)
+        self.embedding_bags = nn.ModuleDict()
+        for table in tables:
+            bag = nn.EmbeddingBag(
+                table.num_embeddings,
+                table.embedding_dim,
+                mode=table.pooling.value.lower(),
+                include_last_offset=True,
+                _weight=_empty_weight(table, device),
+            )
+            _add(self.embedding_bags, table.name, bag)
+        self.reset_parameters()
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pool the embeddings of each bag.
+
+        Args:
+            features: the bags of at least the features of the tables.
+
+        Returns:
+            ``[B, D]`` float32 under F names (see `embedding_names`); an empty bag gives zeros.
+
+        Raises:
+            UnknownNameError: a feature is missing.
+            InvalidInputError: an id is out of range, or the collection is weighted and the input is not.
+        """
+        bags_by_feature = features.to_dict()
+        pooled: list[Tensor] = []
+        for table in self._embedding_bag_configs:
+            weight = self.table_weight(table.name)
+            for feature in table.feature_names:
+                bags = bags_of_feature(bags_by_feature, feature, table)
+                weights = weights_of_ids(bags, feature, table) if self._is_weighted else None
+                pooled.append(look_up_and_pool(weight, bags.values(), bags.offsets(), weights, table.pooling))
+        return KeyedTensor(
+            keys=self.embedding_names(),
+            length_per_key=[columns.shape[1] for columns in pooled],
+            values=torch.cat(pooled, dim=1),
+        )
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables' configurations, in order."""
+        return self._embedding_bag_configs
+
+    def is_weighted(self) -> bool:
+        """Whether each id must carry a weight."""
+        return self._is_weighted
+
+    @property
+    def tables(self) -> Sequence[EmbeddingBagConfig]:
+        """The tables' configurations, in order."""
+        return self._embedding_bag_configs
+
+    def table_weight(self, table: str) -> nn.Parameter:
+        """The weights of the table of that name: ``[num_embeddings, embedding_dim]``."""
+        return _weight(self.embedding_bags, table)
+
+
+class EmbeddingCollection(TableCollection):
+    """Embedding tables whose ids are looked up one by one: as many vectors as ids.
+
+    Args:
+        tables: the tables; all have the same ``embedding_dim``.
+        device: where the weights are to be; on ``"meta"`` they take no memory.
+        need_indices: return the ids as well, as the weights of the outputs.
+
+    Raises:
+        InvalidInputError: there are no tables, one has no name or features, two have one name, or their
+            ``embedding_dim`` differ.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        device: torch.device | str | None = None,
+        need_indices: bool = False,
+    ) -> None:
+        super().__init__(tables)
+        _check_same_dim(tables)
+        self._need_indices = need_indices
+        self._embedding_configs = list(tables)
+        self.embeddings = nn.ModuleDict()
+        for table in tables:
+            embedding = nn.Embedding(
+                table.num_embeddings, table.embedding_dim, _weight=_empty_weight(table, device)
+            )
+            _add(self.embeddings, table.name, embedding)
+        self.reset_parameters()
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Look up each id.
+
+        Args:
+            features: the bags of at least the features of the tables.
+
+        Returns:
+            For each output name (see `embedding_names`) the rows, ``[ids, embedding_dim]`` float32, with the
+            lengths of the input.
+
+        Raises:
+            UnknownNameError: a feature is missing.
+            InvalidInputError: an id is out of range.
+        """
+        bags_by_feature = features.to_dict()
+        outputs: dict[str, JaggedTensor] = {}
+        for table, names in zip(self._embedding_configs, self._embedding_names_by_table, strict=True):
+            weight = self.table_weight(table.name)
+            for feature, name in zip(table.feature_names, names, strict=True):
+                bags = bags_of_feature(bags_by_feature, feature, table)
+                outputs[name] = JaggedTensor(
+                    values=look_up(weight, bags.values()),
+                    lengths=bags.lengths(),
+                    weights=bags.values() if self._need_indices else None,
+                )
+        return outputs
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The tables' configurations, in order."""
+        return self._embedding_configs
+
+    def embedding_dim(self) -> int:
+        """The columns of every table."""
+        return self._embedding_configs[0].embedding_dim
+
+    def need_indices(self) -> bool:
+        """Whether outputs carry the ids as their weights."""
+        return self._need_indices
+
+    @property
+    def tables(self) -> Sequence[EmbeddingConfig]:
+        """The tables' configurations, in order."""
+        return self._embedding_configs
+
+    def table_weight(self, table: str) -> nn.Parameter:
+        """The weights of the table of that name: ``[num_embeddings, embedding_dim]``."""
+        return _weight(self.embeddings, table)
+
+
+def _empty_weight(table: EmbeddingConfig, device: torch.device | str | None) -> Tensor:
+    try:
+        dtype = dtype_of(table.data_type)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"table {table.name!r}: {error}") from None
+    return torch.empty(table.num_embeddings, table.embedding_dim, dtype=dtype, device=device)
+
+
+def _add(modules: nn.ModuleDict, name: str, module: nn.Module) -> None:
+    """Add a table's module, whose name becomes part of the state-dict keys."""
+    try:
+        modules[name] = module
+    except KeyError as error:  # torch refuses dots, and the names of a module's own methods
+        raise InvalidInputError(
+            f"table {name!r} cannot be part of a module's state-dict keys: {error.args[0]}. "
+            "Choose another name."
+        ) from None
+
+
+def _weight(modules: nn.ModuleDict, table: str) -> nn.Parameter:
+    weight = modules[table].weight
+    assert isinstance(weight, nn.Parameter)
+    return weight
+
+
+def _check_same_dim(tables: Sequence[EmbeddingConfig]) -> None:
+    first = tables[0]
+    for table in tables:
+        if table.embedding_dim != first.embedding_dim:
+            raise InvalidInputError(
+                f"the tables of an EmbeddingCollection have one embedding_dim: {first.name!r} has "
+                f"{first.embedding_dim}, {table.name!r} has {table.embedding_dim}. Use two collections."
+            )

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardwright.errors import InvalidInputError, UnknownNameError
+from shardwright.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType, dtype_of
+from shardwright.modules.embedding_modules import EmbeddingBagCollection
+from shardwright.sparse import KeyedJaggedTensor, KeyedTensor
+
+
+def config(name: str, *features: str, rows: int = 10, dim: int = 4, **more: Any) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(
+        name=name, num_embeddings=rows, embedding_dim=dim, feature_names=list(features), **more
+    )
+
+
+def bags(bags_by_feature: dict[str, list[list[int]]], weighted: bool = False) -> KeyedJaggedTensor:
+    every = [bag for feature_bags in bags_by_feature.values() for bag in feature_bags]
+    values = torch.tensor([value for bag in every for value in bag], dtype=torch.int64)
+    return KeyedJaggedTensor(
+        keys=list(bags_by_feature),
+        values=values,
+        lengths=torch.tensor([len(bag) for bag in every], dtype=torch.int64),
+        weights=torch.rand(values.numel()) + 0.5 if weighted else None,
+    )
+
+
+def by_loops(collection: EmbeddingBagCollection, features: KeyedJaggedTensor) -> dict[str, Tensor]:
+    """The output of each (feature, table), one row at a time, in float64 Python arithmetic on tensors."""
+    outputs = {}
+    for table in collection.embedding_bag_configs():
+        rows = collection.embedding_bags[table.name].weight.double()
+        for feature in table.feature_names:
+            jagged = features[feature]
+            offsets = jagged.offsets().tolist()
+            pooled = []
+            for start, stop in itertools.pairwise(offsets):
+                total = 0 * rows[0]
+                for position in range(start, stop):
+                    factor = jagged.weights()[position].double() if collection.is_weighted() else 1.0
+                    total = total + rows[jagged.values()[position]] * factor
+                count = max(stop - start, 1) if table.pooling is PoolingType.MEAN else 1
+                pooled.append(total / count)
+            outputs[f"{feature}@{table.name}"] = torch.stack(pooled) if pooled else rows[:0]
+    return outputs
+
+
+@st.composite
+def collections_and_inputs(draw: st.DrawFn) -> tuple[EmbeddingBagCollection, KeyedJaggedTensor]:
+    features = [f"f{index}" for index in range(draw(st.integers(1, 4)))]
+    rows = draw(st.integers(1, 12))
+    tables = [
+        config(
+            f"t{index}",
+            *draw(st.lists(st.sampled_from(features), min_size=1, unique=True)),
+            rows=rows,
+            dim=draw(st.integers(1, 5)),
+            pooling=draw(st.sampled_from([PoolingType.SUM, PoolingType.MEAN])),
+        )
+        for index in range(draw(st.integers(1, 3)))
+    ]
+    weighted = draw(st.booleans())
+    batch_size = draw(st.integers(0, 4))
+    bag = st.lists(st.integers(0, rows - 1), max_size=4)
+    drawn = {feature: draw(st.lists(bag, min_size=batch_size, max_size=batch_size)) for feature in features}
+    return EmbeddingBagCollection(tables, is_weighted=weighted), bags(drawn, weighted)
+
+
+@given(collections_and_inputs())
+@settings(max_examples=150, deadline=None)
+def test_forward_any_tables_and_batch_equals_loops(
+    drawn: tuple[EmbeddingBagCollection, KeyedJaggedTensor],
+) -> None:
+    collection, features = drawn
+    output = collection(features)
+    expected = by_loops(collection, features)
+    for name, names in zip(expected, output.keys(), strict=True):
+        assert names in (name, name.split("@")[0])
+    torch.testing.assert_close(output.values(), torch.cat([*expected.values()], dim=1).float())
+
+
+@given(collections_and_inputs())
+@settings(max_examples=60, deadline=None)
+def test_backward_any_tables_and_batch_equals_loops(
+    drawn: tuple[EmbeddingBagCollection, KeyedJaggedTensor],
+) -> None:
+    collection, features = drawn
+    twin = copy.deepcopy(collection)
+    output = collection(features).values()
+    cotangent = torch.randn_like(output)
+    output.backward(cotangent)
+    torch.cat([*by_loops(twin, features).values()], dim=1).float().backward(cotangent)
+    for (name, parameter), other in zip(collection.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
+@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_forward_data_types_give_float32_equal_to_loops(
+    data_type: DataType, pooling: PoolingType, is_weighted: bool
+) -> None:
+    collection = EmbeddingBagCollection(
+        [config("t", "f", data_type=data_type, pooling=pooling)], is_weighted=is_weighted
+    )
+    features = bags({"f": [[1, 2, 2], [], [9]]}, is_weighted)
+    output = collection(features).values()
+    assert collection.embedding_bags["t"].weight.dtype is dtype_of(data_type)
+    assert output.dtype is torch.float32
+    torch.testing.assert_close(output, by_loops(collection, features)["f@t"].float())
+    output.sum().backward()
+    assert collection.embedding_bags["t"].weight.grad.dtype is dtype_of(data_type)
+
+
+def test_forward_half_precision_table_is_summed_in_float32() -> None:
+    table = config("t", "f", dim=1, data_type="fp16", init_fn=nn.init.ones_)
+    output = EmbeddingBagCollection([table])(bags({"f": [[0] * 2049]}))
+    assert output.values().item() == 2049  # float16 has no 2049
+
+
+@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("lengths_dtype", [torch.int32, torch.int64])
+def test_forward_index_dtypes_equal_functional(ids_dtype: torch.dtype, lengths_dtype: torch.dtype) -> None:
+    collection = EmbeddingBagCollection([config("t", "f", pooling=PoolingType.MEAN)])
+    features = KeyedJaggedTensor(
+        ["f"], torch.tensor([3, 3, 9], dtype=ids_dtype), lengths=torch.tensor([1, 2], dtype=lengths_dtype)
+    )
+    expected = functional.embedding_bag(
+        torch.tensor([3, 3, 9]), collection.embedding_bags["t"].weight, torch.tensor([0, 1]), mode="mean"
+    )
+    torch.testing.assert_close(collection(features).values(), expected)
+
+
+def test_forward_weighted_mean_divides_by_the_count() -> None:
+    collection = EmbeddingBagCollection(
+        [config("t", "f", dim=1, pooling=PoolingType.MEAN, init_fn=nn.init.ones_)], is_weighted=True
+    )
+    features = KeyedJaggedTensor(
+        ["f"], torch.tensor([0, 1]), weights=torch.tensor([3.0, 5.0]), lengths=torch.tensor([2])
+    )
+    assert collection(features).values().item() == 4.0
+
+
+def test_backward_reaches_the_ids_weights() -> None:
+    collection = EmbeddingBagCollection([config("t", "f", pooling=PoolingType.MEAN)], is_weighted=True)
+    weights = torch.tensor([0.5, 2.0, 1.0], requires_grad=True)
+    features = KeyedJaggedTensor(
+        ["f"], torch.tensor([1, 4, 4]), weights=weights, lengths=torch.tensor([2, 1])
+    )
+    collection(features).values().sum().backward()
+    row_sums = collection.embedding_bags["t"].weight.detach().sum(dim=1)[[1, 4, 4]]
+    torch.testing.assert_close(weights.grad, row_sums / torch.tensor([2.0, 2.0, 1.0]))
+
+
+def test_forward_superfluous_weights_are_ignored() -> None:
+    collection = EmbeddingBagCollection([config("t", "f")])
+    plain, weighted = bags({"f": [[1, 2], [3]]}), bags({"f": [[1, 2], [3]]}, weighted=True)
+    torch.testing.assert_close(collection(weighted).values(), collection(plain).values())
+
+
+def test_forward_missing_weights_names_feature_and_table() -> None:
+    collection = EmbeddingBagCollection([config("t", "f")], is_weighted=True)
+    with pytest.raises(InvalidInputError, match=r"feature 'f' of table 't' has no weights"):
+        collection(bags({"f": [[1]]}))
+
+
+def test_forward_superfluous_features_are_ignored() -> None:
+    collection = EmbeddingBagCollection([config("t", "f")])
+    output = collection(bags({"other": [[99], []], "f": [[1], [2, 3]]}))
+    assert output.keys() == ["f"]
+    torch.testing.assert_close(output.values(), collection(bags({"f": [[1], [2, 3]]})).values())
+
+
+def test_forward_missing_feature_names_table_and_nearest() -> None:
+    collection = EmbeddingBagCollection([config("users", "user_id")])
+    with pytest.raises(
+        UnknownNameError, match=r"'user_id' of table 'users' is not .* has: user_di\. Did you mean 'user_di'"
+    ):
+        collection(bags({"user_di": [[1]]}))
+
+
+@pytest.mark.parametrize("wrong", [-1, 10, 2**40])
+def test_forward_id_out_of_range_names_feature_table_value_and_position(wrong: int) -> None:
+    collection = EmbeddingBagCollection([config("t", "g", "f")])
+    with pytest.raises(
+        InvalidInputError,
+        match=rf"'f': id {wrong} at position 2 \(sample 2\) .* table 't', which has rows 0 to 9\. 1 of 4 ids",
+    ):
+        collection(bags({"g": [[], [], []], "f": [[0, 9], [], [wrong, 1]]}))
+
+
+def test_outputs_are_in_table_then_feature_order_and_shared_features_name_their_table() -> None:
+    tables = [config("b", "y", "x", dim=2), config("a", "z", "x", dim=3)]
+    collection = EmbeddingBagCollection(tables)
+    output = collection(bags({"x": [[1]], "y": [[2]], "z": [[3]]}))
+    assert output.keys() == ["y", "x@b", "z", "x@a"] == collection.embedding_names()
+    assert output.length_per_key() == [2, 2, 3, 3]
+    assert collection.embedding_names_by_table() == [["y", "x@b"], ["z", "x@a"]]
+    torch.testing.assert_close(output["x@a"][0], collection.embedding_bags["a"].weight[1])
+
+
+def test_state_dict_keys_shapes_and_loading() -> None:
+    tables = [config("a", "x", rows=3), config("b", "y", rows=5)]
+    collection, other = EmbeddingBagCollection(tables), EmbeddingBagCollection(tables)
+    state = collection.state_dict()
+    assert {key: tuple(value.shape) for key, value in state.items()} == {
+        "embedding_bags.a.weight": (3, 4),
+        "embedding_bags.b.weight": (5, 4),
+    }
+    other.load_state_dict(state)
+    for key, value in other.state_dict().items():
+        torch.testing.assert_close(value, state[key], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("device", ["meta", torch.device("meta")])
+def test_meta_device_takes_no_init_and_can_be_materialised(device: Any) -> None:
+    def init(weight: Tensor) -> None:
+        assert not weight.is_meta
+        weight.fill_(2.0)
+
+    collection = EmbeddingBagCollection([config("t", "f", init_fn=init)], device=device)
+    assert collection.device == torch.device("meta")
+    assert collection.embedding_bags["t"].weight.is_meta
+    collection.to_empty(device="cpu")
+    collection.reset_parameters()
+    assert collection.device == torch.device("cpu")
+    assert collection.embedding_bags["t"].weight.eq(2.0).all()
+
+
+def test_device_by_default_is_torchs() -> None:
+    with torch.device("meta"):
+        assert EmbeddingBagCollection([config("t", "f")]).device == torch.device("meta")
+    assert EmbeddingBagCollection([config("t", "f")]).device == torch.device("cpu")
+
+
+def test_initial_weights_are_uniform_between_the_configured_ends() -> None:
+    tables = [
+        config("default", "x", rows=400, dim=50),
+        config("given", "y", rows=400, dim=50, weight_init_min=3.0, weight_init_max=5.0),
+    ]
+    collection = EmbeddingBagCollection(tables)
+    for name, low, high in (("default", -0.05, 0.05), ("given", 3.0, 5.0)):
+        weight = collection.embedding_bags[name].weight.detach()
+        assert low <= weight.min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < weight.max() <= high
+        assert abs(float(weight.mean()) - (low + high) / 2) < 0.02 * (high - low)
+    before = collection.embedding_bags["given"].weight.detach().clone()
+    collection.reset_parameters()
+    assert not torch.equal(before, collection.embedding_bags["given"].weight)
+
+
+def test_no_tables_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="EmbeddingBagCollection got no tables"):
+        EmbeddingBagCollection([])
+
+
+def test_two_tables_of_one_name_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="two tables are named 't'"):
+        EmbeddingBagCollection([config("t", "f"), config("t", "g")])
+
+
+@pytest.mark.parametrize("name", ["a.b", "type", "keys"])
+def test_table_name_that_torch_refuses_is_named(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"table '{name}' cannot be part of"):
+        EmbeddingBagCollection([config(name, "f")])
+
+
+def test_quantised_table_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInputError, match="table 't': data type INT8 has no trainable"):
+        EmbeddingBagCollection([config("t", "f", data_type=DataType.INT8)])
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_are_equal_and_independent(duplicate: Any) -> None:
+    collection = EmbeddingBagCollection([config("t", "f"), config("u", "f")], is_weighted=True)
+    twin = duplicate(collection)
+    features = bags({"f": [[1, 2], []]}, weighted=True)
+    torch.testing.assert_close(twin(features).values(), collection(features).values())
+    assert twin.is_weighted()
+    assert twin.embedding_bag_configs() == collection.embedding_bag_configs()
+    with torch.no_grad():
+        twin.embedding_bags["t"].weight.zero_()
+    assert collection.embedding_bags["t"].weight.abs().sum() > 0
+
+
+def test_introduction_tutorial_snippet_gives_what_it_shows() -> None:
+    collection = EmbeddingBagCollection(
+        device="cpu",
+        tables=[
+            EmbeddingBagConfig(
+                name="product_table",
+                embedding_dim=64,
+                num_embeddings=4096,
+                feature_names=["product"],
+                pooling=PoolingType.SUM,
+            ),
+            EmbeddingBagConfig(
+                name="user_table",
+                embedding_dim=64,
+                num_embeddings=4096,
+                feature_names=["user"],
+                pooling=PoolingType.SUM,
+            ),
+        ],
+    )
+    assert "(product_table): EmbeddingBag(4096, 64, mode='sum')" in str(collection.embedding_bags)
+    assert "def forward" in inspect.getsource(collection.forward)
+    features = KeyedJaggedTensor(
+        keys=["product", "user"],
+        values=torch.tensor([101, 202, 303, 404, 505, 606]),
+        lengths=torch.tensor([1, 2, 2, 1], dtype=torch.int64),
+    )
+    output = collection(features)
+    assert isinstance(output, KeyedTensor)
+    assert output.keys() == ["product", "user"]
+    products = collection.embedding_bags["product_table"].weight
+    torch.testing.assert_close(output["product"][1], products[202] + products[303])
+    assert output["user"].shape == (2, 64)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.errors import InvalidInputError, UnknownNameError
+from shardwright.modules.embedding_configs import DataType, EmbeddingConfig, dtype_of
+from shardwright.modules.embedding_modules import EmbeddingCollection
+from shardwright.sparse import KeyedJaggedTensor
+
+
+def config(name: str, *features: str, rows: int = 10, dim: int = 3, **more: Any) -> EmbeddingConfig:
+    return EmbeddingConfig(
+        name=name, num_embeddings=rows, embedding_dim=dim, feature_names=list(features), **more
+    )
+
+
+INPUT = KeyedJaggedTensor(["f", "g"], torch.tensor([1, 1, 9, 4]), lengths=torch.tensor([2, 0, 1, 1]))
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=5), st.sampled_from(["int32", "int64"]))
+@settings(max_examples=100, deadline=None)
+def test_forward_any_batch_gives_each_ids_row_and_the_lengths(bags: list[list[int]], dtype: str) -> None:
+    collection = EmbeddingCollection([config("t", "f")])
+    ids = [value for bag in bags for value in bag]
+    lengths = torch.tensor([len(bag) for bag in bags], dtype=torch.int64)
+    values = torch.tensor(ids, dtype=getattr(torch, dtype))
+    output = collection(KeyedJaggedTensor(["f"], values, lengths=lengths))["f"]
+    rows = [collection.embeddings["t"].weight[value] for value in ids]
+    assert output.values().shape == (len(ids), 3)
+    for got, expected in zip(output.values(), rows, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert output.lengths().tolist() == lengths.tolist()
+
+
+def test_backward_counts_each_use_of_a_row() -> None:
+    collection = EmbeddingCollection([config("t", "f", "g")])
+    output = collection(INPUT)
+    (output["f"].values().sum() + 2 * output["g"].values().sum()).backward()
+    expected = torch.zeros(10, 3)
+    expected[1], expected[9], expected[4] = 2, 2, 2
+    torch.testing.assert_close(collection.embeddings["t"].weight.grad, expected)
+
+
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
+def test_forward_data_types_give_float32(data_type: DataType) -> None:
+    collection = EmbeddingCollection([config("t", "f", data_type=data_type)])
+    output = collection(INPUT)["f"].values()
+    weight = collection.embeddings["t"].weight
+    assert weight.dtype is dtype_of(data_type)
+    assert output.dtype is torch.float32
+    torch.testing.assert_close(output, weight[[1, 1]].float(), rtol=0, atol=0)
+
+
+def test_outputs_of_a_feature_in_several_tables_name_their_table() -> None:
+    collection = EmbeddingCollection([config("a", "f"), config("b", "g", "f")])
+    output = collection(INPUT)
+    assert list(output) == ["f@a", "g", "f@b"] == collection.embedding_names()
+    assert collection.embedding_names_by_table() == [["f@a"], ["g", "f@b"]]
+    torch.testing.assert_close(output["f@b"].values(), collection.embeddings["b"].weight[[1, 1]])
+    torch.testing.assert_close(output["f@a"].values(), collection.embeddings["a"].weight[[1, 1]])
+
+
+@pytest.mark.parametrize("need_indices", [False, True])
+def test_need_indices_returns_ids_as_weights(need_indices: bool) -> None:
+    collection = EmbeddingCollection([config("t", "g")], need_indices=need_indices)
+    weights = collection(INPUT)["g"].weights_or_none()
+    assert collection.need_indices() is need_indices
+    assert (None if weights is None else weights.tolist()) == ([9, 4] if need_indices else None)
+
+
+def test_missing_feature_names_table() -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"'h' of table 't' is not in the input. The input has: f, g\."
+    ):
+        EmbeddingCollection([config("t", "h")])(INPUT)
+
+
+def test_id_out_of_range_names_everything() -> None:
+    with pytest.raises(InvalidInputError, match=r"'g': id 9 at position 0 \(sample 0\) .*'t'.* rows 0 to 8"):
+        EmbeddingCollection([config("t", "f", "g", rows=9)])(INPUT)
+
+
+def test_tables_of_different_dim_are_refused_with_both_numbers() -> None:
+    with pytest.raises(InvalidInputError, match=r"'a' has 3, 'b' has 5"):
+        EmbeddingCollection([config("a", "f"), config("b", "g", dim=5)])
+
+
+def test_public_surface_answers_with_the_configuration() -> None:
+    tables = [config("a", "f"), config("b", "g", rows=4)]
+    collection = EmbeddingCollection(tables, device="meta")
+    assert collection.embedding_configs() == tables
+    assert collection.embedding_dim() == 3
+    assert collection.device == torch.device("meta")
+    assert {key: tuple(value.shape) for key, value in collection.state_dict().items()} == {
+        "embeddings.a.weight": (10, 3),
+        "embeddings.b.weight": (4, 3),
+    }
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_are_equal(duplicate: Any) -> None:
+    collection = EmbeddingCollection([config("t", "f")], need_indices=True)
+    twin = duplicate(collection)
+    torch.testing.assert_close(twin(INPUT)["f"].values(), collection(INPUT)["f"].values())
+    assert twin.need_indices()

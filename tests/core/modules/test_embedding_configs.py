@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from shardwright.errors import InvalidInputError
+from shardwright.modules.embedding_configs import DataType, data_type_of, dtype_of
+
+TRAINABLE = {
+    DataType.FP32: torch.float32,
+    DataType.FP16: torch.float16,
+    DataType.BF16: torch.bfloat16,
+}
+
+
+@pytest.mark.parametrize("data_type", TRAINABLE)
+def test_dtype_of_trainable_type_and_back(data_type: DataType) -> None:
+    assert dtype_of(data_type) is TRAINABLE[data_type]
+    assert data_type_of(TRAINABLE[data_type]) is data_type
+
+
+@pytest.mark.parametrize("data_type", sorted(set(DataType) - set(TRAINABLE), key=str))
+def test_dtype_of_quantised_type_names_it(data_type: DataType) -> None:
+    with pytest.raises(InvalidInputError, match=f"{data_type.value} has no trainable"):
+        dtype_of(data_type)
+
+
+def test_data_type_of_unknown_dtype_names_it_and_the_possible() -> None:
+    with pytest.raises(InvalidInputError, match=r"torch.float64; possible: torch.float32, torch.float16"):
+        data_type_of(torch.float64)
+
+
+def test_embedding_configs_import_leaves_torch_out() -> None:
+    code = "import sys, shardwright.modules.embedding_configs; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+from itertools import accumulate, chain, product
+
+import pytest
+import torch
+from shardwright.errors import InvalidInputError
+from shardwright.sparse import JaggedTensor
+
+pytestmark = pytest.mark.usefixtures("ops_path")
+
+INDEX_DTYPES = [torch.int32, torch.int64]
+
+# Every batch of up to 3 bags of up to 2 values: empty batches and empty bags in every place.
+ALL_SHAPES = [shape for num_bags in range(4) for shape in product(range(3), repeat=num_bags)]
+
+
+def bags_of(shape: tuple[int, ...]) -> list[list[int]]:
+    ids = iter(range(10, 100))
+    return [[next(ids) for _ in range(length)] for length in shape]
+
+
+def jagged(
+    bags: list[list[int]],
+    values_dtype: torch.dtype = torch.int64,
+    slices_dtype: torch.dtype = torch.int64,
+    *,
+    by_offsets: bool = False,
+    weighted: bool = False,
+) -> JaggedTensor:
+    lengths = [len(bag) for bag in bags]
+    values = torch.tensor(list(chain.from_iterable(bags)), dtype=values_dtype)
+    return JaggedTensor(
+        values=values,
+        weights=values.to(torch.float64) / 4 if weighted else None,
+        lengths=None if by_offsets else torch.tensor(lengths, dtype=slices_dtype),
+        offsets=torch.tensor([0, *accumulate(lengths)], dtype=slices_dtype) if by_offsets else None,
+    )
+
+
+def lists(tensors: list[torch.Tensor]) -> list[list[float]]:
+    return [tensor.tolist() for tensor in tensors]
+
+
+@pytest.mark.parametrize("by_offsets", [False, True])
+@pytest.mark.parametrize("slices_dtype", INDEX_DTYPES)
+@pytest.mark.parametrize("values_dtype", [*INDEX_DTYPES, torch.float16, torch.float32, torch.float64])
+def test_jagged_tensor_every_small_batch_is_what_was_put_in(
+    values_dtype: torch.dtype, slices_dtype: torch.dtype, by_offsets: bool
+) -> None:
+    for shape in ALL_SHAPES:
+        bags = bags_of(shape)
+        jt = jagged(bags, values_dtype, slices_dtype, by_offsets=by_offsets)
+        assert jt.lengths().tolist() == list(shape)
+        assert jt.offsets().tolist() == [0, *accumulate(shape)]
+        assert (jt.lengths().dtype, jt.offsets().dtype) == (slices_dtype, slices_dtype)
+        assert lists(jt.to_dense()) == bags
+        assert {bag.dtype for bag in jt.to_dense()} <= {values_dtype}
+
+
+@pytest.mark.parametrize("width", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", [*INDEX_DTYPES, torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_to_padded_dense_every_small_batch_pads_and_cuts(dtype: torch.dtype, width: int | None) -> None:
+    for shape in ALL_SHAPES:
+        bags = bags_of(shape)
+        columns = max(shape, default=0) if width is None else width
+        expected = [(bag + [7] * columns)[:columns] for bag in bags]
+        result = jagged(bags, dtype).to_padded_dense(width, padding_value=7)
+        assert result.dtype == dtype
+        assert tuple(result.shape) == (len(bags), columns)
+        assert result.tolist() == expected
+
+
+def test_to_padded_dense_default_pads_with_zero_to_the_longest_bag() -> None:
+    assert jagged([[1], [], [2, 3, 4]]).to_padded_dense().tolist() == [[1, 0, 0], [0, 0, 0], [2, 3, 4]]
+
+
+@pytest.mark.parametrize("inner", [(2,), (2, 3), (0,)])
+def test_to_padded_dense_values_of_more_dimensions_keep_their_rows(inner: tuple[int, ...]) -> None:
+    rows = torch.arange(3 * torch.Size(inner).numel(), dtype=torch.float32).view(3, *inner)
+    padding = torch.full(inner, -1.0)
+    result = JaggedTensor(rows, lengths=torch.tensor([1, 0, 2])).to_padded_dense(2, -1.0)
+    expected = [[rows[0], padding], [padding, padding], [rows[1], rows[2]]]
+    torch.testing.assert_close(result, torch.stack([torch.stack(row) for row in expected]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("columns", [None, 2])
+def test_to_padded_dense_gradient_reaches_each_value_that_was_kept(
+    dtype: torch.dtype, columns: int | None
+) -> None:
+    shape = (4,) if columns is None else (4, columns)
+    values = torch.ones(shape, dtype=dtype, requires_grad=True)
+    dense = JaggedTensor(values, lengths=torch.tensor([1, 3, 0])).to_padded_dense(2)
+    factors = torch.arange(1, dense.numel() + 1, dtype=dtype).view(dense.shape)
+    (dense * factors).sum().backward()
+    # Bag 0 keeps its value in row 0; bag 1 its first two in row 1; its third is cut off.
+    expected = torch.stack([factors[0, 0], factors[1, 0], factors[1, 1], torch.zeros_like(factors[0, 0])])
+    torch.testing.assert_close(values.grad, expected)
+
+
+def test_to_dense_gradient_reaches_the_bag() -> None:
+    values = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    _, last = JaggedTensor(values, lengths=torch.tensor([1, 2])).to_dense()
+    (last * torch.tensor([5.0, 6.0])).sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [0.0, 5.0, 6.0]
+
+
+def test_weights_are_cut_and_padded_like_values() -> None:
+    jt = jagged([[4, 8], [], [12]], weighted=True)
+    assert jt.weights().dtype == torch.float64
+    assert lists(jt.to_dense_weights() or []) == [[1.0, 2.0], [], [3.0]]
+    padded = jt.to_padded_dense_weights(1, padding_value=-1.0)
+    assert padded is not None
+    assert padded.tolist() == [[1.0], [-1.0], [3.0]]
+
+
+def test_weights_missing_are_none_or_an_error() -> None:
+    jt = jagged([[1]])
+    assert jt.weights_or_none() is None
+    assert jt.to_dense_weights() is None
+    assert jt.to_padded_dense_weights() is None
+    with pytest.raises(InvalidInputError, match="has no weights"):
+        jt.weights()
+
+
+def test_lengths_and_offsets_are_derived_on_first_use_and_kept() -> None:
+    by_lengths, by_offsets = jagged([[1], [2]]), jagged([[1], [2]], by_offsets=True)
+    assert by_lengths.offsets_or_none() is None
+    assert by_offsets.lengths_or_none() is None
+    assert by_lengths.offsets() is by_lengths.offsets_or_none()
+    assert by_offsets.lengths() is by_offsets.lengths_or_none()
+
+
+def test_from_dense_makes_a_bag_of_each_tensor() -> None:
+    values = [torch.tensor([1.0]), torch.tensor([]), torch.tensor([7.0, 8.0])]
+    jt = JaggedTensor.from_dense(values, weights=[value * 2 for value in values])
+    assert lists(jt.to_dense()) == [[1.0], [], [7.0, 8.0]]
+    assert lists(jt.to_dense_weights() or []) == [[2.0], [], [14.0, 16.0]]
+
+
+def test_from_dense_empty_bag_does_not_make_ids_floats() -> None:
+    jt = JaggedTensor.from_dense([torch.tensor([3]), torch.tensor([])])
+    assert jt.values().dtype == torch.int64
+    assert jt.lengths().tolist() == [1, 0]
+
+
+def test_from_dense_only_empty_bags_has_no_values() -> None:
+    jt = JaggedTensor.from_dense([torch.tensor([], dtype=torch.int32)] * 2)
+    assert (jt.values().dtype, jt.lengths().tolist()) == (torch.int32, [0, 0])
+
+
+def test_from_dense_lengths_takes_the_first_of_each_row() -> None:
+    jt = JaggedTensor.from_dense_lengths(
+        torch.tensor([[1, 2], [3, 4], [5, 6]]),
+        torch.tensor([1, 0, 2], dtype=torch.int32),
+        weights=torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]),
+    )
+    assert lists(jt.to_dense()) == [[1], [], [5, 6]]
+    torch.testing.assert_close(jt.weights(), torch.tensor([0.1, 0.5, 0.6]))
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_empty_has_no_bags(is_weighted: bool) -> None:
+    jt = JaggedTensor.empty(is_weighted, values_dtype=torch.int32, lengths_dtype=torch.int64)
+    assert (jt.values().dtype, jt.lengths().dtype) == (torch.int32, torch.int64)
+    assert (jt.lengths().tolist(), jt.offsets().tolist(), jt.to_dense()) == ([], [0], [])
+    assert (jt.weights_or_none() is not None) == is_weighted
+    jt.validate()
+
+
+def test_empty_like_keeps_dtypes_and_columns() -> None:
+    like = JaggedTensor(torch.ones(2, 3), torch.ones(2, dtype=torch.float16), torch.tensor([2]))
+    jt = JaggedTensor.empty_like(like)
+    assert tuple(jt.values().shape) == (0, 3)
+    assert (jt.weights().dtype, jt.lengths().dtype) == (torch.float16, torch.int64)
+    jt.validate()
+
+
+def test_str_shows_bags_as_torchrec_does() -> None:
+    assert str(JaggedTensor(torch.tensor([1.0, 2.5]), lengths=torch.tensor([2, 0]))) == (
+        "JaggedTensor({\n    [[1.0, 2.5], []]\n})"
+    )
+
+
+def test_str_with_weights_shows_both_without_float32_noise() -> None:
+    jt = JaggedTensor(torch.tensor([1, 2]), torch.tensor([0.1, 0.2]), torch.tensor([1, 1]))
+    assert str(jt) == 'JaggedTensor({\n    "values": [[1], [2]],\n    "weights": [[0.1], [0.2]]\n})'
+
+
+def test_str_of_rows_nests() -> None:
+    jt = JaggedTensor(torch.tensor([[1, 2], [3, 4]]), lengths=torch.tensor([0, 2]))
+    assert str(jt) == "JaggedTensor({\n    [[], [[1, 2], [3, 4]]]\n})"
+
+
+def test_str_long_is_abbreviated_and_counts_the_rest() -> None:
+    text = str(JaggedTensor(torch.arange(1000), lengths=torch.tensor([100] + [9] * 100)))
+    assert "19, ... (80 more)]" in text
+    assert text.endswith("... (81 more)]\n})")
+    assert len(text) < 1500
+
+
+def test_repr_names_sizes() -> None:
+    assert repr(jagged([[1], [2, 3]], by_offsets=True)) == (
+        "JaggedTensor(bags=2, values=3, dtype=int64, weighted=False, device='cpu')"
+    )
+
+
+def test_size_in_bytes_counts_all_tensors() -> None:
+    assert jagged([[1], [2, 3]], torch.int32, torch.int64).size_in_bytes() == 3 * 4 + 2 * 8
+
+
+def test_offsets_beyond_int32_become_int64() -> None:
+    num_values = 2**31
+    values = torch.zeros(1, dtype=torch.int64).expand(num_values)
+    jt = JaggedTensor(values, lengths=torch.tensor([num_values - 1, 1], dtype=torch.int32))
+    assert jt.offsets().tolist() == [0, num_values - 1, num_values]

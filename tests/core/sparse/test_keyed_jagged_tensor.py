@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+from itertools import accumulate, chain, product
+
+import pytest
+import torch
+from shardwright.errors import UnknownNameError
+from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
+
+pytestmark = pytest.mark.usefixtures("ops_path")
+
+INDEX_DTYPES = [torch.int32, torch.int64]
+KEYS = ["a", "b", "c"]
+
+# Every batch of F = 0..2 keys and B = 0..2 examples with 0 to 2 ids in each bag.
+ALL_SHAPES = [
+    (num_keys, stride, shape)
+    for num_keys in range(3)
+    for stride in range(3)
+    for shape in product(range(3), repeat=num_keys * stride)
+]
+
+Bags = dict[str, list[list[int]]]
+
+
+def bags_of(num_keys: int, stride: int, shape: tuple[int, ...]) -> Bags:
+    ids, lengths = iter(range(10, 100)), iter(shape)
+    return {
+        key: [[next(ids) for _ in range(next(lengths))] for _ in range(stride)] for key in KEYS[:num_keys]
+    }
+
+
+def keyed(
+    bags: Bags,
+    stride: int,
+    values_dtype: torch.dtype = torch.int64,
+    slices_dtype: torch.dtype = torch.int64,
+    *,
+    by_offsets: bool = False,
+    weighted: bool = False,
+) -> KeyedJaggedTensor:
+    flat = list(chain.from_iterable(bags.values()))
+    lengths = [len(bag) for bag in flat]
+    values = torch.tensor(list(chain.from_iterable(flat)), dtype=values_dtype)
+    return KeyedJaggedTensor(
+        keys=list(bags),
+        values=values,
+        weights=values.to(torch.float16) / 4 if weighted else None,
+        lengths=None if by_offsets else torch.tensor(lengths, dtype=slices_dtype),
+        offsets=torch.tensor([0, *accumulate(lengths)], dtype=slices_dtype) if by_offsets else None,
+        stride=stride,
+    )
+
+
+def lists(kjt: KeyedJaggedTensor) -> Bags:
+    return {key: [bag.tolist() for bag in jt.to_dense()] for key, jt in kjt.to_dict().items()}
+
+
+@pytest.mark.parametrize("by_offsets", [False, True])
+@pytest.mark.parametrize("slices_dtype", INDEX_DTYPES)
+@pytest.mark.parametrize("values_dtype", INDEX_DTYPES)
+def test_keyed_jagged_tensor_every_small_batch_is_what_was_put_in(
+    values_dtype: torch.dtype, slices_dtype: torch.dtype, by_offsets: bool
+) -> None:
+    for num_keys, stride, shape in ALL_SHAPES:
+        bags = bags_of(num_keys, stride, shape)
+        kjt = keyed(bags, stride, values_dtype, slices_dtype, by_offsets=by_offsets)
+        per_key = [sum(map(len, rows)) for rows in bags.values()]
+        assert kjt.keys() == list(bags)
+        assert kjt.stride() == stride
+        assert kjt.stride_per_key() == [stride] * num_keys
+        assert kjt.lengths().tolist() == list(shape)
+        assert kjt.offsets().tolist() == [0, *accumulate(shape)]
+        assert kjt.length_per_key() == per_key
+        assert kjt.offset_per_key() == [0, *accumulate(per_key)]
+        assert kjt.lengths_offset_per_key() == [stride * i for i in range(num_keys + 1)]
+        assert lists(kjt) == bags
+        assert (kjt.values().dtype, kjt.lengths().dtype, kjt.offsets().dtype) == (
+            values_dtype,
+            slices_dtype,
+            slices_dtype,
+        )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("by_offsets", [False, True])
+def test_permute_every_small_batch_and_selection_puts_keys_in_order(by_offsets: bool, weighted: bool) -> None:
+    for num_keys, stride, shape in ALL_SHAPES:
+        bags = bags_of(num_keys, stride, shape)
+        kjt = keyed(bags, stride, by_offsets=by_offsets, weighted=weighted)
+        for order in [[], *([0], [1], [0, 1], [1, 0])]:
+            if max(order, default=-1) >= num_keys:
+                continue
+            permuted = kjt.permute(order)
+            assert permuted.keys() == [KEYS[i] for i in order]
+            assert permuted.stride() == stride
+            assert lists(permuted) == {KEYS[i]: bags[KEYS[i]] for i in order}
+            permuted.validate()
+            if weighted:
+                assert permuted.weights().dtype == torch.float16
+                assert (permuted.weights() * 4).tolist() == permuted.values().tolist()
+
+
+@pytest.mark.parametrize("slices_dtype", INDEX_DTYPES)
+@pytest.mark.parametrize("values_dtype", INDEX_DTYPES)
+def test_permute_keeps_dtypes(values_dtype: torch.dtype, slices_dtype: torch.dtype) -> None:
+    permuted = keyed({"a": [[1]], "b": [[2, 3]]}, 1, values_dtype, slices_dtype).permute([1, 0])
+    assert (permuted.values().dtype, permuted.lengths().dtype) == (values_dtype, slices_dtype)
+    assert lists(permuted) == {"b": [[2, 3]], "a": [[1]]}
+
+
+def test_permute_with_a_tensor_of_indices_is_the_same() -> None:
+    kjt = keyed({"a": [[1]], "b": [[2, 3]], "c": [[]]}, 1)
+    permuted = kjt.permute([2, 0, 1], torch.tensor([2, 0, 1], dtype=torch.int32))
+    assert lists(permuted) == {"c": [[]], "a": [[1]], "b": [[2, 3]]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_permute_gradient_reaches_the_weights(dtype: torch.dtype) -> None:
+    weights = torch.ones(3, dtype=dtype, requires_grad=True)
+    kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), weights, torch.tensor([1, 2]))
+    (kjt.permute([1, 0]).weights() * torch.tensor([10, 20, 30], dtype=dtype)).sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.tolist() == [30, 10, 20]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("by_offsets", [False, True])
+def test_split_every_small_batch_and_cut_keeps_the_bags(by_offsets: bool, weighted: bool) -> None:
+    cuts = {0: [[], [0]], 1: [[1], [0, 1, 0]], 2: [[2], [1, 1], [0, 2], [1, 0, 1]]}
+    for num_keys, stride, shape in ALL_SHAPES:
+        bags = bags_of(num_keys, stride, shape)
+        kjt = keyed(bags, stride, by_offsets=by_offsets, weighted=weighted)
+        for segments in cuts[num_keys]:
+            parts = kjt.split(segments)
+            assert [len(part.keys()) for part in parts] == segments
+            assert {key: rows for part in parts for key, rows in lists(part).items()} == bags
+            for part in parts:
+                assert part.stride() == stride
+                assert (part.weights_or_none() is not None) == weighted
+                part.validate()
+
+
+def test_split_parts_are_views() -> None:
+    kjt = keyed({"a": [[1]], "b": [[2, 3]]}, 1)
+    _, last = kjt.split([1, 1])
+    assert last.values().data_ptr() == kjt.values()[1:].data_ptr()
+
+
+def test_concat_joins_the_keys_and_counts() -> None:
+    first, second = keyed({"b": [[1], []]}, 2, weighted=True), keyed({"a": [[], [2, 3]]}, 2, weighted=True)
+    joined = KeyedJaggedTensor.concat([first.sync(), second.sync()])
+    assert joined.length_per_key_or_none() == [1, 2]
+    assert lists(joined) == {"b": [[1], []], "a": [[], [2, 3]]}
+    assert joined.weights().tolist() == [0.25, 0.5, 0.75]
+
+
+def test_concat_with_parts_not_synced_counts_later() -> None:
+    joined = KeyedJaggedTensor.concat([keyed({"b": [[1]]}, 1).sync(), keyed({"a": [[2, 3]]}, 1)])
+    assert joined.length_per_key_or_none() is None
+    assert joined.length_per_key() == [1, 2]
+
+
+def test_getitem_is_the_bags_of_that_key() -> None:
+    kjt = keyed({"a": [[1], [2, 3]], "b": [[], [4]]}, 2, weighted=True)
+    jt = kjt["b"]
+    assert isinstance(jt, JaggedTensor)
+    assert [bag.tolist() for bag in jt.to_dense()] == [[], [4]]
+    assert (jt.lengths().tolist(), jt.offsets().tolist(), jt.weights().tolist()) == ([0, 1], [0, 0, 1], [1.0])
+
+
+@pytest.mark.parametrize("compute_offsets", [False, True])
+def test_to_dict_offsets_start_at_zero_for_each_key(compute_offsets: bool) -> None:
+    jts = keyed({"a": [[1], [2, 3]], "b": [[], [4]]}, 2).to_dict(compute_offsets)
+    assert (jts["b"].offsets_or_none() is not None) == compute_offsets
+    assert [jt.offsets().tolist() for jt in jts.values()] == [[0, 1, 3], [0, 0, 1]]
+
+
+def test_from_jt_dict_joins_weights_and_mixed_index_dtypes() -> None:
+    parts = {
+        "a": JaggedTensor(
+            torch.tensor([1], dtype=torch.int32), torch.tensor([0.5]), torch.tensor([1, 0], dtype=torch.int32)
+        ),
+        "b": JaggedTensor(torch.tensor([2, 3]), torch.tensor([1.5, 2.5]), offsets=torch.tensor([0, 0, 2])),
+    }
+    kjt = KeyedJaggedTensor.from_jt_dict(parts)
+    assert lists(kjt) == {"a": [[1], []], "b": [[], [2, 3]]}
+    assert kjt.weights().tolist() == [0.5, 1.5, 2.5]
+    assert kjt.length_per_key_or_none() == [1, 2]
+
+
+def test_from_jt_dict_feature_without_ids_keeps_ids_integers() -> None:
+    parts = {
+        "a": JaggedTensor(torch.tensor([]), lengths=torch.tensor([0])),
+        "b": JaggedTensor(torch.tensor([2], dtype=torch.int32), lengths=torch.tensor([1])),
+    }
+    kjt = KeyedJaggedTensor.from_jt_dict(parts)
+    assert not kjt.values().is_floating_point()
+    assert lists(kjt) == {"a": [[]], "b": [[2]]}
+
+
+def test_from_jt_dict_of_nothing_has_no_keys() -> None:
+    assert KeyedJaggedTensor.from_jt_dict({}).keys() == []
+
+
+def test_from_lengths_sync_and_from_offsets_sync_know_the_counts() -> None:
+    by_lengths = KeyedJaggedTensor.from_lengths_sync(["a"], torch.tensor([1, 2]), torch.tensor([2, 0]))
+    by_offsets = KeyedJaggedTensor.from_offsets_sync(["a"], torch.tensor([1, 2]), torch.tensor([0, 2, 2]))
+    for kjt in (by_lengths, by_offsets):
+        assert kjt.length_per_key_or_none() == [2]
+        assert kjt.offset_per_key_or_none() == [0, 2]
+        assert lists(kjt) == {"a": [[1, 2], []]}
+
+
+def test_sync_and_unsync_remember_and_forget_the_counts() -> None:
+    kjt = keyed({"a": [[1]]}, 1)
+    assert kjt.length_per_key_or_none() is None
+    assert kjt.offset_per_key_or_none() is None
+    assert kjt.sync() is kjt
+    assert kjt.length_per_key_or_none() == [1]
+    assert kjt.unsync() is kjt
+    assert kjt.length_per_key_or_none() is None
+    assert kjt.offset_per_key_or_none() is None
+
+
+def test_accessors_give_copies_that_may_be_changed() -> None:
+    kjt = keyed({"a": [[1]]}, 1)
+    for give in (kjt.keys, kjt.length_per_key, kjt.offset_per_key, kjt.index_per_key):
+        give().clear()
+    assert (kjt.keys(), kjt.length_per_key(), kjt.offset_per_key()) == (["a"], [1], [0, 1])
+    assert kjt.index_per_key() == {"a": 0}
+
+
+def test_lengths_as_a_matrix_of_keys_and_examples_are_flattened() -> None:
+    kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([[1, 0], [0, 2]]))
+    assert kjt.lengths().tolist() == [1, 0, 0, 2]
+    assert kjt.flatten_lengths() is kjt
+
+
+def test_values_and_lengths_empty_floats_are_taken_as_no_ids() -> None:
+    kjt = KeyedJaggedTensor(["a"], torch.tensor([]), lengths=torch.tensor([]))
+    assert (kjt.values().dtype, kjt.lengths().dtype, kjt.stride()) == (torch.int64, torch.int64, 0)
+
+
+def test_stride_without_keys_is_what_was_given() -> None:
+    kjt = KeyedJaggedTensor([], torch.tensor([]), lengths=torch.tensor([]), stride=3)
+    assert (kjt.stride(), kjt.stride_per_key(), kjt.to_dict()) == (3, [], {})
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_empty_has_no_keys(is_weighted: bool) -> None:
+    kjt = KeyedJaggedTensor.empty(is_weighted, values_dtype=torch.int32, weights_dtype=torch.float64)
+    assert (kjt.keys(), kjt.stride(), kjt.offsets().tolist()) == ([], 0, [0])
+    assert kjt.values().dtype == torch.int32
+    weights = kjt.weights_or_none()
+    assert (weights is None) != is_weighted
+    assert weights is None or weights.dtype == torch.float64
+
+
+def test_empty_like_keeps_stride_and_dtypes() -> None:
+    like = keyed({"a": [[1], []]}, 2, torch.int32, torch.int64, weighted=True)
+    kjt = KeyedJaggedTensor.empty_like(like)
+    assert (kjt.keys(), kjt.stride(), kjt.values().numel()) == ([], 2, 0)
+    assert (kjt.values().dtype, kjt.weights().dtype, kjt.lengths().dtype) == (
+        torch.int32,
+        torch.float16,
+        torch.int64,
+    )
+    assert lists(KeyedJaggedTensor.concat([like, kjt])) == lists(like)
+
+
+def test_to_keeps_contents_counts_and_index_dtypes() -> None:
+    kjt = keyed({"a": [[1], [2, 3]]}, 2, torch.int32, weighted=True).sync()
+    moved = kjt.to(torch.device("cpu"), dtype=torch.float64)
+    assert moved is not kjt
+    assert moved.length_per_key_or_none() == [3]
+    assert (moved.values().dtype, moved.weights().dtype) == (torch.int32, torch.float64)
+    assert kjt.weights().dtype == torch.float16
+    assert lists(moved) == lists(kjt)
+
+
+def test_to_meta_keeps_the_form() -> None:
+    moved = keyed({"a": [[1], [2, 3]], "b": [[], []]}, 2).to("meta")
+    assert moved.device() == torch.device("meta")
+    assert (moved.keys(), moved.stride(), moved.lengths().shape[0]) == (["a", "b"], 2, 4)
+
+
+def test_variable_stride_is_not_there_yet() -> None:
+    assert keyed({"a": [[1]]}, 1).variable_stride_per_key() is False
+
+
+def test_str_without_keys_is_empty_parentheses() -> None:
+    assert str(KeyedJaggedTensor.empty()) == "KeyedJaggedTensor()"
+
+
+def test_str_with_weights_shows_both() -> None:
+    assert str(keyed({"a": [[1], []], "b": [[2], [3]]}, 2, weighted=True)) == (
+        'KeyedJaggedTensor({\n    "a": {\n        "values": [[1], []],\n        "weights": [[0.25], []]\n    },\n'
+        '    "b": {\n        "values": [[2], [3]],\n        "weights": [[0.5], [0.75]]\n    }\n})'
+    )
+
+
+def test_str_of_many_keys_is_abbreviated() -> None:
+    text = str(KeyedJaggedTensor([f"f{i}" for i in range(100)], torch.arange(100), lengths=torch.ones(100).int()))
+    assert '"f29": [[29]],\n    ... (70 more)' in text
+    assert "f30" not in text
+
+
+def test_repr_names_keys_and_sizes_and_does_not_read_tensors() -> None:
+    assert repr(keyed({"a": [[1], []]}, 2).to("meta")) == (
+        "KeyedJaggedTensor(keys=['a'], stride=2, values=1, dtype=int64, weighted=False, device='meta')"
+    )
+
+
+def test_getitem_unknown_key_names_the_nearest() -> None:
+    kjt = KeyedJaggedTensor(["product", "user"], torch.tensor([1]), lengths=torch.tensor([1, 0]))
+    with pytest.raises(UnknownNameError, match=r"no key 'prodct'\. It has 2: product, user\. Did you mean 'product'"):
+        kjt["prodct"]
+
+
+def test_getitem_not_a_string_says_so() -> None:
+    with pytest.raises(UnknownNameError, match=r"no key 0\. .*Keys are strings"):
+        keyed({"a": [[1]]}, 1)[0]  # type: ignore[index]

@@ -1,0 +1,217 @@
+"""Wrong input to the jagged types: an error at once, that gives both numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from shardwright.errors import DuplicateNameError, InvalidInputError, ShardwrightError, UnsupportedError
+from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
+
+IDS = torch.tensor([1, 2, 3])
+LENGTHS = torch.tensor([1, 2])
+
+# What is wrong with any batch of bags, keys or no keys: arguments and the error's text.
+WRONG_BAGS: list[tuple[dict[str, Any], str]] = [
+    ({}, r"either lengths or offsets .* got neither"),
+    ({"lengths": LENGTHS, "offsets": torch.tensor([0, 1, 3])}, r"either lengths or offsets .* got both"),
+    ({"lengths": torch.tensor([1, 1])}, r"lengths add up to 2, but there are 3 values"),
+    ({"lengths": torch.tensor([2, 2])}, r"lengths add up to 4, but there are 3 values"),
+    ({"lengths": torch.tensor([4, -1])}, r"lengths\[1\].* is -1; a bag holds 0 values or more"),
+    ({"lengths": torch.tensor([1.0, 2.0])}, r"lengths must be int32 or int64, got float32"),
+    ({"lengths": torch.tensor([True, True])}, r"lengths must be int32 or int64, got bool"),
+    ({"lengths": [1, 2]}, r"lengths must be a torch.Tensor, got list"),
+    ({"lengths": torch.tensor(3)}, r"lengths must have .*, got (0|\[\])"),
+    ({"lengths": torch.ones(1, 1, 3).int()}, r"lengths must have .*\[1, 1, 3\]"),
+    ({"offsets": torch.tensor([0, 1, 2])}, r"offsets end at 2, but there are 3 values"),
+    ({"offsets": torch.tensor([1, 1, 3])}, r"offsets must start at 0, got 1"),
+    ({"offsets": torch.tensor([0, 5, 3])}, r"offsets fall from 5 to 3 at bag 1"),
+    ({"offsets": torch.tensor([[0, 1, 3]])}, r"offsets must have 1 dimension, got 2: shape \[1, 3\]"),
+    ({"offsets": torch.tensor([])}, r"offsets must have a leading 0, so 1 element for 0 bags; got 0"),
+    ({"offsets": torch.tensor([0.0, 1.0, 3.0])}, r"offsets must be int32 or int64, got float32"),
+    ({"lengths": LENGTHS, "weights": torch.ones(2)}, r"got 2 weights for 3 values"),
+    ({"lengths": LENGTHS, "weights": torch.ones(4)}, r"got 4 weights for 3 values"),
+    ({"lengths": LENGTHS, "weights": torch.tensor(1.0)}, r"got a scalar weight for 3 values"),
+    ({"lengths": LENGTHS, "weights": [1.0, 1.0, 1.0]}, r"weights must be a torch.Tensor, got list"),
+    ({"lengths": LENGTHS.to("meta")}, r"values are on cpu, lengths on meta"),
+    ({"lengths": LENGTHS, "weights": torch.ones(3, device="meta")}, r"values are on cpu, weights on meta"),
+]
+
+MAKERS: list[Callable[..., Any]] = [
+    JaggedTensor,
+    lambda values, **arguments: KeyedJaggedTensor(["a", "b"], values, **arguments),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=["JaggedTensor", "KeyedJaggedTensor"])
+@pytest.mark.parametrize(("arguments", "text"), WRONG_BAGS)
+def test_constructor_wrong_bags_is_an_error_with_both_numbers(
+    make: Callable[..., Any], arguments: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        make(IDS, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"values": torch.tensor(1), "lengths": LENGTHS}, r"values must have 1 dimension or more, got 0"),
+        ({"values": [1, 2, 3], "lengths": LENGTHS}, r"values must be a torch.Tensor, got list"),
+    ],
+)
+def test_jagged_tensor_wrong_values_is_an_error(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        JaggedTensor(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"values": IDS.float()}, r"values must be int32 or int64, got float32"),
+        ({"values": IDS.short()}, r"values must be int32 or int64, got int16"),
+        ({"values": IDS.view(3, 1)}, r"values must have 1 dimension, got 2: shape \[3, 1\]"),
+        ({"values": [1, 2, 3]}, r"values must be a torch.Tensor, got list"),
+        ({"weights": torch.ones(3, dtype=torch.int64)}, r"weights must be floating point, got int64"),
+        ({"weights": torch.ones(3, 1)}, r"weights must have 1 dimension, got 2: shape \[3, 1\]"),
+        ({"keys": ["a", "b"], "lengths": torch.tensor([1, 1, 1])}, r"3 bags \(lengths\) do not divide by 2 keys"),
+        ({"keys": [], "lengths": LENGTHS}, r"got 2 bags \(lengths\) for 0 keys"),
+        ({"keys": [], "lengths": torch.tensor([])}, r"lengths add up to 0, but there are 3 values"),
+        ({"stride": 2}, r"a stride of 2 and 2 keys need 4 bags \(lengths\), got 2"),
+        ({"stride": -1}, r"a stride of -1 and 2 keys need -2 bags \(lengths\), got 2"),
+        ({"keys": ["a", 7]}, r"keys must be strings, got 7 \(int\)"),
+        ({"keys": ["a", ["b"]]}, r"keys must be strings, got \['b'\] \(list\)"),
+        ({"keys": "ab"}, r"keys must be a list of strings, got the string 'ab'"),
+        ({"lengths": torch.ones(1, 2).int()}, r"with F = 2 keys, got \[1, 2\]"),
+        ({"lengths": torch.tensor([4, -1])}, r"lengths\[1\] \(key 'b', example 0\) is -1"),
+        (
+            {"lengths": torch.tensor([0, 0, 4, -1]), "values": IDS},
+            r"lengths\[3\] \(key 'b', example 1\) is -1",
+        ),
+    ],
+)
+def test_keyed_jagged_tensor_wrong_input_is_an_error_with_both_numbers(
+    arguments: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        KeyedJaggedTensor(**({"keys": ["a", "b"], "values": IDS, "lengths": LENGTHS} | arguments))
+
+
+def test_keyed_jagged_tensor_duplicate_key_names_both_positions() -> None:
+    with pytest.raises(DuplicateNameError, match=r"key 'a' occurs at positions 0 and 2.*feature_names"):
+        KeyedJaggedTensor(["a", "b", "a"], IDS, lengths=torch.tensor([1, 1, 1]))
+
+
+@pytest.mark.parametrize("name", ["stride_per_key_per_rank", "inverse_indices"])
+@pytest.mark.parametrize(
+    "make", [KeyedJaggedTensor, KeyedJaggedTensor.from_lengths_sync], ids=["constructor", "from_lengths_sync"]
+)
+def test_variable_stride_says_that_it_comes_later(make: Callable[..., Any], name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{name}.*comes later") as caught:
+        make(keys=["a", "b"], values=IDS, lengths=LENGTHS, **{name: [[1], [1]]})
+    assert isinstance(caught.value, NotImplementedError)
+
+
+def test_every_error_is_a_shardwright_error() -> None:
+    with pytest.raises(ShardwrightError):
+        JaggedTensor(IDS, lengths=torch.tensor([9]))
+
+
+def test_validate_finds_what_construction_off_the_cpu_did_not_look_at() -> None:
+    # As if on an accelerator: built without a look at the contents.
+    kjt = KeyedJaggedTensor._trusted(("a", "b"), IDS, 1, lengths=torch.tensor([1, 1]))
+    with pytest.raises(InvalidInputError, match=r"lengths add up to 2, but there are 3 values"):
+        kjt.validate()
+    with pytest.raises(InvalidInputError, match=r"offsets end at 2, but there are 3 values"):
+        JaggedTensor._trusted(IDS, offsets=torch.tensor([0, 2])).validate()
+
+
+def test_constructor_off_the_cpu_does_not_read_contents() -> None:
+    # Reading a meta tensor raises, so this passes only if nothing is read.
+    kjt = KeyedJaggedTensor(["a", "b"], IDS.to("meta"), lengths=LENGTHS.to("meta"))
+    assert kjt.stride() == 1
+    with pytest.raises(RuntimeError, match="meta"):
+        kjt.validate()
+
+
+@pytest.mark.parametrize(
+    ("segments", "text"),
+    [
+        ([1], r"add up to the 2 keys, got \[1\], which add up to 1"),
+        ([1, 2], r"add up to the 2 keys, got \[1, 2\], which add up to 3"),
+        ([3, -1], r"must be 0 or more and add up to the 2 keys, got \[3, -1\]"),
+    ],
+)
+def test_split_wrong_segments_is_an_error_with_both_numbers(segments: list[int], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS).split(segments)
+
+
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [
+        ([0, 2], r"indices\[1\] is 2, but there are 2 keys"),
+        ([-1], r"indices\[0\] is -1, but there are 2 keys"),
+        ([1, 0, 1], r"index 1 \(key 'b'\) occurs 2 times; keys must be distinct"),
+    ],
+)
+def test_permute_wrong_indices_is_an_error_with_both_numbers(indices: list[int], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS).permute(indices)
+
+
+def one(key: str, num_bags: int = 1, *, weighted: bool = False) -> KeyedJaggedTensor:
+    ids = torch.arange(num_bags)
+    return KeyedJaggedTensor(
+        [key], ids, ids.float() if weighted else None, lengths=torch.ones(num_bags, dtype=torch.int64)
+    )
+
+
+def test_concat_wrong_parts_is_an_error_with_both_numbers() -> None:
+    with pytest.raises(InvalidInputError, match="list of 0"):
+        KeyedJaggedTensor.concat([])
+    with pytest.raises(InvalidInputError, match=r"part 0 has 2 examples, part 1 has 3"):
+        KeyedJaggedTensor.concat([one("a", 2), one("b", 3)])
+    with pytest.raises(InvalidInputError, match=r"1 of 2 have weights, but part 1 has none"):
+        KeyedJaggedTensor.concat([one("a", weighted=True), one("b")])
+    with pytest.raises(DuplicateNameError, match=r"key 'a' occurs at positions 0 and 1"):
+        KeyedJaggedTensor.concat([one("a"), one("a")])
+
+
+def test_from_jt_dict_wrong_parts_is_an_error_with_both_numbers() -> None:
+    with pytest.raises(InvalidInputError, match=r"key 'a' has 2 examples, key 'b' has 3"):
+        KeyedJaggedTensor.from_jt_dict({"a": one("a", 2)["a"], "b": one("b", 3)["b"]})
+    with pytest.raises(InvalidInputError, match=r"1 of 2 have weights, but key 'a' has none"):
+        KeyedJaggedTensor.from_jt_dict({"a": one("a")["a"], "b": one("b", weighted=True)["b"]})
+    with pytest.raises(InvalidInputError, match=r"values must be int32 or int64, got float32"):
+        KeyedJaggedTensor.from_jt_dict({"a": JaggedTensor(torch.ones(1), lengths=torch.tensor([1]))})
+
+
+def test_from_dense_wrong_parts_is_an_error_with_both_numbers() -> None:
+    with pytest.raises(InvalidInputError, match="got 0 tensors"):
+        JaggedTensor.from_dense([])
+    with pytest.raises(InvalidInputError, match=r"1 tensors of weights for 2 of values"):
+        JaggedTensor.from_dense([IDS, IDS], [torch.ones(3)])
+    with pytest.raises(InvalidInputError, match=r"bag 1 has 3 values and 2 weights"):
+        JaggedTensor.from_dense([IDS, IDS], [torch.ones(3), torch.ones(2)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((torch.ones(3), LENGTHS), r"values must have 2 dimensions or more, got 1"),
+        ((torch.ones(3, 2), LENGTHS), r"got 2 lengths for 3 rows of values"),
+        ((torch.ones(2, 1), LENGTHS), r"lengths\[1\] is 2; a row of values has 0 to 1"),
+        ((torch.ones(2, 1), -LENGTHS), r"lengths\[0\] is -1; a row of values has 0 to 1"),
+        ((torch.ones(2, 2), LENGTHS, torch.ones(2, 3)), r"values have \[2, 2\] entries, weights \[2, 3\]"),
+    ],
+)
+def test_from_dense_lengths_wrong_input_is_an_error_with_both_numbers(arguments: tuple, text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        JaggedTensor.from_dense_lengths(*arguments)
+
+
+def test_to_padded_dense_negative_width_is_an_error() -> None:
+    with pytest.raises(InvalidInputError, match=r"desired_length must be 0 or more, got -1"):
+        JaggedTensor(IDS, lengths=LENGTHS).to_padded_dense(-1)

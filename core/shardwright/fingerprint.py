@@ -37,6 +37,10 @@ class PluginIdentity:
     names: tuple[str, ...] = ()
 
 
+def _sort(plugins: Iterable[PluginIdentity]) -> tuple[PluginIdentity, ...]:
+    return tuple(sorted(plugins))
+
+
 @attrs.frozen
 class Fingerprint:
     """All loaded plugins of one process, sorted. Equal fingerprints mean that ranks decide alike.
@@ -48,7 +52,7 @@ class Fingerprint:
             none itself: what is not loaded on one rank and not installed on another serves nothing on both.
     """
 
-    plugins: tuple[PluginIdentity, ...] = attrs.field(converter=lambda found: tuple(sorted(found)))
+    plugins: tuple[PluginIdentity, ...] = attrs.field(converter=_sort)
     not_loaded: tuple[tuple[str, str], ...] = attrs.field(default=(), eq=False)
 
 
@@ -70,7 +74,7 @@ def compare_fingerprints(fingerprints: Sequence[Fingerprint]) -> None:
     for rank, fingerprint in enumerate(fingerprints):
         for difference in _differences(fingerprint, majority):
             ranks_of[difference].append(rank)
-    told = "; ".join(f"{_name_ranks(ranks)} {difference}" for difference, ranks in ranks_of.items())
+    told = "; ".join(f"{_name_ranks(ranks)}: {difference}" for difference, ranks in ranks_of.items())
     raise PluginMismatchError(
         f"the {len(fingerprints)} ranks of this job have different plugins: {told}. "
         f"They are compared with rank {fingerprints.index(majority)}. "
@@ -80,7 +84,7 @@ def compare_fingerprints(fingerprints: Sequence[Fingerprint]) -> None:
 
 
 def _differences(mine: Fingerprint, majority: Fingerprint) -> list[str]:
-    """What a rank has otherwise than the majority: ends of sentences that begin with the rank."""
+    """What a rank has otherwise than the majority."""
     ours, theirs = _by_plugin(mine.plugins), _by_plugin(majority.plugins)
     reasons = dict(mine.not_loaded)
     differences = []
@@ -95,16 +99,16 @@ def _difference(here: PluginIdentity | None, there: PluginIdentity | None, reaso
     if here is None:
         assert there is not None
         reason = reasons.get(there.plugin, "")
-        return f"lacks plugin {_describe(there)}" + (f" ({reason})" if reason else "")
+        return f"plugin {_describe(there)} is missing" + (f" ({reason})" if reason else "")
     if there is None:
-        return f"has plugin {_describe(here)}, which the others lack"
+        return f"plugin {_describe(here)} is there, unlike on the others"
     if here.version != there.version:
-        return f"has plugin {_describe(here)}, the others have version {there.version}"
+        return f"plugin {_describe(here)} instead of version {there.version}"
     lacks = sorted(set(there.names) - set(here.names))
     adds = sorted(set(here.names) - set(there.names))
     changes = [f"without {', '.join(lacks)}"] if lacks else []
     changes += [f"with {', '.join(adds)} in addition"] if adds else []
-    return f"has plugin {_describe(here)} {' and '.join(changes)}"
+    return f"plugin {_describe(here)} {' and '.join(changes)}"
 
 
 def _by_plugin(plugins: Iterable[PluginIdentity]) -> dict[tuple[str, str], PluginIdentity]:

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import shardwright
+
+
+@pytest.fixture
+def listed(run_python):
+    """Run `shardwright plugins --json`: name or plugin -> row, and the whole process."""
+
+    def run(**environment):
+        done = run_python("-m", "shardwright", "plugins", "--json", **environment)
+        rows = json.loads(done.stdout)
+        return {row["name"] or row["plugin"]: row for row in rows}, done
+
+    return run
+
+
+def test_plugins_json_lists_loaded_and_failed_with_provenance(listed, site):
+    rows, done = listed()
+    assert done.returncode == 0
+    assert rows["good"] == {
+        "plugin": "acme_good",
+        "kind": "sharding_types",
+        "name": "good",
+        "distribution": "acme-good",
+        "version": "1.2.0",
+        "file": str(site / "acme_good.py"),
+        "state": "loaded",
+        "reason": "",
+    }
+    failed = rows["acme_bad_import"]
+    assert failed["state"] == "failed"
+    assert failed["reason"] == "ModuleNotFoundError: No module named 'acme_needs_this'"
+    assert failed["file"] == str(site / "acme_bad_import.py")
+    assert failed["version"] == "0.3.1"
+
+
+def test_plugins_json_tells_conflicts_and_their_settlement(run_python):
+    def states(**environment):
+        done = run_python("-m", "shardwright", "plugins", "--json", **environment)
+        rows = [row for row in json.loads(done.stdout) if row["name"] == "contested"]
+        return {row["distribution"]: (row["state"], row["reason"]) for row in rows}
+
+    contested = states()
+    assert {state for state, _ in contested.values()} == {"conflict"}
+    assert all("acme-duplicate-one 1.0" in reason for _, reason in contested.values())
+    assert states(SHARDWRIGHT_PREFER="contested=acme-duplicate-two") == {
+        "acme-duplicate-one": ("off", "the name is given to acme-duplicate-two 2.0"),
+        "acme-duplicate-two": ("loaded", ""),
+    }
+
+
+def test_plugins_json_selection_shows_others_off(listed):
+    rows, _ = listed(SHARDWRIGHT_PLUGINS="acme_good")
+    assert rows["good"]["state"] == "loaded"
+    assert rows["acme_slow"]["state"] == "off"
+    assert rows["acme_slow"]["reason"] == "off by SHARDWRIGHT_PLUGINS='acme_good'"
+
+
+def test_plugins_strict_still_lists_and_exits_with_one(listed):
+    rows, done = listed(SHARDWRIGHT_STRICT_PLUGINS="1")
+    assert done.returncode == 1
+    assert rows["acme_raises"]["state"] == "failed"
+
+
+def test_plugins_table_in_a_pipe_has_a_line_for_each(run_python, site):
+    done = run_python("-m", "shardwright", "plugins", SHARDWRIGHT_PLUGINS="acme_good,acme_bad_import")
+    (good,) = [line for line in done.stdout.splitlines() if " acme_good " in line]
+    assert good.split() == [
+        "sharding_types",
+        "good",
+        "loaded",
+        "acme_good",
+        "acme-good",
+        "1.2.0",
+        str(site / "acme_good.py"),
+    ]
+    (failed,) = [line for line in done.stdout.splitlines() if " failed " in line]
+    assert str(site / "acme_bad_import.py") in failed
+    assert failed.endswith("No module named 'acme_needs_this'")
+
+
+def test_plugins_misspelt_selection_is_told_without_traceback(run_python):
+    done = run_python("-m", "shardwright", "plugins", SHARDWRIGHT_PLUGINS="acme_god")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: SHARDWRIGHT_PLUGINS names the plugin 'acme_god'")
+    assert "Traceback" not in done.stderr
+
+
+def test_cli_version_prints_version(run_python):
+    assert run_python("-m", "shardwright", "--version").stdout == f"shardwright {shardwright.__version__}\n"
+
+
+def test_cli_unknown_command_is_an_error_with_the_nearest(run_python):
+    done = run_python("-m", "shardwright", "plugns")
+    assert done.returncode == 2
+    assert "plugns" in done.stderr
+    assert "plugins" in done.stderr
+
+
+def test_cli_plugins_imports_no_torch(run_source):
+    found = run_source(
+        """
+        import contextlib, io, json, sys
+        sys.argv = ["shardwright", "plugins", "--json"]
+        from shardwright.cli import main
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+            main()
+        print(json.dumps("torch" in sys.modules))
+        """
+    )
+    assert found is False

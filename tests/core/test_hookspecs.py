@@ -1,0 +1,95 @@
+"""Every hook, with plugins that implement it. `kind` goes over all six."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from shardwright import hookspecs
+from shardwright.contracts import ShardingType
+from shardwright.plugins import KINDS, PluginHost
+
+# Each hook by name, so that a new hook without a test fails in test_meta.py.
+TESTED_HOOKS = (
+    "shardwright_comm_backends",
+    "shardwright_compute_kernels",
+    "shardwright_estimators",
+    "shardwright_partitioners",
+    "shardwright_proposers",
+    "shardwright_sharding_types",
+)
+
+
+def host_with(plugin):
+    return PluginHost(entry_points=[], plugins={"made": plugin}, environment={})
+
+
+@pytest.mark.parametrize("hook", TESTED_HOOKS)
+def test_hook_is_specified_documented_and_has_a_kind(hook):
+    function = getattr(hookspecs, hook)
+    assert not inspect.signature(function).parameters
+    assert len(inspect.getdoc(function).splitlines()) > 2
+    assert [kind.hook for kind in KINDS].count(hook) == 1
+
+
+def test_hook_classes_come_to_their_registry_and_to_no_other(kind, make_offer):
+    items, plugin = make_offer(["first", "second"])
+    host = host_with(plugin)
+    registry = getattr(host, kind.label)
+    assert registry is host.registry_of(kind.contract)
+    assert {name: registry[name] for name in registry} == dict(zip(["first", "second"], items, strict=True))
+    assert [other.names for other in host.registries if other is not registry] == [()] * 5
+
+
+def test_hook_instances_come_to_their_registry(kind, make_offer):
+    items, plugin = make_offer(["first"])
+    instance = items[0]()
+    items[:] = [instance]
+    assert host_with(plugin).registry_of(kind.contract).create("first") is instance
+
+
+def test_hook_item_of_another_kind_is_refused_with_both_named(kind, make_offer):
+    class Foreign:
+        name = "foreign"
+
+    items, plugin = make_offer([])
+    items.append(Foreign)
+    (record,) = host_with(plugin).plugins
+    assert record.state == "failed"
+    assert kind.hook in record.reason
+    assert "Foreign" in record.reason
+    assert kind.contract.__name__ in record.reason
+
+
+def test_hook_abstract_class_is_refused_naming_methods(kind, make_offer):
+    items, plugin = make_offer([])
+    items.append(type(kind.contract)("Unfinished", (kind.contract,), {"name": "unfinished"}))
+    (record,) = host_with(plugin).plugins
+    assert record.state == "failed"
+    missing = ", ".join(sorted(kind.contract.__abstractmethods__))
+    assert record.reason.endswith(f"Unfinished does not implement {missing}.")
+
+
+@pytest.mark.parametrize("answer", [None, 3, "rows", ShardingType, {"rows": ShardingType}, iter(())])
+def test_hook_answer_that_is_no_list_is_refused_with_what_was_got(kind, make_offer, answer):
+    from shardwright import hookimpl
+
+    _, plugin = make_offer([])
+    setattr(plugin, kind.hook, hookimpl(lambda: answer))
+    (record,) = host_with(plugin).plugins
+    assert record.reason == (
+        f"its hook {kind.hook} returned {answer!r}; it must return a list or tuple of {kind.title}s."
+    )
+
+
+def test_hook_that_raises_is_recorded_with_its_name(kind, make_offer):
+    from shardwright import hookimpl
+
+    def hook():
+        raise OSError("no such file")
+
+    _, plugin = make_offer([])
+    setattr(plugin, kind.hook, hookimpl(hook))
+    (record,) = host_with(plugin).plugins
+    assert record.reason == f"its hook {kind.hook} raised OSError: no such file"

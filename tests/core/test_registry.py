@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.contracts import ShardingType
+from shardwright.errors import DuplicateNameError, PluginLoadError, ShardwrightError, UnknownPluginError
+from shardwright.offers import Entry, Kind, Provenance, make_entry
+from shardwright.registry import Registry
+
+KIND = Kind("shardwright_sharding_types", "sharding type", ShardingType)
+ONE = Provenance("one", "acme-one", "1.0", "acme_one", "/acme_one.py")
+TWO = Provenance("two", "Acme_Two", "2.0", "acme_two", "/acme_two.py")
+
+
+def entry(item: object, provenance: Provenance = ONE) -> Entry[ShardingType]:
+    return make_entry(KIND, item, provenance)
+
+
+def test_registry_known_name_gives_item_and_provenance(sharding_type):
+    item = sharding_type("rows")
+    registry = Registry(KIND, [entry(item)])
+    assert registry["rows"] is item
+    assert registry.entry("rows").provenance == ONE
+    assert "rows" in registry
+    assert len(registry) == 1
+
+
+def test_registry_alias_gives_same_item_and_canonical_name(sharding_type):
+    item = sharding_type("rows", aliases=("rw", "by_row"))
+    registry = Registry(KIND, [entry(item)])
+    assert registry["rw"] is item
+    assert registry.canonical("by_row") == "rows"
+    assert "rw" in registry
+    assert list(registry) == ["rows"]
+
+
+def test_registry_iterates_sorted_whatever_the_order(sharding_type):
+    entries = [entry(sharding_type(name)) for name in ("b", "c", "a")]
+    for order in itertools.permutations(entries):
+        assert list(Registry(KIND, order)) == ["a", "b", "c"]
+
+
+def test_registry_unknown_name_tells_known_nearest_and_not_loaded(sharding_type):
+    registry = Registry(
+        KIND,
+        [entry(sharding_type("by_rows")), entry(sharding_type("by_columns"))],
+        not_loaded=" Not loaded: 'skew' from acme-shard 0.3.1 (ModuleNotFoundError: fbgemm_gpu).",
+    )
+    with pytest.raises(UnknownPluginError) as caught:
+        registry["by_rovs"]
+    assert str(caught.value) == (
+        "no sharding type 'by_rovs'. Known: by_columns, by_rows. Did you mean 'by_rows'? "
+        "Not loaded: 'skew' from acme-shard 0.3.1 (ModuleNotFoundError: fbgemm_gpu)."
+    )
+    assert isinstance(caught.value, LookupError)
+
+
+def test_registry_empty_unknown_name_says_none_known():
+    with pytest.raises(UnknownPluginError, match=r"no sharding type 'x'\. Known: none\.$"):
+        Registry(KIND)["x"]
+
+
+def test_registry_same_item_twice_is_one(sharding_type):
+    item = sharding_type("rows")
+    registry = Registry(KIND, [entry(item, TWO), entry(item, ONE)])
+    assert registry["rows"] is item
+    assert not registry.conflicts
+    assert registry.register(item) is registry.entry("rows")
+
+
+def test_registry_different_items_of_one_name_raise_naming_both_distributions(sharding_type):
+    entries = [entry(sharding_type("rows"), ONE), entry(sharding_type("rows"), TWO)]
+    texts = set()
+    for order in (entries, entries[::-1]):
+        registry = Registry(KIND, [*order, entry(sharding_type("good"))])
+        assert registry.names == ("good",)
+        with pytest.raises(DuplicateNameError) as caught:
+            registry["rows"]
+        texts.add(str(caught.value))
+    (text,) = texts
+    assert "'one' from acme-one 1.0" in text
+    assert "'two' from Acme_Two 2.0" in text
+    assert "SHARDWRIGHT_PREFER=rows=acme-one" in text
+
+
+def test_registry_iteration_with_conflict_raises(sharding_type):
+    registry = Registry(KIND, [entry(sharding_type("rows"), ONE), entry(sharding_type("rows"), TWO)])
+    with pytest.raises(DuplicateNameError, match="'rows'"):
+        list(registry)
+
+
+@pytest.mark.parametrize("spelling", ["Acme_Two", "acme-two", "ACME.TWO"])
+def test_registry_conflict_with_preference_gives_preferred(sharding_type, spelling):
+    chosen = sharding_type("rows")
+    entries = [entry(sharding_type("rows"), ONE), entry(chosen, TWO)]
+    registry = Registry(KIND, entries, preferred={"rows": spelling})
+    assert registry["rows"] is chosen
+    assert list(registry) == ["rows"]
+
+
+def test_registry_conflict_with_useless_preference_tells_it(sharding_type):
+    entries = [entry(sharding_type("rows"), ONE), entry(sharding_type("rows"), TWO)]
+    with pytest.raises(DuplicateNameError, match="prefers 'acme-three', which does not settle it"):
+        Registry(KIND, entries, preferred={"rows": "acme-three"})["rows"]
+
+
+def test_registry_conflict_inside_one_distribution_asks_to_rename(sharding_type):
+    other = Provenance("other", "acme-one", "1.0")
+    entries = [entry(sharding_type("rows"), ONE), entry(sharding_type("rows"), other)]
+    with pytest.raises(DuplicateNameError, match="Rename one"):
+        Registry(KIND, entries)["rows"]
+
+
+def test_registry_alias_in_conflict_leaves_names_alone(sharding_type):
+    rows, columns = sharding_type("rows", aliases=("x",)), sharding_type("columns", aliases=("x",))
+    registry = Registry(KIND, [entry(rows, ONE), entry(columns, TWO)])
+    assert registry["rows"] is rows
+    assert registry["columns"] is columns
+    with pytest.raises(DuplicateNameError, match="the sharding type 'x'"):
+        registry["x"]
+
+
+def test_registry_withheld_name_raises_its_error(sharding_type):
+    registry = Registry(KIND, withheld={"rows": lambda: PluginLoadError("it failed")})
+    with pytest.raises(PluginLoadError, match="it failed"):
+        registry["rows"]
+    assert list(registry) == []
+
+
+def test_registry_entries_are_read_only(sharding_type):
+    registry = Registry(KIND, [entry(sharding_type("rows"))])
+    with pytest.raises(TypeError):
+        registry.entries["rows"] = None
+
+
+def test_registry_register_adds_and_refuses_other_item_of_same_name(sharding_type):
+    registry = Registry(KIND, [entry(sharding_type("rows"))])
+    mine = sharding_type("mine", aliases=("m",))
+    assert registry.register(mine).provenance.distribution == "this process"
+    assert registry["m"] is mine
+    with pytest.raises(DuplicateNameError, match="'rows'"):
+        registry.register(sharding_type("rows"))
+    with pytest.raises(DuplicateNameError, match="'m'"):
+        registry.register(sharding_type("yours", aliases=("m",)))
+    assert list(registry) == ["mine", "rows"]
+
+
+def test_registry_create_calls_classes_and_gives_instances(sharding_type):
+    item = sharding_type("rows")
+    instance = sharding_type("columns")()
+    registry = Registry(KIND, [entry(item), entry(instance)])
+    assert type(registry.create("rows")) is item
+    assert registry.create("columns") is instance
+    with pytest.raises(TypeError, match="takes no arguments"):
+        registry.create("columns", 3)
+
+
+@pytest.mark.parametrize("name", [None, "", "two words", "a,b", "a=b", 3])
+def test_make_entry_unusable_name_is_refused(sharding_type, name):
+    with pytest.raises(PluginLoadError, match=f"has the name {name!r}"):
+        entry(sharding_type(name))
+
+
+@pytest.mark.parametrize("aliases", ["rw", 3, ("a b",), (None,)])
+def test_make_entry_unusable_aliases_are_refused(sharding_type, aliases):
+    with pytest.raises(PluginLoadError, match="alias"):
+        entry(sharding_type("rows", aliases=aliases))
+
+
+@pytest.mark.parametrize("item", [3, "rows", int, object()])
+def test_make_entry_foreign_item_is_refused_with_what_was_got(item):
+    got = "builtins.int" if item is int else repr(item)
+    with pytest.raises(PluginLoadError) as caught:
+        entry(item)
+    assert got in str(caught.value)
+    assert "ShardingType" in str(caught.value)
+
+
+def test_make_entry_abstract_class_is_refused_naming_methods():
+    class Unfinished(ShardingType):
+        name = "unfinished"
+
+    with pytest.raises(PluginLoadError, match=r"Unfinished does not implement .*layouts"):
+        entry(Unfinished)
+
+
+@pytest.mark.parametrize("api", [0, 2, "1", True, None])
+def test_make_entry_wrong_api_is_refused_with_both_versions(sharding_type, api):
+    with pytest.raises(PluginLoadError, match=f"declares api = {api!r}; this shardwright supports api = 1"):
+        entry(sharding_type("rows", api=api))
+
+
+WORDS = st.sampled_from(["a", "b", "c", "d"])
+
+
+@given(
+    offers=st.lists(
+        st.tuples(WORDS, st.sets(WORDS, max_size=2), st.sampled_from([ONE, TWO])), min_size=1, max_size=6
+    ),
+    preferred=st.dictionaries(WORDS, st.sampled_from(["acme-one", "acme-two"]), max_size=2),
+    data=st.data(),
+)
+def test_registry_outcome_does_not_depend_on_order(offers, preferred, data):
+    items = [
+        Entry(name, object(), origin, tuple(sorted(aliases - {name}))) for name, aliases, origin in offers
+    ]
+    shuffled = data.draw(st.permutations(items))
+
+    def outcome(entries):
+        registry = Registry(KIND, entries, preferred=preferred)
+        found = {}
+        for word in "abcd":
+            try:
+                found[word] = id(registry[word])
+            except ShardwrightError as error:
+                found[word] = type(error)
+        return registry.names, sorted(registry.conflicts), found
+
+    assert outcome(shuffled) == outcome(items)

@@ -1,0 +1,117 @@
+"""Rules about the project itself: what must be documented, tested, sorted and independent."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import shardwright
+from shardwright import hookspecs
+from shardwright.plugins import KINDS
+
+ROOT = Path(__file__).parents[1]
+HOOKS = sorted(name for name in dir(hookspecs) if name.startswith("shardwright_"))
+
+
+def python_files(*folders):
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def test_hooks_are_those_of_the_six_kinds():
+    assert sorted(kind.hook for kind in KINDS) == HOOKS
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hook_signature_stands_in_the_readme(hook):
+    _, heading, section = (ROOT / "README.md").read_text().partition("\n## Hooks\n")
+    assert heading, "README.md has no section Hooks"
+    signature = inspect.signature(getattr(hookspecs, hook))
+    # Annotations are texts, which a signature shows with quotes.
+    assert f"{hook}{signature}".replace("'", "") in section.partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hook_has_a_test(hook):
+    tree = ast.parse((ROOT / "tests/core/test_hookspecs.py").read_text())
+    assert hook in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+
+
+def test_public_names_are_sorted_and_unique():
+    assert shardwright.__all__ == sorted(set(shardwright.__all__))
+
+
+def test_every_literal_all_is_sorted():
+    unsorted = []
+    for path in python_files("core", "plugins"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+                names = [item.value for item in getattr(node.value, "elts", [])]
+                # In the order of ruff's RUF022: constants, classes, functions.
+                if names != sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name)):
+                    unsorted.append(str(path.relative_to(ROOT)))
+    assert unsorted == []
+
+
+def test_core_imports_no_plugin():
+    offenders = []
+    for path in python_files("core"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(module.split(".")[0] == "shardwright_plugins" for module in modules):
+                offenders.append(str(path.relative_to(ROOT)))
+    assert offenders == []
+
+
+def test_core_names_no_built_in_plugin():
+    """No string in core is the name of something that a built-in plugin offers."""
+    names = {
+        entry.name
+        for record in shardwright.PluginHost(environment={}).plugins
+        if record.provenance.distribution == "shardwright"
+        for entries in record.entries.values()
+        for entry in entries
+    }
+    # Conformance tests for plugin authors may show what is common.
+    files = [path for path in python_files("core") if "testing" not in path.relative_to(ROOT).parts]
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
+    ]
+    assert found == []
+
+
+def test_built_ins_come_in_by_entry_points_and_load():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["shardwright"]
+    host = shardwright.PluginHost(environment={})
+    records = {
+        record.provenance.plugin: record
+        for record in host.plugins
+        if record.provenance.distribution == "shardwright"
+    }
+    assert {name: record.provenance.module for name, record in records.items()} == declared
+    assert {name: record.reason for name, record in records.items() if record.state != "loaded"} == {}
+
+
+def test_plugin_host_tests_pass_with_no_plugin_loaded():
+    """The convention for all of tests/core: they pass with SHARDWRIGHT_PLUGINS empty. CI runs them all so."""
+    files = ["test_registry.py", "test_plugins.py", "test_hookspecs.py", "test_fingerprint.py"]
+    arguments = ["-q", "-p", "no:cacheprovider", *[str(ROOT / "tests/core" / name) for name in files]]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "SHARDWRIGHT_PLUGINS": ""},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]

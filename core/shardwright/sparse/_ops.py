@@ -13,6 +13,9 @@ from torch import Tensor
 
 from shardwright import _fbgemm
 
+# What FBGEMM 1.8 pads on every device.
+_FBGEMM_PADS = (torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
+
 _INT32_MAX = torch.iinfo(torch.int32).max
 
 # On CPUs FBGEMM permutes small batches faster (less overhead), torch.cat large ones (it copies whole runs).
@@ -130,6 +133,7 @@ def _concatenate_runs(values: Tensor, order: Sequence[int], length_per_key: Sequ
 
 
 def _pads_with_fbgemm(values: Tensor) -> bool:
-    # FBGEMM's kernel knows vectors and matrices, has none for float64, and none for rows of no columns.
-    fits = values.dim() <= 2 and values.dtype != torch.float64 and values.numel() > 0
-    return fits and _fbgemm.serves("jagged_to_padded_dense", values.device.type)
+    # FBGEMM's kernel is for vectors and matrices, and not for all dtypes nor for rows of no columns.
+    fits = values.dim() <= 2 and values.dtype in _FBGEMM_PADS and values.numel() > 0
+    # The operator itself only knows how to differentiate; its forward is what has a kernel for a device.
+    return fits and _fbgemm.serves("jagged_to_padded_dense_forward", values.device.type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
 pytestmark = pytest.mark.usefixtures("ops_path")

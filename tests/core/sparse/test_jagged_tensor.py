@@ -4,6 +4,7 @@ from itertools import accumulate, chain, product
 
 import pytest
 import torch
+
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import JaggedTensor
 
@@ -59,7 +60,9 @@ def test_jagged_tensor_every_small_batch_is_what_was_put_in(
 
 
 @pytest.mark.parametrize("width", [None, 0, 1, 2, 3])
-@pytest.mark.parametrize("dtype", [*INDEX_DTYPES, torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [*INDEX_DTYPES, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
 def test_to_padded_dense_every_small_batch_pads_and_cuts(dtype: torch.dtype, width: int | None) -> None:
     for shape in ALL_SHAPES:
         bags = bags_of(shape)

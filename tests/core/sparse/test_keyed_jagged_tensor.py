@@ -4,6 +4,7 @@ from itertools import accumulate, chain, product
 
 import pytest
 import torch
+
 from shardwright.errors import UnknownNameError
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
@@ -295,13 +296,16 @@ def test_str_without_keys_is_empty_parentheses() -> None:
 
 def test_str_with_weights_shows_both() -> None:
     assert str(keyed({"a": [[1], []], "b": [[2], [3]]}, 2, weighted=True)) == (
-        'KeyedJaggedTensor({\n    "a": {\n        "values": [[1], []],\n        "weights": [[0.25], []]\n    },\n'
+        "KeyedJaggedTensor({\n"
+        '    "a": {\n        "values": [[1], []],\n        "weights": [[0.25], []]\n    },\n'
         '    "b": {\n        "values": [[2], [3]],\n        "weights": [[0.5], [0.75]]\n    }\n})'
     )
 
 
 def test_str_of_many_keys_is_abbreviated() -> None:
-    text = str(KeyedJaggedTensor([f"f{i}" for i in range(100)], torch.arange(100), lengths=torch.ones(100).int()))
+    text = str(
+        KeyedJaggedTensor([f"f{i}" for i in range(100)], torch.arange(100), lengths=torch.ones(100).int())
+    )
     assert '"f29": [[29]],\n    ... (70 more)' in text
     assert "f30" not in text
 
@@ -314,7 +318,9 @@ def test_repr_names_keys_and_sizes_and_does_not_read_tensors() -> None:
 
 def test_getitem_unknown_key_names_the_nearest() -> None:
     kjt = KeyedJaggedTensor(["product", "user"], torch.tensor([1]), lengths=torch.tensor([1, 0]))
-    with pytest.raises(UnknownNameError, match=r"no key 'prodct'\. It has 2: product, user\. Did you mean 'product'"):
+    with pytest.raises(
+        UnknownNameError, match=r"no key 'prodct'\. It has 2: product, user\. Did you mean 'product'"
+    ):
         kjt["prodct"]
 
 

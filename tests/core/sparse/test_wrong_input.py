@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from shardwright.errors import DuplicateNameError, InvalidInputError, ShardwrightError, UnsupportedError
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
@@ -75,7 +76,10 @@ def test_jagged_tensor_wrong_values_is_an_error(arguments: dict[str, Any], text:
         ({"values": [1, 2, 3]}, r"values must be a torch.Tensor, got list"),
         ({"weights": torch.ones(3, dtype=torch.int64)}, r"weights must be floating point, got int64"),
         ({"weights": torch.ones(3, 1)}, r"weights must have 1 dimension, got 2: shape \[3, 1\]"),
-        ({"keys": ["a", "b"], "lengths": torch.tensor([1, 1, 1])}, r"3 bags \(lengths\) do not divide by 2 keys"),
+        (
+            {"keys": ["a", "b"], "lengths": torch.tensor([1, 1, 1])},
+            r"3 bags \(lengths\) do not divide by 2 keys",
+        ),
         ({"keys": [], "lengths": LENGTHS}, r"got 2 bags \(lengths\) for 0 keys"),
         ({"keys": [], "lengths": torch.tensor([])}, r"lengths add up to 0, but there are 3 values"),
         ({"stride": 2}, r"a stride of 2 and 2 keys need 4 bags \(lengths\), got 2"),

@@ -1,0 +1,179 @@
+"""Laws that hold for every batch, over batches that Hypothesis draws."""
+
+from __future__ import annotations
+
+from itertools import chain, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+pytestmark = pytest.mark.usefixtures("ops_path")
+many = settings(max_examples=100, deadline=None)
+
+Bags = dict[str, list[list[int]]]
+
+INDEX_DTYPES = st.sampled_from([torch.int32, torch.int64])
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Bags, KeyedJaggedTensor]:
+    """Bags by key, and the same as a `KeyedJaggedTensor`; weights, if any, are a quarter of the ids."""
+    stride = draw(st.integers(0, 4))
+    keys = draw(st.lists(st.text(max_size=3), max_size=5, unique=True))
+    bag = st.lists(st.integers(0, 2**31 - 1), max_size=4)
+    bags = {key: draw(st.lists(bag, min_size=stride, max_size=stride)) for key in keys}
+    flat = list(chain.from_iterable(bags.values()))
+    values = torch.tensor(list(chain.from_iterable(flat)), dtype=draw(INDEX_DTYPES))
+    kjt = KeyedJaggedTensor(
+        keys=keys,
+        values=values,
+        weights=values.double() / 4 if draw(st.booleans()) else None,
+        lengths=torch.tensor([len(bag) for bag in flat], dtype=draw(INDEX_DTYPES)),
+        stride=stride,
+    )
+    if draw(st.booleans()):
+        kjt = KeyedJaggedTensor(keys, values, kjt.weights_or_none(), offsets=kjt.offsets(), stride=stride)
+    return bags, kjt
+
+
+def lists(kjt: KeyedJaggedTensor) -> Bags:
+    return {key: [bag.tolist() for bag in jt.to_dense()] for key, jt in kjt.to_dict().items()}
+
+
+def state(kjt: KeyedJaggedTensor) -> tuple[Any, ...]:
+    weights = kjt.weights_or_none()
+    return (
+        kjt.keys(),
+        kjt.stride(),
+        (kjt.values().dtype, kjt.values().tolist()),
+        (kjt.lengths().dtype, kjt.lengths().tolist()),
+        None if weights is None else (weights.dtype, weights.tolist()),
+        kjt.length_per_key(),
+    )
+
+
+@many
+@given(batches())
+def test_to_dict_gives_the_lists_that_were_put_in(batch: tuple[Bags, KeyedJaggedTensor]) -> None:
+    bags, kjt = batch
+    assert lists(kjt) == bags
+    assert {key: [bag.tolist() for bag in kjt[key].to_dense()] for key in bags} == bags
+
+
+@many
+@given(batches())
+def test_from_jt_dict_undoes_to_dict(batch: tuple[Bags, KeyedJaggedTensor]) -> None:
+    bags, kjt = batch
+    if bags:  # Without keys nothing is left that could remember the stride and the dtypes.
+        assert state(KeyedJaggedTensor.from_jt_dict(kjt.to_dict())) == state(kjt)
+
+
+@many
+@given(batches(), st.data())
+def test_permute_is_undone_by_the_inverse(batch: tuple[Bags, KeyedJaggedTensor], data: st.DataObject) -> None:
+    bags, kjt = batch
+    order = data.draw(st.permutations(range(len(bags))))
+    permuted = kjt.permute(order)
+    permuted.validate()
+    assert lists(permuted) == {kjt.keys()[i]: bags[kjt.keys()[i]] for i in order}
+    assert permuted.keys() == [kjt.keys()[i] for i in order]
+    assert state(permuted.permute([order.index(i) for i in range(len(order))])) == state(kjt)
+
+
+@many
+@given(batches(), st.data())
+def test_permute_twice_is_to_permute_by_the_product(
+    batch: tuple[Bags, KeyedJaggedTensor], data: st.DataObject
+) -> None:
+    bags, kjt = batch
+    first = data.draw(st.lists(st.integers(0, max(len(bags) - 1, 0)), max_size=len(bags), unique=True))
+    second = data.draw(st.permutations(range(len(first))))
+    twice = kjt.permute(first).permute(second)
+    assert state(twice) == state(kjt.permute([first[i] for i in second]))
+
+
+@many
+@given(batches(), st.data())
+def test_concat_undoes_split(batch: tuple[Bags, KeyedJaggedTensor], data: st.DataObject) -> None:
+    bags, kjt = batch
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(bags)), max_size=4)))
+    bounds = [0, *cuts, len(bags)]
+    parts = kjt.split([end - start for start, end in pairwise(bounds)])
+    for part in parts:
+        part.validate()
+    assert state(KeyedJaggedTensor.concat(parts)) == state(kjt)
+
+
+@many
+@given(batches(), st.data())
+def test_permute_is_concat_of_split_parts(batch: tuple[Bags, KeyedJaggedTensor], data: st.DataObject) -> None:
+    bags, kjt = batch
+    order = data.draw(st.permutations(range(len(bags))))
+    parts = kjt.split([1] * len(bags))
+    if parts:
+        assert state(kjt.permute(order)) == state(KeyedJaggedTensor.concat([parts[i] for i in order]))
+
+
+@many
+@given(batches(), st.integers(0, 5), st.integers(-(2**31), 2**31 - 1))
+def test_from_dense_lengths_undoes_to_padded_dense(
+    batch: tuple[Bags, KeyedJaggedTensor], extra: int, padding: int
+) -> None:
+    _, kjt = batch
+    jt = JaggedTensor(kjt.values(), kjt.weights_or_none(), kjt.lengths())
+    width = max(kjt.lengths().tolist(), default=0) + extra
+    again = JaggedTensor.from_dense_lengths(
+        jt.to_padded_dense(width, padding), jt.lengths(), jt.to_padded_dense_weights(width, padding)
+    )
+    again.validate()
+    assert torch.equal(again.values(), jt.values())
+    assert jt.weights_or_none() is None or torch.equal(again.weights(), jt.weights())
+
+
+@many
+@given(st.data())
+def test_regroup_is_cat_of_the_parts(data: st.DataObject) -> None:
+    batch_size = data.draw(st.integers(0, 3))
+    lengths = data.draw(st.lists(st.lists(st.integers(0, 4), max_size=4), min_size=1, max_size=3))
+    parts = {
+        f"{which}.{position}": torch.randn(batch_size, length, dtype=torch.float64, requires_grad=True)
+        for which, row in enumerate(lengths)
+        for position, length in enumerate(row)
+    }
+    keyed_tensors = [
+        KeyedTensor(
+            keys := [f"{which}.{position}" for position in range(len(row))],
+            row,
+            torch.cat(
+                [torch.empty(batch_size, 0, dtype=torch.float64), *(parts[key] for key in keys)], dim=1
+            ),
+        )
+        for which, row in enumerate(lengths)
+    ]
+    group = st.lists(st.sampled_from(sorted(parts)), min_size=1, max_size=6) if parts else st.just([])
+    groups = data.draw(st.lists(group, max_size=3))
+    results = KeyedTensor.regroup(keyed_tensors, groups)
+    expected = [torch.cat([parts[key] for key in group], dim=1) for group in groups if group]
+    if not parts:
+        assert [tuple(result.shape) for result in results] == [(batch_size, 0)] * len(groups)
+        return
+    assert len(results) == len(expected)
+    for result, wanted in zip(results, expected, strict=True):
+        assert torch.equal(result, wanted)
+        factors = torch.randn_like(wanted)
+        inputs = list(parts.values())
+        for got, want in zip(
+            torch.autograd.grad(
+                (result * factors).sum(), inputs, retain_graph=True, allow_unused=True, materialize_grads=True
+            ),
+            torch.autograd.grad((wanted * factors).sum(), inputs, retain_graph=True, allow_unused=True),
+            strict=True,
+        ):
+            # A part in no group has no gradient; through the KeyedTensor that holds it, one of zeros.
+            want = torch.zeros_like(got) if want is None else want
+            torch.testing.assert_close(got, want)

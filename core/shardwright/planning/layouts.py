@@ -171,12 +171,16 @@ def _increasing(instance: Any, attribute: Any, value: tuple[int, ...]) -> None:
         raise InvalidInputError(f"bounds must rise from 0 to the number of rows, got {value}")
 
 
+def _whole_numbers(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(values)
+
+
 @frozen
 class RowsSplit(RowMap):
     """Neighbouring rows cut at given bounds: part ``i`` holds ``bounds[i] <= r < bounds[i + 1]``."""
 
     name: ClassVar[str] = "split"
-    bounds: tuple[int, ...] = field(converter=tuple, validator=_increasing)
+    bounds: tuple[int, ...] = field(converter=_whole_numbers, validator=_increasing)
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]  # derived here
@@ -264,6 +268,10 @@ def _plain(instance: Any, attribute: Any, value: Mapping[str, Any]) -> None:
             raise InvalidInputError(f"extras must be JSON data with string keys, got the key {key!r}")
 
 
+def _as_blocks(values: Iterable[Block]) -> tuple[Block, ...]:
+    return tuple(values)
+
+
 @frozen(hash=False)
 class Layout:
     """The blocks of a table and the dataflow that serves them.
@@ -276,7 +284,7 @@ class Layout:
         extras: JSON data of the plugin, kept in the plan and handed back at run time.
     """
 
-    blocks: tuple[Block, ...] = field(converter=tuple)
+    blocks: tuple[Block, ...] = field(converter=_as_blocks)
     dataflow: Dataflow = field(factory=Exchange)
     variant: str = ""
     extras: Mapping[str, Any] = field(factory=dict, validator=_plain)

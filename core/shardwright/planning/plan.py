@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 from attrs import field, frozen
 
-from shardwright.errors import InvalidInputError, PlanError
-from shardwright.planning.layouts import Block, ColumnRange, Dataflow, Exchange, Layout, RowMap, RowPart, RowsSplit
+from shardwright.errors import InvalidInputError
+from shardwright.planning.layouts import Block, Layout
 
 
 @frozen
@@ -86,3 +86,78 @@ def _metadata(block: Block, device: str) -> ShardMetadata:
 
 class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
     """The plan of one module: table name -> :class:`ParameterSharding`."""
+
+
+@frozen(hash=False)
+class ShardingPlan:
+    """How every table of a model is sharded.
+
+    Args:
+        plan: module path -> the plan of its tables.
+        document: the rest of the plan document (topology, inputs, objective, plugins, and keys that are not
+            known here): kept as it is through ``from_json`` and ``to_json``.
+    """
+
+    plan: dict[str, EmbeddingModuleShardingPlan] = field(factory=dict)
+    document: Mapping[str, Any] = field(factory=dict, eq=False, repr=False)
+
+    def get_plan_for_module(self, module_path: str) -> EmbeddingModuleShardingPlan | None:
+        """The plan of the module at ``module_path``, or ``None``."""
+        return self.plan.get(module_path)
+
+    def to_json(self, *, indent: int | None = 1) -> str:
+        """The plan document: versioned JSON, editable by hand."""
+        from shardwright.planning.document import write_plan
+
+        return write_plan(self, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> ShardingPlan:
+        """The plan in a plan document.
+
+        Raises:
+            PlanError: the document is malformed; the text names module, table and shard, and gives the numbers.
+        """
+        from shardwright.planning.document import read_plan
+
+        return read_plan(text)
+
+    def __str__(self) -> str:
+        return "\n\n".join(_module_text(path, plan) for path, plan in self.plan.items())
+
+
+def _module_text(path: str, plan: Mapping[str, ParameterSharding]) -> str:
+    tables = [
+        (name, sharding.sharding_type, sharding.compute_kernel, ranks_text(sharding.ranks))
+        for name, sharding in plan.items()
+    ]
+    shards = [
+        (name, shard.shard_offsets, shard.shard_sizes, shard.placement)
+        for name, sharding in plan.items()
+        for shard in sharding.sharding_spec.shards
+    ]
+    return "\n".join(
+        [
+            f"module: {path or '(root)'}",
+            aligned(("table", "sharding type", "compute kernel", "ranks"), tables),
+            aligned(("table", "shard offsets", "shard sizes", "placement"), shards),
+        ]
+    )
+
+
+def aligned(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A plain-text table: columns as wide as they need to be."""
+    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = [
+        "  " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+    return "\n".join([lines[0], "  " + "-+-".join("-" * width for width in widths), *lines[1:]])
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``0-3`` for a run of ranks, ``0,2,2`` for others."""
+    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ",".join(map(str, ranks))

@@ -9,4 +9,7 @@ from shardwright.hookspecs import hookimpl
 @hookimpl
 def shardwright_estimators() -> list[type[Estimator]]:
     """Offer the built-in estimators."""
-    return []
+    from shardwright_plugins.estimators.torchrec_performance import TorchRecPerformance
+    from shardwright_plugins.estimators.weights_and_buffers import WeightsAndBuffers
+
+    return [TorchRecPerformance, WeightsAndBuffers]

@@ -9,4 +9,6 @@ from shardwright.hookspecs import hookimpl
 @hookimpl
 def shardwright_partitioners() -> list[type[Partitioner]]:
     """Offer the built-in partitioners."""
-    return []
+    from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
+
+    return [GreedyPerf]

@@ -9,4 +9,7 @@ from shardwright.hookspecs import hookimpl
 @hookimpl
 def shardwright_proposers() -> list[type[Proposer]]:
     """Offer the built-in proposers."""
-    return []
+    from shardwright_plugins.proposers.greedy import Greedy
+    from shardwright_plugins.proposers.uniform import Uniform
+
+    return [Greedy, Uniform]

@@ -9,4 +9,8 @@ from shardwright.hookspecs import hookimpl
 @hookimpl
 def shardwright_sharding_types() -> list[type[ShardingType]]:
     """Offer the built-in sharding types."""
-    return []
+    from shardwright_plugins.sharding_types.column_wise import ColumnWise
+    from shardwright_plugins.sharding_types.row_wise import RowWise
+    from shardwright_plugins.sharding_types.table_wise import TableWise
+
+    return [ColumnWise, RowWise, TableWise]

@@ -1,0 +1,58 @@
+"""The contract of an estimator: how long shards take, or how much memory they need, as columns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from shardwright.contracts.names import OpenNames
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from shardwright.planning.options import Options
+    from shardwright.planning.topology import Topology
+
+PERFORMANCE = "performance"
+STORAGE = "storage"
+
+
+class Estimator(ABC, metaclass=OpenNames):
+    """Estimates a cost of every shard of every option at once.
+
+    The planner calls, on the one rank that plans:
+
+    1. ``estimate`` of the storage estimator, once;
+    2. ``estimate`` of the performance estimator, once.
+
+    An estimator holds no state between calls and never makes one Python object a shard: the columns of
+    :class:`~shardwright.planning.options.Options` have all that a model of costs needs, the layout's geometry among
+    it, so that no estimator has to know a sharding type by name.
+    """
+
+    name: ClassVar[str]
+    api: ClassVar[int] = 1
+    aliases: ClassVar[tuple[str, ...]] = ()
+    measures: ClassVar[str] = PERFORMANCE
+    """``"performance"`` (milliseconds a phase) or ``"storage"`` (bytes a memory tier)."""
+    preference: ClassVar[int] = 0
+    """Above 0: may be taken when none was asked for; the highest is."""
+
+    @abstractmethod
+    def estimate(self, options: Options, topology: Topology) -> Mapping[str, npt.NDArray[np.float64]]:
+        """The cost of each shard of each option.
+
+        Args:
+            options: columns over the tables ``[T]``, options ``[O]`` and shards ``[S]``.
+            topology: ranks, memory tiers and links.
+
+        Returns:
+            performance: phase -> milliseconds a step ``[S]``; storage: memory tier -> bytes ``[S]``. Phases are open
+            names; their sum is what a shard adds to its rank's time.
+        """
+
+    def provenance(self) -> Mapping[str, Any]:
+        """The constants the model assumes, by name, for the report; JSON data."""
+        return {}

@@ -1,0 +1,52 @@
+"""The contract of a proposer: a search over the choice of one option per table."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from shardwright.contracts.names import OpenNames
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from shardwright.planning.placement import Feedback
+    from shardwright.planning.space import SearchSpace
+
+Proposals: TypeAlias = "Generator[npt.NDArray[np.int64], Feedback, None]"
+"""Yields option indices ``[T]``, is sent what became of them."""
+
+
+class Proposer(ABC, metaclass=OpenNames):
+    """Proposes which option each table takes, and learns what became of each proposal.
+
+    The planner calls, on the one rank that plans:
+
+    1. ``proposals(space)``, once for a plan: a generator;
+    2. ``next(generator)``: the first proposal;
+    3. the partitioner places it; ``generator.send(feedback)`` tells how that went and asks for the next one;
+    4. and so on until the generator returns, or the planner has had enough and closes it.
+
+    The best proposal of all proposers becomes the plan. A proposer holds no state outside its generator, and must
+    not depend on hash order or on chance without a fixed seed: the same space gives the same proposals.
+    """
+
+    name: ClassVar[str]
+    api: ClassVar[int] = 1
+    aliases: ClassVar[tuple[str, ...]] = ()
+    preference: ClassVar[int] = 0
+    """Above 0: is run when no proposer was asked for; the highest first."""
+
+    @abstractmethod
+    def proposals(self, space: SearchSpace) -> Proposals:
+        """Yield proposals; receive a :class:`~shardwright.planning.placement.Feedback` for each.
+
+        Args:
+            space: options, their costs and the ranks' capacities.
+
+        Yields:
+            Option indices ``[T]``, one for each table in order: ``first_option[t] <= proposal[t] <
+            first_option[t + 1]``.
+        """

@@ -1,0 +1,144 @@
+"""What the user asks for a table: allowed sharding types and kernels, and how its features are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from attrs import field, frozen
+
+from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.planning.tables import TableSpec
+
+
+def _plain_names(values: Iterable[Any] | None) -> tuple[str, ...] | None:
+    """Names, or members of an enumeration whose ``value`` is the name."""
+    if values is None:
+        return None
+    if isinstance(values, str):
+        raise InvalidInputError(f"expected a list of names, got the string {values!r}; write [{values!r}]")
+    names = tuple(str(getattr(value, "value", value)) for value in values)
+    if not names:
+        raise InvalidInputError("an empty list of names leaves no option; leave the argument out to allow all")
+    return names
+
+
+def _floats(values: Iterable[float] | None) -> tuple[float, ...] | None:
+    return None if values is None else tuple(float(value) for value in values)
+
+
+def _whole_numbers(values: Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(int(value) for value in values)
+
+
+def _not_negative(instance: Any, attribute: Any, values: tuple[float, ...] | None) -> None:
+    if values is not None and (not values or min(values) < 0):
+        raise InvalidInputError(f"{attribute.name} must be one number a feature, none negative; got {values}")
+
+
+def _positive(instance: Any, attribute: Any, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise InvalidInputError(f"{attribute.name} must be a positive number of columns, got {value!r}")
+
+
+@frozen
+class ParameterConstraints:
+    """What is asked for one table, or for all tables that a pattern matches.
+
+    There is no field that the planner does not use.
+
+    Args:
+        sharding_types: the sharding types allowed; all by default.
+        compute_kernels: the compute kernels allowed, the preferred first; by default every kernel that supports
+            the table and applies its optimizer in the backward pass.
+        min_partition: the fewest columns a block may have, where columns are cut.
+        pooling_factors: ids per bag of each feature, on average; one number stands for every feature. 1 by default.
+        num_poolings: bags per sample of each feature; one number stands for every feature. 1 by default.
+        batch_sizes: samples per rank and step of each feature; the planner's batch size by default.
+        is_weighted: whether ids carry weights; as the module says by default.
+        device_group: type of the device that must hold the table; planning fails if the topology has another.
+
+    Raises:
+        InvalidInputError: a value is of the wrong form.
+    """
+
+    sharding_types: tuple[str, ...] | None = field(default=None, converter=_plain_names)
+    compute_kernels: tuple[str, ...] | None = field(default=None, converter=_plain_names)
+    min_partition: int | None = field(default=None, validator=_positive)
+    pooling_factors: tuple[float, ...] | None = field(default=None, converter=_floats, validator=_not_negative)
+    num_poolings: tuple[float, ...] | None = field(default=None, converter=_floats, validator=_not_negative)
+    batch_sizes: tuple[int, ...] | None = field(default=None, converter=_whole_numbers, validator=_not_negative)
+    is_weighted: bool | None = None
+    device_group: str | None = None
+
+    def per_feature(self, name: str, table: TableSpec, default: float) -> tuple[float, ...]:
+        """The values of ``pooling_factors``, ``num_poolings`` or ``batch_sizes``, one for each of a table's features.
+
+        Raises:
+            InvalidInputError: there are neither as many as features, nor one for all.
+        """
+        values: tuple[float, ...] = getattr(self, name) or (default,)
+        count = self.num_features(table)
+        if len(values) == 1:
+            return values * count
+        if len(values) != count:
+            raise InvalidInputError(
+                f"constraints for table {table.describe()}: {name} has {len(values)} values, the table has "
+                f"{count} features; give one a feature, or one for all"
+            )
+        return values
+
+    def num_features(self, table: TableSpec) -> int:
+        """The table's features; where its specification names none, as many as values were given."""
+        given = (self.pooling_factors, self.num_poolings, self.batch_sizes)
+        return table.num_features or max(len(values or (0,)) for values in given)
+
+
+_NONE = ParameterConstraints()
+
+
+def _as_dict(rules: Mapping[str, ParameterConstraints] | None) -> Mapping[str, ParameterConstraints]:
+    return dict(rules or {})
+
+
+@frozen
+class Constraints:
+    """The constraints of all tables: exact names first, then patterns in the order given.
+
+    Args:
+        rules: table name, path (``module.table``) or pattern (``"user_*"``) -> what is asked.
+    """
+
+    rules: Mapping[str, ParameterConstraints] = field(factory=dict, converter=_as_dict)
+
+    @rules.validator
+    def _typed(self, attribute: Any, value: Mapping[str, Any]) -> None:
+        for key, rule in value.items():
+            if not isinstance(rule, ParameterConstraints):
+                raise InvalidInputError(f"constraints[{key!r}] must be a ParameterConstraints, got {rule!r}")
+
+    def check(self, tables: Sequence[TableSpec]) -> None:
+        """Check that each rule is for some table.
+
+        Raises:
+            UnknownNameError: a key names no table and matches none; the text has the nearest name.
+        """
+        names = {name for table in tables for name in (table.name, table.path)}
+        for key in self.rules:
+            if key not in names and not any(fnmatchcase(name, key) for name in names):
+                known = ", ".join(sorted({table.name for table in tables})[:10])
+                more = f" and {len(tables) - 10} more" if len(tables) > 10 else ""
+                raise UnknownNameError(
+                    f"constraints[{key!r}] is for no table of the model. Tables: {known}{more}.{nearest(key, names)}"
+                )
+
+    def of(self, table: TableSpec) -> ParameterConstraints:
+        """What is asked for ``table``: by its path, its name, or the first pattern that matches either."""
+        for key in (table.path, table.name):
+            if key in self.rules:
+                return self.rules[key]
+        for pattern, rule in self.rules.items():
+            if fnmatchcase(table.name, pattern) or fnmatchcase(table.path, pattern):
+                return rule
+        return _NONE

@@ -1,0 +1,353 @@
+"""The plan document: a plan as JSON, versioned, checked on load, editable by hand.
+
+``{"format": "shardwright-plan", "version": 1, "objective": {...}, "topology": {...}, "inputs": {...}, "plugins": [...],
+"modules": {path: {table: {"sharding_type", "compute_kernel", "num_embeddings", "embedding_dim", "shards": [{"rank",
+"rows": [a, b], "columns": [a, b]}, ...]}}}}``. A table may also have ``row_map`` (where rows are not parted in
+neighbouring runs; then a shard's ``rows`` are ``{"part": i, "num_rows": n}``), ``dataflow``, ``variant`` and
+``extras``. Keys that are not known here are kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from shardwright.contracts.sharding_type import ShardingType
+from shardwright.errors import PlanError, ShardwrightError
+from shardwright.planning.layouts import (
+    Block,
+    ColumnRange,
+    Dataflow,
+    Exchange,
+    Layout,
+    RowMap,
+    RowPart,
+    RowsRange,
+    RowsSplit,
+    from_data,
+    to_data,
+)
+from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.tables import TableSpec
+
+if TYPE_CHECKING:
+    from shardwright.registry import Registry
+
+FORMAT = "shardwright-plan"
+VERSION = 1
+
+_TABLE_KEYS = frozenset(
+    ["sharding_type", "compute_kernel", "num_embeddings", "embedding_dim", "shards"]
+    + ["row_map", "dataflow", "variant", "extras"]
+)
+_SHARD_KEYS = frozenset(["rank", "rows", "columns"])
+
+
+def write_plan(plan: ShardingPlan, *, indent: int | None = 1) -> str:
+    """The JSON document of a plan; keys in a fixed order, so that documents can be compared line by line."""
+    document = copy.deepcopy(dict(plan.document))
+    known = document.pop("modules", {})
+    head = {"format": FORMAT, "version": VERSION}
+    head["topology"] = document.pop("topology", None) or _least_topology(plan)
+    modules = {
+        path: {
+            name: _table_data(sharding, known.get(path, {}).get(name, {}))
+            for name, sharding in tables.items()
+        }
+        for path, tables in plan.plan.items()
+    }
+    return json.dumps({**document, **head, "modules": modules}, indent=indent, allow_nan=False)
+
+
+def _least_topology(plan: ShardingPlan) -> dict[str, Any]:
+    shardings = [sharding for tables in plan.plan.values() for sharding in tables.values()]
+    ranks = [rank for sharding in shardings for rank in sharding.ranks]
+    device = shardings[0].device if shardings else "cpu"
+    return {"world_size": max(ranks, default=0) + 1, "compute_device": device}
+
+
+def _table_data(sharding: ParameterSharding, known: Mapping[str, Any]) -> dict[str, Any]:
+    layout = sharding.layout
+    shards = [_shard_data(block) for block in layout.blocks]
+    data: dict[str, Any] = {
+        "sharding_type": sharding.sharding_type,
+        "compute_kernel": sharding.compute_kernel,
+        "num_embeddings": layout.row_map.num_rows,
+        "embedding_dim": max(block.columns.stop for block in layout.blocks),
+    }
+    if not _can_be_derived(layout):
+        data["row_map"] = to_data(layout.row_map)
+    if layout.dataflow != Exchange():
+        data["dataflow"] = to_data(layout.dataflow)
+    if layout.variant:
+        data["variant"] = layout.variant
+    if layout.extras:
+        data["extras"] = copy.deepcopy(dict(layout.extras))
+    data.update((key, value) for key, value in known.items() if key not in _TABLE_KEYS)
+    data["shards"] = _with_unknown(shards, known.get("shards", ()))
+    return data
+
+
+def _shard_data(block: Block) -> dict[str, Any]:
+    bounds = block.rows.bounds
+    rows = list(bounds) if bounds else {"part": block.rows.index, "num_rows": block.num_rows}
+    return {"rank": block.rank, "rows": rows, "columns": [block.columns.start, block.columns.stop]}
+
+
+def _with_unknown(shards: list[dict[str, Any]], known: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Shards with the keys that a loaded document had beside ours, if it has as many shards."""
+    if len(known) != len(shards):
+        return shards
+    return [
+        {**shard, **{key: value for key, value in old.items() if key not in _SHARD_KEYS}}
+        for shard, old in zip(shards, known, strict=True)
+    ]
+
+
+def _can_be_derived(layout: Layout) -> bool:
+    bounds = [block.rows.bounds for block in layout.blocks]
+    if any(pair is None for pair in bounds):
+        return False
+    try:
+        columns = [block.columns for block in layout.blocks]
+        row_map, parts = _derive_row_map([b for b in bounds if b], columns, layout.row_map.num_rows)
+    except PlanError:
+        return False
+    return row_map == layout.row_map and parts == [block.rows.index for block in layout.blocks]
+
+
+def read_plan(text: str) -> ShardingPlan:
+    """The plan in a document.
+
+    Raises:
+        PlanError: the document is malformed, names what is not known, or its shards do not cover each row and column
+            exactly once; the text says where.
+    """
+    document = _parse(text)
+    if document.get("format") != FORMAT:
+        raise PlanError(f"a plan document has \"format\": \"{FORMAT}\", this one has {document.get('format')!r}")
+    if document.get("version") != VERSION:
+        raise PlanError(
+            f"the plan document has version {document.get('version')!r}; this shardwright reads version {VERSION}"
+        )
+    topology = _typed(document, "topology", dict, "the plan document")
+    reader = _Reader(
+        world_size=_positive(topology, "world_size", "topology"),
+        device=_typed(topology, "compute_device", str, "topology"),
+    )
+    modules = _typed(document, "modules", dict, "the plan document")
+    plan = {
+        path: EmbeddingModuleShardingPlan(
+            (name, reader.table(path, name, entry))
+            for name, entry in _items(tables, f"module {path!r}")
+        )
+        for path, tables in modules.items()
+    }
+    return ShardingPlan(plan=plan, document=document)
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text, object_pairs_hook=_without_repetition)
+    except json.JSONDecodeError as error:
+        raise PlanError(
+            f"the plan document is no JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from error
+    if not isinstance(document, dict):
+        raise PlanError(f"a plan document is a JSON object, got {type(document).__name__}")
+    return document
+
+
+def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    pairs = list(pairs)
+    repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+    if repeated:
+        raise PlanError(f"the plan document has the key {repeated[0]!r} twice in one object")
+    return dict(pairs)
+
+
+class _Reader:
+    """Reads the tables of a document for one topology."""
+
+    def __init__(self, world_size: int, device: str) -> None:
+        from shardwright.plugins import host
+
+        self._types: Registry[ShardingType] = host().sharding_types
+        self._kernels = host().compute_kernels
+        self._world_size = world_size
+        self._device = device
+
+    def table(self, path: str, name: str, entry: Any) -> ParameterSharding:
+        where = f"module {path!r}, table {name!r}"
+        if not isinstance(entry, dict):
+            raise PlanError(f"{where} must be an object, got {entry!r}")
+        try:
+            kind = self._types.entry(_typed(entry, "sharding_type", str, where))
+            kernel = self._kernels.entry(_typed(entry, "compute_kernel", str, where)).name
+            layout = self._layout(kind.item, entry, where)
+            layout.check(
+                TableSpec(name, layout.row_map.num_rows, entry["embedding_dim"], module=path),
+                world_size=self._world_size,
+            )
+        except PlanError:
+            raise
+        except ShardwrightError as error:
+            raise PlanError(f"{where}: {error}") from error
+        return ParameterSharding(kind.name, kernel, layout, device=self._device)
+
+    def _layout(self, kind: type[ShardingType] | ShardingType, entry: Mapping[str, Any], where: str) -> Layout:
+        num_rows = _positive(entry, "num_embeddings", where)
+        dim = _positive(entry, "embedding_dim", where)
+        shards = _typed(entry, "shards", list, where)
+        if not shards:
+            raise PlanError(f"{where} has no shards; its {num_rows} rows x {dim} columns must be somewhere")
+        places = [f"{where}, shard {index}" for index in range(len(shards))]
+        ranks = [self._rank(shard, place) for shard, place in zip(shards, places, strict=True)]
+        columns = [_columns(shard, dim, place) for shard, place in zip(shards, places, strict=True)]
+        rows = [_rows(shard, num_rows, place) for shard, place in zip(shards, places, strict=True)]
+        given: RowMap | None = None
+        if "row_map" in entry:
+            given = from_data(_typed(entry, "row_map", dict, where), kind.row_maps)
+        parts = _row_parts(given, rows, columns, num_rows, places)
+        dataflow: Dataflow = Exchange()
+        if "dataflow" in entry:
+            dataflow = from_data(_typed(entry, "dataflow", dict, where), kind.dataflows)
+        return Layout(
+            [Block(part, span, rank=rank) for part, span, rank in zip(parts, columns, ranks, strict=True)],
+            dataflow=dataflow,
+            variant=_typed(entry, "variant", str, where) if "variant" in entry else "",
+            extras=_typed(entry, "extras", dict, where) if "extras" in entry else {},
+        )
+
+    def _rank(self, shard: Any, place: str) -> int:
+        if not isinstance(shard, dict):
+            raise PlanError(f"{place} must be an object with rank, rows and columns, got {shard!r}")
+        rank = shard.get("rank")
+        if not _is_count(rank) or rank >= self._world_size:
+            raise PlanError(f"{place}: rank {rank!r} is not one of the {self._world_size} ranks of the topology")
+        return rank
+
+
+def _row_parts(
+    given: RowMap | None,
+    rows: Sequence[tuple[int, int] | int],
+    columns: Sequence[ColumnRange],
+    num_rows: int,
+    places: Sequence[str],
+) -> list[RowPart]:
+    """The part of the rows that each shard holds: by the row map given, or one derived from the bounds."""
+    if given is None:
+        bounds = [pair for pair in rows if isinstance(pair, tuple)]
+        if len(bounds) < len(rows):
+            index = next(index for index, pair in enumerate(rows) if not isinstance(pair, tuple))
+            raise PlanError(f"{places[index]}: rows are given by part, which needs the table's row_map")
+        row_map, parts = _derive_row_map(bounds, columns, num_rows, places)
+        return [row_map[part] for part in parts]
+    of_bounds = {part.bounds: part.index for part in given if part.bounds is not None}
+    found = []
+    for pair, place in zip(rows, places, strict=True):
+        part = of_bounds.get(pair) if isinstance(pair, tuple) else pair
+        if part is None or part >= given.num_parts:
+            raise PlanError(f"{place}: the row_map {to_data(given)} has no part {pair}")
+        found.append(given[part])
+    return found
+
+
+def _derive_row_map(
+    bounds: Sequence[tuple[int, int]],
+    columns: Sequence[ColumnRange],
+    num_rows: int,
+    places: Sequence[str] = (),
+) -> tuple[RowMap, list[int]]:
+    """The row map whose parts have these bounds, and the part of each: equal runs where they are equal.
+
+    Empty parts are told apart by their columns: shards of the same columns are of different parts.
+
+    Raises:
+        PlanError: the bounds overlap, or leave rows out.
+    """
+    seen: Counter[tuple[tuple[int, int], ColumnRange]] = Counter()
+    keys: list[tuple[int, int, int]] = []
+    for (start, stop), span in zip(bounds, columns, strict=True):
+        occurrence = seen[(start, stop), span]
+        seen[(start, stop), span] += 1
+        if occurrence and start != stop:
+            place = places[len(keys)] if places else "a shard"
+            raise PlanError(
+                f"{place}: rows [{start}, {stop}) and columns [{span.start}, {span.stop}) are covered twice"
+            )
+        keys.append((start, stop, occurrence))
+    distinct = sorted(set(keys))
+    reached = 0
+    for start, stop, _ in distinct:
+        if start != reached:
+            what = "not covered" if start > reached else "covered twice, or cut differently in different columns"
+            place = f"{places[0].rpartition(', ')[0]}: " if places else ""
+            raise PlanError(f"{place}rows [{min(start, reached)}, {max(start, reached)}) are {what}")
+        reached = stop
+    if reached != num_rows:
+        place = f"{places[0].rpartition(', ')[0]}: " if places else ""
+        raise PlanError(f"{place}the shards cover {reached} of {num_rows} rows")
+    even = RowsRange(num_rows, parts=len(distinct))
+    if [part.bounds for part in even] == [(start, stop) for start, stop, _ in distinct]:
+        row_map: RowMap = even
+    else:
+        row_map = RowsSplit((0, *(stop for _, stop, _ in distinct)))
+    index = {key: part for part, key in enumerate(distinct)}
+    return row_map, [index[key] for key in keys]
+
+
+def _rows(shard: Mapping[str, Any], num_rows: int, place: str) -> tuple[int, int] | int:
+    rows = shard.get("rows")
+    if isinstance(rows, dict):
+        part = rows.get("part")
+        if not _is_count(part):
+            raise PlanError(f"{place}: rows must be [start, stop] or {{\"part\": i, \"num_rows\": n}}, got {rows!r}")
+        return part
+    start, stop = _pair(shard, "rows", place)
+    if not 0 <= start <= stop <= num_rows:
+        raise PlanError(f"{place}: rows [{start}, {stop}) are not within the table's {num_rows} rows")
+    return start, stop
+
+
+def _columns(shard: Mapping[str, Any], dim: int, place: str) -> ColumnRange:
+    start, stop = _pair(shard, "columns", place)
+    if not 0 <= start < stop <= dim:
+        raise PlanError(f"{place}: columns [{start}, {stop}) are empty or not within the table's {dim} columns")
+    return ColumnRange(start, stop)
+
+
+def _pair(shard: Mapping[str, Any], key: str, place: str) -> tuple[int, int]:
+    pair = shard.get(key)
+    if not isinstance(pair, list) or len(pair) != 2 or not all(type(item) is int for item in pair):
+        raise PlanError(f"{place}: {key} must be two whole numbers [start, stop], got {pair!r}")
+    return pair[0], pair[1]
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
+
+
+def _positive(data: Mapping[str, Any], key: str, where: str) -> int:
+    value = data.get(key)
+    if not _is_count(value) or value == 0:
+        raise PlanError(f"{where}: {key} must be a positive whole number, got {value!r}")
+    return value
+
+
+def _typed(data: Mapping[str, Any], key: str, kind: type[Any], where: str) -> Any:
+    value = data.get(key)
+    if not isinstance(value, kind):
+        names: dict[type[Any], str] = {dict: "an object", list: "a list", str: "a text"}
+        got = "nothing" if key not in data else repr(value)
+        raise PlanError(f"{where}: {key} must be {names[kind]}, got {got}")
+    return value
+
+
+def _items(data: Any, where: str) -> Iterable[tuple[str, Any]]:
+    if not isinstance(data, dict):
+        raise PlanError(f"{where} must be an object of tables, got {data!r}")
+    return data.items()

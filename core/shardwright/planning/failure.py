@@ -1,0 +1,147 @@
+"""Why there is no plan, with the numbers, and what would help."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from shardwright.contracts.estimator import Estimator
+from shardwright.errors import NoPlanError, ShardwrightError
+from shardwright.planning.constraints import Constraints
+from shardwright.planning.inputs import Request
+from shardwright.planning.options import Ints, Options, enumerate_options
+from shardwright.planning.placement import Misfit
+from shardwright.planning.search import SearchResult
+from shardwright.planning.space import SearchSpace
+from shardwright.planning.text import bytes_text
+
+
+def explain_no_plan(
+    space: SearchSpace,
+    result: SearchResult,
+    constraints: Constraints,
+    request: Request,
+    storage: Estimator,
+    *,
+    here: bool,
+) -> NoPlanError:
+    """The error for a search that found nothing: a proof that nothing fits where there is one, else what was short."""
+    too_large = _table_too_large(space)
+    if too_large is not None:
+        table, text = too_large
+        return NoPlanError(text + _what_would_fit(space, table, constraints, request, storage, here=here))
+    together = _too_much_together(space)
+    if together:
+        return NoPlanError(together)
+    assert result.misfit is not None  # a search without a plan had a misfit
+    text = _nearest_text(space, result, result.misfit)
+    return NoPlanError(
+        text + _what_would_fit(space, result.misfit.table, constraints, request, storage, here=here)
+    )
+
+
+def _table_too_large(space: SearchSpace) -> tuple[int, str] | None:
+    """The first table of which no option fits, even alone."""
+    options = space.options
+    fits = np.logical_or.reduceat(space.fits_alone, options.first_option[:-1])
+    if fits.all():
+        return None
+    table = int(np.argmin(fits))
+    mine = np.array(options.of_table(table))
+    most = space.capacity_bytes.max(axis=0)
+    share = (space.largest_bytes[mine] / np.maximum(most, 1)).max(axis=1)
+    option = int(mine[np.argmin(share)])
+    tier = int(np.argmax(space.largest_bytes[option] / np.maximum(most, 1)))
+    rank = int(np.argmax(space.capacity_bytes[:, tier]))
+    return table, (
+        f"no plan: table {options.tables[table].describe()} needs "
+        f"{bytes_text(space.largest_bytes[option, tier])} of {space.tiers[tier]} on one rank, as "
+        f"{options.type_of(option).name!r} with kernel {options.kernel_of(option).name!r} "
+        f"({_blocks(options, option)}); the emptiest rank ({rank}) has "
+        f"{bytes_text(space.capacity_bytes[rank, tier])}{_of_total(space, rank, tier)}."
+    )
+
+
+def _too_much_together(space: SearchSpace) -> str:
+    """Whether all tables together need more than all ranks have, whatever is chosen."""
+    least = np.minimum.reduceat(space.total_bytes, space.options.first_option[:-1], axis=0).sum(axis=0)
+    have = space.capacity_bytes.sum(axis=0)
+    short = np.flatnonzero(least > have)
+    if not len(short):
+        return ""
+    tier = int(short[0])
+    world_size = len(space.capacity_bytes)
+    return (
+        f"no plan: the {len(space.options.tables)} tables need at least {bytes_text(least[tier])} of "
+        f"{space.tiers[tier]} together, whatever is chosen; the {world_size} ranks have {bytes_text(have[tier])}. "
+        f"At least {-(-int(least[tier]) * world_size // max(1, int(have[tier])))} such ranks are needed; or a smaller "
+        "data type, batch size or storage_reservation, or kernels that use another memory."
+    )
+
+
+def _nearest_text(space: SearchSpace, result: SearchResult, misfit: Misfit) -> str:
+    where = (
+        f"rank {misfit.rank}, where it must be," if misfit.is_fixed else f"the emptiest rank ({misfit.rank})"
+    )
+    table = space.options.tables[misfit.table]
+    tier = space.tiers.index(misfit.tier)
+    return (
+        f"no plan found: {result.num_proposals} proposals were tried, none fitted. In the one that came nearest, a "
+        f"shard of table {table.describe()} needs {bytes_text(misfit.needed_bytes)} of {misfit.tier}; {where} has "
+        f"{bytes_text(misfit.free_bytes)} left of {bytes_text(misfit.capacity_bytes)}"
+        f"{_of_total(space, misfit.rank, tier)}. A plan may exist all the same: try another proposer or partitioner, a "
+        "smaller storage_reservation, or more ranks."
+    )
+
+
+def _of_total(space: SearchSpace, rank: int, tier: int) -> str:
+    total = int(space.topology.capacity_bytes[rank, tier])
+    usable = int(space.capacity_bytes[rank, tier])
+    return f" (of {bytes_text(total)}, the rest is reserved)" if usable < total else ""
+
+
+def _blocks(options: Options, option: int) -> str:
+    shards = options.shards_of(option)
+    count = shards.stop - shards.start
+    return f"{count} block{'s' if count > 1 else ''}"
+
+
+def _what_would_fit(
+    space: SearchSpace, table: int, constraints: Constraints, request: Request, storage: Estimator, *, here: bool
+) -> str:
+    """Sharding types and kernels that the constraints exclude and that would fit, if there are such."""
+    from shardwright.plugins import host
+
+    spec = space.options.tables[table]
+    rule = constraints.of(spec)
+    if rule.sharding_types is None and rule.compute_kernels is None:
+        return ""
+    freed = attrs.evolve(rule, sharding_types=None, compute_kernels=None)
+    try:
+        options = enumerate_options(
+            [spec], space.topology, Constraints({spec.path: freed}), host(), batch_size=request.batch_size_or(1), here=here
+        )
+        other = SearchSpace(
+            options, space.topology, {}, _memory(options, space, storage), space.capacity_bytes
+        )
+    except ShardwrightError:
+        return ""
+    hints = []
+    for option in np.flatnonzero(other.fits_alone).tolist():
+        kind, kernel = options.type_of(option).name, options.kernel_of(option).name
+        if kind in (rule.sharding_types or (kind,)) and kernel in (rule.compute_kernels or (kernel,)):
+            continue
+        tier = int(np.argmax(other.largest_bytes[option]))
+        hints.append(
+            f" {kind!r} with kernel {kernel!r} ({_blocks(options, option)}) needs "
+            f"{bytes_text(other.largest_bytes[option, tier])} of {space.tiers[tier]} on one rank: allow it in "
+            f"constraints[{spec.name!r}]."
+        )
+    return hints[0] if hints else ""
+
+
+def _memory(options: Options, space: SearchSpace, storage: Estimator) -> Ints:
+    memory = np.zeros((options.num_shards, len(space.tiers)), dtype=np.int64)
+    for tier, column in storage.estimate(options, space.topology).items():
+        memory[:, space.tiers.index(space.topology.tier_of(tier))] += np.ceil(column).astype(np.int64)
+    return memory

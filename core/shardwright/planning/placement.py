@@ -1,0 +1,143 @@
+"""What passes between proposers, partitioners and the search: proposed shards, placements, misfits, feedback."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.planning.options import FREE, Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    from shardwright.planning.space import SearchSpace
+
+
+@frozen(eq=False)
+class ProposedShards:
+    """The shards of a proposal as columns over ``N`` shards, ``W`` ranks and ``M`` memory tiers.
+
+    Args:
+        shard: index into the shards of all options: ``[N]``.
+        table: the table it belongs to: ``[N]``.
+        cost_ms: what it adds to its rank's time: ``[N]``.
+        memory_bytes: what it takes of each tier: ``[N, M]``.
+        rank: the rank it must live on, or ``FREE``: ``[N]``.
+        tiers: the names of the tiers.
+        capacity_bytes: what each rank has: ``[W, M]``.
+    """
+
+    shard: Ints
+    table: Ints
+    cost_ms: Floats
+    memory_bytes: Ints
+    rank: Ints
+    tiers: tuple[str, ...]
+    capacity_bytes: Ints
+
+    @property
+    def world_size(self) -> int:
+        """``W``."""
+        return len(self.capacity_bytes)
+
+    def loads_ms(self, ranks: Ints) -> Floats:
+        """Each rank's time when the shards live on ``ranks``: ``[W]``."""
+        loads: Floats = np.zeros(self.world_size)
+        np.add.at(loads, ranks, self.cost_ms)
+        return loads
+
+    def used_bytes(self, ranks: Ints) -> Ints:
+        """What each rank holds of each tier when the shards live on ``ranks``: ``[W, M]``."""
+        used = np.zeros_like(self.capacity_bytes)
+        np.add.at(used, ranks, self.memory_bytes)
+        return used
+
+    @property
+    def is_fixed(self) -> Bools:
+        """Which shards must live on a given rank: ``[N]``."""
+        return np.not_equal(self.rank, FREE)
+
+    def misfit(self, shard: int, rank: int, used_bytes: Ints) -> Misfit:
+        """Why shard ``shard`` of these does not fit on ``rank``, which holds ``used_bytes`` ``[M]`` already.
+
+        Without ``rank`` it fits nowhere; then ``rank`` is the one that came nearest.
+        """
+        free = self.capacity_bytes[rank] - used_bytes
+        tier = int(np.argmax(self.memory_bytes[shard] - free))
+        return Misfit(
+            table=int(self.table[shard]),
+            shard=shard,
+            rank=rank,
+            is_fixed=bool(self.rank[shard] != FREE),
+            tier=self.tiers[tier],
+            needed_bytes=int(self.memory_bytes[shard, tier]),
+            free_bytes=int(free[tier]),
+            capacity_bytes=int(self.capacity_bytes[rank, tier]),
+        )
+
+
+@frozen
+class Misfit:
+    """Which shard did not fit where, and why.
+
+    Args:
+        table: index of its table.
+        shard: its position among the shards of the proposal.
+        rank: the rank it must live on, or else the rank that came nearest.
+        is_fixed: whether it must live there.
+        tier: the memory tier that is short.
+        needed_bytes: what the shard needs of it.
+        free_bytes: what is left of it on ``rank``.
+        capacity_bytes: what ``rank`` has of it.
+    """
+
+    table: int
+    shard: int
+    rank: int
+    is_fixed: bool
+    tier: str
+    needed_bytes: int
+    free_bytes: int
+    capacity_bytes: int
+
+
+@frozen(eq=False)
+class Feedback:
+    """What became of a proposal.
+
+    Args:
+        ranks: where its shards went, in the order of tables and shards: ``[N]``; ``None`` if they did not fit.
+        load_ms: time of each rank: ``[W]``; ``None`` if they did not fit.
+        used_bytes: memory used on each rank: ``[W, M]``; ``None`` if they did not fit.
+        value_ms: the objective, the largest rank's time; infinite if they did not fit.
+        misfit: which shard did not fit, and where.
+    """
+
+    ranks: Ints | None = None
+    load_ms: Floats | None = None
+    used_bytes: Ints | None = None
+    value_ms: float = float("inf")
+    misfit: Misfit | None = None
+
+
+def propose(space: SearchSpace, proposal: Ints) -> ProposedShards:
+    """The shards of a proposal, gathered from the columns of all options.
+
+    Args:
+        space: options and costs.
+        proposal: one option for each table: ``[T]``.
+    """
+    options = space.options
+    starts, stops = options.first_shard[proposal], options.first_shard[proposal + 1]
+    counts = stops - starts
+    before = np.cumsum(counts) - counts
+    shard = np.repeat(starts - before, counts) + np.arange(counts.sum(), dtype=np.int64)
+    return ProposedShards(
+        shard=shard,
+        table=np.repeat(np.arange(len(proposal), dtype=np.int64), counts),
+        cost_ms=space.cost_ms[shard],
+        memory_bytes=space.memory_bytes[shard],
+        rank=options.rank[shard],
+        tiers=space.tiers,
+        capacity_bytes=space.capacity_bytes,
+    )

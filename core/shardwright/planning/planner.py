@@ -1,0 +1,338 @@
+"""The planner: from tables, topology and constraints to a plan."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.contracts.estimator import PERFORMANCE, STORAGE, Estimator
+from shardwright.contracts.partitioner import Partitioner
+from shardwright.contracts.proposer import Proposer
+from shardwright.errors import InvalidInputError, PlanningError, ShardwrightError, UnknownPluginError
+from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.failure import explain_no_plan
+from shardwright.planning.inputs import Request, describe_inputs
+from shardwright.planning.options import Ints, enumerate_options
+from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.report import Report
+from shardwright.planning.search import OBJECTIVE, SearchResult, search
+from shardwright.planning.space import SearchSpace, estimate_costs
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+
+if TYPE_CHECKING:
+    from shardwright.registry import Registry
+
+_log = logging.getLogger("shardwright")
+
+# What TorchRec assumes (torchrec/distributed/planner: BATCH_SIZE, and the heuristical reservation's percentage).
+BATCH_SIZE = 512
+STORAGE_RESERVATION = 0.15
+
+_Part = TypeVar("_Part", Estimator, Proposer, Partitioner)
+
+
+@frozen(eq=False)
+class _Parts:
+    """The plugins that plan."""
+
+    performance: Estimator
+    storage: Estimator
+    proposers: tuple[Proposer, ...]
+    partitioner: Partitioner
+
+
+class EmbeddingShardingPlanner:
+    """Plans how to shard the tables of a model: enumerates options, estimates, searches, rates.
+
+    Args:
+        topology: what to shard over; derived from the process group by ``collective_plan`` if not given.
+        batch_size: samples per rank and step; 512 as in TorchRec if not given, and listed as assumed.
+        constraints: table name, path or pattern (``"user_*"``) -> what is asked of it. Exact names win, then patterns
+            in the order given.
+        estimator: the performance estimator, by name or as an object; the preferred one if not given.
+        storage_estimator: the storage estimator, likewise.
+        proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if not given.
+        partitioner: the partitioner, by name or as an object; the preferred one if not given.
+        storage_reservation: the part of the device's memory, from 0 to 1, kept free for what is not planned (dense
+            layers, activations); 0.15 as in TorchRec if not given.
+        debug: log and print the report of each plan. Planning is silent otherwise.
+
+    Example:
+        >>> planner = EmbeddingShardingPlanner(topology=Topology(world_size=2, compute_device="cpu"))
+        >>> plan = planner.plan_tables([TableSpec("user_id", 1000, 64)])
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        *,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        estimator: str | Estimator | None = None,
+        storage_estimator: str | Estimator | None = None,
+        proposer: str | Proposer | Sequence[str | Proposer] | None = None,
+        partitioner: str | Partitioner | None = None,
+        storage_reservation: float | None = None,
+        debug: bool = False,
+    ) -> None:
+        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+            raise InvalidInputError(f"batch_size must be a positive integer, got {batch_size!r}")
+        if storage_reservation is not None and not 0 <= storage_reservation < 1:
+            raise InvalidInputError(
+                f"storage_reservation is a part of the device's memory, from 0 to below 1; got {storage_reservation!r}"
+            )
+        self._topology = topology
+        self._batch_size = batch_size
+        self._constraints = Constraints(constraints)
+        self._estimator = estimator
+        self._storage_estimator = storage_estimator
+        self._proposer = proposer
+        self._partitioner = partitioner
+        self._reservation = storage_reservation
+        self._debug = debug
+        self.report: Report | None = None
+        """The report of the last plan made in this process."""
+
+    def plan(self, module: Any, sharders: Sequence[Any]) -> ShardingPlan:
+        """Plan all tables of ``module`` that ``sharders`` can shard.
+
+        Args:
+            module: the model, on any device (``meta`` will do).
+            sharders: module sharders.
+
+        Raises:
+            PlanningError: no plan fits; the text has the numbers and what would help.
+        """
+        from shardwright.runtime.sharders import collect_tables
+
+        return self.plan_tables(collect_tables(module, sharders))
+
+    def plan_tables(self, tables: Iterable[TableSpec]) -> ShardingPlan:
+        """Plan tables given by their specifications; needs no torch.
+
+        Raises:
+            PlanningError: no plan fits; the text has the numbers and what would help.
+        """
+        if self._topology is None:
+            raise InvalidInputError(
+                "the planner has no topology: give EmbeddingShardingPlanner(topology=Topology(world_size=..., "
+                "compute_device=...)), or call collective_plan, which derives it from the process group"
+            )
+        return self._plan(tuple(tables), self._topology, here=False)
+
+    def collective_plan(
+        self, module: Any, sharders: Sequence[Any], process_group: Any = None
+    ) -> ShardingPlan:
+        """Plan on rank 0 and give every rank the same plan, or the same error.
+
+        Every rank of the process group makes this call; in it, every rank
+
+        1. compares its plugins with the others';
+        2. rank 0 plans, and broadcasts the plan document, or what went wrong;
+        3. the others read the document.
+
+        Args:
+            module: the model, on any device.
+            sharders: module sharders.
+            process_group: the ranks; the world by default.
+
+        Raises:
+            PlanningError: no plan fits; on every rank.
+        """
+        from shardwright.runtime.environment import ShardingEnv
+
+        env = ShardingEnv.from_process_group(process_group)
+        answer: dict[str, str] | None = None
+        cause: Exception | None = None
+        plan: ShardingPlan | None = None
+        if env.rank == 0:
+            try:
+                plan = self._plan_for(env, module, sharders)
+                answer = {"plan": plan.to_json(indent=None)}
+            except Exception as error:
+                # Whatever it is: the other ranks are waiting, and must hear of it.
+                cause, answer = error, {"error": type(error).__name__, "text": str(error)}
+        answer = env.communicator.broadcast_object(answer, source=0)
+        assert answer is not None  # rank 0 sent something
+        if "error" in answer:
+            raise _same_error(answer) from cause
+        return plan or ShardingPlan.from_json(answer["plan"])
+
+    def _plan_for(self, env: Any, module: Any, sharders: Sequence[Any]) -> ShardingPlan:
+        from shardwright.runtime.sharders import collect_tables
+
+        topology = self._topology or Topology(
+            world_size=env.world_size,
+            compute_device=env.device_type,
+            local_world_size=env.local_world_size,
+            detected=("world_size", "compute_device", "local_world_size"),
+        )
+        if topology.world_size != env.world_size:
+            raise PlanningError(
+                f"the planner's topology has {topology.world_size} ranks, the process group {env.world_size}"
+            )
+        return self._plan(tuple(collect_tables(module, sharders)), topology, here=True)
+
+    def _plan(self, tables: tuple[TableSpec, ...], topology: Topology, *, here: bool) -> ShardingPlan:
+        start = time.perf_counter()
+        from shardwright.plugins import host
+
+        _check_tables(tables)
+        parts = self._parts()
+        request = Request(topology, self._constraints, self._batch_size, self._reservation)
+        options = enumerate_options(
+            tables, topology, self._constraints, host(), batch_size=request.batch_size_or(BATCH_SIZE), here=here
+        )
+        capacity = _reserved(topology, request.reservation_or(STORAGE_RESERVATION))
+        space = estimate_costs(options, topology, parts.performance, parts.storage, capacity)
+        result = search(space, parts.proposers, parts.partitioner)
+        if result.proposal is None:
+            raise explain_no_plan(space, result, self._constraints, request, parts.storage, here=here)
+        inputs = describe_inputs(request, options, BATCH_SIZE, STORAGE_RESERVATION, parts.performance)
+        document = {
+            "objective": {"name": OBJECTIVE, "value_ms": result.feedback.value_ms},
+            "topology": topology.to_data(),
+            "inputs": {**inputs, "seconds": round(time.perf_counter() - start, 6)},
+            "plugins": _origins(space, result, parts),
+        }
+        plan = ShardingPlan(plan=_shardings(space, result), document=document)
+        self.report = Report(space, result, inputs, time.perf_counter() - start)
+        if self._debug:
+            text = str(self.report)
+            _log.info("%s", text)
+            print(text)
+        return plan
+
+    def _parts(self) -> _Parts:
+        from shardwright.plugins import host
+
+        estimators = host().estimators
+        asked = self._proposer
+        if asked is None:
+            proposers = _preferred(host().proposers)
+        else:
+            given = [asked] if isinstance(asked, str | Proposer) else list(asked)
+            proposers = [_resolve(host().proposers, item) for item in given]
+        return _Parts(
+            performance=_estimator(estimators, self._estimator, PERFORMANCE),
+            storage=_estimator(estimators, self._storage_estimator, STORAGE),
+            proposers=tuple(proposers),
+            partitioner=(
+                _preferred(host().partitioners)[0]
+                if self._partitioner is None
+                else _resolve(host().partitioners, self._partitioner)
+            ),
+        )
+
+
+def _check_tables(tables: Sequence[TableSpec]) -> None:
+    if not tables:
+        raise PlanningError("there are no tables to plan: no module of the model is one that the sharders shard")
+    repeated = [path for path, count in Counter(table.path for table in tables).items() if count > 1]
+    if repeated:
+        raise InvalidInputError(f"two tables have the path {repeated[0]!r}; each needs its own name in its module")
+
+
+def _reserved(topology: Topology, reservation: float) -> Ints:
+    """What may be used on each rank: all, but for a part of the device's own memory."""
+    capacity = topology.capacity_bytes
+    own = topology.tiers.index(topology.device_tier)
+    capacity[:, own] = np.floor(capacity[:, own] * (1 - reservation)).astype(np.int64)
+    return capacity
+
+
+def _resolve(registry: Registry[_Part], asked: str | _Part) -> _Part:
+    return registry.create(asked) if isinstance(asked, str) else asked
+
+
+def _preferred(registry: Registry[_Part], measures: str | None = None) -> list[_Part]:
+    """The parts of a kind that may be taken unasked, the most preferred first."""
+    made = [registry.create(name) for name in registry]
+    kept = [part for part in made if measures is None or getattr(part, "measures", None) == measures]
+    chosen = sorted((part for part in kept if part.preference > 0), key=lambda part: (-part.preference, part.name))
+    if not chosen:
+        what = f"{measures} {registry.kind.title}" if measures else registry.kind.title
+        raise UnknownPluginError(
+            f"no {what} is loaded that may be taken unasked. Known: {', '.join(registry.names) or 'none'}. "
+            "Name one, or load the built-in plugins (SHARDWRIGHT_PLUGINS, `shardwright plugins`)."
+        )
+    return chosen
+
+
+def _estimator(registry: Registry[Estimator], asked: str | Estimator | None, measures: str) -> Estimator:
+    if asked is None:
+        return _preferred(registry, measures)[0]
+    estimator = _resolve(registry, asked)
+    if estimator.measures != measures:
+        fitting = [name for name in registry if registry.create(name).measures == measures]
+        raise InvalidInputError(
+            f"estimator {estimator.name!r} measures {estimator.measures}, a {measures} estimator is needed: "
+            f"{', '.join(fitting) or 'none is loaded'}"
+        )
+    return estimator
+
+
+def _shardings(space: SearchSpace, result: SearchResult) -> dict[str, EmbeddingModuleShardingPlan]:
+    """The chosen options with their ranks, by module."""
+    assert result.proposal is not None  # the caller looked
+    assert result.feedback.ranks is not None
+    options, modules = space.options, dict[str, EmbeddingModuleShardingPlan]()
+    ranks, start = result.feedback.ranks.tolist(), 0
+    for table, option in zip(options.tables, result.proposal.tolist(), strict=True):
+        layout = options.layouts[option]
+        kind, kernel = options.type_of(option), options.kernel_of(option)
+        stop = start + len(layout.blocks)
+        placed = layout.placed(ranks[start:stop])
+        try:
+            placed.check(table, world_size=space.topology.world_size)
+        except InvalidInputError as error:
+            raise PlanningError(f"sharding type {kind.name!r} broke its contract: {error}") from error
+        module = modules.setdefault(table.module, EmbeddingModuleShardingPlan())
+        module[table.name] = ParameterSharding(
+            kind.name, kernel.name, placed, device=space.topology.compute_device
+        )
+        start = stop
+    return modules
+
+
+def _origins(space: SearchSpace, result: SearchResult, parts: _Parts) -> list[dict[str, str]]:
+    """Which plugins made the plan, with the distributions and versions they come from."""
+    from shardwright.plugins import host
+
+    assert result.proposal is not None
+    options, chosen, registries = space.options, result.proposal.tolist(), host()
+    used: list[tuple[Registry[Any], Any]] = [
+        *((registries.sharding_types, options.type_of(option)) for option in chosen),
+        *((registries.compute_kernels, options.kernel_of(option)) for option in chosen),
+        (registries.estimators, parts.performance),
+        (registries.estimators, parts.storage),
+        *((registries.proposers, part) for part in parts.proposers if part.name == result.proposer),
+        (registries.partitioners, parts.partitioner),
+    ]
+    origins = {(registry.kind.label, part.name): _origin(registry, part) for registry, part in used}
+    return [origins[key] for key in sorted(origins)]
+
+
+def _origin(registry: Registry[Any], part: Any) -> dict[str, str]:
+    data = {"kind": registry.kind.label, "name": part.name}
+    entry = registry.entries.get(part.name)
+    if entry is None or entry.item not in (part, type(part)):
+        return {**data, "distribution": "", "version": ""}
+    return {**data, "distribution": entry.provenance.distribution, "version": entry.provenance.version}
+
+
+def _same_error(answer: Mapping[str, str]) -> ShardwrightError:
+    """The error that rank 0 had, as far as it is one of ours."""
+    from shardwright import errors
+
+    kind = getattr(errors, answer["error"], None)
+    if isinstance(kind, type) and issubclass(kind, ShardwrightError):
+        return kind(answer["text"])
+    return PlanningError(f"planning failed on rank 0: {answer['error']}: {answer['text']}")

@@ -1,0 +1,164 @@
+"""The search loop: proposers propose, the partitioner places, the best placement wins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import define, field, frozen
+
+from shardwright.contracts.partitioner import Partitioner
+from shardwright.contracts.proposer import Proposer
+from shardwright.errors import PlanningError
+from shardwright.planning.options import Ints
+from shardwright.planning.placement import Feedback, Misfit, ProposedShards, propose
+from shardwright.planning.space import SearchSpace
+
+OBJECTIVE = "largest_rank_time"
+"""What is minimised: the time of the rank that takes longest, all phases together (as in TorchRec)."""
+
+MAX_PROPOSALS = 2000
+"""How many different proposals of each proposer are tried at most."""
+
+
+@frozen(eq=False)
+class SearchResult:
+    """The best plan found.
+
+    Args:
+        proposal: the option of each table: ``[T]``; ``None`` if none fitted.
+        feedback: its placement.
+        proposer: the name of the proposer that found it.
+        num_proposals: how many different proposals were tried.
+        num_placed: how many of them fitted.
+        misfit: the misfit of the proposal that came nearest to fitting, where none did.
+    """
+
+    proposal: Ints | None
+    feedback: Feedback
+    proposer: str
+    num_proposals: int
+    num_placed: int
+    misfit: Misfit | None
+
+
+@define
+class _Search:
+    """What is known so far."""
+
+    space: SearchSpace
+    partitioner: Partitioner
+    tried: dict[bytes, Feedback] = field(factory=dict)
+    best: Feedback = field(factory=Feedback)
+    proposal: Ints | None = None
+    proposer: str = ""
+    nearest: Misfit | None = None
+
+    def rate(self, proposal: Ints, proposer: str) -> Feedback:
+        """Place a proposal, unless that has been done, and keep it if it is the best."""
+        key = proposal.tobytes()
+        if key not in self.tried:
+            self.tried[key] = self._place(proposal, proposer)
+        feedback = self.tried[key]
+        if feedback.value_ms < self.best.value_ms:
+            self.best, self.proposal, self.proposer = feedback, proposal.copy(), proposer
+        if feedback.misfit is not None and _shortage(feedback.misfit) < _shortage(self.nearest):
+            self.nearest = feedback.misfit
+        return feedback
+
+    def _place(self, proposal: Ints, proposer: str) -> Feedback:
+        _check_proposal(self.space, proposal, proposer)
+        shards = propose(self.space, proposal)
+        placed = self.partitioner.place(shards)
+        if isinstance(placed, Misfit):
+            return Feedback(misfit=placed)
+        ranks = np.asarray(placed, dtype=np.int64)
+        _check_placement(shards, ranks, self.partitioner.name)
+        load_ms = shards.loads_ms(ranks)
+        return Feedback(
+            ranks=ranks, load_ms=load_ms, used_bytes=shards.used_bytes(ranks), value_ms=float(load_ms.max())
+        )
+
+
+def search(
+    space: SearchSpace,
+    proposers: Sequence[Proposer],
+    partitioner: Partitioner,
+    *,
+    max_proposals: int = MAX_PROPOSALS,
+) -> SearchResult:
+    """Run the proposers one after the other and keep the best of all they propose.
+
+    Args:
+        space: options, costs, capacities.
+        proposers: in the order they run; of equal plans the first found is kept.
+        partitioner: places each proposal.
+        max_proposals: of each proposer at most, proposals tried before not counted.
+
+    Raises:
+        PlanningError: a proposer or the partitioner broke its contract.
+    """
+    state = _Search(space, partitioner)
+    for proposer in proposers:
+        _run(state, proposer, max_proposals)
+    return SearchResult(
+        proposal=state.proposal,
+        feedback=state.best,
+        proposer=state.proposer,
+        num_proposals=len(state.tried),
+        num_placed=sum(feedback.misfit is None for feedback in state.tried.values()),
+        misfit=state.nearest if state.proposal is None else None,
+    )
+
+
+def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
+    proposals = proposer.proposals(state.space)
+    limit = len(state.tried) + max_proposals
+    proposal = next(proposals, None)
+    # A proposer that repeats itself must come to an end as well.
+    for _ in range(4 * max_proposals):
+        if proposal is None or len(state.tried) >= limit:
+            break
+        feedback = state.rate(np.asarray(proposal, dtype=np.int64), proposer.name)
+        try:
+            proposal = proposals.send(feedback)
+        except StopIteration:
+            break
+    proposals.close()
+
+
+def _shortage(misfit: Misfit | None) -> float:
+    return math.inf if misfit is None else misfit.needed_bytes - misfit.free_bytes
+
+
+def _check_proposal(space: SearchSpace, proposal: Ints, proposer: str) -> None:
+    first = space.options.first_option
+    valid = proposal.shape == (len(first) - 1,)
+    if not valid or ((proposal < first[:-1]) | (proposal >= first[1:])).any():
+        raise PlanningError(
+            f"proposer {proposer!r} broke its contract: it must yield one option of each of the {len(first) - 1} tables "
+            f"in their order, and yielded an array of shape {proposal.shape}"
+            + ("" if not valid else " with an option of another table")
+        )
+
+
+def _check_placement(shards: ProposedShards, ranks: Ints, partitioner: str) -> None:
+    broke = f"partitioner {partitioner!r} broke its contract:"
+    if ranks.shape != shards.rank.shape or ((ranks < 0) | (ranks >= shards.world_size)).any():
+        raise PlanningError(
+            f"{broke} it must give each of {len(shards.rank)} shards a rank from 0 to {shards.world_size - 1}"
+        )
+    moved = np.flatnonzero(shards.is_fixed & (ranks != shards.rank))
+    if len(moved):
+        shard = int(moved[0])
+        raise PlanningError(
+            f"{broke} shard {shard} must live on rank {shards.rank[shard]}, it was placed on rank {ranks[shard]}"
+        )
+    over = np.argwhere(shards.used_bytes(ranks) > shards.capacity_bytes)
+    if len(over):
+        rank, tier = over[0]
+        raise PlanningError(
+            f"{broke} rank {rank} was given {shards.used_bytes(ranks)[rank, tier]} bytes of {shards.tiers[tier]}, "
+            f"it has {shards.capacity_bytes[rank, tier]}"
+        )

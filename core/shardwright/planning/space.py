@@ -1,0 +1,130 @@
+"""The search space: options with their costs, and what the ranks can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.contracts.estimator import Estimator
+from shardwright.errors import PlanningError
+from shardwright.planning.options import Bools, Floats, Ints, Options
+from shardwright.planning.topology import Topology
+
+ID_BYTES = 8
+"""Ids travel as 64-bit integers."""
+
+
+@frozen(eq=False)
+class SearchSpace:
+    """Options with their costs: columns over ``S`` shards, ``O`` options, ``M`` memory tiers, ``W`` ranks.
+
+    Args:
+        options: the options of all tables.
+        topology: the ranks.
+        phases: phase of a step -> milliseconds a shard adds to its rank: ``[S]``.
+        memory_bytes: ``[S, M]``.
+        capacity_bytes: what may be used on each rank, after reservations: ``[W, M]``.
+    """
+
+    options: Options
+    topology: Topology
+    phases: Mapping[str, Floats]
+    memory_bytes: Ints
+    capacity_bytes: Ints
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The names of the memory tiers."""
+        return self.topology.tiers
+
+    @cached_property
+    def cost_ms(self) -> Floats:
+        """What each shard adds to its rank's time, all phases together: ``[S]``."""
+        total = np.zeros(self.options.num_shards)
+        for phase in self.phases.values():
+            total += phase
+        return total
+
+    @cached_property
+    def largest_cost_ms(self) -> Floats:
+        """Cost of each option's dearest shard: ``[O]``."""
+        return np.maximum.reduceat(self.cost_ms, self.options.first_shard[:-1])
+
+    @cached_property
+    def total_cost_ms(self) -> Floats:
+        """Cost of all shards of each option together: ``[O]``."""
+        return np.add.reduceat(self.cost_ms, self.options.first_shard[:-1])
+
+    @cached_property
+    def largest_bytes(self) -> Ints:
+        """Memory of each option's largest shard, per tier: ``[O, M]``."""
+        return np.maximum.reduceat(self.memory_bytes, self.options.first_shard[:-1], axis=0)
+
+    @cached_property
+    def total_bytes(self) -> Ints:
+        """Memory of all shards of each option together, per tier: ``[O, M]``."""
+        return np.add.reduceat(self.memory_bytes, self.options.first_shard[:-1], axis=0)
+
+    @cached_property
+    def fits_alone(self) -> Bools:
+        """Whether each shard of an option, alone, fits where it may go: ``[O]``."""
+        rank = self.options.rank
+        room = np.where(
+            (rank >= 0)[:, None], self.capacity_bytes[rank], self.capacity_bytes.max(axis=0)
+        )
+        fits = (self.memory_bytes <= room).all(axis=1)
+        return np.logical_and.reduceat(fits, self.options.first_shard[:-1])
+
+
+def estimate_costs(
+    options: Options, topology: Topology, performance: Estimator, storage: Estimator, capacity_bytes: Ints
+) -> SearchSpace:
+    """The options with what the estimators say.
+
+    Raises:
+        PlanningError: an estimator returned columns of another length, negative numbers, or an unknown memory tier.
+    """
+    by_tier = storage.estimate(options, topology)
+    memory = np.zeros((options.num_shards, len(topology.tiers)), dtype=np.int64)
+    for tier, column in by_tier.items():
+        checked = _checked(storage, tier, column, options)
+        memory[:, topology.tiers.index(topology.tier_of(tier))] += np.ceil(checked).astype(np.int64)
+    phases = {
+        phase: _checked(performance, phase, column, options)
+        for phase, column in performance.estimate(options, topology).items()
+    }
+    return SearchSpace(options, topology, phases, memory, capacity_bytes)
+
+
+def _checked(estimator: Estimator, what: str, column: Floats, options: Options) -> Floats:
+    values = np.asarray(column, dtype=np.float64)
+    if values.shape != (options.num_shards,):
+        raise PlanningError(
+            f"estimator {estimator.name!r} returned {values.shape} values of {what!r} for {options.num_shards} shards"
+        )
+    wrong = np.flatnonzero(~(values >= 0) | np.isinf(values))
+    if len(wrong):
+        table = options.tables[options.shard_table[wrong[0]]]
+        raise PlanningError(
+            f"estimator {estimator.name!r} returned {values[wrong[0]]} as {what!r} for a shard of table "
+            f"{table.describe()}; estimates must be finite and not negative"
+        )
+    return values
+
+
+def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
+    """What each shard receives and sends in a step, ids spread evenly over rows: ``[S]`` each, in bytes.
+
+    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, as 32-bit or as the
+    table's elements. A shard without rows has neither.
+    """
+    table = options.shard_table
+    fraction = options.row_fraction
+    ids = options.ids_per_batch[table] * topology.world_size * fraction
+    bags = np.where(options.is_pooled[table], options.bags_per_batch[table] * topology.world_size, ids)
+    input_bytes = ids * (ID_BYTES + 4 * options.is_weighted[table])
+    output_bytes = bags * (fraction > 0) * options.num_columns * options.element_bytes[table]
+    return input_bytes, output_bytes

@@ -1,0 +1,267 @@
+"""The machines: ranks, hosts, memory tiers and links, all by name.
+
+Capacities and bandwidths are per rank, bandwidths in bytes per millisecond (as in TorchRec, and as costs are in
+milliseconds). What was not given is assumed, listed as such in the report and in the plan document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from attrs import field, frozen
+
+from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+
+GIB = 1 << 30
+
+# What TorchRec 1.8 assumes (torchrec/distributed/planner/constants.py): 32 GiB and 897 GiB/s of HBM, 128 GiB and
+# 51 GiB/s of DDR, 600 GiB/s between the ranks of a host, 12.5 GiB/s between hosts.
+_SOURCE = "TorchRec 1.8 default"
+_CAPACITY_BYTES = {"hbm": 32 * GIB, "ddr": 128 * GIB}
+_MEMORY_BANDWIDTH = {"hbm": 897 * GIB / 1000, "ddr": 51 * GIB / 1000}
+_LINK_BANDWIDTH = {"intra_host": 600 * GIB / 1000, "inter_host": 12.5 * GIB / 1000}
+
+HOST_DEVICE = "cpu"
+"""The device that has no memory of its own: its tier is the host's."""
+_KNOWN_DEVICES = (HOST_DEVICE, "cuda")
+
+
+@frozen
+class Provenance:
+    """Where a value came from: ``given``, ``detected`` or ``assumed``, and the source of an assumption."""
+
+    value: Any
+    origin: str
+    source: str = ""
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data."""
+        data = {"value": self.value, "provenance": self.origin}
+        return {**data, "source": self.source} if self.source else data
+
+
+def _tiers_of(device: str) -> tuple[str, ...]:
+    return ("ddr",) if device == HOST_DEVICE else ("hbm", "ddr")
+
+
+@frozen(init=False, hash=False)
+class Topology:
+    """The ranks a model is to be sharded over.
+
+    The arguments bear TorchRec's names; inside, tiers and links are names, and others than these can be added.
+
+    Args:
+        world_size: number of ranks.
+        compute_device: type of the ranks' devices (``"cpu"``, ``"cuda"``, or what a comm backend declares).
+        local_world_size: ranks of one host; all of them by default.
+        hbm_cap: bytes of each rank's device memory (one number, or one a rank).
+        ddr_cap: bytes of host memory a rank may use (one number, or one a rank).
+        hbm_mem_bw: bandwidth of device memory, bytes/ms.
+        ddr_mem_bw: bandwidth of host memory, bytes/ms.
+        intra_host_bw: bandwidth between ranks of one host, bytes/ms.
+        inter_host_bw: bandwidth between hosts, bytes/ms.
+        memory_bytes: capacities of further tiers by name, bytes per rank.
+        memory_bandwidths: bandwidths of further tiers by name, bytes/ms.
+        link_bandwidths: bandwidths of further links by name, bytes/ms.
+        detected: names of the arguments that were read from the machine, not given by the user.
+
+    Raises:
+        InvalidInputError: a size is not positive, or ranks do not divide into hosts.
+        UnknownNameError: no such device is known; the text has the known and the nearest.
+    """
+
+    world_size: int
+    compute_device: str
+    local_world_size: int
+    memory_bytes: Mapping[str, tuple[int, ...]]
+    memory_bandwidths: Mapping[str, float]
+    link_bandwidths: Mapping[str, float]
+    provenance: Mapping[str, Provenance] = field(eq=False, repr=False)
+
+    def __init__(
+        self,
+        world_size: int,
+        compute_device: str,
+        hbm_cap: int | Sequence[int] | None = None,
+        ddr_cap: int | Sequence[int] | None = None,
+        local_world_size: int | None = None,
+        *,
+        hbm_mem_bw: float | None = None,
+        ddr_mem_bw: float | None = None,
+        intra_host_bw: float | None = None,
+        inter_host_bw: float | None = None,
+        memory_bytes: Mapping[str, int | Sequence[int]] = MappingProxyType({}),
+        memory_bandwidths: Mapping[str, float] = MappingProxyType({}),
+        link_bandwidths: Mapping[str, float] = MappingProxyType({}),
+        detected: Iterable[str] = (),
+    ) -> None:
+        _check_count("world_size", world_size)
+        _check_device(compute_device)
+        local = world_size if local_world_size is None else local_world_size
+        _check_hosts(world_size, local)
+        given = _Given(tuple(detected))
+        given.note("world_size", world_size)
+        given.note("compute_device", compute_device)
+        given.choose("local_world_size", local_world_size, world_size, "all ranks on one host")
+        if compute_device == HOST_DEVICE and hbm_cap is not None:
+            raise InvalidInputError(
+                f"hbm_cap={hbm_cap} was given, but device {compute_device!r} has host memory only; give ddr_cap"
+            )
+        caps, bandwidths = {"hbm": hbm_cap, "ddr": ddr_cap}, {"hbm": hbm_mem_bw, "ddr": ddr_mem_bw}
+        capacities: dict[str, tuple[int, ...]] = {}
+        speeds: dict[str, float] = {}
+        for tier in _tiers_of(compute_device):
+            chosen = given.choose(f"{tier}_cap", caps[tier], _CAPACITY_BYTES[tier])
+            capacities[tier] = _per_rank(f"{tier}_cap", chosen, world_size)
+            speeds[tier] = given.choose(f"{tier}_mem_bw", bandwidths[tier], _MEMORY_BANDWIDTH[tier])
+        for tier, value in memory_bytes.items():
+            given.note(f"memory_bytes.{tier}", value)
+            capacities[tier] = _per_rank(f"memory_bytes[{tier!r}]", value, world_size)
+        links = {
+            "intra_host": given.choose("intra_host_bw", intra_host_bw, _LINK_BANDWIDTH["intra_host"]),
+            "inter_host": given.choose("inter_host_bw", inter_host_bw, _LINK_BANDWIDTH["inter_host"]),
+        }
+        speeds.update(given.note_all("memory_bandwidths", memory_bandwidths))
+        links.update(given.note_all("link_bandwidths", link_bandwidths))
+        _check_bandwidths({**speeds, **links})
+        self.__attrs_init__(
+            world_size=world_size,
+            compute_device=compute_device,
+            local_world_size=local,
+            memory_bytes=MappingProxyType(capacities),
+            memory_bandwidths=MappingProxyType(speeds),
+            link_bandwidths=MappingProxyType(links),
+            provenance=MappingProxyType(given.values),
+        )
+
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts the ranks are on."""
+        return self.world_size // self.local_world_size
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The names of the memory tiers, the device's own first."""
+        return tuple(self.memory_bytes)
+
+    @property
+    def device_tier(self) -> str:
+        """The tier that is the compute device's own memory."""
+        return self.tiers[0]
+
+    @property
+    def capacity_bytes(self) -> npt.NDArray[np.int64]:
+        """Bytes each rank has of each tier: ``[W, M]``."""
+        return np.array([self.memory_bytes[tier] for tier in self.tiers], dtype=np.int64).T
+
+    def tier_of(self, kernel_tier: str) -> str:
+        """The tier of this topology that a compute kernel calls ``"device"``, ``"host"`` or by its own name.
+
+        Raises:
+            UnknownNameError: there is no such tier.
+        """
+        own = {"device": self.device_tier, "host": "ddr"}.get(kernel_tier, kernel_tier)
+        if own not in self.memory_bytes:
+            raise UnknownNameError(
+                f"this topology has no memory tier {own!r}. Known: {', '.join(self.tiers)}.{nearest(own, self.tiers)} "
+                f"Give its capacity: Topology(..., memory_bytes={{{own!r}: ...}})."
+            )
+        return own
+
+    def link_between(self, num_ranks: int) -> str:
+        """The slowest link in a collective over ``num_ranks`` neighbouring ranks."""
+        return "intra_host" if num_ranks <= self.local_world_size else "inter_host"
+
+    def host_of(self, rank: int) -> int:
+        """The host that ``rank`` is on."""
+        return rank // self.local_world_size
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {
+            "world_size": self.world_size,
+            "local_world_size": self.local_world_size,
+            "compute_device": self.compute_device,
+            "memory_bytes": {tier: _compact(values) for tier, values in self.memory_bytes.items()},
+            "memory_bandwidths_bytes_per_ms": dict(self.memory_bandwidths),
+            "link_bandwidths_bytes_per_ms": dict(self.link_bandwidths),
+        }
+
+
+class _Given:
+    """Collects values with where they came from."""
+
+    def __init__(self, detected: tuple[str, ...]) -> None:
+        self.values: dict[str, Provenance] = {}
+        self._detected = detected
+
+    def note(self, name: str, value: Any) -> None:
+        plain = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+        self.values[name] = Provenance(plain, "detected" if name in self._detected else "given")
+
+    def note_all(self, name: str, values: Mapping[str, float]) -> Mapping[str, float]:
+        for key, value in values.items():
+            self.note(f"{name}.{key}", value)
+        return values
+
+    def choose(self, name: str, value: Any, default: Any, source: str = _SOURCE) -> Any:
+        if value is None:
+            self.values[name] = Provenance(default, "assumed", source)
+            return default
+        self.note(name, value)
+        return value
+
+
+def known_devices() -> tuple[str, ...]:
+    """The device types that can be planned for: host and CUDA, and what the loaded comm backends declare."""
+    from shardwright.plugins import host
+
+    backends = host().comm_backends
+    declared = [device for name in backends.names for device in backends[name].devices]
+    return tuple(sorted({*_KNOWN_DEVICES, *declared}))
+
+
+def _check_device(device: str) -> None:
+    if device in _KNOWN_DEVICES:
+        return
+    known = known_devices()
+    if device not in known:
+        near = nearest(str(device), known)
+        raise UnknownNameError(f"no compute_device {device!r}. Known: {', '.join(known)}.{near}")
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInputError(f"{name} must be a positive integer, got {value!r}")
+
+
+def _check_hosts(world_size: int, local_world_size: int) -> None:
+    _check_count("local_world_size", local_world_size)
+    if world_size % local_world_size:
+        raise InvalidInputError(
+            f"{world_size} ranks do not divide into hosts of {local_world_size} (local_world_size); "
+            f"{world_size % local_world_size} would be left over"
+        )
+
+
+def _check_bandwidths(bandwidths: Mapping[str, float]) -> None:
+    for name, value in bandwidths.items():
+        if not value > 0:
+            raise InvalidInputError(f"the bandwidth of {name!r} must be positive (bytes/ms), got {value!r}")
+
+
+def _per_rank(name: str, value: int | Sequence[int], world_size: int) -> tuple[int, ...]:
+    values = tuple(value) if isinstance(value, Sequence) else (value,) * world_size
+    if len(values) != world_size:
+        raise InvalidInputError(f"{name} has {len(values)} values for {world_size} ranks")
+    if any(isinstance(item, bool) or item != int(item) or item < 0 for item in values):
+        raise InvalidInputError(f"{name} must be bytes, whole and not negative, got {value!r}")
+    return tuple(int(item) for item in values)
+
+
+def _compact(values: tuple[int, ...]) -> int | list[int]:
+    return values[0] if len(set(values)) == 1 else list(values)

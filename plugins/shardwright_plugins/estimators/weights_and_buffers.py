@@ -1,0 +1,37 @@
+"""weights_and_buffers: what a shard keeps in memory, and what passes through it in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from shardwright.contracts.estimator import STORAGE, Estimator
+from shardwright.planning.options import Floats, Options, fold_requests
+from shardwright.planning.space import traffic_bytes
+from shardwright.planning.topology import Topology
+
+
+class WeightsAndBuffers(Estimator):
+    """Weights and optimizer state as the kernel declares them, and the step's input and output in device memory.
+
+    The buffers are those of TorchRec's storage model without a pipeline (one input, one output); an id is taken to go
+    to each row with equal chance.
+    """
+
+    name: ClassVar[str] = "weights_and_buffers"
+    measures: ClassVar[str] = STORAGE
+    preference: ClassVar[int] = 10
+
+    def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
+        """Bytes of each tier, ``[S]``."""
+        used = {tier: np.zeros(options.num_shards) for tier in topology.tiers}
+        for (code, num_rows), shards in fold_requests(options).items():
+            kernel, request = options.requests[code]
+            declared = options.compute_kernels[kernel].memory_bytes(request, num_rows)
+            for tier, size in declared.items():
+                used[topology.tier_of(tier)][shards] += size
+        received, sent = traffic_bytes(options, topology)
+        used[topology.device_tier] += np.ceil(received) + np.ceil(sent)
+        return used

@@ -1,0 +1,37 @@
+"""uniform: every table with the same sharding type."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from shardwright.contracts.proposer import Proposals, Proposer
+from shardwright.planning.options import Ints
+from shardwright.planning.space import SearchSpace
+from shardwright_plugins.proposers._ranking import ranked_options
+
+
+class Uniform(Proposer):
+    """One proposal for each sharding type and measure of cost: each table takes its cheapest option of that type.
+
+    A table for which the type offers nothing takes its cheapest option of any.
+    """
+
+    name: ClassVar[str] = "uniform"
+    preference: ClassVar[int] = 10
+
+    def proposals(self, space: SearchSpace) -> Proposals:
+        """Each type in turn, by the cost of the dearest shard and by that of all shards."""
+        for code in np.unique(space.options.sharding_type).tolist():
+            for cost in (space.largest_cost_ms, space.total_cost_ms):
+                yield _of_type(space, code, ranked_options(space, cost))
+
+
+def _of_type(space: SearchSpace, code: int, order: Ints) -> Ints:
+    """The first option of each table in ``order`` that has the sharding type ``code``, or else the first of all."""
+    options = space.options
+    wanted = options.sharding_type[order] == code
+    place = np.where(wanted, np.arange(len(order)), len(order))
+    first = np.minimum.reduceat(place, options.first_option[:-1])
+    return order[np.where(first < len(order), first, options.first_option[:-1])]

@@ -1,0 +1,29 @@
+"""row_wise: the rows cut over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from shardwright.contracts.sharding_type import ShardingType
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.layouts import Block, Layout, RowsRange
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+
+
+class RowWise(ShardingType):
+    """Neighbouring rows in as many runs as there are ranks, run ``i`` on rank ``i``.
+
+    Runs have ``ceil(rows / ranks)`` rows, as in TorchRec: the last ones may be shorter, or empty.
+    """
+
+    name: ClassVar[str] = "row_wise"
+    abbreviation: ClassVar[str] = "RW"
+
+    def layouts(
+        self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
+    ) -> Iterable[Layout]:
+        """One block a rank."""
+        rows = RowsRange(table.num_embeddings, parts=topology.world_size)
+        yield Layout([Block(part, table.all_columns, rank=rank) for rank, part in enumerate(rows)])

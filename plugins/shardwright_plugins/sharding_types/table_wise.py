@@ -1,0 +1,25 @@
+"""table_wise: a whole table on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from shardwright.contracts.sharding_type import ShardingType
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.layouts import Block, Layout
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+
+
+class TableWise(ShardingType):
+    """The whole table on one rank, any one."""
+
+    name: ClassVar[str] = "table_wise"
+    abbreviation: ClassVar[str] = "TW"
+
+    def layouts(
+        self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
+    ) -> Iterable[Layout]:
+        """One block."""
+        yield Layout([Block(table.all_rows, table.all_columns)])

@@ -396,15 +396,18 @@ class KeyedJaggedTensor(Jagged):
         """
         counts = self._counts()
         lengths = self._lengths_by_key()
-        values = self._values.split(counts)
-        weights = [None] * len(counts) if self._weights is None else self._weights.split(counts)
-        offsets: Any = [None] * len(counts)
-        if compute_offsets:
-            offsets = _ops.offsets_from_lengths(lengths, self._values.shape[0])
-        return {
-            key: JaggedTensor._trusted(values[i], weights[i], lengths[i], offsets[i])
-            for i, key in enumerate(self._keys)
-        }
+        none = [None] * len(counts)
+        offsets = (
+            _ops.offsets_from_lengths(lengths, self._values.shape[0]).unbind() if compute_offsets else none
+        )
+        parts = zip(
+            self._values.split(counts),
+            none if self._weights is None else self._weights.split(counts),
+            lengths.unbind(),
+            offsets,
+            strict=True,
+        )
+        return {key: JaggedTensor._trusted(*part) for key, part in zip(self._keys, parts, strict=True)}
 
     def __str__(self) -> str:
         return _text.braces(_NAME, (self._entry(i) for i in range(len(self._keys))), len(self._keys))

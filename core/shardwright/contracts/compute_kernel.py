@@ -25,6 +25,7 @@ class KernelRequest:
         data_type: element type of the weights.
         embedding_dim: columns of the whole table.
         num_columns: columns of the block.
+        first_column: where the block's columns begin in the table (0 while planning).
         is_pooled: one vector per bag, else one per id.
         is_weighted: ids carry weights.
         optimizer: applied in the backward pass; ``None`` asks for visible gradients.
@@ -39,9 +40,12 @@ class KernelRequest:
     is_weighted: bool = False
     optimizer: OptimizerSpec | None = None
     here: bool = False
+    first_column: int = 0
 
     @classmethod
-    def of(cls, table: TableSpec, num_columns: int, *, device: str, here: bool = False) -> KernelRequest:
+    def of(
+        cls, table: TableSpec, num_columns: int, *, device: str, here: bool = False, first_column: int = 0
+    ) -> KernelRequest:
         """The request for a block of ``num_columns`` columns of ``table``."""
         return cls(
             device=device,
@@ -52,6 +56,7 @@ class KernelRequest:
             is_weighted=table.is_weighted,
             optimizer=table.optimizer,
             here=here,
+            first_column=first_column,
         )
 
     @property

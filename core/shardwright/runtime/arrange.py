@@ -33,6 +33,11 @@ class _MeanRun:
     stop: int
     features: list[int]
 
+    @property
+    def dim(self) -> int:
+        """Columns of each."""
+        return (self.stop - self.start) // len(self.features)
+
 
 class Arrangement:
     """Puts results in order, adds partial sums, divides means; packs gradients for the ranks that need them.
@@ -108,7 +113,7 @@ class Arrangement:
             return
         inverse = feature_lengths.clamp(min=1).to(columns.dtype).reciprocal_()
         for run in self._means:
-            values = columns[:, run.start : run.stop].unflatten(1, (len(run.features), -1))
+            values = columns[:, run.start : run.stop].unflatten(1, (len(run.features), run.dim))
             values *= inverse[run.features].t().unsqueeze(-1)
 
 
@@ -124,7 +129,7 @@ def _pack(group: Group, gradient: Tensor, region: Tensor) -> None:
     """Copy the group's columns of ``gradient [B, C]`` into its ``region``, in the order of its results."""
     slices = [gradient[:, slot.gradient_columns[0] : slot.gradient_columns[1]] for slot in group.slots]
     if group.kernel.batch_major:
-        torch.cat(slices, dim=1, out=region.view(gradient.shape[0], -1))
+        torch.cat(slices, dim=1, out=region.view(gradient.shape[0], group.gradient_width))
     else:
         torch.cat([piece.reshape(-1) for piece in slices], out=region)
 
@@ -162,7 +167,7 @@ def _mean_runs(plan: ExchangePlan) -> list[_MeanRun]:
     for output in mean_outputs(plan):
         last = runs[-1] if runs else None
         dim = output.stop - output.start
-        if last and last.stop == output.start and (last.stop - last.start) == dim * len(last.features):
+        if last and last.stop == output.start and last.dim == dim:
             runs[-1] = _MeanRun(last.start, output.stop, [*last.features, output.feature])
         else:
             runs.append(_MeanRun(output.start, output.stop, [output.feature]))

@@ -11,7 +11,8 @@ from attrs import field, frozen
 
 from shardwright.contracts.comm_backend import CommBackend, Communicator
 from shardwright.errors import DistributedError
-from shardwright.plugins import compare_fingerprints, host
+from shardwright.fingerprint import compare_fingerprints
+from shardwright.plugins import host
 
 
 @frozen
@@ -74,27 +75,19 @@ def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, s
     backends = host().comm_backends
     for device in candidates:
         name = name_of.get(device or "")
-        if name in backends and device in backends.get(name).devices:
-            return _instance(backends.get(name)), str(device)
+        if name in backends and device in backends[name].devices:
+            return backends.create(name), str(device)
     wanted = sorted(set(name_of.values()))
+    known = [f"{name} ({', '.join(backends[name].devices)})" for name in sorted(backends)]
     raise DistributedError(
         f"no comm backend for the process group's {wanted} on {device_type or 'this machine'}. "
-        f"Known: {', '.join(f'{name} ({_devices(backends.get(name))})' for name in sorted(backends))}."
+        f"Known: {', '.join(known)}."
     )
 
 
 def _accelerator() -> str | None:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return accelerator.type if accelerator else None
-
-
-def _devices(backend: Any) -> str:
-    return ", ".join(backend.devices)
-
-
-def _instance(offered: Any) -> Any:
-    """Plugins may offer a class or an object."""
-    return offered() if isinstance(offered, type) else offered
 
 
 def _compare_plugins(communicator: Communicator) -> None:

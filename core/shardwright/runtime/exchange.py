@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
-from shardwright.errors import InvalidInputError
+from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
 from shardwright.runtime.arrange import Arrangement
@@ -100,7 +100,8 @@ class ExchangeStep:
         if cause is not None and problem.status is Status.FAILED:
             raise cause
         if complaints:
-            raise InvalidInputError("; ".join(complaints))
+            failed = any(header.problem.status is Status.FAILED for header in headers)
+            raise (DistributedError if failed else InvalidInputError)("; ".join(complaints))
         return headers
 
     def _send_payload(self, routed: Routed) -> tuple[Tensor, Work]:

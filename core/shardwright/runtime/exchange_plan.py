@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
 
 from attrs import field, frozen
 
@@ -167,7 +166,13 @@ class _Builder:
         for block in sharding.layout.blocks:
             if block.num_rows == 0:  # fewer rows than parts: nothing is ever sent there
                 continue
-            request = KernelRequest.of(table, block.num_columns, device=self._device_type, here=True)
+            request = KernelRequest.of(
+                table,
+                block.num_columns,
+                device=self._device_type,
+                here=True,
+                first_column=block.columns.start,
+            )
             _check_supported(table, sharding, kernel, request)
             row_map = block.rows.row_map if sharding.layout.cuts_rows else None
             whole = kernel.needs_whole_rows(request)
@@ -209,8 +214,7 @@ class _Builder:
 
 def kernel_of(name: str) -> ComputeKernel:
     """The registered compute kernel called ``name``, as an object."""
-    offered: Any = host().compute_kernels.get(name)
-    return offered() if isinstance(offered, type) else offered
+    return host().compute_kernels.create(name)
 
 
 def _check_supported(

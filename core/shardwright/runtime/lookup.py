@@ -80,6 +80,8 @@ class Lookup(ABC):
     """
 
     blocks: Sequence[BlockSpec]
+    states_per_row: frozenset[str] = frozenset()
+    """The names of optimizer states that hold one value a row, the same in every column block of a table."""
 
     @abstractmethod
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
@@ -116,8 +118,8 @@ class Lookup(ABC):
     def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
         """The optimizer state of a block under the names of the torch optimizer it stands for.
 
-        Shapes are ``[rows, columns]``, ``[rows, 1]`` (a value a row), or ``[]``; storage is shared, except for
-        what :meth:`load_step` sets.
+        Shapes are ``[rows, columns]``, ``[rows, 1]`` (for ``states_per_row``), or ``[]`` for ``step``, which counts the
+        updates; storage is shared, but ``step`` is set with :meth:`load_step`.
         """
         return {}
 

@@ -74,7 +74,7 @@ class Router:
         ids = [values[start:stop] for start, stop in spans]
         self._check.check_ids(ids)
         batch_size = features.stride()
-        lengths = features.lengths().to(torch.int32).view(-1, batch_size)
+        lengths = features.lengths().to(torch.int32).view(len(bounds) - 1, batch_size)
         if positions != list(range(lengths.shape[0])):
             lengths = lengths[positions]
         weights = None

@@ -1,0 +1,81 @@
+"""Initial weights that do not depend on the plan: each run of rows has a generator of its own.
+
+So a model has the same weights under any plan and number of ranks, and no rank ever makes a whole table.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.modules.embedding_configs import dtype_of
+from shardwright.planning.layouts import Block
+from shardwright.planning.tables import EmbeddingConfig
+
+_CHUNK_ELEMENTS = 1 << 20
+_MASK = (1 << 63) - 1
+
+
+def initialize(weights: Tensor, config: EmbeddingConfig, block: Block, *, path: str, seed: int) -> None:
+    """Fill a block's weights.
+
+    Args:
+        weights: ``[rows, columns]`` of the block, filled in place.
+        config: its table; an ``init_fn`` is called once for each run of rows ``[run, embedding_dim]`` (one run
+            for tables of up to 2^20 elements).
+        block: which rows and columns.
+        path: path of the table in the model, so that tables differ.
+        seed: the same on all ranks.
+    """
+    columns = slice(block.columns.start, block.columns.stop)
+    rows = block.rows.rows
+    if isinstance(rows, slice):
+        rows = range(*rows.indices(config.num_embeddings))
+    local = torch.arange(len(rows))
+    wanted = torch.as_tensor(rows) if not isinstance(rows, range) else None
+    for number, start, stop in _chunks(config):
+        if wanted is None:
+            chosen, here = _range_within(rows, start, stop)
+        else:
+            inside = (wanted >= start) & (wanted < stop)
+            chosen, here = wanted[inside] - start, local[inside]
+        if len(here):
+            values = _chunk(config, stop - start, seed=_mix(seed, path, number))
+            weights[here] = values[chosen, columns].to(weights.device, weights.dtype)
+
+
+def _chunks(config: EmbeddingConfig) -> Iterator[tuple[int, int, int]]:
+    """Number, first row and row after the last of each run."""
+    size = max(1, _CHUNK_ELEMENTS // config.embedding_dim)
+    for number, start in enumerate(range(0, config.num_embeddings, size)):
+        yield number, start, min(start + size, config.num_embeddings)
+
+
+def _range_within(rows: range, start: int, stop: int) -> tuple[Any, Any]:
+    """The members of ``rows`` in ``[start, stop)``: as rows of the run, and their places in ``rows``."""
+    first = max(0, -(-(start - rows.start) // rows.step))
+    last = max(first, min(len(rows), -(-(stop - rows.start) // rows.step)))
+    members = rows[first:last]
+    return torch.arange(members.start, members.stop, members.step) - start, torch.arange(first, last)
+
+
+def _chunk(config: EmbeddingConfig, num_rows: int, *, seed: int) -> Tensor:
+    values = torch.empty(num_rows, config.embedding_dim, dtype=dtype_of(config.data_type))
+    if config.init_fn is None:
+        generator = torch.Generator().manual_seed(seed)
+        return values.uniform_(config.get_weight_init_min(), config.get_weight_init_max(), generator=generator)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        config.init_fn(values)
+    return values
+
+
+def _mix(seed: int, path: str, number: int) -> int:
+    """A seed for one run of one table (CRC-32 of the three; any good hash would do)."""
+    low = zlib.crc32(f"{seed}/{path}/{number}".encode())
+    high = zlib.crc32(f"{number}/{path}/{seed}".encode())
+    return (high << 32 | low) & _MASK

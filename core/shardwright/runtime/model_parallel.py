@@ -1,0 +1,193 @@
+"""``DistributedModelParallel``: finds the collections of a model, shards them, and wraps the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardwright.errors import InvalidInputError, UnsupportedError, nearest
+from shardwright.optim.keyed import CombinedOptimizer
+from shardwright.planning.plan import ShardingPlan
+from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.sharded_module import ModuleSharder, default_sharders, shardable_modules
+
+
+class DistributedModelParallel(nn.Module):
+    """A model whose embedding collections are sharded and whose rest is replicated.
+
+    1. Every rank: the collections of ``module`` are found (nested ones too), and planned if no plan is given.
+    2. Every rank: each is replaced by its sharded form; what is left on ``meta`` is allocated and initialised by
+       ``reset_parameters``.
+    3. The rest is wrapped in ``DistributedDataParallel``, which copies rank 0's values to all.
+
+    Args:
+        module: the model; changed in place.
+        env: the ranks; the world's process group by default.
+        device: this rank's device; the environment's by default.
+        plan: how to shard; planned collectively by default.
+        sharders: one for each class of collections in the model; the registered ones by default.
+        init_data_parallel: wrap the rest now; else call :meth:`init_data_parallel` later.
+
+    Raises:
+        UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
+        PlanError, InvalidInputError: the plan does not fit the model; naming module and table.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        env: ShardingEnv | None = None,
+        device: torch.device | str | None = None,
+        plan: ShardingPlan | None = None,
+        sharders: Sequence[ModuleSharder] | None = None,
+        init_data_parallel: bool = True,
+    ) -> None:
+        super().__init__()
+        self._env = env if env is not None else ShardingEnv.from_process_group()
+        self.device = torch.device(device if device is not None else _default_device(self._env))
+        sharders = default_sharders() if sharders is None else list(sharders)
+        if plan is None:
+            plan = self._make_plan(module, sharders)
+        self._plan = plan
+        self._sharded: dict[str, nn.Module] = {}
+        self._module: nn.Module = self._shard(module, sharders)
+        self._wrapped: nn.Module = self._module
+        self._materialise()
+        if init_data_parallel:
+            self.init_data_parallel()
+
+    def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
+        from shardwright.planning.planner import EmbeddingShardingPlanner
+
+        if self._env.process_group is None:
+            raise InvalidInputError("without a process group a plan must be given")
+        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, self._env.process_group)
+        return plan
+
+    def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> nn.Module:
+        found = list(shardable_modules(module, sharders))
+        paths = [path for path, _, _ in found]
+        for path in self._plan.plan:
+            if path not in paths:
+                raise InvalidInputError(
+                    f"the plan is for a module at {path!r}, where the model has no collection of embedding tables."
+                    f"{nearest(path, paths)}"
+                )
+        for path, child, sharder in found:
+            if path not in self._plan.plan:
+                raise InvalidInputError(
+                    f"the plan has nothing for {type(child).__name__} at {path!r}; it is for {sorted(self._plan.plan)}"
+                )
+            sharded = sharder.shard(child, self._plan.plan[path], self._env, self.device, path)
+            self._sharded[path] = sharded
+            if not path:
+                return sharded
+            parent, _, name = path.rpartition(".")
+            setattr(module.get_submodule(parent), name, sharded)
+        return module
+
+    def _materialise(self) -> None:
+        """Allocate and initialise what is on ``meta``, from rank 0's seed; move the rest to the device."""
+        seed = self._env.communicator.broadcast_object(torch.initial_seed())
+        own = [path + "." if path else "" for path in self._sharded]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for path, child in self._module.named_modules():
+                if any((path + ".").startswith(prefix) for prefix in own):
+                    continue
+                _initialise_if_meta(path, child, self.device)
+        self._module.to(self.device)
+
+    def init_data_parallel(self) -> None:
+        """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
+        if self._wrapped is not self._module or self._env.process_group is None:
+            return
+        ours = {name for name, _ in self._sharded_parameters()}
+        if all(name in ours or not p.requires_grad for name, p in self._module.named_parameters()):
+            return
+        ignored = sorted(ours | {name for name, _ in self._sharded_buffers()})
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._module, ignored)
+        self._wrapped = DistributedDataParallel(
+            self._module,
+            device_ids=None if self.device.type == "cpu" else [self.device],
+            process_group=self._env.process_group,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+        )
+
+    def _sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for path, sharded in self._sharded.items():
+            yield from sharded.named_parameters(prefix=path)
+
+    def _sharded_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        for path, sharded in self._sharded.items():
+            yield from sharded.named_buffers(prefix=path)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward; every rank makes this call in the same step."""
+        return self._wrapped(*args, **kwargs)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model with its sharded modules, without the data-parallel wrapper."""
+        return self._module
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """How the model is sharded."""
+        return self._plan
+
+    @property
+    def fused_optimizer(self) -> CombinedOptimizer:
+        """The optimizers that run in the backward pass, those of each sharded module under its path."""
+        return CombinedOptimizer(
+            [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
+        )
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names, as in the unsharded model, and parameters; those of sharded tables are this rank's blocks."""
+        yield from self._module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Names, as in the unsharded model, and buffers."""
+        yield from self._module.named_buffers(prefix, recurse, remove_duplicate)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """The parameters of :meth:`named_parameters`."""
+        return (parameter for _, parameter in self.named_parameters(recurse=recurse))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Keys, shapes and dtypes of the unsharded model; tables are gathered, so every rank makes this call."""
+        return self._module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Take over the state of an unsharded or differently sharded model; each rank takes its blocks."""
+        return self._module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def _default_device(env: ShardingEnv) -> torch.device:
+    if env.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(env.device_type, torch.accelerator.current_device_index())
+
+
+def _initialise_if_meta(path: str, module: nn.Module, device: torch.device) -> None:
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if not any(tensor.is_meta for tensor in tensors):
+        return
+    reset = getattr(module, "reset_parameters", None)
+    if reset is None:
+        raise UnsupportedError(
+            f"{type(module).__name__} at {path!r} is on 'meta' and has no reset_parameters() to initialise it: "
+            "build it on a real device, or add that method"
+        )
+    module.to_empty(device=device, recurse=False)
+    reset()

@@ -1,0 +1,134 @@
+"""What sharded collections share, and the registry of module sharders."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from shardwright.errors import InvalidInputError, UnsupportedError, nearest
+from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.plan import ParameterSharding
+from shardwright.planning.tables import TableSpec
+from shardwright.runtime.environment import ShardingEnv
+
+
+class ModuleSharder(ABC):
+    """Knows how one class of modules is sharded.
+
+    A sharder serves its ``module_type`` and the subclasses of it that have no sharder of their own.
+
+    Args:
+        fused_params: the optimizer of the module's tables (see :class:`OptimizerSpec`); SGD at 0.01 by default, as in
+            FBGEMM. Tables whose parameters went through ``apply_optimizer_in_backward`` keep that one.
+    """
+
+    module_type: ClassVar[type[nn.Module]]
+
+    def __init__(self, fused_params: Mapping[str, Any] | None = None) -> None:
+        self.fused_params = dict(fused_params) if fused_params is not None else None
+        self.optimizer = OptimizerSpec.from_fused_params(fused_params)
+
+    @abstractmethod
+    def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
+        """The specifications of the tables of ``module``, which stands at ``path`` in the model."""
+
+    @abstractmethod
+    def shard(
+        self,
+        module: nn.Module,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | str | None = None,
+        module_fqn: str | None = None,
+    ) -> nn.Module:
+        """The sharded module; every rank of ``env`` makes this call.
+
+        Args:
+            module: the unsharded one; its weights are taken over, or made anew if they are on ``meta``.
+            params: table name -> how it is sharded.
+            env: the ranks.
+            device: where this rank's blocks go; the environment's device by default.
+            module_fqn: path of the module in the model.
+        """
+
+
+_SHARDERS: dict[type[nn.Module], type[ModuleSharder]] = {}
+
+
+def register_sharder(sharder: type[ModuleSharder]) -> type[ModuleSharder]:
+    """Make a sharder known for its ``module_type``; usable as a decorator.
+
+    Raises:
+        InvalidInputError: another sharder serves that class already.
+    """
+    known = _SHARDERS.setdefault(sharder.module_type, sharder)
+    if known is not sharder:
+        raise InvalidInputError(
+            f"{sharder.module_type.__name__} has a sharder already: {known.__module__}.{known.__qualname__}"
+        )
+    return sharder
+
+
+def default_sharders() -> list[ModuleSharder]:
+    """One sharder for each class that has one, with default optimizers."""
+    return [sharder() for sharder in _SHARDERS.values()]
+
+
+def find_sharder(module: nn.Module, sharders: Iterable[ModuleSharder]) -> ModuleSharder | None:
+    """The sharder for ``module``: that of its class, or of the nearest base class along its MRO."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    return next((by_type[cls] for cls in type(module).__mro__ if cls in by_type), None)
+
+
+def shardable_modules(
+    module: nn.Module, sharders: Sequence[ModuleSharder]
+) -> Iterator[tuple[str, nn.Module, ModuleSharder]]:
+    """Each collection in ``module`` (itself included) with its path and sharder; not those inside another.
+
+    Raises:
+        UnsupportedError: a collection of tables that no sharder in the list serves.
+    """
+    from shardwright.modules.embedding_modules import TableCollection
+
+    found: list[str] = []
+    for path, child in module.named_modules():
+        if any(not outer or path.startswith(outer + ".") for outer in found):
+            continue
+        sharder = find_sharder(child, sharders)
+        if sharder is not None:
+            found.append(path)
+            yield path, child, sharder
+        elif isinstance(child, TableCollection):
+            served = ", ".join(sorted(s.module_type.__name__ for s in sharders)) or "nothing"
+            raise UnsupportedError(
+                f"no sharder for {type(child).__name__} at {path or 'the root of the model'!r}; the sharders given "
+                f"serve {served}. Pass one whose module_type is it or a base class of it, or replace the module."
+            )
+
+
+def collect_tables(module: nn.Module, sharders: Sequence[ModuleSharder] | None = None) -> list[TableSpec]:
+    """The specifications of all tables in ``module`` that are to be sharded, in module order."""
+    sharders = default_sharders() if sharders is None else sharders
+    return [
+        table for path, child, sharder in shardable_modules(module, sharders) for table in sharder.tables(child, path)
+    ]
+
+
+def check_plan_covers(tables: Sequence[TableSpec], params: Mapping[str, ParameterSharding], path: str) -> None:
+    """Check that a module's plan names its tables, all of them and no others.
+
+    Raises:
+        InvalidInputError: naming the table and the nearest known.
+    """
+    names = [table.name for table in tables]
+    where = f"the plan of module {path!r}"
+    for name in params:
+        if name not in names:
+            raise InvalidInputError(f"{where} names the table {name!r}, which it does not have.{nearest(name, names)}")
+    missing = [name for name in names if name not in params]
+    if missing:
+        raise InvalidInputError(f"{where} leaves out {len(missing)} of {len(names)} tables: {', '.join(missing[:5])}")

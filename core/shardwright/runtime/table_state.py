@@ -1,0 +1,98 @@
+"""State of sharded tables under the names, shapes and dtypes of the unsharded module.
+
+Gathering is a collective, block by block, so that no more than one whole table and one block are in flight;
+loading is not: each rank cuts its own blocks out of the whole tensor.
+
+Legend: R rows of a table, D its columns; C columns of a value that a state keeps per row (D, or 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.contracts.comm_backend import Communicator
+from shardwright.errors import InvalidInputError
+from shardwright.planning.layouts import Block
+from shardwright.planning.plan import ParameterSharding
+from shardwright.planning.tables import TableSpec
+
+
+@frozen(eq=False)
+class LocalBlock:
+    """A block of a table on this rank: which, and the lookup's number for it."""
+
+    block: Block
+    index: int
+    lookup: int
+
+
+@frozen(eq=False)
+class TableState:
+    """One sharded table: its specification, how it is sharded, and the blocks that are here."""
+
+    table: TableSpec
+    sharding: ParameterSharding
+    local: Sequence[LocalBlock]
+    communicator: Communicator
+    device: torch.device
+
+    def gather(self, values: Callable[[LocalBlock], Tensor], *, columns: int, dtype: torch.dtype) -> Tensor:
+        """The whole ``[R, C]`` tensor on every rank, in host memory; every rank makes this call.
+
+        Args:
+            values: a local block's tensor ``[rows, C of the block]``.
+            columns: ``C``: ``D``, or 1 for a value a row (the same in every column block).
+            dtype: of the tensor.
+        """
+        whole = torch.empty(self.table.num_embeddings, columns, dtype=dtype)
+        mine = {id(local.block): local for local in self.local}
+        for block in self.sharding.layout.blocks:
+            if block.num_rows == 0 or (columns == 1 and block.columns.start > 0):
+                continue
+            piece = self._piece(mine.get(id(block)), block, values, columns, dtype)
+            assert block.rank is not None  # the plan's validator
+            self.communicator.broadcast(piece, block.rank)
+            whole[_row_index(block), _columns(block, columns)] = piece.to(whole.device)
+        return whole
+
+    def _piece(
+        self,
+        local: LocalBlock | None,
+        block: Block,
+        values: Callable[[LocalBlock], Tensor],
+        columns: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        if local is not None:
+            return values(local).detach().contiguous()
+        width = 1 if columns == 1 else block.num_columns
+        return torch.empty(block.num_rows, width, dtype=dtype, device=self.device)
+
+    def scatter(self, whole: Tensor, target: Callable[[LocalBlock], Tensor]) -> None:
+        """Copy the local blocks' parts of ``whole [R, C]`` into their tensors; no collective.
+
+        Raises:
+            InvalidInputError: the shape is not the table's.
+        """
+        rows, dim = self.table.num_embeddings, self.table.embedding_dim
+        if tuple(whole.shape) not in ((rows, dim), (rows, 1)):
+            raise InvalidInputError(
+                f"table {self.table.describe()}: the tensor to load has shape {list(whole.shape)}"
+            )
+        columns = whole.shape[1]
+        for local in self.local:
+            with torch.no_grad():
+                target(local).copy_(whole[_row_index(local.block), _columns(local.block, columns)])
+
+
+def _row_index(block: Block) -> slice | Tensor:
+    rows = block.rows.rows
+    return rows if isinstance(rows, slice) else torch.as_tensor(rows)
+
+
+def _columns(block: Block, columns: int) -> slice:
+    return slice(0, 1) if columns == 1 else slice(block.columns.start, block.columns.stop)

@@ -1,0 +1,1 @@
+"""For plugin authors and for our own tests: ranks simulated in one process, and pools of real ones."""

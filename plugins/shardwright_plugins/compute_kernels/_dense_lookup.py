@@ -1,0 +1,37 @@
+"""Lookup of the ``dense`` kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
+from shardwright_plugins.compute_kernels._torch_rows import TorchRows, row_gradients
+
+
+class DenseLookup(Lookup):
+    """Parameters that are views of one tensor; gradients are dense, one a block."""
+
+    def __init__(self, blocks: Sequence[BlockSpec], *, device: torch.device) -> None:
+        self.blocks = blocks
+        self._rows = TorchRows(blocks, device)
+        self._parameters = [torch.nn.Parameter(self._rows.of(block)) for block in range(len(blocks))]
+
+    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:  # noqa: D102 - described in the base class
+        flat = self._rows.flatten(bags)
+        return self._rows.sums(flat), flat if training else None
+
+    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:  # noqa: D102
+        rows, values = row_gradients(saved, gradient.view(saved.lengths.numel(), self._rows.rows.shape[1]))
+        whole = torch.zeros_like(self._rows.rows)
+        whole[rows] = values.to(whole.dtype)
+        return [whole[start:stop] for start, stop in self._rows.spans]
+
+    def weight(self, block: int) -> Tensor:  # noqa: D102
+        return self._parameters[block].detach()
+
+    def parameters(self) -> Sequence[torch.nn.Parameter]:  # noqa: D102
+        return self._parameters

@@ -1,0 +1,50 @@
+"""What the built-in optimizers need, without torch: their parameters and the memory of their state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal
+
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.planning.optimizers import OptimizerSpec
+
+_FLOAT_BYTES = 4
+
+PARAMETERS: Mapping[str, frozenset[str]] = {
+    "sgd": frozenset(),
+    "adagrad": frozenset({"eps"}),
+    "row_wise_adagrad": frozenset({"eps"}),
+    "adam": frozenset({"eps", "beta1", "beta2"}),
+}
+"""The parameters each built-in optimizer understands, beside its learning rate."""
+
+ROW_WISE: frozenset[str] = frozenset({"row_wise_adagrad"})
+"""Optimizers with one value a row, which depends on the gradient of all its columns."""
+
+# Values a row of the optimizer's float32 state, as a function of the columns held.
+_STATE_VALUES: Mapping[str, Callable[[int], int]] = {
+    "sgd": lambda columns: 0,
+    "adagrad": lambda columns: columns,
+    "row_wise_adagrad": lambda columns: 1,
+    "adam": lambda columns: 2 * columns,
+}
+
+_NEUTRAL: Mapping[str, object] = {"weight_decay": 0, "eps": None, "beta1": None, "beta2": None}
+
+
+def can_run(optimizer: OptimizerSpec, known: Collection[str], who: str) -> Literal[True] | str:
+    """``True`` if ``optimizer`` is one of ``known`` with parameters it understands, else the reason."""
+    if optimizer.name not in known:
+        return f"{who} runs {', '.join(sorted(known))}, not {optimizer.name!r}"
+    for name, value in optimizer.parameters:
+        if name not in PARAMETERS[optimizer.name] and _NEUTRAL.get(name, object()) not in (None, value):
+            return f"{who}: {optimizer.name!r} has no parameter {name}={value!r} here"
+    return True
+
+
+def trained_bytes(request: KernelRequest, num_rows: int) -> int:
+    """Bytes of a block's weights and optimizer state."""
+    weights = num_rows * -(-request.num_columns * request.data_type.bits // 8)
+    if request.optimizer is None:
+        return weights
+    return weights + _FLOAT_BYTES * num_rows * _STATE_VALUES[request.optimizer.name](request.num_columns)

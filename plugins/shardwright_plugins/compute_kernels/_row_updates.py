@@ -1,0 +1,122 @@
+"""The optimizers of the ``fused_torch`` kernel: updates of the rows that got a gradient.
+
+Each is the torch optimizer of its name for a gradient that is zero in all other rows; ``adam`` leaves those rows
+alone, as FBGEMM's ADAM and ``torch.optim.SparseAdam`` do (Kingma & Ba 2014; Duchi et al. 2011 for ``adagrad``;
+``row_wise_adagrad`` keeps one mean square a row: Naumov et al. 2019, "Deep Learning Recommendation Model").
+State is float32. Legend: R rows, U updated rows, D columns held, C columns of the gradient.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shardwright.planning.optimizers import OptimizerSpec
+
+_EPS = 1e-8  # FBGEMM's default
+
+
+class RowUpdate(ABC):
+    """The state of one optimizer for ``[R, D]`` weights, and its step on some of the rows."""
+
+    states_per_row: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, spec: OptimizerSpec, weights: Tensor) -> None:
+        self._spec = spec
+
+    @abstractmethod
+    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:
+        """Advance the state of ``rows`` and return what to subtract from their weights.
+
+        Args:
+            rows: ``[U]``, distinct.
+            gradient: ``[U, C]`` float32.
+            own: the columns of ``gradient`` that are the weights' own.
+            learning_rate: of this step.
+            number: of this step, from 1.
+
+        Returns:
+            ``[U, D]`` float32.
+        """
+
+    def state(self) -> Mapping[str, Tensor]:
+        """State per row, ``[R, D]`` or ``[R, 1]``, under the torch optimizer's names; shared storage."""
+        return {}
+
+
+class Sgd(RowUpdate):
+    """``w -= lr * g``."""
+
+    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:  # noqa: D102
+        return gradient[:, own] * learning_rate
+
+
+class Adagrad(RowUpdate):
+    """``sum += g^2; w -= lr * g / (sqrt(sum) + eps)``, element by element."""
+
+    def __init__(self, spec: OptimizerSpec, weights: Tensor) -> None:
+        super().__init__(spec, weights)
+        self._eps = spec.get("eps", _EPS)
+        self._sum = torch.zeros(weights.shape, device=weights.device)
+
+    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:  # noqa: D102
+        gradient = gradient[:, own]
+        total = self._sum[rows].addcmul_(gradient, gradient)
+        self._sum[rows] = total
+        return gradient.div(total.sqrt_().add_(self._eps)).mul_(learning_rate)
+
+    def state(self) -> Mapping[str, Tensor]:  # noqa: D102
+        return {"sum": self._sum}
+
+
+class RowWiseAdagrad(RowUpdate):
+    """``sum += mean over all columns of g^2; w -= lr * g / (sqrt(sum) + eps)``, one sum a row."""
+
+    states_per_row: ClassVar[frozenset[str]] = frozenset({"sum"})
+
+    def __init__(self, spec: OptimizerSpec, weights: Tensor) -> None:
+        super().__init__(spec, weights)
+        self._eps = spec.get("eps", _EPS)
+        self._sum = torch.zeros(weights.shape[0], 1, device=weights.device)
+
+    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:  # noqa: D102
+        total = self._sum[rows] + gradient.square().mean(1, keepdim=True)
+        self._sum[rows] = total
+        return gradient[:, own] * (learning_rate / (total.sqrt_() + self._eps))
+
+    def state(self) -> Mapping[str, Tensor]:  # noqa: D102
+        return {"sum": self._sum}
+
+
+class Adam(RowUpdate):
+    """Adam with bias correction by the number of steps, applied to rows with a gradient only."""
+
+    def __init__(self, spec: OptimizerSpec, weights: Tensor) -> None:
+        super().__init__(spec, weights)
+        self._eps = spec.get("eps", _EPS)
+        self._beta1, self._beta2 = spec.get("beta1", 0.9), spec.get("beta2", 0.999)
+        self._average = torch.zeros(weights.shape, device=weights.device)
+        self._square = torch.zeros(weights.shape, device=weights.device)
+
+    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:  # noqa: D102
+        gradient = gradient[:, own]
+        average = self._average[rows].lerp_(gradient, 1 - self._beta1)
+        square = self._square[rows].mul_(self._beta2).addcmul_(gradient, gradient, value=1 - self._beta2)
+        self._average[rows], self._square[rows] = average, square
+        denominator = (square / (1 - self._beta2**number)).sqrt_().add_(self._eps)
+        return average.div(denominator).mul_(learning_rate / (1 - self._beta1**number))
+
+    def state(self) -> Mapping[str, Tensor]:  # noqa: D102
+        return {"exp_avg": self._average, "exp_avg_sq": self._square}
+
+
+ROW_UPDATES: Mapping[str, type[RowUpdate]] = {
+    "sgd": Sgd,
+    "adagrad": Adagrad,
+    "row_wise_adagrad": RowWiseAdagrad,
+    "adam": Adam,
+}

@@ -1,0 +1,89 @@
+"""Rows of several blocks in one tensor, looked up and differentiated with plain torch.
+
+Legend: S slots, B samples of all sources, N ids, U distinct rows among them, R rows of all blocks, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.modules.embedding_configs import dtype_of
+from shardwright.runtime.lookup import Bags, BlockSpec
+
+
+@frozen(eq=False)
+class FlatBags:
+    """Bags whose ids count rows of the one tensor: what a backward pass needs of a forward pass."""
+
+    ids: Tensor
+    lengths: Tensor
+    weights: Tensor | None
+
+
+class TorchRows:
+    """The blocks of a group as one tensor ``[R, D]``, so that one call serves all of them."""
+
+    def __init__(self, blocks: Sequence[BlockSpec], device: torch.device) -> None:
+        stops = list(accumulate(spec.block.num_rows for spec in blocks))
+        self.spans = [(stop - spec.block.num_rows, stop) for spec, stop in zip(blocks, stops, strict=True)]
+        dtype = dtype_of(blocks[0].table.data_type)
+        self.rows = torch.zeros(stops[-1], blocks[0].block.num_columns, dtype=dtype, device=device)
+        bases = [start for spec, (start, _) in zip(blocks, self.spans, strict=True) for _ in range(spec.num_slots)]
+        self._slot_bases = torch.tensor(bases, dtype=torch.int64, device=device)
+
+    def of(self, block: int) -> Tensor:
+        """``[rows, D]``: the rows of one block, shared storage."""
+        start, stop = self.spans[block]
+        return self.rows[start:stop]
+
+    def flatten(self, bags: Bags) -> FlatBags:
+        """The bags with ids that count rows of the one tensor."""
+        if len(self.spans) == 1:
+            return FlatBags(bags.ids, bags.lengths, bags.weights)
+        bases = torch.cat([self._slot_bases.repeat_interleave(size) for size in bags.batch_sizes])
+        base_of_id = bases.repeat_interleave(bags.lengths, output_size=bags.ids.numel())
+        return FlatBags(bags.ids + base_of_id, bags.lengths, bags.weights)
+
+    def sums(self, bags: FlatBags) -> Tensor:
+        """``[S * B, D]`` float32: the (weighted) sum of each bag's rows."""
+        rows, ids = self.rows, bags.ids
+        if rows.dtype is not torch.float32:  # sums of halves are kept in float32, as FBGEMM does
+            rows, ids = rows.index_select(0, ids).float(), torch.arange(ids.numel(), device=ids.device)
+        return _bag_sums(ids, rows, bags.lengths, bags.weights)
+
+
+def row_gradients(bags: FlatBags, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of each distinct row.
+
+    A row's gradient is the (weighted) sum of the gradients of the bags it was in: a bag lookup the other way round.
+
+    Args:
+        bags: what was looked up.
+        gradient: ``[S * B, D]`` float32.
+
+    Returns:
+        ``[U]`` rows in rising order and ``[U, D]`` gradients.
+    """
+    if bags.ids.numel() == 0:
+        return bags.ids, gradient.new_zeros(0, gradient.shape[1])
+    bag_of_id = torch.arange(bags.lengths.numel(), device=bags.ids.device).repeat_interleave(
+        bags.lengths, output_size=bags.ids.numel()
+    )
+    sorted_ids, order = torch.sort(bags.ids, stable=True)
+    rows, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
+    weights = None if bags.weights is None else bags.weights[order]
+    return rows, _bag_sums(bag_of_id[order], gradient, counts, weights)
+
+
+def _bag_sums(ids: Tensor, rows: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+    offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return F.embedding_bag(
+        ids, rows, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+    )

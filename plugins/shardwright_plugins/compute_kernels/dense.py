@@ -1,0 +1,40 @@
+"""The ``dense`` kernel: plain torch, gradients visible, the optimizer is the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from shardwright.contracts import ComputeKernel
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright_plugins.compute_kernels._optimizers import trained_bytes
+
+if TYPE_CHECKING:
+    from shardwright.runtime.lookup import BlockSpec, Lookup
+
+
+class Dense(ComputeKernel):
+    """Blocks as ordinary parameters with dense gradients, for any optimizer; runs everywhere."""
+
+    name: ClassVar[str] = "dense"
+    aliases: ClassVar[tuple[str, ...]] = ("batched_dense",)
+    fuses_optimizer: ClassVar[bool] = False
+
+    def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
+        if not request.is_pooled:
+            return "sequence outputs are not built yet"
+        return True
+
+    def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
+        """Weights, their gradient, and the optimizer state the user's optimizer will hold."""
+        gradient = num_rows * -(-request.num_columns * request.data_type.bits // 8)
+        return {"device": trained_bytes(request, num_rows) + gradient}
+
+    def group_key(self, request: KernelRequest) -> Hashable:
+        """Blocks of one element type and width share a call."""
+        return (request.data_type, request.num_columns)
+
+    def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
+        from shardwright_plugins.compute_kernels._dense_lookup import DenseLookup
+
+        return DenseLookup(blocks, device=device)

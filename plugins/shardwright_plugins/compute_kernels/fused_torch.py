@@ -1,0 +1,48 @@
+"""The ``fused_torch`` kernel: the optimizer in the backward pass, in plain torch, for any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from shardwright.contracts import ComputeKernel
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright_plugins.compute_kernels._optimizers import PARAMETERS, ROW_WISE, can_run, trained_bytes
+
+if TYPE_CHECKING:
+    from shardwright.runtime.lookup import BlockSpec, Lookup
+
+
+class FusedTorch(ComputeKernel):
+    """Updates the rows of a batch in the backward pass; any dim, any device, exact on cut columns."""
+
+    name: ClassVar[str] = "fused_torch"
+
+    def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
+        if not request.is_pooled:
+            return "sequence outputs are not built yet"
+        if request.optimizer is None:
+            return "no optimizer was named to run in the backward pass"
+        return can_run(request.optimizer, PARAMETERS.keys(), "the plain-torch kernel")
+
+    def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
+        """Weights and optimizer state."""
+        return {"device": trained_bytes(request, num_rows)}
+
+    def bandwidth_fraction(self, request: KernelRequest) -> float:
+        """Half of FBGEMM's: ids are sorted and updated rows pass through memory once more."""
+        return 0.5
+
+    def group_key(self, request: KernelRequest) -> Hashable:
+        """Blocks of one element type, width and optimizer; where rows are needed whole, of the same columns of tables of one width."""
+        whole = (request.embedding_dim, request.first_column) if self.needs_whole_rows(request) else None
+        return (request.data_type, request.num_columns, request.optimizer, whole)
+
+    def needs_whole_rows(self, request: KernelRequest) -> bool:
+        """A row-wise optimizer's value is a mean over all columns of the row."""
+        return request.cuts_columns and request.optimizer is not None and request.optimizer.name in ROW_WISE
+
+    def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
+        from shardwright_plugins.compute_kernels._fused_torch_lookup import FusedTorchLookup
+
+        return FusedTorchLookup(blocks, device=device, whole_rows=self.needs_whole_rows(blocks[0].request))

@@ -1,0 +1,202 @@
+"""From torch's optimizers to `OptimizerSpec`, which kernels read, and back to unsharded optimizers.
+
+What stands for what is a registry, open to other packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.optim import Optimizer
+
+from shardwright.errors import (
+    DuplicateNameError,
+    InvalidInputError,
+    UnknownNameError,
+    UnsupportedError,
+    nearest,
+)
+from shardwright.optim.optimizers import in_backward_optimizers
+from shardwright.optim.rows import LazyAdam, RowWiseAdagrad
+from shardwright.planning.optimizers import OptimizerSpec
+
+__all__ = ["optimizer_spec_of", "register_fused_optimizer", "renaming", "spec_to_torch"]
+
+Mapper = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Builder = Callable[[OptimizerSpec, Iterable[Tensor]], Optimizer]
+
+# These choose an implementation, or were left by a scheduler: they do not change what a step computes.
+_WITHOUT_EFFECT = frozenset({"params", "capturable", "differentiable", "foreach", "fused", "initial_lr"})
+
+# FBGEMM's defaults (split_table_batched_embeddings_ops_training.py), which differ from torch's.
+_EPS = 1e-8
+_BETA1, _BETA2 = 0.9, 0.999
+
+
+@frozen
+class _FusedOptimizer:
+    torch_class: type[Optimizer]
+    name: str
+    mapping: Mapper
+    unsharded: Builder | None
+
+
+_REGISTERED: dict[type[Optimizer], _FusedOptimizer] = {}
+
+
+def register_fused_optimizer(
+    torch_class: type[Optimizer], name: str, mapping: Mapper, unsharded: Builder | None = None
+) -> None:
+    """Let a fused optimizer stand for a torch optimizer that users apply in the backward pass.
+
+    Args:
+        torch_class: the class users name; subclasses are not meant.
+        name: the `OptimizerSpec.name` that kernels know.
+        mapping: from all of the torch optimizer's hyperparameters to the specification's ``learning_rate``
+            and parameters. Raises `UnsupportedError` for what the fused optimizer does not do. See
+            `renaming`.
+        unsharded: builds a torch optimizer that does without sharding exactly what the specification says.
+
+    Raises:
+        DuplicateNameError: the class was registered otherwise before.
+    """
+    entry = _FusedOptimizer(torch_class, name, mapping, unsharded)
+    known = _REGISTERED.setdefault(torch_class, entry)
+    if known != entry:
+        raise DuplicateNameError(
+            f"{_name_of(torch_class)} is registered as {known.name!r} already, cannot be as {name!r} too"
+        )
+
+
+def renaming(names: Mapping[str, str | tuple[str, ...]]) -> Mapper:
+    """A mapping that passes some hyperparameters on under new names and demands that the others are off.
+
+    Args:
+        names: from the torch optimizer's hyperparameter to the specification's (a tuple for ``betas``).
+
+    Returns:
+        The mapping. It raises `UnsupportedError` if another hyperparameter is not 0, False or None.
+    """
+
+    def mapping(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+        mapped: dict[str, Any] = {}
+        for name, value in hyperparameters.items():
+            target = names.get(name)
+            if isinstance(target, tuple):
+                mapped.update(zip(target, value, strict=True))
+            elif target is not None:
+                mapped[target] = value
+            elif name not in _WITHOUT_EFFECT and value:
+                raise UnsupportedError(
+                    f"{name}={value!r} has no fused counterpart; possible are {', '.join(sorted(names))}"
+                )
+        return mapped
+
+    return mapping
+
+
+def optimizer_spec_of(parameter: Tensor, name: str = "") -> OptimizerSpec | None:
+    """The optimizer that was applied to a parameter in its backward pass, as a specification.
+
+    Args:
+        parameter: the parameter, treated by `apply_optimizer_in_backward` or torch's own function or not.
+        name: its name, for messages.
+
+    Returns:
+        The specification with all hyperparameters, torch's defaults included; ``None`` if none was applied.
+
+    Raises:
+        UnsupportedError: more than one was applied, no fused optimizer stands for its class, or it has
+            hyperparameters which that one does not know.
+    """
+    what = f"parameter {name!r}" if name else f"a parameter of shape {list(parameter.shape)}"
+    optimizers = in_backward_optimizers(parameter)
+    if not optimizers:
+        return None
+    if len(optimizers) > 1:
+        classes = ", ".join(_name_of(type(optimizer)) for optimizer in optimizers)
+        raise UnsupportedError(
+            f"{what} has {len(optimizers)} optimizers in backward ({classes}); only one can be fused"
+        )
+    entry = _REGISTERED.get(type(optimizers[0]))
+    class_name = _name_of(type(optimizers[0]))
+    if entry is None:
+        known = ", ".join(sorted(map(_name_of, _REGISTERED)))
+        raise UnsupportedError(
+            f"{what} has {class_name} in backward, for which no fused optimizer stands. Known: {known}. "
+            "Others can be added with register_fused_optimizer()."
+        )
+    try:
+        mapped = dict(entry.mapping(optimizers[0].param_groups[0]))
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{what} has {class_name} in backward: {error}") from error
+    return OptimizerSpec(entry.name, float(mapped.pop("learning_rate")), mapped)
+
+
+def spec_to_torch(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
+    """The optimizer that does without sharding what the fused one of a specification does.
+
+    Args:
+        spec: the specification; parameters that it leaves out have FBGEMM's defaults.
+        params: what to update.
+
+    Returns:
+        A torch optimizer.
+
+    Raises:
+        UnknownNameError: none is known under the specification's name.
+        InvalidInputError: it does not know one of the specification's parameters.
+    """
+    builders = {entry.name: entry.unsharded for entry in _REGISTERED.values() if entry.unsharded is not None}
+    if spec.name not in builders:
+        raise UnknownNameError(
+            f"no unsharded optimizer for {spec.name!r}. Known: {', '.join(sorted(builders))}."
+            f"{nearest(spec.name, builders)}"
+        )
+    return builders[spec.name](spec, params)
+
+
+def _name_of(torch_class: type[Optimizer]) -> str:
+    return f"{torch_class.__module__.rpartition('.')[0] or torch_class.__module__}.{torch_class.__name__}"
+
+
+def _parameters(spec: OptimizerSpec, **defaults: Any) -> dict[str, Any]:
+    for name, _ in spec.parameters:
+        if name not in defaults:
+            known = ", ".join(["learning_rate", *sorted(defaults)])
+            raise InvalidInputError(
+                f"optimizer {spec.name!r} has no parameter {name!r}. Known: {known}.{nearest(name, defaults)}"
+            )
+    return {**defaults, **dict(spec.parameters)}
+
+
+def _sgd(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
+    return torch.optim.SGD(params, lr=spec.learning_rate, **_parameters(spec))
+
+
+def _adagrad(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
+    return torch.optim.Adagrad(params, lr=spec.learning_rate, **_parameters(spec, eps=_EPS))
+
+
+def _adam(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
+    parameters = _parameters(spec, eps=_EPS, beta1=_BETA1, beta2=_BETA2)
+    betas = (parameters["beta1"], parameters["beta2"])
+    return LazyAdam(params, lr=spec.learning_rate, betas=betas, eps=parameters["eps"])
+
+
+def _row_wise_adagrad(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
+    return RowWiseAdagrad(params, lr=spec.learning_rate, **_parameters(spec, eps=_EPS))
+
+
+# No weight decay: torch's is on all rows, touched or not, and FBGEMM's kernels for CPUs silently have none.
+_ADAGRAD = renaming({"lr": "learning_rate", "eps": "eps"})
+_ADAM = renaming({"lr": "learning_rate", "betas": ("beta1", "beta2"), "eps": "eps"})
+register_fused_optimizer(torch.optim.SGD, "sgd", renaming({"lr": "learning_rate"}), _sgd)
+register_fused_optimizer(torch.optim.Adagrad, "adagrad", _ADAGRAD, _adagrad)
+register_fused_optimizer(RowWiseAdagrad, "row_wise_adagrad", _ADAGRAD, _row_wise_adagrad)
+register_fused_optimizer(torch.optim.Adam, "adam", _ADAM, _adam)
+register_fused_optimizer(LazyAdam, "adam", _ADAM, _adam)

@@ -1,0 +1,86 @@
+"""Optimizers in the backward pass: attaching them to parameters, and telling such parameters apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from shardwright.errors import InvalidInputError
+
+__all__ = ["apply_optimizer_in_backward", "in_backward_optimizer_filter", "in_backward_optimizers"]
+
+# The names under which torch.distributed.optim._apply_optimizer_in_backward keeps the same things.
+_OPTIMIZERS = "_in_backward_optimizers"
+_CLASSES = "_optimizer_classes"
+_ARGUMENTS = "_optimizer_kwargs"
+
+
+def apply_optimizer_in_backward(
+    optimizer_class: type[Optimizer],
+    params: Iterable[nn.Parameter],
+    optimizer_kwargs: Mapping[str, Any],
+) -> None:
+    """Let an optimizer update each parameter as soon as its gradient is there, in the backward pass.
+
+    Gradients are ``None`` after the update, so other optimizers leave these parameters alone. Apply it before
+    sharding: the fused kernels then take over (see `optimizer_spec_of`). Torch's own
+    ``torch.distributed.optim._apply_optimizer_in_backward`` has the same effect and is understood as well.
+
+    Note that copying a module (``copy.deepcopy``) or materialising one that is on ``meta`` makes new
+    parameters, without their optimizers: that is how torch copies parameters.
+
+    Args:
+        optimizer_class: such as ``torch.optim.SGD``.
+        params: leaf parameters that require gradients; they may be on ``meta``.
+        optimizer_kwargs: the optimizer's arguments, ``{"lr": 0.02}``.
+
+    Raises:
+        InvalidInputError: a parameter does not require gradients, or is no leaf.
+    """
+    for param in params:
+        if not (param.requires_grad and param.is_leaf):
+            raise InvalidInputError(
+                f"{optimizer_class.__name__} cannot be applied in the backward pass of a tensor of shape "
+                f"{list(param.shape)}: requires_grad is {param.requires_grad}, is_leaf is {param.is_leaf}; "
+                "both must be True"
+            )
+        is_first = not hasattr(param, _OPTIMIZERS)
+        for attribute, value in (
+            (_OPTIMIZERS, optimizer_class([param], **optimizer_kwargs)),
+            (_CLASSES, optimizer_class),
+            (_ARGUMENTS, dict(optimizer_kwargs)),
+        ):
+            setattr(param, attribute, [*getattr(param, attribute, ()), value])
+        if is_first:  # one hook runs them all
+            param.register_post_accumulate_grad_hook(_step_and_clear)
+
+
+def _step_and_clear(param: Tensor) -> None:
+    for optimizer in in_backward_optimizers(param):
+        optimizer.step()
+    param.grad = None
+
+
+def in_backward_optimizers(param: Tensor) -> tuple[Optimizer, ...]:
+    """The optimizers that update a parameter in the backward pass."""
+    return tuple(getattr(param, _OPTIMIZERS, ()))
+
+
+def in_backward_optimizer_filter(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], include: bool = False
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that are not updated in the backward pass, which need an optimizer; or those that are.
+
+    Args:
+        named_parameters: names and parameters, as of ``model.named_parameters()``.
+        include: yield those that are updated in the backward pass instead.
+
+    Yields:
+        Names and parameters.
+    """
+    for name, param in named_parameters:
+        if hasattr(param, _OPTIMIZERS) == include:
+            yield name, param

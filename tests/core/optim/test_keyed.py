@@ -1,0 +1,436 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
+
+from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, UnsupportedError
+from shardwright.optim import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
+
+
+def adam(params: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.1)
+
+
+def sgd(params: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def keyed(model: nn.Module, factory: Any = adam) -> KeyedOptimizerWrapper:
+    return KeyedOptimizerWrapper(dict(model.named_parameters()), factory)
+
+
+def combined(model: nn.Module) -> CombinedOptimizer:
+    """Over ``Sequential(Linear, Linear)``: Adam for the first, SGD with momentum for the second."""
+    return CombinedOptimizer(
+        [
+            ("first", keyed(model[0])),
+            ("second", keyed(model[1], lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))),
+        ]
+    )
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+
+
+def train(model: nn.Module, optimizer: Any, steps: int = 3, seed: int = 5) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 3, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [param.detach().clone() for param in model.parameters()]
+
+
+def test_wrapper_trains_as_the_optimizer_within() -> None:
+    model = two_layers()
+    twin = copy.deepcopy(model)
+    train(model, keyed(model))
+    train(twin, torch.optim.Adam(twin.parameters(), lr=0.1))
+    torch.testing.assert_close(weights(model), weights(twin), rtol=0, atol=0)
+
+
+def test_combined_trains_as_its_parts() -> None:
+    model = two_layers()
+    twin = copy.deepcopy(model)
+    train(model, combined(model))
+    parts = [
+        torch.optim.Adam(twin[0].parameters(), lr=0.1),
+        torch.optim.SGD(twin[1].parameters(), lr=0.1, momentum=0.9),
+    ]
+    for _ in range(1):
+        generator = torch.Generator().manual_seed(5)
+        for _ in range(3):
+            for part in parts:
+                part.zero_grad()
+            twin(torch.randn(8, 3, generator=generator)).square().mean().backward()
+            for part in parts:
+                part.step()
+    torch.testing.assert_close(weights(model), weights(twin), rtol=0, atol=0)
+
+
+def test_state_dict_goes_by_names_and_shares_tensors() -> None:
+    model = two_layers()
+    optimizer = keyed(model)
+    train(model, optimizer, steps=1)
+    state_dict = optimizer.state_dict()
+    assert list(state_dict) == ["state", "param_groups"]
+    assert set(state_dict["state"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert state_dict["state"]["0.bias"]["exp_avg"] is optimizer.state[model[0].bias]["exp_avg"]
+    (group,) = state_dict["param_groups"]
+    assert group["params"] == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    assert group["lr"] == 0.1
+
+
+def test_combined_state_dict_puts_keys_before_names() -> None:
+    model = two_layers()
+    optimizer = combined(model)
+    train(model, optimizer, steps=1)
+    state_dict = optimizer.state_dict()
+    assert set(state_dict["state"]) == {"first.weight", "first.bias", "second.weight", "second.bias"}
+    assert set(optimizer.params) == set(state_dict["state"])
+    assert state_dict["param_groups"][1]["params"] == ["second.bias", "second.weight"]
+    assert state_dict["param_groups"][1]["momentum"] == 0.9
+    assert {id(param) for param in optimizer.state} == {id(param) for param in model.parameters()}
+    assert optimizer.state[model[0].weight]["step"] == 1
+    assert len(optimizer.state) == 4
+
+
+@pytest.mark.parametrize("make", [keyed, combined, lambda model: OptimizerWrapper(combined(model))])
+@pytest.mark.parametrize("warm", [False, True])
+def test_load_state_dict_goes_on_where_it_was_saved(make: Any, warm: bool) -> None:
+    model = two_layers()
+    optimizer = make(model)
+    train(model, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.05
+    saved_model, saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, seed=6)
+
+    twin = two_layers()
+    other = make(twin)
+    if warm:  # state exists already, and is overwritten in place
+        train(twin, other, steps=2, seed=9)
+    twin.load_state_dict(saved_model)
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["lr"] == 0.05
+    train(twin, other, seed=6)
+    torch.testing.assert_close(weights(twin), weights(model), rtol=0, atol=0)
+
+
+def test_load_state_dict_into_existing_state_keeps_its_tensors() -> None:
+    model = two_layers()
+    optimizer = keyed(model)
+    train(model, optimizer)
+    saved = copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer)
+    before = optimizer.state[model[0].bias]["exp_avg"]
+    optimizer.load_state_dict(saved)
+    assert optimizer.state[model[0].bias]["exp_avg"] is before
+    torch.testing.assert_close(before, saved["state"]["0.bias"]["exp_avg"])
+
+
+def test_load_state_dict_of_fresh_optimizer_owns_its_tensors() -> None:
+    model = two_layers()
+    optimizer, other = keyed(model), keyed(two_layers())
+    train(model, optimizer)
+    other.load_state_dict(optimizer.state_dict())
+    own = other.state[other.params["0.bias"]]["exp_avg"]
+    assert own is not optimizer.state[model[0].bias]["exp_avg"]
+
+
+def test_save_param_groups_false_leaves_hyperparameters_out_of_it() -> None:
+    model = two_layers()
+    optimizer = combined(model)
+    with_groups = copy.deepcopy(optimizer.state_dict())
+    optimizer.save_param_groups(False)
+    assert list(optimizer.state_dict()) == ["state"]
+    optimizer.param_groups[0]["lr"] = 7.0
+    optimizer.load_state_dict(with_groups)
+    assert optimizer.param_groups[0]["lr"] == 7.0
+
+
+def test_load_state_dict_groups_may_be_cut_otherwise() -> None:
+    model = two_layers()
+    saved = keyed(model).state_dict()
+    saved["param_groups"][0]["lr"] = 0.7
+    optimizer = keyed(
+        model, lambda params: torch.optim.Adam([{"params": params[:1]}, {"params": params[1:]}], lr=0.1)
+    )
+    optimizer.load_state_dict(saved)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.7, 0.7]
+
+
+def test_load_state_dict_contradicting_groups_are_named() -> None:
+    model = two_layers()
+    saved = keyed(
+        model, lambda params: torch.optim.Adam([{"params": params[:2]}, {"params": params[2:], "lr": 0.2}])
+    ).state_dict()
+    with pytest.raises(
+        InvalidInputError, match=r"'0.bias' and '1.bias' are in one group, .* lr=0.001 and lr=0.2"
+    ):
+        keyed(model).load_state_dict(saved)
+
+
+def damaged(state_dict: dict[str, Any], how: str) -> dict[str, Any]:
+    state = state_dict["state"]
+    if how == "unknown name":
+        state["0.wieght"] = state.pop("0.weight")
+    elif how == "missing name":
+        del state["1.bias"]
+    elif how == "missing entry":
+        del state["1.bias"]["exp_avg"]
+    elif how == "other shape":
+        state["1.weight"]["exp_avg"] = torch.zeros(2, 4)
+    elif how == "no tensor":
+        state["1.weight"]["exp_avg"] = "nothing"
+    elif how == "no state":
+        state_dict["states"] = state_dict.pop("state")
+    elif how == "group without name":
+        state_dict["param_groups"][0]["params"].remove("1.weight")
+    elif how == "group with unknown name":
+        state_dict["param_groups"][0]["params"].append("2.weight")
+    elif how == "group without value":
+        del state_dict["param_groups"][0]["betas"]
+    return state_dict
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        (
+            "unknown name",
+            UnknownNameError,
+            r"1 parameters .* '0.wieght'. It has 4: .* Did you mean '0.weight'",
+        ),
+        ("missing name", InvalidInputError, r"no state for 1 of the 4 parameters, .*: '1.bias'"),
+        (
+            "missing entry",
+            InvalidInputError,
+            r"'1.bias' has the entries 'exp_avg', .* has 'exp_avg_sq', 'step'",
+        ),
+        ("other shape", InvalidInputError, r"'exp_avg' of '1.weight' has shape \[1, 4\]; .* has \[2, 4\]"),
+        ("no tensor", InvalidInputError, r"'exp_avg' of '1.weight' has shape \[1, 4\]; .* has a str"),
+        ("no state", InvalidInputError, r"it has 'param_groups', 'states', but no 'state'"),
+        ("group without name", InvalidInputError, r"param_groups lack 1 parameters: '1.weight'"),
+        ("group with unknown name", UnknownNameError, r"'2.weight'. It has 4"),
+        ("group without value", InvalidInputError, r"saved group of '0.bias' has no 'betas'"),
+    ],
+)
+def test_load_state_dict_that_does_not_fit_changes_nothing(how: str, error: Any, message: str) -> None:
+    model = two_layers()
+    optimizer = keyed(model)
+    train(model, optimizer)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for state in saved["state"].values():
+        state["exp_avg"] += 1
+    saved["param_groups"][0]["lr"] = 9.0
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(error, match=message):
+        optimizer.load_state_dict(damaged(saved, how))
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for name, state in after["state"].items():
+        torch.testing.assert_close(state, before["state"][name], rtol=0, atol=0)
+
+
+def test_load_state_dict_of_fresh_optimizer_compares_matrices_with_the_parameter() -> None:
+    model = two_layers()
+    optimizer = keyed(model)
+    train(model, optimizer)
+    saved = optimizer.state_dict()
+    saved["state"]["0.weight"]["exp_avg"] = torch.zeros(5, 3)
+    with pytest.raises(InvalidInputError, match=r"'exp_avg' of '0.weight' has shape \[5, 3\] .* is \[4, 3\]"):
+        keyed(two_layers()).load_state_dict(saved)
+
+
+def test_load_state_dict_of_torch_optimizer_is_refused() -> None:
+    model = two_layers()
+    plain = torch.optim.Adam(model.parameters())
+    train(model, plain)
+    with pytest.raises(
+        UnknownNameError, match="names 4 parameters that the optimizer does not have: 0, 1, 2, 3"
+    ):
+        keyed(model).load_state_dict(plain.state_dict())
+
+
+@pytest.mark.parametrize("entry", ["state", "param_groups"])
+def test_combined_load_state_dict_that_does_not_fit_one_part_changes_no_other(entry: str) -> None:
+    model = two_layers()
+    optimizer = combined(model)
+    train(model, optimizer)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"]["first.bias"]["exp_avg"] += 1
+    if entry == "state":
+        saved["state"]["second.bias"]["momentum_buffer"] = torch.zeros(3)
+    else:
+        saved["param_groups"][1]["params"] = ["second.bias"]
+    before = optimizer.state[model[0].bias]["exp_avg"].clone()
+    with pytest.raises(InvalidInputError):
+        optimizer.load_state_dict(saved)
+    torch.testing.assert_close(optimizer.state[model[0].bias]["exp_avg"], before)
+
+
+def test_combined_load_state_dict_unknown_name_is_given_with_its_key() -> None:
+    optimizer = combined(two_layers())
+    with pytest.raises(UnknownNameError, match=r"'frist.bias'. It has 4: .* Did you mean 'first.bias'"):
+        optimizer.load_state_dict({"state": {"frist.bias": {}}})
+
+
+def test_combined_of_combined_nests_keys() -> None:
+    model = two_layers()
+    outer = CombinedOptimizer([("model", combined(model)), ("more", keyed(nn.Linear(1, 1)))])
+    assert list(outer.params)[:2] == ["model.first.weight", "model.first.bias"]
+    assert [key for key, _ in outer.optimizers] == ["model", "more"]
+    train(model, outer, steps=1)
+    state_dict = copy.deepcopy(outer.state_dict())
+    assert set(state_dict["state"]) == {
+        "model.first.weight",
+        "model.first.bias",
+        "model.second.weight",
+        "model.second.bias",
+    }
+    outer.load_state_dict(state_dict)
+
+
+def test_combined_without_keys_refuses_one_name_twice() -> None:
+    model = two_layers()
+    with pytest.raises(DuplicateNameError, match="two of the 2 optimizers have a parameter 'weight'"):
+        CombinedOptimizer([keyed(model[0]), keyed(model[1])])
+
+
+def test_combined_refuses_one_parameter_twice() -> None:
+    model = two_layers()
+    with pytest.raises(DuplicateNameError, match=r"'a.weight' and 'b.weight' are one parameter"):
+        CombinedOptimizer([("a", keyed(model[0])), ("b", keyed(model[0]))])
+
+
+def test_combined_step_calls_the_closure_once() -> None:
+    model, calls = two_layers(), []
+
+    def closure() -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        loss = model(torch.ones(1, 3)).sum()
+        loss.backward()
+        return loss
+
+    before = weights(model)
+    loss = combined(model).step(closure)
+    assert calls == [True]
+    assert loss.numel() == 1
+    assert all(not torch.equal(own, other) for own, other in zip(weights(model), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    "make_scheduler",
+    [
+        lambda optimizer: StepLR(optimizer, step_size=2, gamma=0.5),
+        lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+        lambda optimizer: CosineAnnealingLR(optimizer, T_max=5),
+    ],
+)
+@pytest.mark.parametrize("make", [keyed, combined, lambda model: OptimizerWrapper(keyed(model))])
+def test_schedulers_reach_the_optimizers_within(make: Any, make_scheduler: Any) -> None:
+    model = two_layers()
+    optimizer, plain = make(model), torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    schedulers = make_scheduler(optimizer), make_scheduler(plain)
+    within = [part for _, part in optimizer.optimizers] if make is combined else [optimizer]
+    for _ in range(4):
+        train(model, optimizer, steps=1)
+        plain.step()
+        for scheduler in schedulers:
+            scheduler.step()
+        expected = plain.param_groups[0]["lr"]
+        for part in within:
+            assert [group["lr"] for group in part._optimizer.param_groups] == [pytest.approx(expected)]
+
+
+def test_scheduled_optimizer_loads_a_state_dict_from_before_the_schedule() -> None:
+    model = two_layers()
+    saved = keyed(model).state_dict()
+    optimizer = keyed(model)
+    StepLR(optimizer, step_size=1)
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["initial_lr"] == 0.1
+
+
+def test_step_hooks_run() -> None:
+    model, calls = two_layers(), []
+    optimizer = combined(model)
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    train(model, optimizer, steps=1)
+    assert calls == ["before", "after"]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+@pytest.mark.parametrize("make", [lambda model: keyed(model, sgd), combined])
+def test_copies_with_their_model_train_on(make: Any, duplicate: Any) -> None:
+    model = two_layers()
+    optimizer = make(model)
+    train(model, optimizer)
+    twin, other = duplicate((model, optimizer))
+    train(model, optimizer, seed=8)
+    train(twin, other, seed=8)
+    torch.testing.assert_close(weights(twin), weights(model), rtol=0, atol=0)
+    assert set(other.params) == set(optimizer.params)
+
+
+def test_keyed_without_parameters_is_allowed() -> None:
+    optimizer = KeyedOptimizer({}, {}, [])
+    assert optimizer.state_dict() == {"state": {}, "param_groups": []}
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert CombinedOptimizer([optimizer]).params == {}
+
+
+def test_keyed_takes_state_and_groups_as_they_are() -> None:
+    param = nn.Parameter(torch.ones(2))
+    state, groups = {param: {"sum": torch.zeros(2)}}, [{"params": [param], "lr": 0.5}]
+    optimizer = KeyedOptimizer({"w": param}, state, groups)
+    assert optimizer.param_groups is groups
+    optimizer.load_state_dict(
+        {"state": {"w": {"sum": torch.ones(2)}}, "param_groups": [{"params": ["w"], "lr": 1.5}]}
+    )
+    assert state[param]["sum"].tolist() == [1, 1]
+    assert groups[0]["lr"] == 1.5
+
+
+def test_wrapper_without_parameters_says_what_to_do() -> None:
+    with pytest.raises(InvalidInputError, match=r"got no parameters\. .*fused_optimizer"):
+        KeyedOptimizerWrapper({}, sgd)
+
+
+def test_one_parameter_under_two_names_is_refused() -> None:
+    param = nn.Parameter(torch.ones(2))
+    with pytest.raises(DuplicateNameError, match="'a' and 'b' are one parameter"):
+        KeyedOptimizer({"a": param, "b": param}, {}, [])
+
+
+def test_parameter_without_a_name_is_refused() -> None:
+    param, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, 5))
+    with pytest.raises(
+        InvalidInputError, match=r"a group has a parameter of shape \[2, 5\] .* among the 1 given"
+    ):
+        KeyedOptimizer({"a": param}, {}, [{"params": [other]}])
+    with pytest.raises(InvalidInputError, match=r"the state has a parameter of shape \[2, 5\]"):
+        KeyedOptimizer({"a": param}, {other: {}}, [])
+
+
+def test_add_param_group_is_refused_with_the_way_out() -> None:
+    model = two_layers()
+    with pytest.raises(UnsupportedError, match="CombinedOptimizer"):
+        keyed(model).add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+def test_repr_shows_the_parts() -> None:
+    text = repr(combined(two_layers()))
+    assert text.startswith("CombinedOptimizer(first: KeyedOptimizerWrapper")
+    assert "momentum: 0.9" in text

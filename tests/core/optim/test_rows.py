@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardwright.errors import InvalidInputError
+from shardwright.optim import LazyAdam, RowWiseAdagrad
+from shardwright.optim.rows import touched_rows
+
+ROWS, COLUMNS = 6, 3
+BATCHES = st.lists(st.lists(st.integers(0, ROWS - 1), max_size=8), min_size=1, max_size=4)
+
+
+def sparse_gradient(ids: list[int], values: Tensor) -> Tensor:
+    indices = torch.tensor([ids], dtype=torch.int64).reshape(1, -1)
+    return torch.sparse_coo_tensor(indices, values, (ROWS, COLUMNS), check_invariants=True)
+
+
+def dense_gradient(ids: list[int], values: Tensor) -> Tensor:
+    return torch.zeros(ROWS, COLUMNS).index_add(0, torch.tensor(ids, dtype=torch.int64), values)
+
+
+def train(
+    optimizer_class: Any, batches: list[list[int]], make_gradient: Any, **arguments: Any
+) -> nn.Parameter:
+    """Step once a batch; the gradients depend on the seed only."""
+    generator = torch.Generator().manual_seed(3)
+    param = nn.Parameter(torch.randn(ROWS, COLUMNS, generator=generator))
+    optimizer = optimizer_class([param], **arguments)
+    for ids in batches:
+        values = torch.randn(len(ids), COLUMNS, generator=generator)
+        param.grad = make_gradient(ids, values)
+        optimizer.step()
+    return param
+
+
+def by_rows(update: Any, batches: list[list[int]]) -> Tensor:
+    """The same, one Python float at a time: ``update(step, row, gradient, state)`` of each touched row."""
+    generator = torch.Generator().manual_seed(3)
+    table = torch.randn(ROWS, COLUMNS, generator=generator).double().tolist()
+    states: list[dict[str, Any]] = [{} for _ in range(ROWS)]
+    for step, ids in enumerate(batches, 1):
+        values = torch.randn(len(ids), COLUMNS, generator=generator).double().tolist()
+        for row in sorted(set(ids)):
+            gradient = [
+                sum(value[column] for id_, value in zip(ids, values, strict=True) if id_ == row)
+                for column in range(COLUMNS)
+            ]
+            table[row] = update(step, table[row], gradient, states[row])
+    return torch.tensor(table)
+
+
+def row_wise_adagrad(lr: float, eps: float, weight_decay: float = 0.0) -> Any:
+    def update(step: int, row: list[float], gradient: list[float], state: dict[str, Any]) -> list[float]:
+        gradient = [g + weight_decay * w for g, w in zip(gradient, row, strict=True)]
+        state["sum"] = state.get("sum", 0.0) + sum(g * g for g in gradient) / len(gradient)
+        return [w - lr * g / (math.sqrt(state["sum"]) + eps) for w, g in zip(row, gradient, strict=True)]
+
+    return update
+
+
+def lazy_adam(lr: float, beta1: float, beta2: float, eps: float, weight_decay: float = 0.0) -> Any:
+    def update(step: int, row: list[float], gradient: list[float], state: dict[str, Any]) -> list[float]:
+        updated = []
+        for column, (w, g) in enumerate(zip(row, gradient, strict=True)):
+            m, v = state.get(column, (0.0, 0.0))
+            m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+            state[column] = m, v
+            direction = (m / (1 - beta1**step)) / (math.sqrt(v / (1 - beta2**step)) + eps)
+            updated.append(w - lr * (direction + weight_decay * w))
+        return updated
+
+    return update
+
+
+GRADIENTS = pytest.mark.parametrize("make_gradient", [dense_gradient, sparse_gradient])
+
+
+@GRADIENTS
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@given(batches=BATCHES)
+@settings(max_examples=60, deadline=None)
+def test_row_wise_adagrad_any_batches_equals_loop(
+    make_gradient: Any, weight_decay: float, batches: list[list[int]]
+) -> None:
+    param = train(RowWiseAdagrad, batches, make_gradient, lr=0.3, eps=0.01, weight_decay=weight_decay)
+    torch.testing.assert_close(param.detach(), by_rows(row_wise_adagrad(0.3, 0.01, weight_decay), batches))
+
+
+@GRADIENTS
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@given(batches=BATCHES)
+@settings(max_examples=60, deadline=None)
+def test_lazy_adam_any_batches_equals_loop(
+    make_gradient: Any, weight_decay: float, batches: list[list[int]]
+) -> None:
+    param = train(
+        LazyAdam, batches, make_gradient, lr=0.3, betas=(0.8, 0.95), eps=0.01, weight_decay=weight_decay
+    )
+    expected = by_rows(lazy_adam(0.3, 0.8, 0.95, 0.01, weight_decay), batches)
+    torch.testing.assert_close(param.detach(), expected)
+
+
+def test_row_wise_adagrad_one_column_equals_torch_adagrad() -> None:
+    start = torch.randn(ROWS, 1)
+    one, other = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    optimizers = RowWiseAdagrad([one], lr=0.1, eps=1e-3), torch.optim.Adagrad([other], lr=0.1, eps=1e-3)
+    for _ in range(4):
+        one.grad = torch.randn(ROWS, 1)
+        other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(optimizers[0].state[one]["sum"], optimizers[1].state[other]["sum"])
+
+
+def test_lazy_adam_all_rows_touched_equals_torch_adam() -> None:
+    batches = [list(range(ROWS))] * 5
+    arguments = {"lr": 0.1, "betas": (0.7, 0.9), "eps": 1e-3}
+    one = train(LazyAdam, batches, dense_gradient, **arguments)
+    other = train(torch.optim.Adam, batches, dense_gradient, **arguments)
+    torch.testing.assert_close(one, other)
+
+
+def test_lazy_adam_sparse_gradients_equal_torch_sparse_adam_without_eps() -> None:
+    batches = [[0, 1, 1], [5], [1, 0, 5, 5]]
+    one = train(LazyAdam, batches, sparse_gradient, lr=0.1, eps=1e-30)
+    other = train(torch.optim.SparseAdam, batches, sparse_gradient, lr=0.1, eps=1e-30)
+    torch.testing.assert_close(one, other)
+
+
+def test_row_wise_adagrad_equals_fbgemm() -> None:
+    training = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    common = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_common")
+    kernel = training.SplitTableBatchedEmbeddingBagsCodegen(
+        [(ROWS, 4, common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)],
+        optimizer=training.OptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=0.3,
+        eps=0.05,
+    )
+    param = nn.Parameter(torch.randn(ROWS, 4))
+    kernel.split_embedding_weights()[0].copy_(param.detach())
+    optimizer = RowWiseAdagrad([param], lr=0.3, eps=0.05)
+    for ids in ([0, 1, 1, 5], [1, 1, 2], [5]):
+        indices, offsets = torch.tensor(ids), torch.tensor([0, 1, len(ids)])
+        cotangent = torch.randn(2, 4)
+        kernel(indices, offsets).backward(cotangent)
+        bags = functional.embedding_bag(indices, param, offsets, mode="sum", include_last_offset=True)
+        optimizer.zero_grad()
+        bags.backward(cotangent)
+        optimizer.step()
+    torch.testing.assert_close(param.detach(), kernel.split_embedding_weights()[0])
+    sums = kernel.split_optimizer_states()[0][0]
+    torch.testing.assert_close(optimizer.state[param]["sum"].flatten(), sums.flatten())
+
+
+@pytest.mark.parametrize("optimizer_class", [RowWiseAdagrad, LazyAdam])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_table_keeps_float32_state(optimizer_class: Any, dtype: torch.dtype) -> None:
+    param = nn.Parameter(torch.randn(ROWS, COLUMNS).to(dtype))
+    twin = nn.Parameter(param.detach().float())
+    gradient = torch.randn(ROWS, COLUMNS).to(dtype)
+    for own in (param, twin):
+        own.grad = gradient.to(own.dtype)
+        optimizer = optimizer_class([own], lr=0.1)
+        optimizer.step()
+        assert all(value.dtype is torch.float32 for value in optimizer.state[own].values())
+    torch.testing.assert_close(param.detach(), twin.detach().to(dtype))
+
+
+def test_state_shapes_are_a_value_a_row_or_an_element() -> None:
+    for optimizer_class, shapes in (
+        (RowWiseAdagrad, {"step": (), "sum": (ROWS, 1)}),
+        (LazyAdam, {"step": (), "exp_avg": (ROWS, COLUMNS), "exp_avg_sq": (ROWS, COLUMNS)}),
+    ):
+        param = nn.Parameter(torch.zeros(ROWS, COLUMNS))
+        param.grad = torch.ones(ROWS, COLUMNS)
+        optimizer = optimizer_class([param])
+        optimizer.step()
+        assert {name: tuple(value.shape) for name, value in optimizer.state[param].items()} == shapes
+        assert optimizer.state[param]["step"] == 1
+
+
+def test_initial_accumulator_value_is_where_sums_start() -> None:
+    param = nn.Parameter(torch.zeros(1, 2))
+    param.grad = torch.tensor([[3.0, 1.0]])
+    optimizer = RowWiseAdagrad([param], lr=1.0, eps=0.0, initial_accumulator_value=4.0)
+    optimizer.step()
+    torch.testing.assert_close(param.detach(), torch.tensor([[-1.0, -1 / 3]]))  # 4 + (9 + 1) / 2 = 9
+
+
+def test_touched_rows_sparse_lists_zero_gradients_and_dense_does_not() -> None:
+    values = torch.tensor([[0.0, 0, 0], [1, 2, 3], [1, 0, 0]])
+    rows, gradients = touched_rows(sparse_gradient([4, 2, 2], values))
+    assert rows.tolist() == [2, 4]
+    assert gradients.tolist() == [[2, 2, 3], [0, 0, 0]]
+    rows, gradients = touched_rows(dense_gradient([4, 2, 2], values))
+    assert rows.tolist() == [2]
+    assert gradients.tolist() == [[2, 2, 3]]
+
+
+def test_step_closure_loss_is_returned() -> None:
+    param = nn.Parameter(torch.ones(2, 2))
+
+    def closure() -> Tensor:
+        loss = param.square().sum()
+        loss.backward()
+        return loss
+
+    assert RowWiseAdagrad([param], lr=0.5).step(closure).item() == 4.0
+    assert param.detach().max() < 1
+
+
+@pytest.mark.parametrize("optimizer_class", [RowWiseAdagrad, LazyAdam])
+@pytest.mark.parametrize("name", ["lr", "eps", "weight_decay"])
+def test_negative_hyperparameter_is_named(optimizer_class: Any, name: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"{optimizer_class.__name__}: {name} must not be .* -1"):
+        optimizer_class([nn.Parameter(torch.ones(1, 1))], **{name: -1})
+
+
+def test_lazy_adam_beta_out_of_range_is_shown() -> None:
+    with pytest.raises(InvalidInputError, match=r"\(0.9, 1.0\)"):
+        LazyAdam([nn.Parameter(torch.ones(1, 1))], betas=(0.9, 1.0))
+
+
+def test_parameter_that_is_no_table_is_refused_with_its_shape() -> None:
+    with pytest.raises(InvalidInputError, match=r"of shape \[3\]"):
+        RowWiseAdagrad([nn.Parameter(torch.ones(3))])

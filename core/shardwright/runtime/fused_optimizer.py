@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from shardwright.errors import InvalidInputError, nearest
+from shardwright.errors import InvalidInputError, UnknownNameError
+from shardwright.optim._keyed_state import check_names, write_groups
+from shardwright.optim.fused import spec_to_torch
 from shardwright.optim.keyed import KeyedOptimizer
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.runtime.lookup import Lookup
@@ -41,18 +43,17 @@ class FusedOptimizer(KeyedOptimizer):
             by_optimizer.setdefault(table.state.table.optimizer, []).append(name)
         params = {name: _representative(table) for name, table in self._tables.items()}
         groups = [
-            {"params": [params[name] for name in names], "lr": spec.learning_rate, **dict(spec.parameters)}
-            for spec, names in by_optimizer.items()
+            {"params": [params[name] for name in names], **_group_of(spec)} for spec, names in by_optimizer.items()
         ]
         super().__init__(params, {}, groups)
-        self._group_of = {spec: index for index, spec in enumerate(by_optimizer)}
+        self._specs = list(by_optimizer)
         self._names_of = list(by_optimizer.values())
-        self._applied: list[float] = [spec.learning_rate for spec in by_optimizer]
+        self._applied = [spec.learning_rate for spec in self._specs]
 
     def __repr__(self) -> str:
         lines = [
-            f"  {spec.name}({_hyperparameters(self.param_groups[index])}): {', '.join(self._names_of[index])}"
-            for spec, index in self._group_of.items()
+            f"  {spec.name}({_listed(group)}): {', '.join(names)}"
+            for spec, group, names in zip(self._specs, self.param_groups, self._names_of, strict=True)
         ]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
@@ -73,8 +74,8 @@ class FusedOptimizer(KeyedOptimizer):
             return
         for lookup in self._lookups:
             spec = lookup.blocks[0].request.optimizer
-            if spec in self._group_of and not lookup.parameters():
-                lookup.set_learning_rate(rates[self._group_of[spec]])
+            if spec in self._specs and not lookup.parameters():
+                lookup.set_learning_rate(rates[self._specs.index(spec)])
         self._applied = rates
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,29 +85,37 @@ class FusedOptimizer(KeyedOptimizer):
             ``{"state": {parameter name: {state name: tensor}}, "param_groups": [...]}``; groups name parameters.
         """
         state = {name: self._gather(table) for name, table in self._tables.items()}
-        groups = [
-            {"params": list(names), **{key: value for key, value in group.items() if key != "params"}}
-            for names, group in zip(self._names_of, self.param_groups, strict=True)
-        ]
-        return {"state": {name: values for name, values in state.items() if values}, "param_groups": groups}
+        # The base class packs the groups; the state it would pack is in the kernels.
+        return {**super().state_dict(), "state": {name: values for name, values in state.items() if values}}
+
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that a state dict of whole tables fits, changing nothing.
+
+        Raises:
+            UnknownNameError: it names a parameter that the optimizer does not have.
+            InvalidInputError: state is missing, or entries, shapes or groups differ.
+        """
+        groups = {name: value for name, value in state_dict.items() if name != "state"}
+        super().check_state_dict({**groups, "state": {}} if "state" in state_dict else groups)
+        given = state_dict["state"]
+        check_names(self.params, given)
+        for name, table in self._tables.items():
+            _check_entries(name, table, given.get(name, {}))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the state of an unsharded or differently sharded optimizer; no collective.
 
         Raises:
-            InvalidInputError: parameters or states are missing or unknown, or have another shape; naming them.
+            UnknownNameError: it names a parameter that the optimizer does not have.
+            InvalidInputError: state is missing, or entries, shapes or groups differ; nothing is changed then.
         """
-        given = state_dict["state"]
-        for name in given:
-            if name not in self._tables:
-                raise InvalidInputError(f"no fused parameter {name!r} here.{nearest(name, self._tables)}")
+        self.check_state_dict(state_dict)
         for name, table in self._tables.items():
-            self._scatter(name, table, given.get(name))
-        for names, group in zip(self._names_of, self.param_groups, strict=True):
-            for other in state_dict.get("param_groups", []):
-                if set(names) & set(other["params"]):
-                    group.update({key: value for key, value in other.items() if key in group and key != "params"})
+            _scatter(table, state_dict["state"].get(name, {}))
+        if self._saves_param_groups and "param_groups" in state_dict:
+            write_groups(self.params, self.param_groups, state_dict["param_groups"])
         self.apply_learning_rates()
+        self.post_load_state_dict()
 
     def _gather(self, table: ShardedTable) -> dict[str, Tensor]:
         # Ranks without a block of the table learn from an owner which states there are.
@@ -121,24 +130,45 @@ class FusedOptimizer(KeyedOptimizer):
             gathered[name] = table.state.gather(values, columns=width, dtype=torch.float32)
         return gathered
 
-    def _scatter(self, name: str, table: ShardedTable, given: Mapping[str, Any] | None) -> None:
-        for local in table.state.local:
-            lookup = table.lookup_of(local)
-            own = lookup.optimizer_state(local.index)
-            if not own:
-                continue
-            if given is None or set(given) != set(own):
-                raise InvalidInputError(
-                    f"{name!r}: its optimizer keeps {sorted(own)}, the state to load has {sorted(given or ())}"
-                )
-            lookup.load_step(float(given[_STEP]))
-        for state_name, whole in (given or {}).items():
-            if state_name != _STEP and table.state.local:
 
-                def target(local: LocalBlock, state_name: str = state_name) -> Tensor:
-                    return table.lookup_of(local).optimizer_state(local.index)[state_name]
+def _scatter(table: ShardedTable, given: Mapping[str, Any]) -> None:
+    """Copy the local blocks' parts of the whole state into the kernels."""
+    for local in table.state.local:
+        if _STEP in given:
+            table.lookup_of(local).load_step(float(given[_STEP]))
+    for name in _entries(table) - {_STEP}:
 
-                table.state.scatter(whole, target)
+        def target(local: LocalBlock, name: str = name) -> Tensor:
+            return table.lookup_of(local).optimizer_state(local.index)[name]
+
+        table.state.scatter(given[name], target)
+
+
+def _entries(table: ShardedTable) -> set[str]:
+    """The names of the states of a table with a block here."""
+    return {
+        name for local in table.state.local for name in table.lookup_of(local).optimizer_state(local.index)
+    }
+
+
+def _check_entries(name: str, table: ShardedTable, given: Mapping[str, Any]) -> None:
+    own = _entries(table)
+    if not table.state.local:
+        return
+    loaded = {entry for entry, value in given.items() if value is not None}
+    if own != loaded:
+        raise InvalidInputError(
+            f"the state of {name!r} has the entries {sorted(own)}; the state dict has {sorted(loaded)}. "
+            "Was it saved by another optimizer?"
+        )
+    spec, lookup = table.state.table, table.lookup_of(table.state.local[0])
+    for entry in own - {_STEP}:
+        expected = (spec.num_embeddings, 1 if entry in lookup.states_per_row else spec.embedding_dim)
+        if tuple(given[entry].shape) != expected:
+            raise InvalidInputError(
+                f"state {entry!r} of {name!r} has shape {list(expected)}; the state dict has "
+                f"{list(given[entry].shape)}"
+            )
 
 
 def _is_fused(state: TableState) -> bool:
@@ -170,5 +200,14 @@ def _outline(table: ShardedTable) -> tuple[float | None, dict[str, int]]:
     return (float(states[_STEP]) if _STEP in states else None), columns
 
 
-def _hyperparameters(group: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in group.items() if name != "params")
+def _group_of(spec: OptimizerSpec) -> dict[str, Any]:
+    """The hyperparameters as the unsharded torch optimizer has them, so that either can load the other's."""
+    try:
+        group = spec_to_torch(spec, [torch.nn.Parameter(torch.zeros(1, 1))]).param_groups[0]
+    except (UnknownNameError, InvalidInputError):  # a plugin's own optimizer
+        return {"lr": spec.learning_rate, **dict(spec.parameters)}
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _listed(group: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={group[name]}" for name in ("lr", "betas", "eps", "weight_decay") if group.get(name))

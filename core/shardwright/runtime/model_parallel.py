@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
-from shardwright.optim.keyed import CombinedOptimizer
+from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan import ShardingPlan
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.sharded_module import ModuleSharder, default_sharders, shardable_modules

@@ -1,0 +1,171 @@
+"""A pool of real processes, one a rank, for tests that need a process group; no wait is without a time-out."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shardwright.errors import DistributedError
+
+_START_TIMEOUT_S = 120.0
+_GROUP_TIMEOUT_S = 30.0
+
+
+class RankError(DistributedError):
+    """A function failed on a rank; the text holds that rank's traceback.
+
+    Attributes:
+        errors: rank -> the exception's class name and text, for every rank that failed.
+    """
+
+    def __init__(self, text: str, errors: dict[int, str]) -> None:
+        super().__init__(text)
+        self.errors = errors
+
+
+class RankPool:
+    """Processes that wait for work, so that each test does not start (and import torch in) its own.
+
+    Args:
+        size: the most ranks a call can use.
+        backend: of the process groups, one made for each call.
+        environment: variables set in the processes before anything is imported.
+
+    Example:
+        >>> with RankPool(2) as pool:  # doctest: +SKIP
+        ...     pool.run(my_module.train, 2, batch_size=4)
+    """
+
+    def __init__(self, size: int, *, backend: str, environment: dict[str, str] | None = None) -> None:
+        self._size, self._backend, self._environment = size, backend, environment or {}
+        self._workers: list[tuple[Any, Connection]] = []
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(
+        self, function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0, **kwargs: Any
+    ) -> list[Any]:
+        """Call ``function(*args, **kwargs)`` on each of ``world_size`` ranks, inside a process group of theirs.
+
+        Args:
+            function: a function at the top level of a module that the processes can import.
+            world_size: how many ranks.
+            args: picklable.
+            timeout_s: after that the processes are ended, and the call fails.
+            kwargs: picklable.
+
+        Returns:
+            The results, in rank order.
+
+        Raises:
+            RankError: on a rank the function raised, the process died, or did not end in time.
+        """
+        self._ensure(world_size)
+        workers = self._workers[:world_size]
+        with tempfile.TemporaryDirectory() as folder:
+            store = Path(folder) / "store"
+            for rank, (_, connection) in enumerate(workers):
+                connection.send((function, args, kwargs, rank, world_size, str(store)))
+            replies = self._collect(workers, timeout_s)
+        errors = {rank: text for rank, (ok, text) in replies.items() if not ok}
+        if errors:
+            if any(not process.is_alive() for process, _ in workers) or len(replies) < world_size:
+                self.close()
+            raise RankError("\n".join(f"rank {rank}: {text}" for rank, text in sorted(errors.items())), errors)
+        return [replies[rank][1] for rank in range(world_size)]
+
+    def _ensure(self, world_size: int) -> None:
+        if world_size > self._size:
+            raise ValueError(f"{world_size} ranks asked of a pool of {self._size}")
+        context = mp.get_context("spawn")
+        while len(self._workers) < world_size:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, self._backend, self._environment), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append((process, ours))
+            if not ours.poll(_START_TIMEOUT_S):
+                self.close()
+                raise DistributedError(f"a rank's process did not start within {_START_TIMEOUT_S:.0f} s")
+            ours.recv()
+
+    def _collect(self, workers: Sequence[tuple[Any, Connection]], timeout_s: float) -> dict[int, tuple[bool, Any]]:
+        rank_of = {connection: rank for rank, (_, connection) in enumerate(workers)}
+        replies: dict[int, tuple[bool, Any]] = {}
+        pending = set(rank_of)
+        while pending:
+            ready = wait(pending, timeout=timeout_s)
+            if not ready:
+                late = sorted(rank_of[connection] for connection in pending)  # type: ignore[index]
+                self.close()
+                replies.update({rank: (False, f"did not end within {timeout_s:.0f} s and was ended") for rank in late})
+                break
+            for connection in ready:
+                rank = rank_of[connection]  # type: ignore[index]
+                try:
+                    replies[rank] = connection.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    replies[rank] = (False, "the process died")
+                pending.discard(connection)  # type: ignore[arg-type]
+        return replies
+
+    def close(self) -> None:
+        """End the processes."""
+        for process, connection in self._workers:
+            connection.close()
+            process.terminate()
+        for process, _ in self._workers:
+            process.join(timeout=10)
+            if process.is_alive():
+                process.kill()
+        self._workers = []
+
+
+def _serve(connection: Connection, backend: str, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    import torch
+
+    torch.set_num_threads(1)
+    connection.send("ready")
+    while True:
+        try:
+            job = connection.recv()
+        except EOFError:
+            return
+        connection.send(_run(backend, *job))
+
+
+def _run(
+    backend: str, function: Callable[..., Any], args: Any, kwargs: Any, rank: int, world_size: int, store: str
+) -> tuple[bool, Any]:
+    import torch.distributed as dist
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size))
+    try:
+        dist.init_process_group(
+            backend,
+            store=dist.FileStore(store, world_size),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=_GROUP_TIMEOUT_S),
+        )
+        return True, function(*args, **kwargs)
+    except BaseException:
+        return False, traceback.format_exc()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

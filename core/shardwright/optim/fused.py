@@ -165,13 +165,19 @@ def _name_of(torch_class: type[Optimizer]) -> str:
 
 
 def _parameters(spec: OptimizerSpec, **defaults: Any) -> dict[str, Any]:
-    for name, _ in spec.parameters:
+    given = {name: value for name, value in spec.parameters if name in defaults or not _is_idle(name, value)}
+    for name in given:
         if name not in defaults:
             known = ", ".join(["learning_rate", *sorted(defaults)])
             raise InvalidInputError(
                 f"optimizer {spec.name!r} has no parameter {name!r}. Known: {known}.{nearest(name, defaults)}"
             )
-    return {**defaults, **dict(spec.parameters)}
+    return {**defaults, **given}
+
+
+def _is_idle(name: str, value: Any) -> bool:
+    """Whether a parameter asks nothing of an optimizer that does not know it: FBGEMM takes these for all."""
+    return name in ("beta1", "beta2", "eps") or not value
 
 
 def _sgd(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:

@@ -90,7 +90,11 @@ class KeyedOptimizer(Optimizer):
         """Called after a state dict was loaded, for subclasses."""
 
     def save_param_groups(self, save: bool) -> None:
-        """Whether hyperparameters are part of the state dict (by default they are)."""
+        """Whether hyperparameters are part of the state dict.
+
+        They are by default (not so in TorchRec): without its learning rate an optimizer would not go on where
+        it was saved.
+        """
         self._saves_param_groups = save
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -172,9 +172,9 @@ def test_spec_to_torch_fills_in_fbgemms_defaults(
             r"'adagard'. Known: adagrad, adam, .* Did you mean 'adagrad'",
         ),
         (
-            OptimizerSpec("sgd", 1.0, {"eps": 1}),
+            OptimizerSpec("sgd", 1.0, {"weight_decay": 0.1}),
             InvalidInputError,
-            r"'sgd' has no parameter 'eps'. Known: learning_r",
+            r"'sgd' has no parameter 'weight_decay'. Known: learning_r",
         ),
         (
             OptimizerSpec("adam", 1.0, {"beta_1": 1}),
@@ -188,3 +188,8 @@ def test_spec_to_torch_what_is_not_known_is_named(
 ) -> None:
     with pytest.raises(error, match=message):
         spec_to_torch(spec, [nn.Parameter(torch.ones(2, 2))])
+
+
+def test_spec_to_torch_leaves_out_what_does_nothing() -> None:
+    spec = OptimizerSpec("sgd", 1.0, {"eps": 1e-8, "beta1": 0.9, "weight_decay": 0.0})
+    assert type(spec_to_torch(spec, [nn.Parameter(torch.ones(2, 2))])) is torch.optim.SGD

@@ -32,6 +32,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.hookspecs": ("hookimpl",),
         "shardwright.plugins": ("PluginHost", "host", "use_host"),
         "shardwright.registry": ("Registry",),
+        "shardwright.sparse": ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"),
     }.items()
     for name in names
 }

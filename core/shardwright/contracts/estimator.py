@@ -28,8 +28,8 @@ class Estimator(ABC, metaclass=OpenNames):
     2. ``estimate`` of the performance estimator, once.
 
     An estimator holds no state between calls and never makes one Python object a shard: the columns of
-    :class:`~shardwright.planning.options.Options` have all that a model of costs needs, the layout's geometry among
-    it, so that no estimator has to know a sharding type by name.
+    :class:`~shardwright.planning.options.Options` have all that a model of costs needs, the layout's geometry
+    among it, so that no estimator has to know a sharding type by name.
     """
 
     name: ClassVar[str]
@@ -49,7 +49,8 @@ class Estimator(ABC, metaclass=OpenNames):
             topology: ranks, memory tiers and links.
 
         Returns:
-            performance: phase -> milliseconds a step ``[S]``; storage: memory tier -> bytes ``[S]``. Phases are open
+            performance: phase -> milliseconds a step ``[S]``; storage: memory tier -> bytes ``[S]``. Phases
+                are open
             names; their sum is what a shard adds to its rank's time.
         """
 

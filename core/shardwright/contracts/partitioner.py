@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Partitioner(ABC, metaclass=OpenNames):
     """Places the shards of a proposal on ranks.
 
-    The planner calls ``place`` once for each proposal, on the one rank that plans, and checks what it gets: a shard
-    that has a rank must keep it, and no rank may hold more than it has of any memory tier. A partitioner holds no state
-    between calls and is deterministic.
+    The planner calls ``place`` once for each proposal, on the one rank that plans, and checks what it gets: a
+    shard that has a rank must keep it, and no rank may hold more than it has of any memory tier. A
+    partitioner holds no state between calls and is deterministic.
     """
 
     name: ClassVar[str]
@@ -33,6 +33,6 @@ class Partitioner(ABC, metaclass=OpenNames):
         """The rank of each shard ``[N]``, or which shard did not fit, and where.
 
         Args:
-            shards: columns over the ``N`` shards of the proposal: time, bytes per memory tier, and the rank of those
-                that are fixed; and the capacities of the ranks.
+            shards: columns over the ``N`` shards of the proposal: time, bytes per memory tier, and the rank
+                of those that are fixed; and the capacities of the ranks.
         """

@@ -29,8 +29,8 @@ class Proposer(ABC, metaclass=OpenNames):
     3. the partitioner places it; ``generator.send(feedback)`` tells how that went and asks for the next one;
     4. and so on until the generator returns, or the planner has had enough and closes it.
 
-    The best proposal of all proposers becomes the plan. A proposer holds no state outside its generator, and must
-    not depend on hash order or on chance without a fixed seed: the same space gives the same proposals.
+    The best proposal of all proposers becomes the plan. A proposer holds no state outside its generator, and
+    must not depend on hash order or on chance without a fixed seed: the same space gives the same proposals.
     """
 
     name: ClassVar[str]

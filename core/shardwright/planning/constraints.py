@@ -20,7 +20,9 @@ def _plain_names(values: Iterable[Any] | None) -> tuple[str, ...] | None:
         raise InvalidInputError(f"expected a list of names, got the string {values!r}; write [{values!r}]")
     names = tuple(str(getattr(value, "value", value)) for value in values)
     if not names:
-        raise InvalidInputError("an empty list of names leaves no option; leave the argument out to allow all")
+        raise InvalidInputError(
+            "an empty list of names leaves no option; leave the argument out to allow all"
+        )
     return names
 
 
@@ -50,10 +52,11 @@ class ParameterConstraints:
 
     Args:
         sharding_types: the sharding types allowed; all by default.
-        compute_kernels: the compute kernels allowed, the preferred first; by default every kernel that supports
-            the table and applies its optimizer in the backward pass.
+        compute_kernels: the compute kernels allowed, the preferred first; by default every kernel that
+            supports the table and applies its optimizer in the backward pass.
         min_partition: the fewest columns a block may have, where columns are cut.
-        pooling_factors: ids per bag of each feature, on average; one number stands for every feature. 1 by default.
+        pooling_factors: ids per bag of each feature, on average; one number stands for every feature. 1 by
+            default.
         num_poolings: bags per sample of each feature; one number stands for every feature. 1 by default.
         batch_sizes: samples per rank and step of each feature; the planner's batch size by default.
         is_weighted: whether ids carry weights; as the module says by default.
@@ -66,14 +69,18 @@ class ParameterConstraints:
     sharding_types: tuple[str, ...] | None = field(default=None, converter=_plain_names)
     compute_kernels: tuple[str, ...] | None = field(default=None, converter=_plain_names)
     min_partition: int | None = field(default=None, validator=_positive)
-    pooling_factors: tuple[float, ...] | None = field(default=None, converter=_floats, validator=_not_negative)
+    pooling_factors: tuple[float, ...] | None = field(
+        default=None, converter=_floats, validator=_not_negative
+    )
     num_poolings: tuple[float, ...] | None = field(default=None, converter=_floats, validator=_not_negative)
-    batch_sizes: tuple[int, ...] | None = field(default=None, converter=_whole_numbers, validator=_not_negative)
+    batch_sizes: tuple[int, ...] | None = field(
+        default=None, converter=_whole_numbers, validator=_not_negative
+    )
     is_weighted: bool | None = None
     device_group: str | None = None
 
     def per_feature(self, name: str, table: TableSpec, default: float) -> tuple[float, ...]:
-        """The values of ``pooling_factors``, ``num_poolings`` or ``batch_sizes``, one for each of a table's features.
+        """``pooling_factors``, ``num_poolings`` or ``batch_sizes``, one for each of a table's features.
 
         Raises:
             InvalidInputError: there are neither as many as features, nor one for all.
@@ -130,7 +137,8 @@ class Constraints:
                 known = ", ".join(sorted({table.name for table in tables})[:10])
                 more = f" and {len(tables) - 10} more" if len(tables) > 10 else ""
                 raise UnknownNameError(
-                    f"constraints[{key!r}] is for no table of the model. Tables: {known}{more}.{nearest(key, names)}"
+                    f"constraints[{key!r}] is for no table of the model. "
+                    f"Tables: {known}{more}.{nearest(key, names)}"
                 )
 
     def of(self, table: TableSpec) -> ParameterConstraints:

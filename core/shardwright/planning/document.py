@@ -1,10 +1,10 @@
 """The plan document: a plan as JSON, versioned, checked on load, editable by hand.
 
-``{"format": "shardwright-plan", "version": 1, "objective": {...}, "topology": {...}, "inputs": {...}, "plugins": [...],
-"modules": {path: {table: {"sharding_type", "compute_kernel", "num_embeddings", "embedding_dim", "shards": [{"rank",
-"rows": [a, b], "columns": [a, b]}, ...]}}}}``. A table may also have ``row_map`` (where rows are not parted in
-neighbouring runs; then a shard's ``rows`` are ``{"part": i, "num_rows": n}``), ``dataflow``, ``variant`` and
-``extras``. Keys that are not known here are kept.
+``{"format": "shardwright-plan", "version": 1, "objective": {...}, "topology": {...}, "inputs": {...},
+"plugins": [...], "modules": {path: {table: {"sharding_type", "compute_kernel", "num_embeddings",
+"embedding_dim", "shards": [{"rank", "rows": [a, b], "columns": [a, b]}, ...]}}}}``. A table may also have
+``row_map`` (where rows are not parted in neighbouring runs; then a shard's ``rows`` are ``{"part": i,
+"num_rows": n}``), ``dataflow``, ``variant`` and ``extras``. Keys that are not known here are kept.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ FORMAT = "shardwright-plan"
 VERSION = 1
 
 _TABLE_KEYS = frozenset(
-    ["sharding_type", "compute_kernel", "num_embeddings", "embedding_dim", "shards"]
-    + ["row_map", "dataflow", "variant", "extras"]
+    [
+        *("sharding_type", "compute_kernel", "num_embeddings", "embedding_dim", "shards"),
+        *("row_map", "dataflow", "variant", "extras"),
+    ]
 )
 _SHARD_KEYS = frozenset(["rank", "rows", "columns"])
 
@@ -123,15 +125,15 @@ def read_plan(text: str) -> ShardingPlan:
     """The plan in a document.
 
     Raises:
-        PlanError: the document is malformed, names what is not known, or its shards do not cover each row and column
-            exactly once; the text says where.
+        PlanError: the document is malformed, names what is not known, or its shards do not cover each row and
+            column exactly once; the text says where.
     """
     document = _parse(text)
     if document.get("format") != FORMAT:
-        raise PlanError(f"a plan document has \"format\": \"{FORMAT}\", this one has {document.get('format')!r}")
+        raise PlanError(f'a plan document has "format": "{FORMAT}", this one has {document.get("format")!r}')
     if document.get("version") != VERSION:
         raise PlanError(
-            f"the plan document has version {document.get('version')!r}; this shardwright reads version {VERSION}"
+            f"the plan document has version {document.get('version')!r}; version {VERSION} can be read"
         )
     topology = _typed(document, "topology", dict, "the plan document")
     reader = _Reader(
@@ -141,8 +143,7 @@ def read_plan(text: str) -> ShardingPlan:
     modules = _typed(document, "modules", dict, "the plan document")
     plan = {
         path: EmbeddingModuleShardingPlan(
-            (name, reader.table(path, name, entry))
-            for name, entry in _items(tables, f"module {path!r}")
+            (name, reader.table(path, name, entry)) for name, entry in _items(tables, f"module {path!r}")
         )
         for path, tables in modules.items()
     }
@@ -198,7 +199,9 @@ class _Reader:
             raise PlanError(f"{where}: {error}") from error
         return ParameterSharding(kind.name, kernel, layout, device=self._device)
 
-    def _layout(self, kind: type[ShardingType] | ShardingType, entry: Mapping[str, Any], where: str) -> Layout:
+    def _layout(
+        self, kind: type[ShardingType] | ShardingType, entry: Mapping[str, Any], where: str
+    ) -> Layout:
         num_rows = _positive(entry, "num_embeddings", where)
         dim = _positive(entry, "embedding_dim", where)
         shards = _typed(entry, "shards", list, where)
@@ -227,7 +230,9 @@ class _Reader:
             raise PlanError(f"{place} must be an object with rank, rows and columns, got {shard!r}")
         rank = shard.get("rank")
         if not _is_count(rank) or rank >= self._world_size:
-            raise PlanError(f"{place}: rank {rank!r} is not one of the {self._world_size} ranks of the topology")
+            raise PlanError(
+                f"{place}: rank {rank!r} is not one of the {self._world_size} ranks of the topology"
+            )
         return rank
 
 
@@ -284,7 +289,7 @@ def _derive_row_map(
     reached = 0
     for start, stop, _ in distinct:
         if start != reached:
-            what = "not covered" if start > reached else "covered twice, or cut differently in different columns"
+            what = "not covered" if start > reached else "covered twice, or cut elsewhere in other columns"
             place = f"{places[0].rpartition(', ')[0]}: " if places else ""
             raise PlanError(f"{place}rows [{min(start, reached)}, {max(start, reached)}) are {what}")
         reached = stop
@@ -305,7 +310,9 @@ def _rows(shard: Mapping[str, Any], num_rows: int, place: str) -> tuple[int, int
     if isinstance(rows, dict):
         part = rows.get("part")
         if not _is_count(part):
-            raise PlanError(f"{place}: rows must be [start, stop] or {{\"part\": i, \"num_rows\": n}}, got {rows!r}")
+            raise PlanError(
+                f'{place}: rows must be [start, stop] or {{"part": i, "num_rows": n}}, got {rows!r}'
+            )
         return part
     start, stop = _pair(shard, "rows", place)
     if not 0 <= start <= stop <= num_rows:
@@ -316,7 +323,9 @@ def _rows(shard: Mapping[str, Any], num_rows: int, place: str) -> tuple[int, int
 def _columns(shard: Mapping[str, Any], dim: int, place: str) -> ColumnRange:
     start, stop = _pair(shard, "columns", place)
     if not 0 <= start < stop <= dim:
-        raise PlanError(f"{place}: columns [{start}, {stop}) are empty or not within the table's {dim} columns")
+        raise PlanError(
+            f"{place}: columns [{start}, {stop}) are empty or not within the table's {dim} columns"
+        )
     return ColumnRange(start, stop)
 
 

@@ -25,7 +25,7 @@ def explain_no_plan(
     *,
     here: bool,
 ) -> NoPlanError:
-    """The error for a search that found nothing: a proof that nothing fits where there is one, else what was short."""
+    """The error for a search that found nothing: a proof if there is one, else what was short."""
     too_large = _table_too_large(space)
     if too_large is not None:
         table, text = too_large
@@ -71,26 +71,30 @@ def _too_much_together(space: SearchSpace) -> str:
         return ""
     tier = int(short[0])
     world_size = len(space.capacity_bytes)
+    enough = -(-int(least[tier]) * world_size // max(1, int(have[tier])))
     return (
         f"no plan: the {len(space.options.tables)} tables need at least {bytes_text(least[tier])} of "
-        f"{space.tiers[tier]} together, whatever is chosen; the {world_size} ranks have {bytes_text(have[tier])}. "
-        f"At least {-(-int(least[tier]) * world_size // max(1, int(have[tier])))} such ranks are needed; or a smaller "
-        "data type, batch size or storage_reservation, or kernels that use another memory."
+        f"{space.tiers[tier]} together, whatever is chosen; the {world_size} ranks have "
+        f"{bytes_text(have[tier])}. At least {enough} such ranks are needed; or a smaller data type, "
+        "batch size or storage_reservation, or kernels that use another memory."
     )
 
 
 def _nearest_text(space: SearchSpace, result: SearchResult, misfit: Misfit) -> str:
-    where = (
-        f"rank {misfit.rank}, where it must be," if misfit.is_fixed else f"the emptiest rank ({misfit.rank})"
-    )
-    table = space.options.tables[misfit.table]
+    table = space.options.tables[misfit.table].describe()
     tier = space.tiers.index(misfit.tier)
+    needed = f"{bytes_text(misfit.needed_bytes)} of {misfit.tier}"
+    has = f"has {bytes_text(misfit.free_bytes)} left of {bytes_text(misfit.capacity_bytes)}"
+    nearest = (
+        f"the shards that must live on rank {misfit.rank} need {needed} together, the largest is of table "
+        f"{table}; it {has}"
+        if misfit.is_fixed
+        else f"a shard of table {table} needs {needed}; the emptiest rank ({misfit.rank}) {has}"
+    )
     return (
-        f"no plan found: {result.num_proposals} proposals were tried, none fitted. In the one that came nearest, a "
-        f"shard of table {table.describe()} needs {bytes_text(misfit.needed_bytes)} of {misfit.tier}; {where} has "
-        f"{bytes_text(misfit.free_bytes)} left of {bytes_text(misfit.capacity_bytes)}"
-        f"{_of_total(space, misfit.rank, tier)}. A plan may exist all the same: try another proposer or partitioner, a "
-        "smaller storage_reservation, or more ranks."
+        f"no plan found: {result.num_proposals} proposals were tried, none fitted. In the one that came "
+        f"nearest, {nearest}{_of_total(space, misfit.rank, tier)}. A plan may exist all the same: try "
+        "another proposer or partitioner, a smaller storage_reservation, or more ranks."
     )
 
 
@@ -107,7 +111,13 @@ def _blocks(options: Options, option: int) -> str:
 
 
 def _what_would_fit(
-    space: SearchSpace, table: int, constraints: Constraints, request: Request, storage: Estimator, *, here: bool
+    space: SearchSpace,
+    table: int,
+    constraints: Constraints,
+    request: Request,
+    storage: Estimator,
+    *,
+    here: bool,
 ) -> str:
     """Sharding types and kernels that the constraints exclude and that would fit, if there are such."""
     from shardwright.plugins import host
@@ -119,7 +129,12 @@ def _what_would_fit(
     freed = attrs.evolve(rule, sharding_types=None, compute_kernels=None)
     try:
         options = enumerate_options(
-            [spec], space.topology, Constraints({spec.path: freed}), host(), batch_size=request.batch_size_or(1), here=here
+            [spec],
+            space.topology,
+            Constraints({spec.path: freed}),
+            host(),
+            batch_size=request.batch_size_or(1),
+            here=here,
         )
         other = SearchSpace(
             options, space.topology, {}, _memory(options, space, storage), space.capacity_bytes
@@ -134,8 +149,8 @@ def _what_would_fit(
         tier = int(np.argmax(other.largest_bytes[option]))
         hints.append(
             f" {kind!r} with kernel {kernel!r} ({_blocks(options, option)}) needs "
-            f"{bytes_text(other.largest_bytes[option, tier])} of {space.tiers[tier]} on one rank: allow it in "
-            f"constraints[{spec.name!r}]."
+            f"{bytes_text(other.largest_bytes[option, tier])} of {space.tiers[tier]} on one rank: allow it "
+            f"in constraints[{spec.name!r}]."
         )
     return hints[0] if hints else ""
 

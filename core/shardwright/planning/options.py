@@ -1,9 +1,10 @@
 """Every way to shard every table, as columns.
 
-An option of a table is a sharding type's layout with a compute kernel; a shard of an option is one of the layout's
-blocks. Columns are NumPy arrays over ``T`` tables, ``O`` options and ``S`` shards; the options of table ``t`` are
-``first_option[t]:first_option[t + 1]``, the shards of option ``o`` are ``first_shard[o]:first_shard[o + 1]``. Tables,
-and options inside a table, stand in a fixed order that depends on nothing but the input.
+An option of a table is a sharding type's layout with a compute kernel; a shard of an option is one of the
+layout's blocks. Columns are NumPy arrays over ``T`` tables, ``O`` options and ``S`` shards; the options of
+table ``t`` are ``first_option[t]:first_option[t + 1]``, the shards of option ``o`` are
+``first_shard[o]:first_shard[o + 1]``. Tables, and options inside a table, stand in a fixed order that depends
+on nothing but the input.
 """
 
 from __future__ import annotations
@@ -209,8 +210,8 @@ def _enumerate_table(collected: _Columns, catalogue: _Catalogue, rule: Parameter
     refusals: list[Refusal] = []
     if rule.device_group not in (None, catalogue.topology.compute_device):
         raise PlanningError(
-            f"table {table.describe()} is constrained to device_group {rule.device_group!r}, but the topology's "
-            f"compute_device is {catalogue.topology.compute_device!r}. Change one of them."
+            f"table {table.describe()} is constrained to device_group {rule.device_group!r}, but the "
+            f"topology's compute_device is {catalogue.topology.compute_device!r}. Change one of them."
         )
     kernels = catalogue.kernels_for(table, rule, refusals)
     before = len(collected.option_table)
@@ -232,7 +233,10 @@ def _no_option(
 ) -> str:
     asked = ", ".join(
         f"{name}={list(values)}"
-        for name, values in (("sharding_types", rule.sharding_types), ("compute_kernels", rule.compute_kernels))
+        for name, values in (
+            ("sharding_types", rule.sharding_types),
+            ("compute_kernels", rule.compute_kernels),
+        )
         if values
     )
     reasons = "; ".join(map(str, refusals)) or "no sharding type and no compute kernel is loaded"
@@ -241,8 +245,8 @@ def _no_option(
         f"{catalogue.topology.compute_device!r}, optimizer {table.optimizer or 'none (visible gradients)'}, "
         f"constraints: {asked or 'none'}. Refused: {reasons}. "
         f"Known sharding types: {', '.join(catalogue.plugins.sharding_types.names) or 'none'}; "
-        f"compute kernels: {', '.join(catalogue.plugins.compute_kernels.names) or 'none'}. Loosen constraints"
-        f"[{table.name!r}], or change what the refusals name."
+        f"compute kernels: {', '.join(catalogue.plugins.compute_kernels.names) or 'none'}. "
+        f"Loosen constraints[{table.name!r}], or change what the refusals name."
     )
 
 
@@ -283,9 +287,7 @@ class _Catalogue:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
         return self._codes(self.plugins.sharding_types, self.types, rule.sharding_types)
 
-    def kernels_for(
-        self, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
-    ) -> list[int]:
+    def kernels_for(self, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]) -> list[int]:
         """Codes of the kernels that may serve ``table``, the preferred first.
 
         Kernels that show gradients are for tables without an optimizer, or for those who name them.
@@ -314,15 +316,11 @@ class _Catalogue:
             refusals.append(Refusal(table.path, "sharding type", kind.name, reason))
         return layouts
 
-    def requests(
-        self, kernel: int, table: TableSpec, shape: _Shape, refusals: list[Refusal]
-    ) -> Ints | None:
+    def requests(self, kernel: int, table: TableSpec, shape: _Shape, refusals: list[Refusal]) -> Ints | None:
         """The request code of each block, or ``None`` if the kernel refuses one of them."""
         codes = []
         for width in shape.widths.tolist():
-            request = KernelRequest.of(
-                table, width, device=self.topology.compute_device, here=self.here
-            )
+            request = KernelRequest.of(table, width, device=self.topology.compute_device, here=self.here)
             reason = self._ask(kernel, request)
             if reason:
                 name = list(self.kernels)[kernel]

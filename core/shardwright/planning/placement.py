@@ -1,4 +1,4 @@
-"""What passes between proposers, partitioners and the search: proposed shards, placements, misfits, feedback."""
+"""What passes between proposers, partitioners and the search: proposed shards, misfits, feedback."""
 
 from __future__ import annotations
 
@@ -57,21 +57,41 @@ class ProposedShards:
         """Which shards must live on a given rank: ``[N]``."""
         return np.not_equal(self.rank, FREE)
 
-    def misfit(self, shard: int, rank: int, used_bytes: Ints) -> Misfit:
-        """Why shard ``shard`` of these does not fit on ``rank``, which holds ``used_bytes`` ``[M]`` already.
+    def misfit(self, shard: int, used_bytes: Ints) -> Misfit:
+        """Why a free shard fits on no rank.
 
-        Without ``rank`` it fits nowhere; then ``rank`` is the one that came nearest.
+        Args:
+            shard: its position among these.
+            used_bytes: what the ranks hold without it: ``[W, M]``.
         """
-        free = self.capacity_bytes[rank] - used_bytes
-        tier = int(np.argmax(self.memory_bytes[shard] - free))
+        free = self.capacity_bytes - used_bytes
+        short = self.memory_bytes[shard] - free
+        rank = int(np.argmin(short.max(axis=1)))
+        tier = int(np.argmax(short[rank]))
+        return self._misfit(shard, rank, tier, self.memory_bytes[shard, tier], free[rank, tier])
+
+    def fixed_misfit(self) -> Misfit | None:
+        """Why the shards that have a rank do not fit there together, if they do not."""
+        fixed = np.flatnonzero(self.is_fixed)
+        used = np.zeros_like(self.capacity_bytes)
+        np.add.at(used, self.rank[fixed], self.memory_bytes[fixed])
+        over = used - self.capacity_bytes
+        rank, tier = (int(index) for index in np.unravel_index(np.argmax(over), over.shape))
+        if over[rank, tier] <= 0:
+            return None
+        here = np.flatnonzero(self.rank == rank)
+        shard = int(here[np.argmax(self.memory_bytes[here, tier])])
+        return self._misfit(shard, rank, tier, used[rank, tier], self.capacity_bytes[rank, tier])
+
+    def _misfit(self, shard: int, rank: int, tier: int, needed_bytes: int, free_bytes: int) -> Misfit:
         return Misfit(
             table=int(self.table[shard]),
             shard=shard,
             rank=rank,
             is_fixed=bool(self.rank[shard] != FREE),
             tier=self.tiers[tier],
-            needed_bytes=int(self.memory_bytes[shard, tier]),
-            free_bytes=int(free[tier]),
+            needed_bytes=int(needed_bytes),
+            free_bytes=int(free_bytes),
             capacity_bytes=int(self.capacity_bytes[rank, tier]),
         )
 
@@ -82,12 +102,14 @@ class Misfit:
 
     Args:
         table: index of its table.
-        shard: its position among the shards of the proposal.
-        rank: the rank it must live on, or else the rank that came nearest.
+        shard: its position among the shards of the proposal; the largest of those that must live on ``rank``,
+            where these do not fit together.
+        rank: the rank that came nearest to having room, or the one it must live on.
         is_fixed: whether it must live there.
         tier: the memory tier that is short.
-        needed_bytes: what the shard needs of it.
-        free_bytes: what is left of it on ``rank``.
+        needed_bytes: what the shard needs of it; where ``is_fixed``, what all that must live on ``rank``
+            need.
+        free_bytes: what is left of it on ``rank``, for that.
         capacity_bytes: what ``rank`` has of it.
     """
 
@@ -106,7 +128,8 @@ class Feedback:
     """What became of a proposal.
 
     Args:
-        ranks: where its shards went, in the order of tables and shards: ``[N]``; ``None`` if they did not fit.
+        ranks: where its shards went, in the order of tables and shards: ``[N]``; ``None`` if they did not
+            fit.
         load_ms: time of each rank: ``[W]``; ``None`` if they did not fit.
         used_bytes: memory used on each rank: ``[W, M]``; ``None`` if they did not fit.
         value_ms: the objective, the largest rank's time; infinite if they did not fit.

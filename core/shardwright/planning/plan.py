@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import attrs
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError
@@ -14,7 +13,7 @@ from shardwright.planning.layouts import Block, Layout
 
 @frozen
 class ShardMetadata:
-    """One shard: its offsets and sizes in the table ``[rows, columns]`` and where it lives (``"rank:0/cpu"``).
+    """One shard: its offsets and sizes in the table ``[rows, columns]``, and its place (``"rank:0/cpu"``).
 
     For row maps that are no ranges, ``shard_offsets[0]`` is 0 and ``shard_sizes[0]`` counts the part's rows.
     """
@@ -64,8 +63,8 @@ class ParameterSharding:
 
     def __repr__(self) -> str:
         return (
-            f"ParameterSharding(sharding_type={self.sharding_type!r}, compute_kernel={self.compute_kernel!r}, "
-            f"ranks={self.ranks}, sharding_spec={self.sharding_spec})"
+            f"ParameterSharding(sharding_type={self.sharding_type!r}, "
+            f"compute_kernel={self.compute_kernel!r}, ranks={self.ranks}, sharding_spec={self.sharding_spec})"
         )
 
 
@@ -116,7 +115,8 @@ class ShardingPlan:
         """The plan in a plan document.
 
         Raises:
-            PlanError: the document is malformed; the text names module, table and shard, and gives the numbers.
+            PlanError: the document is malformed; the text names module, table and shard, and gives the
+                numbers.
         """
         from shardwright.planning.document import read_plan
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shardwright")
 
-# What TorchRec assumes (torchrec/distributed/planner: BATCH_SIZE, and the heuristical reservation's percentage).
+# What TorchRec assumes (torchrec/distributed/planner: BATCH_SIZE, and the heuristical reservation's
+# percentage).
 BATCH_SIZE = 512
 STORAGE_RESERVATION = 0.15
 
@@ -54,14 +55,15 @@ class EmbeddingShardingPlanner:
     Args:
         topology: what to shard over; derived from the process group by ``collective_plan`` if not given.
         batch_size: samples per rank and step; 512 as in TorchRec if not given, and listed as assumed.
-        constraints: table name, path or pattern (``"user_*"``) -> what is asked of it. Exact names win, then patterns
-            in the order given.
+        constraints: table name, path or pattern (``"user_*"``) -> what is asked of it. Exact names win, then
+            patterns in the order given.
         estimator: the performance estimator, by name or as an object; the preferred one if not given.
         storage_estimator: the storage estimator, likewise.
-        proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if not given.
+        proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if
+            not given.
         partitioner: the partitioner, by name or as an object; the preferred one if not given.
-        storage_reservation: the part of the device's memory, from 0 to 1, kept free for what is not planned (dense
-            layers, activations); 0.15 as in TorchRec if not given.
+        storage_reservation: the part of the device's memory, from 0 to 1, kept free for what is not planned
+            (dense layers, activations); 0.15 as in TorchRec if not given.
         debug: log and print the report of each plan. Planning is silent otherwise.
 
     Example:
@@ -86,7 +88,8 @@ class EmbeddingShardingPlanner:
             raise InvalidInputError(f"batch_size must be a positive integer, got {batch_size!r}")
         if storage_reservation is not None and not 0 <= storage_reservation < 1:
             raise InvalidInputError(
-                f"storage_reservation is a part of the device's memory, from 0 to below 1; got {storage_reservation!r}"
+                f"storage_reservation is a part of the device's memory, from 0 to below 1; "
+                f"got {storage_reservation!r}"
             )
         self._topology = topology
         self._batch_size = batch_size
@@ -122,8 +125,9 @@ class EmbeddingShardingPlanner:
         """
         if self._topology is None:
             raise InvalidInputError(
-                "the planner has no topology: give EmbeddingShardingPlanner(topology=Topology(world_size=..., "
-                "compute_device=...)), or call collective_plan, which derives it from the process group"
+                "the planner has no topology: give EmbeddingShardingPlanner("
+                "topology=Topology(world_size=..., compute_device=...)), "
+                "or call collective_plan, which derives it from the process group"
             )
         return self._plan(tuple(tables), self._topology, here=False)
 
@@ -188,7 +192,12 @@ class EmbeddingShardingPlanner:
         parts = self._parts()
         request = Request(topology, self._constraints, self._batch_size, self._reservation)
         options = enumerate_options(
-            tables, topology, self._constraints, host(), batch_size=request.batch_size_or(BATCH_SIZE), here=here
+            tables,
+            topology,
+            self._constraints,
+            host(),
+            batch_size=request.batch_size_or(BATCH_SIZE),
+            here=here,
         )
         capacity = _reserved(topology, request.reservation_or(STORAGE_RESERVATION))
         space = estimate_costs(options, topology, parts.performance, parts.storage, capacity)
@@ -234,10 +243,14 @@ class EmbeddingShardingPlanner:
 
 def _check_tables(tables: Sequence[TableSpec]) -> None:
     if not tables:
-        raise PlanningError("there are no tables to plan: no module of the model is one that the sharders shard")
+        raise PlanningError(
+            "there are no tables to plan: no module of the model is one that the sharders shard"
+        )
     repeated = [path for path, count in Counter(table.path for table in tables).items() if count > 1]
     if repeated:
-        raise InvalidInputError(f"two tables have the path {repeated[0]!r}; each needs its own name in its module")
+        raise InvalidInputError(
+            f"two tables have the path {repeated[0]!r}; each needs its own name in its module"
+        )
 
 
 def _reserved(topology: Topology, reservation: float) -> Ints:
@@ -256,7 +269,9 @@ def _preferred(registry: Registry[_Part], measures: str | None = None) -> list[_
     """The parts of a kind that may be taken unasked, the most preferred first."""
     made = [registry.create(name) for name in registry]
     kept = [part for part in made if measures is None or getattr(part, "measures", None) == measures]
-    chosen = sorted((part for part in kept if part.preference > 0), key=lambda part: (-part.preference, part.name))
+    chosen = sorted(
+        (part for part in kept if part.preference > 0), key=lambda part: (-part.preference, part.name)
+    )
     if not chosen:
         what = f"{measures} {registry.kind.title}" if measures else registry.kind.title
         raise UnknownPluginError(

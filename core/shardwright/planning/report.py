@@ -38,8 +38,8 @@ class Report:
         result = self.result
         lines = [
             "--- Sharding plan ---",
-            f"{result.num_proposals} proposals tried, {result.num_placed} fitted, best by {result.proposer!r}, "
-            f"{self.seconds:.3f} s",
+            f"{result.num_proposals} proposals tried, {result.num_placed} fitted, "
+            f"best by {result.proposer!r}, {self.seconds:.3f} s",
             f"{OBJECTIVE}: {result.feedback.value_ms:.4g} ms",
             "",
             *self._ranks(),

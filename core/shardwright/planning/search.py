@@ -137,8 +137,8 @@ def _check_proposal(space: SearchSpace, proposal: Ints, proposer: str) -> None:
     valid = proposal.shape == (len(first) - 1,)
     if not valid or ((proposal < first[:-1]) | (proposal >= first[1:])).any():
         raise PlanningError(
-            f"proposer {proposer!r} broke its contract: it must yield one option of each of the {len(first) - 1} tables "
-            f"in their order, and yielded an array of shape {proposal.shape}"
+            f"proposer {proposer!r} broke its contract: it must yield one option of each of the "
+            f"{len(first) - 1} tables in their order, and yielded an array of shape {proposal.shape}"
             + ("" if not valid else " with an option of another table")
         )
 
@@ -153,12 +153,12 @@ def _check_placement(shards: ProposedShards, ranks: Ints, partitioner: str) -> N
     if len(moved):
         shard = int(moved[0])
         raise PlanningError(
-            f"{broke} shard {shard} must live on rank {shards.rank[shard]}, it was placed on rank {ranks[shard]}"
+            f"{broke} shard {shard} must live on rank {shards.rank[shard]}, and was placed on {ranks[shard]}"
         )
     over = np.argwhere(shards.used_bytes(ranks) > shards.capacity_bytes)
     if len(over):
         rank, tier = over[0]
         raise PlanningError(
-            f"{broke} rank {rank} was given {shards.used_bytes(ranks)[rank, tier]} bytes of {shards.tiers[tier]}, "
-            f"it has {shards.capacity_bytes[rank, tier]}"
+            f"{broke} rank {rank} was given {shards.used_bytes(ranks)[rank, tier]} bytes of "
+            f"{shards.tiers[tier]}, it has {shards.capacity_bytes[rank, tier]}"
         )

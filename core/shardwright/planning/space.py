@@ -72,9 +72,7 @@ class SearchSpace:
     def fits_alone(self) -> Bools:
         """Whether each shard of an option, alone, fits where it may go: ``[O]``."""
         rank = self.options.rank
-        room = np.where(
-            (rank >= 0)[:, None], self.capacity_bytes[rank], self.capacity_bytes.max(axis=0)
-        )
+        room = np.where((rank >= 0)[:, None], self.capacity_bytes[rank], self.capacity_bytes.max(axis=0))
         fits = (self.memory_bytes <= room).all(axis=1)
         return np.logical_and.reduceat(fits, self.options.first_shard[:-1])
 
@@ -85,7 +83,8 @@ def estimate_costs(
     """The options with what the estimators say.
 
     Raises:
-        PlanningError: an estimator returned columns of another length, negative numbers, or an unknown memory tier.
+        PlanningError: an estimator returned columns of another length, negative numbers, or an unknown memory
+            tier.
     """
     by_tier = storage.estimate(options, topology)
     memory = np.zeros((options.num_shards, len(topology.tiers)), dtype=np.int64)
@@ -103,7 +102,8 @@ def _checked(estimator: Estimator, what: str, column: Floats, options: Options) 
     values = np.asarray(column, dtype=np.float64)
     if values.shape != (options.num_shards,):
         raise PlanningError(
-            f"estimator {estimator.name!r} returned {values.shape} values of {what!r} for {options.num_shards} shards"
+            f"estimator {estimator.name!r} returned {values.shape} values of {what!r} "
+            f"for {options.num_shards} shards"
         )
     wrong = np.flatnonzero(~(values >= 0) | np.isinf(values))
     if len(wrong):
@@ -118,8 +118,8 @@ def _checked(estimator: Estimator, what: str, column: Floats, options: Options) 
 def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
     """What each shard receives and sends in a step, ids spread evenly over rows: ``[S]`` each, in bytes.
 
-    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, as 32-bit or as the
-    table's elements. A shard without rows has neither.
+    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, as 32-bit or
+    as the table's elements. A shard without rows has neither.
     """
     table = options.shard_table
     fraction = options.row_fraction

@@ -1,7 +1,7 @@
 """The machines: ranks, hosts, memory tiers and links, all by name.
 
-Capacities and bandwidths are per rank, bandwidths in bytes per millisecond (as in TorchRec, and as costs are in
-milliseconds). What was not given is assumed, listed as such in the report and in the plan document.
+Capacities and bandwidths are per rank, bandwidths in bytes per millisecond (as in TorchRec, and as costs are
+in milliseconds). What was not given is assumed, listed as such in the report and in the plan document.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 
 GIB = 1 << 30
 
-# What TorchRec 1.8 assumes (torchrec/distributed/planner/constants.py): 32 GiB and 897 GiB/s of HBM, 128 GiB and
-# 51 GiB/s of DDR, 600 GiB/s between the ranks of a host, 12.5 GiB/s between hosts.
+# What TorchRec 1.8 assumes (torchrec/distributed/planner/constants.py): 32 GiB and 897 GiB/s of HBM, 128 GiB
+# and 51 GiB/s of DDR, 600 GiB/s between the ranks of a host, 12.5 GiB/s between hosts.
 _SOURCE = "TorchRec 1.8 default"
 _CAPACITY_BYTES = {"hbm": 32 * GIB, "ddr": 128 * GIB}
 _MEMORY_BANDWIDTH = {"hbm": 897 * GIB / 1000, "ddr": 51 * GIB / 1000}
@@ -52,7 +52,8 @@ def _tiers_of(device: str) -> tuple[str, ...]:
 class Topology:
     """The ranks a model is to be sharded over.
 
-    The arguments bear TorchRec's names; inside, tiers and links are names, and others than these can be added.
+    The arguments bear TorchRec's names; inside, tiers and links are names, and others than these can be
+    added.
 
     Args:
         world_size: number of ranks.
@@ -109,7 +110,7 @@ class Topology:
         given.choose("local_world_size", local_world_size, world_size, "all ranks on one host")
         if compute_device == HOST_DEVICE and hbm_cap is not None:
             raise InvalidInputError(
-                f"hbm_cap={hbm_cap} was given, but device {compute_device!r} has host memory only; give ddr_cap"
+                f"hbm_cap={hbm_cap} was given, but {compute_device!r} has host memory only; give ddr_cap"
             )
         caps, bandwidths = {"hbm": hbm_cap, "ddr": ddr_cap}, {"hbm": hbm_mem_bw, "ddr": ddr_mem_bw}
         capacities: dict[str, tuple[int, ...]] = {}
@@ -167,7 +168,8 @@ class Topology:
         own = {"device": self.device_tier, "host": "ddr"}.get(kernel_tier, kernel_tier)
         if own not in self.memory_bytes:
             raise UnknownNameError(
-                f"this topology has no memory tier {own!r}. Known: {', '.join(self.tiers)}.{nearest(own, self.tiers)} "
+                f"this topology has no memory tier {own!r}. "
+                f"Known: {', '.join(self.tiers)}.{nearest(own, self.tiers)} "
                 f"Give its capacity: Topology(..., memory_bytes={{{own!r}: ...}})."
             )
         return own

@@ -1,14 +1,15 @@
 """torchrec: the published performance model of TorchRec, over columns.
 
-Source: TorchRec 1.8, ``torchrec/distributed/planner/estimator`` (formulas) and ``planner/constants.py`` (constants,
-which that file calls empirical). Written from the formulas:
+Source: TorchRec 1.8, ``torchrec/distributed/planner/estimator`` (formulas) and ``planner/constants.py``
+(constants, which that file calls empirical). Written from the formulas:
 
-- ids read ``I = ids * W * 8`` bytes (twice that with weights); rows read ``L = ids * W * columns * element bytes``;
-  output ``U = bags * W * columns * element bytes``. A shard of cut rows reads ``1 / parts`` of the ids.
-- forward compute ``(I + L + U) * penalty / B`` with ``B`` the bandwidth that the kernel reaches on the device's memory;
-  backward compute twice that, and 1.1 more with weights.
-- forward and backward communication ``U / C`` each, with ``C`` the bandwidth of the slowest link; a shard of cut rows
-  copies its gradients in the backward pass: ``+ U * 2.455 / B``.
+- ids read ``I = ids * W * 8`` bytes (twice that with weights); rows read ``L = ids * W * columns * element
+  bytes``; output ``U = bags * W * columns * element bytes``. A shard of cut rows reads ``1 / parts`` of the
+  ids.
+- forward compute ``(I + L + U) * penalty / B`` with ``B`` the bandwidth that the kernel reaches on the
+  device's memory; backward compute twice that, and 1.1 more with weights.
+- forward and backward communication ``U / C`` each, with ``C`` the bandwidth of the slowest link; a shard of
+  cut rows copies its gradients in the backward pass: ``+ U * 2.455 / B``.
 
 What it ignores: id traffic, latency, empty shards, and bytes that stay on their rank.
 """

@@ -14,10 +14,10 @@ from shardwright.planning.topology import Topology
 
 
 class WeightsAndBuffers(Estimator):
-    """Weights and optimizer state as the kernel declares them, and the step's input and output in device memory.
+    """Weights and optimizer state as the kernel declares them, and a step's input and output.
 
-    The buffers are those of TorchRec's storage model without a pipeline (one input, one output); an id is taken to go
-    to each row with equal chance.
+    The buffers are those of TorchRec's storage model without a pipeline (one input, one output); an id is
+    taken to go to each row with equal chance.
     """
 
     name: ClassVar[str] = "weights_and_buffers"

@@ -15,7 +15,8 @@ from shardwright.planning.placement import Misfit, ProposedShards
 class GreedyPerf(Partitioner):
     """Longest processing time first (Graham 1969), within memory.
 
-    Shards with a rank of their own are placed first. If some shard is left without room, largest first is tried.
+    Shards with a rank of their own are placed first. If some shard is left without room, largest first is
+    tried.
     """
 
     name: ClassVar[str] = "greedy_perf"
@@ -23,12 +24,12 @@ class GreedyPerf(Partitioner):
 
     def place(self, shards: ProposedShards) -> Ints | Misfit:
         """The rank of each shard, or which one did not fit."""
+        misfit = shards.fixed_misfit()
+        if misfit is not None:
+            return misfit
         fixed = np.flatnonzero(shards.is_fixed)
         used = np.zeros_like(shards.capacity_bytes)
         np.add.at(used, shards.rank[fixed], shards.memory_bytes[fixed])
-        over = np.flatnonzero((used > shards.capacity_bytes).any(axis=1))
-        if len(over):
-            return _largest_fixed(shards, int(over[0]), used)
         free = np.flatnonzero(~shards.is_fixed)
         longest_first = free[np.argsort(-shards.cost_ms[free], kind="stable")]
         placed = _place(shards, longest_first, used)
@@ -38,14 +39,6 @@ class GreedyPerf(Partitioner):
             again = _place(shards, largest_first, used)
             return placed if isinstance(again, Misfit) else again
         return placed
-
-
-def _largest_fixed(shards: ProposedShards, rank: int, used: Ints) -> Misfit:
-    """The largest shard that must live on ``rank``, which is too small for all that must."""
-    tier = int(np.argmax(used[rank] - shards.capacity_bytes[rank]))
-    here = np.flatnonzero(shards.rank == rank)
-    shard = int(here[np.argmax(shards.memory_bytes[here, tier])])
-    return shards.misfit(shard, rank, used[rank] - shards.memory_bytes[shard])
 
 
 def _place(shards: ProposedShards, order: Ints, fixed_bytes: Ints) -> Ints | Misfit:
@@ -60,9 +53,7 @@ def _place(shards: ProposedShards, order: Ints, fixed_bytes: Ints) -> Ints | Mis
     for shard in order.tolist():
         rank = _take_rank(heap, room, needs[shard], costs[shard])
         if rank is None:
-            left = np.array(room)
-            nearest = int(np.argmin((shards.memory_bytes[shard] - left).max(axis=1)))
-            return shards.misfit(shard, nearest, shards.capacity_bytes[nearest] - left[nearest])
+            return shards.misfit(shard, shards.capacity_bytes - np.array(room))
         ranks[shard] = rank
     return ranks
 

@@ -9,7 +9,6 @@ import numpy as np
 from shardwright.planning.options import Floats, Ints
 from shardwright.planning.space import SearchSpace
 
-
 Measure: TypeAlias = Floats | Ints
 """Some cost of each option: ``[O]``."""
 
@@ -17,8 +16,8 @@ Measure: TypeAlias = Floats | Ints
 def ranked_options(space: SearchSpace, cost: Measure) -> Ints:
     """All options, table after table, each table's in the order they should be tried.
 
-    Those that fit at least alone come first, then the cheaper, then those of fewer shards, then as enumerated (the
-    preferred kernel first): the order depends on nothing else.
+    Those that fit at least alone come first, then the cheaper, then those of fewer shards, then as enumerated
+    (the preferred kernel first): the order depends on nothing else.
 
     Args:
         space: the options.

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 
 from shardwright.contracts.proposer import Proposals, Proposer
-from shardwright.planning.options import Ints
+from shardwright.planning.options import Floats, Ints
 from shardwright.planning.placement import Feedback, propose
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.proposers._ranking import Measure, ranked_options
 
-# Proposals in a row that may be no better than the best before a descent gives up.
+# Proposals in a row that may be no better than the best before a descent gives up; more while nothing has
+# fitted.
 PATIENCE = 24
+PATIENCE_WITHOUT_PLAN = 200
 
 
 class Greedy(Proposer):
     """Starts with the cheapest option of each table and moves one table at a time on to its next option.
 
-    The idea is TorchRec's ``GreedyProposer``. Which table moves is learnt from what became of the last proposal: if it
-    fitted, the dearest on the most loaded rank; if not, the one that takes most of the memory that was short. Three
-    descents are made: from the options of least cost on any rank, of least cost over all ranks, of least memory on any
-    rank.
+    The idea is TorchRec's ``GreedyProposer``. Which table moves is learnt from what became of the last
+    proposal: if it fitted, the dearest on the most loaded rank; if not, the one whose shard takes most of the
+        memory that was
+    short, or the smallest of those that are cut over all ranks, if these were too many.
+    Four descents are made: from the options of least cost on any rank, of least cost over all ranks, of least
+    memory on any rank, and of least memory over all ranks.
     """
 
     name: ClassVar[str] = "greedy"
     preference: ClassVar[int] = 20
 
     def proposals(self, space: SearchSpace) -> Proposals:
-        """Proposals of the three descents, one after the other."""
-        share = (space.largest_bytes / np.maximum(space.capacity_bytes.max(axis=0), 1)).max(axis=1)
-        for cost in (space.largest_cost_ms, space.total_cost_ms, share):
+        """Proposals of the four descents, one after the other."""
+        capacity = np.maximum(space.capacity_bytes.max(axis=0), 1)
+        largest_share: Floats = (space.largest_bytes / capacity).max(axis=1)
+        total_share: Floats = (space.total_bytes / capacity).max(axis=1)
+        for cost in (space.largest_cost_ms, space.total_cost_ms, largest_share, total_share):
             yield from _Descent(space, cost).proposals()
 
 
@@ -42,57 +48,95 @@ class _Descent:
     def __init__(self, space: SearchSpace, cost: Measure) -> None:
         self.space = space
         self.order = ranked_options(space, cost)
-        self.position = space.options.first_option[:-1].copy()
-        self.best_ms = float("inf")
-        self.patience = PATIENCE
+        self.place = space.options.first_option[:-1].copy()
+        self.costs = [
+            _Measured(self, space.largest_cost_ms),
+            _Measured(self, space.total_cost_ms),
+        ]
+        self.bytes = [
+            [_Measured(self, space.largest_bytes[:, tier]), _Measured(self, space.total_bytes[:, tier])]
+            for tier in range(len(space.tiers))
+        ]
+
+    @property
+    def proposal(self) -> Ints:
+        """The option of each table."""
+        return self.order[self.place]
 
     def proposals(self) -> Proposals:
-        while True:
-            proposal = self.order[self.position]
+        best_ms, patience = float("inf"), PATIENCE_WITHOUT_PLAN
+        while patience and self._shrink():
+            proposal = self.proposal
             feedback = yield proposal
-            if feedback.misfit is None and not self._goes_on(feedback.value_ms):
+            if feedback.value_ms < best_ms:
+                best_ms, patience = feedback.value_ms, PATIENCE
+            patience -= 1
+            if not self._relieve(proposal, feedback):
                 return
-            step = self._relieve(proposal, feedback)
-            if step is None:
-                return
-            table, position = step
-            self.position[table] = position
 
-    def _goes_on(self, value_ms: float) -> bool:
-        if value_ms < self.best_ms:
-            self.best_ms, self.patience = value_ms, PATIENCE
-        self.patience -= 1
-        return self.patience > 0
+    def _shrink(self) -> bool:
+        """Move tables on until all together need no more memory than there is; whether they came so far."""
+        have = self.space.capacity_bytes.sum(axis=0)
+        while True:
+            over = self.space.total_bytes[self.proposal].sum(axis=0) - have
+            if (over <= 0).all():
+                return True
+            tier = int(np.argmax(over))
+            total = self.bytes[tier][1]
+            if not self._move([total], np.argsort(-total.values[self.proposal], kind="stable")):
+                return False
 
-    def _relieve(self, proposal: Ints, feedback: Feedback) -> tuple[int, int] | None:
-        """The table to move on, and to which place in its order; ``None`` at the end of the way."""
-        space = self.space
-        if feedback.misfit is not None:
-            tier = space.tiers.index(feedback.misfit.tier)
-            gains: list[Measure] = [space.largest_bytes[:, tier], space.total_bytes[:, tier]]
-            tables: Iterator[int] = iter(np.argsort(-gains[0][proposal], kind="stable").tolist())
-        else:
-            gains = [space.largest_cost_ms, space.total_cost_ms]
-            tables = self._bottleneck_tables(proposal, feedback)
-        for table in tables:
-            position = self._next_position(table, int(proposal[table]), gains)
-            if position is not None:
-                return table, position
-        return None
+    def _relieve(self, proposal: Ints, feedback: Feedback) -> bool:
+        """Move the table on that matters most; whether there was one to move."""
+        if feedback.misfit is None:
+            return self._move(self.costs, self._bottleneck_tables(proposal, feedback))
+        largest, total = self.bytes[self.space.tiers.index(feedback.misfit.tier)]
+        size = largest.values[proposal]
+        if feedback.misfit.is_fixed:
+            # What is cut over all ranks is too much: each cut costs buffers, and small tables fit whole.
+            return self._move([total], np.argsort(size, kind="stable"))
+        return self._move([largest], np.argsort(-size, kind="stable"))
 
-    def _bottleneck_tables(self, proposal: Ints, feedback: Feedback) -> Iterator[int]:
+    def _bottleneck_tables(self, proposal: Ints, feedback: Feedback) -> Ints:
         """The tables with shards on the most loaded rank, the dearest first."""
         assert feedback.load_ms is not None  # it fitted
         shards = propose(self.space, proposal)
         there = feedback.ranks == np.argmax(feedback.load_ms)
         cost = np.bincount(shards.table[there], weights=shards.cost_ms[there], minlength=len(proposal))
         order = np.argsort(-cost, kind="stable")
-        return iter(order[cost[order] > 0].tolist())
+        return order[cost[order] > 0]
 
-    def _next_position(self, table: int, option: int, gains: list[Measure]) -> int | None:
-        """The next place in a table's order with an option that is better than ``option`` in some measure."""
-        start, stop = int(self.position[table]) + 1, self.space.options.of_table(table).stop
+    def _move(self, measures: list[_Measured], tables: Ints) -> bool:
+        """Move the first of ``tables`` that can on to its next option that is better in some measure."""
+        able = np.logical_or.reduce([measure.can_improve() for measure in measures])[tables]
+        if not able.any():
+            return False
+        table = int(tables[np.argmax(able)])
+        option = self.order[self.place[table]]
+        start, stop = int(self.place[table]) + 1, self.space.options.of_table(table).stop
         later = self.order[start:stop]
-        better = np.logical_or.reduce([gain[later] < gain[option] for gain in gains])
-        found = np.flatnonzero(better)
-        return start + int(found[0]) if len(found) else None
+        better = np.logical_or.reduce(
+            [measure.values[later] < measure.values[option] for measure in measures]
+        )
+        self.place[table] = start + int(np.argmax(better))
+        return True
+
+
+class _Measured:
+    """A measure of options, and the least of it among the options that come later in a table's order."""
+
+    def __init__(self, descent: _Descent, values: Measure) -> None:
+        self.values = values
+        self._descent = descent
+        order = descent.order
+        # [O]: the least of values over the later places of the same table; the largest number at its last
+        # place.
+        self._later = np.full(len(order), np.inf)
+        for start, stop in pairwise(descent.space.options.first_option.tolist()):
+            backwards = values[order[start + 1 : stop]][::-1]
+            self._later[start : stop - 1] = np.minimum.accumulate(backwards)[::-1]
+
+    def can_improve(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        """Whether some later option of each table is better than its present one: ``[T]``."""
+        place = self._descent.place
+        return np.less(self._later[place], self.values[self._descent.order[place]])

@@ -13,7 +13,7 @@ from shardwright_plugins.proposers._ranking import ranked_options
 
 
 class Uniform(Proposer):
-    """One proposal for each sharding type and measure of cost: each table takes its cheapest option of that type.
+    """For each sharding type and measure of cost, each table takes its cheapest option of that type.
 
     A table for which the type offers nothing takes its cheapest option of any.
     """
@@ -29,7 +29,7 @@ class Uniform(Proposer):
 
 
 def _of_type(space: SearchSpace, code: int, order: Ints) -> Ints:
-    """The first option of each table in ``order`` that has the sharding type ``code``, or else the first of all."""
+    """The first option of each table in ``order`` that has sharding type ``code``, or the first of all."""
     options = space.options
     wanted = options.sharding_type[order] == code
     place = np.where(wanted, np.arange(len(order)), len(order))

@@ -12,8 +12,8 @@ from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 
-# TorchRec's tutorials cut at 32 columns (MIN_CW_DIM until 0.8; 128 since): the narrowest block whose rows still fill a
-# warp of FBGEMM's kernel.
+# TorchRec's tutorials cut at 32 columns (MIN_CW_DIM until 0.8; 128 since): the narrowest block whose rows
+# still fill a warp of FBGEMM's kernel.
 MIN_COLUMNS = 32
 
 # FBGEMM reads rows in vectors of 4 elements.
@@ -23,9 +23,10 @@ _VECTOR = 4
 class ColumnWise(ShardingType):
     """The columns in blocks, each on any rank; every rank that holds one gets all ids of the table.
 
-    There is a variant for each number of equal blocks that are at least ``min_partition`` columns wide (32 by default)
-    and whole vectors of 4. Where no equal cut exists, blocks differ by one vector; a table too narrow to be cut stays
-    one block.
+    There is a variant for each number of equal blocks that are at least ``min_partition`` columns wide (32 by
+    default) and whole vectors of 4. Where no equal cut exists, blocks differ by one vector. A table too
+    narrow to be cut is offered as one block (as TorchRec does) only if this type is asked for by name: it
+    would be another table_wise.
     """
 
     name: ClassVar[str] = "column_wise"
@@ -35,7 +36,10 @@ class ColumnWise(ShardingType):
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
     ) -> Iterable[Layout]:
         """One layout for each number of blocks."""
-        for bounds in column_cuts(table.embedding_dim, constraints.min_partition or MIN_COLUMNS):
+        cuts = column_cuts(table.embedding_dim, constraints.min_partition or MIN_COLUMNS)
+        if not cuts and self.name in (constraints.sharding_types or ()):
+            cuts = [[0, table.embedding_dim]]
+        for bounds in cuts:
             yield Layout(
                 [Block(table.all_rows, table.columns(start, stop)) for start, stop in pairwise(bounds)],
                 variant=f"{len(bounds) - 1} blocks",
@@ -50,7 +54,7 @@ def column_cuts(dim: int, min_columns: int) -> list[list[int]]:
         min_columns: the fewest columns of a block.
 
     Returns:
-        Rising bounds from 0 to ``dim``; one cut of a single block where ``dim`` is too small for two.
+        Rising bounds from 0 to ``dim``, for each cut; none where ``dim`` is too small for two blocks.
     """
     most = dim // min_columns
     equal = [count for count in range(2, most + 1) if dim % (count * _VECTOR) == 0]
@@ -60,10 +64,10 @@ def column_cuts(dim: int, min_columns: int) -> list[list[int]]:
         bounds = _uneven_bounds(dim, count)
         if min(stop - start for start, stop in pairwise(bounds)) >= min_columns:
             return [bounds]
-    return [[0, dim]]
+    return []
 
 
 def _uneven_bounds(dim: int, count: int) -> list[int]:
-    """Bounds of ``count`` blocks of whole vectors, as equal as can be; the last also takes what is no whole vector."""
+    """Bounds of ``count`` blocks of whole vectors, as equal as can be; the last also takes what is over."""
     vectors = dim // _VECTOR
     return [vectors * block // count * _VECTOR for block in range(count)] + [dim]

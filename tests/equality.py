@@ -1,0 +1,249 @@
+"""Sharded equals unsharded: a case, what each rank does with it, and the comparison with one process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+from shardwright.contracts import ShardingType
+from shardwright.modules.embedding_modules import EmbeddingBagCollection
+from shardwright.optim.fused import spec_to_torch
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.layouts import Layout
+from shardwright.planning.plan import ParameterSharding
+from shardwright.planning.tables import EmbeddingBagConfig, TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host
+from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.sharders import EmbeddingBagCollectionSharder
+from shardwright.sparse import KeyedJaggedTensor
+from shardwright.testing.simulated import SimulatedCommunicator, run_simulated
+
+torch.set_num_threads(1)  # tensors here are tiny; more threads only wait for each other
+
+NUM_STEPS = 5
+COLLECTIVES_A_STEP = 4
+
+
+@frozen
+class Table:
+    """A table of a case and how it is sharded; ``rows``/``dim``/``features`` as in the configuration."""
+
+    rows: int
+    dim: int
+    features: tuple[str, ...]
+    pooling: str
+    sharding_type: str
+    kernel: str
+    variant: int = 0
+    offset: int = 0
+    data_type: str = "FP32"
+
+
+@frozen
+class Case:
+    """Tables, an optimizer, and each rank's batch size."""
+
+    tables: tuple[Table, ...] = field(converter=tuple)
+    batch_sizes: tuple[int, ...] = field(converter=tuple)
+    optimizer: str = "sgd"
+    is_weighted: bool = False
+    max_length: int = 4
+    id_dtype: torch.dtype = torch.int64
+
+    @property
+    def world_size(self) -> int:
+        return len(self.batch_sizes)
+
+    @property
+    def fused_params(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer, "learning_rate": 0.1}
+
+    @property
+    def features(self) -> list[str]:
+        """Every feature, and one that no table asks for."""
+        names = {feature for table in self.tables for feature in table.features}
+        return [*sorted(names, reverse=True), "unused"]
+
+    def configs(self) -> list[EmbeddingBagConfig]:
+        return [
+            EmbeddingBagConfig(
+                num_embeddings=table.rows,
+                embedding_dim=table.dim,
+                name=f"t{index}",
+                feature_names=list(table.features),
+                pooling=table.pooling,
+                data_type=table.data_type,
+            )
+            for index, table in enumerate(self.tables)
+        ]
+
+    def module(self) -> EmbeddingBagCollection:
+        torch.manual_seed(0)
+        return EmbeddingBagCollection(self.configs(), is_weighted=self.is_weighted, device="cpu")
+
+    def batch(self, step: int, rank: int) -> KeyedJaggedTensor:
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        batch_size = self.batch_sizes[rank]
+        values, lengths = [], []
+        for feature in self.features:
+            rows = min((table.rows for table in self.tables if feature in table.features), default=5)
+            own = torch.randint(0, self.max_length + 1, (batch_size,), generator=generator)
+            lengths.append(own)
+            values.append(torch.randint(0, rows, (int(own.sum()),), generator=generator))
+        ids = torch.cat(values).to(self.id_dtype)
+        weights = torch.rand(ids.numel(), generator=generator) if self.is_weighted else None
+        return KeyedJaggedTensor(
+            keys=self.features, values=ids, lengths=torch.cat(lengths).to(torch.int32), weights=weights
+        )
+
+    def gradient(self, step: int, rank: int, like: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(7_000_000 + 1000 * step + rank)
+        return torch.rand(like.shape, generator=generator) - 0.3
+
+
+@frozen
+class RankResult:
+    """What one rank saw."""
+
+    outputs: list[Tensor]
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    collectives: list[int]
+    gradients: dict[str, Tensor]
+
+
+def layouts_of(
+    name: str, table: TableSpec, world_size: int, *, constraints: ParameterConstraints | None = None
+) -> list[Layout]:
+    """The layouts that a registered sharding type offers for ``table`` on one simulated host."""
+    sharding_type: ShardingType = host().sharding_types.create(name)
+    topology = Topology(world_size=world_size, compute_device="cpu")
+    return list(sharding_type.layouts(table, topology, constraints or ParameterConstraints(min_partition=1)))
+
+
+def shardings_of(case: Case, specs: Sequence[TableSpec]) -> dict[str, ParameterSharding]:
+    """A plan for the case: blocks that may go anywhere are dealt to the ranks, beginning at the table's offset."""
+    plan = {}
+    for table, spec in zip(case.tables, specs, strict=True):
+        choices = layouts_of(table.sharding_type, spec, case.world_size)
+        layout = choices[table.variant % len(choices)]
+        ranks = [
+            block.rank if block.rank is not None else (index + table.offset) % case.world_size
+            for index, block in enumerate(layout.blocks)
+        ]
+        plan[spec.name] = ParameterSharding(table.sharding_type, table.kernel, layout.placed(ranks))
+    return plan
+
+
+def shard_case(case: Case, env: ShardingEnv, module: EmbeddingBagCollection) -> Any:
+    """The case's module, sharded on one rank."""
+    sharder = EmbeddingBagCollectionSharder(fused_params=case.fused_params)
+    return sharder.shard(module, shardings_of(case, sharder.tables(module)), env, "cpu")
+
+
+def train_simulated(case: Case) -> list[RankResult]:
+    """Train the case on simulated ranks."""
+    module = case.module()  # made once: its random numbers come from one generator for all threads
+    return run_simulated(lambda env: train_rank(case, env, module, count_simulated(env)), case.world_size)
+
+
+def train_rank(
+    case: Case, env: ShardingEnv, module: EmbeddingBagCollection, count: Callable[[Callable[[], Any]], int]
+) -> RankResult:
+    """Train the sharded module on one rank for ``NUM_STEPS`` steps."""
+    sharded = shard_case(case, env, module)
+    dense = [p for p in sharded.parameters() if not hasattr(p, "_in_backward_optimizers")]
+    optimizer = spec_to_torch(sharder_spec(case), dense) if dense else None
+    outputs: list[Tensor] = []
+    collectives: list[int] = []
+
+    def step(number: int) -> None:
+        values = sharded(case.batch(number, env.rank)).values()
+        outputs.append(values.detach().clone())
+        values.backward(case.gradient(number, env.rank, values))
+
+    for number in range(NUM_STEPS):
+        for parameter in dense:
+            parameter.grad = None
+        collectives.append(count(functools.partial(step, number)))
+        if optimizer is not None:
+            optimizer.step()
+    gradients = {name: p.grad.clone() for name, p in sharded.named_parameters() if p.grad is not None}
+    return RankResult(outputs, sharded.state_dict(), sharded.fused_optimizer.state_dict(), collectives, gradients)
+
+
+def sharder_spec(case: Case) -> Any:
+    return EmbeddingBagCollectionSharder(fused_params=case.fused_params).optimizer
+
+
+def count_simulated(env: ShardingEnv) -> Callable[[Callable[[], Any]], int]:
+    """Counts the collectives a function makes on a simulated rank."""
+    communicator = env.communicator
+    assert isinstance(communicator, SimulatedCommunicator)
+
+    def count(function: Callable[[], Any]) -> int:
+        before = len(communicator.labels)
+        function()
+        return len(communicator.labels) - before
+
+    return count
+
+
+def count_profiled(function: Callable[[], Any]) -> int:
+    """Counts the collectives of torch.distributed that a function makes, from a profile."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        function()
+    return sum(event.count for event in trace.key_averages() if event.key.startswith("c10d::"))
+
+
+def assert_equals_unsharded(case: Case, results: Sequence[RankResult]) -> None:
+    """Compare all ranks with one process that trains on the whole batch with a mean loss over ranks."""
+    module = case.module()
+    parameters = dict(module.named_parameters())
+    optimizer = spec_to_torch(sharder_spec(case), list(parameters.values()))
+    tolerance = {"rtol": 1e-4, "atol": 1e-5}
+    if any(table.data_type != "FP32" for table in case.tables):
+        tolerance = {"rtol": 3e-2, "atol": 3e-2}
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        loss = torch.zeros(())
+        for rank, result in enumerate(results):
+            values = module(case.batch(step, rank)).values()
+            torch.testing.assert_close(
+                result.outputs[step], values.detach(), **tolerance, msg=_prefixed(f"output, step {step}, rank {rank}")
+            )
+            loss = loss + (values * case.gradient(step, rank, values)).sum() / case.world_size
+        if loss.requires_grad:
+            loss.backward()
+            optimizer.step()
+    for rank, result in enumerate(results):
+        assert result.collectives == [COLLECTIVES_A_STEP] * NUM_STEPS, f"rank {rank}"
+        assert list(result.weights) == list(parameters)
+        for name, weight in parameters.items():
+            assert result.weights[name].dtype == weight.dtype
+            torch.testing.assert_close(
+                result.weights[name], weight.detach(), **tolerance, msg=_prefixed(f"{name}, rank {rank}")
+            )
+        _assert_states(result.optimizer["state"], parameters, optimizer.state, tolerance)
+
+
+def _assert_states(
+    state: Mapping[str, Any], parameters: Mapping[str, nn.Parameter], expected: Any, tolerance: Mapping[str, float]
+) -> None:
+    for name, entries in state.items():
+        for entry, value in entries.items():
+            reference = torch.as_tensor(expected[parameters[name]][entry], dtype=value.dtype)
+            assert value.shape == reference.shape, f"{entry} of {name}"
+            torch.testing.assert_close(value, reference, **tolerance, msg=_prefixed(f"{entry} of {name}"))
+
+
+def _prefixed(what: str) -> Callable[[str], str]:
+    return lambda message: f"{what}: {message}"

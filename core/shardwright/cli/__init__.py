@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from shardwright import __version__
+from shardwright.cli.demo.command import demo
 from shardwright.cli.plugins import plugins
 from shardwright.errors import ShardwrightError
 
 __all__ = ["app", "main"]
 
 # A command is a function with options, in a module of its own. It is added by its name here.
-_COMMANDS = (plugins,)
+_COMMANDS = (demo, plugins)
 
 app = typer.Typer(
     name="shardwright",

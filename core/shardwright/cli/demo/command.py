@@ -1,0 +1,122 @@
+"""The `demo` command: checks what was asked, starts the ranks, shows and writes the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwright.cli.demo.settings import DEFAULT_BATCH_SIZE, DemoSettings, make_source
+from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+
+__all__ = ["demo"]
+
+
+def demo(
+    ranks: Annotated[int, typer.Option(help="Local processes to train on.")] = 2,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE...",
+            help="Criteo-format files, plain or gzip. One line in ten is held out; what fills no batch at "
+            "the end is not trained on. Without this, examples are drawn.",
+        ),
+    ] = None,
+    more_data: Annotated[list[Path] | None, typer.Argument(metavar="", hidden=True)] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps; by default 250, or one pass over the files.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Examples of a step, over all ranks.")] = DEFAULT_BATCH_SIZE,
+    types: Annotated[
+        str | None,
+        typer.Option(metavar="T,...", help="Sharding types that the plan may use; all by default."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result there.")] = None,
+    seed: Annotated[int, typer.Option(help="Of drawn examples and initial weights.")] = 0,
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Leave out and count malformed lines of the files.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="Type of the ranks' devices.")] = "cpu",
+) -> None:
+    """Train a DLRM with sharded embedding tables on local processes, and evaluate it.
+
+    Without --data, examples are drawn from a known model: the AUC reached is shown beside the best that can
+    be reached.
+    """
+    settings = DemoSettings(
+        ranks=ranks,
+        data=_files(data, more_data),
+        steps=steps,
+        batch_size=batch_size,
+        types=_known_types(types),
+        seed=seed,
+        skip_bad_lines=skip_bad_lines,
+        device=_known_device(device),
+    )
+    # What the ranks would find wrong with the files is found here first, once.
+    make_source(settings)
+    if json is not None:
+        from shardwright.cli.demo.result import check_writable
+
+        check_writable(json)
+    _run(settings, json)
+
+
+def _run(settings: DemoSettings, json: Path | None) -> None:
+    from shardwright.cli.demo.launch import launch
+    from shardwright.cli.demo.rank import run_rank
+
+    try:
+        result = launch(run_rank, settings, ranks=settings.ranks)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: all ranks are ended", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(str(result))
+    if json is not None:
+        result.write(json)
+        typer.echo(f"written:      {json}")
+
+
+def _files(first: Sequence[Path] | None, more: Sequence[Path] | None) -> tuple[Path, ...]:
+    """All files: `--data a b`, as a shell's pattern gives them, as well as `--data a --data b`."""
+    if more and not first:
+        raise InvalidInputError(f"unexpected argument '{more[0]}'. Files are given as --data {more[0]}.")
+    return (*(first or ()), *(more or ()))
+
+
+def _known_types(types: str | None) -> tuple[str, ...]:
+    """The names, by the registry's spelling.
+
+    Raises:
+        UnknownPluginError: If one is not known; has the nearest.
+    """
+    if types is None:
+        return ()
+    from shardwright.plugins import host
+
+    registry = host().sharding_types
+    names = [name.strip() for name in types.split(",") if name.strip()]
+    if not names:
+        raise InvalidInputError(
+            f"--types {types!r} names no sharding type. Known: {', '.join(registry.names)}."
+        )
+    return tuple(dict.fromkeys(registry.canonical(name) for name in names))
+
+
+def _known_device(device: str) -> str:
+    """The device, if a comm backend serves it.
+
+    Raises:
+        UnknownNameError: If none does.
+    """
+    from shardwright.plugins import host
+
+    known = {name for entry in host().comm_backends.entries.values() for name in entry.item.devices}
+    if device not in known:
+        raise UnknownNameError(
+            f"no comm backend serves the device {device!r}. Known: {', '.join(sorted(known)) or 'none'}."
+            f"{nearest(device, known)}"
+        )
+    return device

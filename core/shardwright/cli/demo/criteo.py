@@ -1,0 +1,243 @@
+"""Criteo's click logs: a label, 13 integers and 26 hexadecimal strings a line, which may be missing.
+
+Every rank reads every line, checks it, and converts only those that fall to it. So all ranks agree, without
+a word, on which lines are good, which are held out, and after which step the data ends. Nothing but a batch
+is in memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+
+from shardwright.cli.demo.examples import NUM_CATEGORICAL, NUM_DENSE, Examples, Source, Table
+from shardwright.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["HELD_OUT_EVERY", "CriteoSource", "hash_into_rows", "parse_lines", "what_is_wrong"]
+
+NUM_ROWS = 100_000
+"""Of each table: what the strings of a column are hashed into."""
+
+HELD_OUT_EVERY = 10
+"""Every so manieth good line is not trained on but evaluated on."""
+
+_NUM_FIELDS = 1 + NUM_DENSE + NUM_CATEGORICAL
+# Integers of 18 digits and strings of 16 hexadecimal ones fit 64 bits.
+_INTEGER = rb"(?:-?[0-9]{1,18})?"
+_HEX = rb"[0-9a-fA-F]{0,16}"
+_GOOD_LINE = re.compile(rb"[01](?:\t%b){%d}(?:\t%b){%d}" % (_INTEGER, NUM_DENSE, _HEX, NUM_CATEGORICAL))
+_GZIP_MAGIC = b"\x1f\x8b"
+_SHOWN_CHARACTERS = 40
+
+
+class CriteoSource(Source):
+    """Streams examples from files, one pass to train on and one to evaluate on."""
+
+    def __init__(
+        self, files: Sequence[Path], batch_size: int, *, num_held_out: int, skip_bad_lines: bool = False
+    ) -> None:
+        """Look at the files.
+
+        Args:
+            files: Plain or gzip, told apart by their content; read in this order.
+            batch_size: Of the global batch. What is left at the end and fills no batch is not trained on.
+            num_held_out: How many examples to evaluate on at most, the first of the held-out ones.
+            skip_bad_lines: Count malformed lines and go on, instead of raising.
+
+        Raises:
+            InvalidInputError: If a file is missing, unreadable, no file, or empty.
+        """
+        self.tables = tuple(Table(f"cat_{index}", NUM_ROWS) for index in range(NUM_CATEGORICAL))
+        self._files = tuple(files)
+        self._batch_size = batch_size
+        self._num_held_out = num_held_out
+        self._skip_bad_lines = skip_bad_lines
+        self._num_bad_lines = 0
+        for file in self._files:
+            _check_file(file)
+
+    @property
+    def num_bad_lines(self) -> int:
+        """How many malformed lines the longest pass so far has left out."""
+        return self._num_bad_lines
+
+    def training_batches(self, rank: int, world_size: int) -> Iterator[Examples]:
+        """Every `world_size`-th example of each full global batch, once over the files.
+
+        Raises:
+            InvalidInputError: If a line is malformed, or there are too few lines for one batch.
+        """
+        batches = self._batches(rank, world_size, held_out=False)
+        num_batches = 0
+        for count, mine in batches:
+            if count == self._batch_size:
+                num_batches += 1
+                yield parse_lines(mine)
+            elif num_batches == 0:
+                raise InvalidInputError(
+                    f"the data has {count} good lines to train on (one in {HELD_OUT_EVERY} is held out), too "
+                    f"few for one batch of {self._batch_size}. Give more data, or a smaller --batch-size."
+                )
+
+    def held_out_batches(self, rank: int, world_size: int) -> Iterator[Examples]:
+        """Every `world_size`-th example of each batch of held-out ones, the last batch partly filled.
+
+        Raises:
+            InvalidInputError: If a line is malformed, or no line is held out.
+        """
+        remaining = self._num_held_out
+        for count, mine in self._batches(rank, world_size, held_out=True):
+            if count == 0 and remaining == self._num_held_out:
+                raise InvalidInputError(
+                    f"the data has fewer than {HELD_OUT_EVERY} good lines: none is held out to evaluate on."
+                )
+            yield parse_lines(mine)
+            remaining -= count
+            if remaining <= 0:
+                return
+
+    def _batches(self, rank: int, world_size: int, *, held_out: bool) -> Iterator[tuple[int, list[bytes]]]:
+        """(examples of the global batch, the lines of this rank), the last with what is left, if only 0."""
+        lines = (
+            line
+            for number, line in enumerate(self._good_lines())
+            if (number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == held_out
+        )
+        count = self._batch_size
+        while count == self._batch_size:
+            batch = list(islice(lines, self._batch_size))
+            count = len(batch)
+            yield count, batch[rank::world_size]
+
+    def _good_lines(self) -> Iterator[bytes]:
+        """The lines of all files that are well formed.
+
+        Raises:
+            InvalidInputError: On the first that is not, unless such lines are to be skipped.
+        """
+        num_bad_lines = 0
+        for file in self._files:
+            for number, line in enumerate(_lines(file), start=1):
+                if _GOOD_LINE.fullmatch(line):
+                    yield line
+                    continue
+                if not self._skip_bad_lines:
+                    raise InvalidInputError(
+                        f"{file}:{number}: {what_is_wrong(line)}. --skip-bad-lines leaves out such lines."
+                    )
+                num_bad_lines += 1
+                self._num_bad_lines = max(self._num_bad_lines, num_bad_lines)
+
+
+def what_is_wrong(line: bytes) -> str:
+    """Say what is wrong with a malformed line; an empty text if nothing is.
+
+    Args:
+        line: Without its line end.
+    """
+    fields = line.split(b"\t")
+    if len(fields) != _NUM_FIELDS:
+        return (
+            f"expected {_NUM_FIELDS} fields (a label, {NUM_DENSE} integers, {NUM_CATEGORICAL} hexadecimal "
+            f"strings) with tabs between them, got {len(fields)}"
+        )
+    if fields[0] not in (b"0", b"1"):
+        return f"field 1, the label, must be 0 or 1, got {_shown(fields[0])}"
+    for place, field in enumerate(fields[1 : 1 + NUM_DENSE], start=2):
+        if not re.fullmatch(_INTEGER, field):
+            return f"field {place} must be an integer of at most 18 digits or missing, got {_shown(field)}"
+    for place, field in enumerate(fields[1 + NUM_DENSE :], start=2 + NUM_DENSE):
+        if not re.fullmatch(_HEX, field):
+            return f"field {place} must be at most 16 hexadecimal digits or missing, got {_shown(field)}"
+    return ""
+
+
+def parse_lines(lines: Sequence[bytes]) -> Examples:
+    """Convert well-formed lines: `log(1 + max(x, 0))` of the integers, rows of tables for the strings.
+
+    A missing integer counts as 0. A missing string has row 0 of its table to itself: that something
+    is missing says something too.
+    """
+    fields = [line.split(b"\t") for line in lines]
+    dense = [[int(field or b"0") for field in row[1 : 1 + NUM_DENSE]] for row in fields]
+    strings = [row[column] for column in range(1 + NUM_DENSE, _NUM_FIELDS) for row in fields]
+    values = np.array([int(field or b"0", 16) for field in strings], dtype=np.uint64)
+    rows = hash_into_rows(values.reshape(NUM_CATEGORICAL, len(lines)), NUM_ROWS).ravel()
+    rows[np.array([not field for field in strings], dtype=bool)] = 0
+    integers = np.array(dense, dtype=np.float64).reshape(len(lines), NUM_DENSE)
+    return Examples(
+        dense=np.log1p(np.maximum(integers, 0.0)).astype(np.float32),
+        lengths=np.ones((NUM_CATEGORICAL, len(lines)), dtype=np.int32),
+        ids=rows,
+        labels=np.array([row[0] == b"1" for row in fields], dtype=np.float32),
+    )
+
+
+def hash_into_rows(values: NDArray[np.uint64], num_rows: int) -> NDArray[np.int64]:
+    """Rows 1 to `num_rows - 1` for the values of each column, the same on every machine, in every release.
+
+    The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
+    generators"), begun at another place for each column.
+
+    Args:
+        values: [T, B] the numbers that the strings spell.
+        num_rows: Of each table. Row 0 is not given: it stands for what is missing.
+
+    Returns:
+        [T, B] rows.
+    """
+    columns = np.arange(1, len(values) + 1, dtype=np.uint64)[:, None]
+    mixed = values + columns * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    rows: NDArray[np.int64] = (mixed % np.uint64(num_rows - 1)).astype(np.int64) + 1
+    return rows
+
+
+def _check_file(file: Path) -> None:
+    if not file.is_file():
+        why = "is no file" if file.exists() else "there is no such file"
+        raise InvalidInputError(f"--data {file}: {why}.")
+    try:
+        with _open(file) as stream:
+            is_empty = not stream.read(1)
+    except OSError as error:
+        raise InvalidInputError(f"--data {file}: cannot be read: {error}.") from error
+    if is_empty:
+        raise InvalidInputError(f"--data {file}: is empty.")
+
+
+def _open(file: Path) -> IO[bytes] | gzip.GzipFile:
+    with file.open("rb") as stream:
+        is_gzip = stream.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    return gzip.open(file, "rb") if is_gzip else file.open("rb")
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    """The lines of a file without their ends.
+
+    Raises:
+        InvalidInputError: If the file cannot be read to its end.
+    """
+    number = 0
+    try:
+        with _open(file) as stream:
+            for number, line in enumerate(stream, start=1):  # noqa: B007
+                yield line.rstrip(b"\r\n")
+    except (OSError, EOFError) as error:
+        raise InvalidInputError(f"{file}: cannot be read after line {number}: {error}") from error
+
+
+def _shown(field: bytes) -> str:
+    text = field.decode("utf-8", errors="replace")
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "...")

@@ -1,0 +1,88 @@
+"""Starts the ranks of the demo on this machine, through torch's elastic launcher, and waits for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from shardwright.errors import DistributedError
+
+__all__ = ["launch"]
+
+# How often the launcher looks after the ranks, and how long it lets them end by themselves when one has died.
+_MONITOR_INTERVAL_S = 0.1
+_SHUTDOWN_S = 5
+
+
+def launch(entrypoint: Callable[..., Any], *arguments: Any, ranks: int) -> Any:
+    """Run a function in local processes, one a rank, and give what rank 0 returns.
+
+    Args:
+        entrypoint: A function of a module, which `torch.distributed.init_process_group` finds ready.
+        arguments: Its arguments; pickled.
+        ranks: Number of processes.
+
+    Raises:
+        DistributedError: If a rank fails or dies; names it. The others are ended.
+        KeyboardInterrupt: If the user interrupts; the ranks are ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardwright-demo-") as folder, _calm_elastic():
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=ranks,
+            run_id=f"shardwright-demo-{os.getpid()}",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            monitor_interval=_MONITOR_INTERVAL_S,
+            start_method="spawn",
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        try:
+            return elastic_launch(config, entrypoint)(*arguments)[0]
+        except ChildFailedError as error:
+            raise DistributedError(_tell(*error.get_first_failure(), ranks)) from None
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            sys.exit(128 + error.sigval)
+
+
+@contextmanager
+def _calm_elastic() -> Iterator[None]:
+    """Keep the launcher from logging what is raised, and let it wait less than its half a minute."""
+    names = ("torch.distributed.elastic", "torch.distributed.launcher")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_S))
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _tell(rank: int, failure: ProcessFailure, ranks: int) -> str:
+    """The text of the error for a rank that failed or died."""
+    who = f"rank {rank} of {ranks} (process {failure.pid})"
+    # A text, or what the rank's error file holds.
+    message: Any = failure.message
+    if isinstance(message, dict):
+        return f"{who} failed: {message.get('message', message)}"
+    if failure.exitcode < 0:
+        return f"{who} was killed by signal {-failure.exitcode} ({failure.signal_name()}); the job is ended."
+    return f"{who} ended with exit code {failure.exitcode} before its work was done; the job is ended."

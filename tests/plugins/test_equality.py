@@ -106,7 +106,7 @@ def test_half_tables_equal_unsharded_within_their_precision(
 @pytest.mark.parametrize("kernel", kernels())
 @pytest.mark.parametrize("sharding_type", sharding_types())
 def test_dims_not_divisible_by_four_equal_unsharded(sharding_type: str, kernel: str) -> None:
-    tables = tables_of(sharding_type, kernel, dim=6)
+    tables = tables_of(sharding_type, kernel, dim=10)
     if not all(supports(kernel, table, "adagrad", world_size=3) for table in tables):
         pytest.skip(f"{kernel} says it does not support this")
     check(Case(tables, BATCH_SIZES[3], "adagrad"))

@@ -23,12 +23,13 @@ class RankError(DistributedError):
     """A function failed on a rank; the text holds that rank's traceback.
 
     Attributes:
-        errors: rank -> the exception's class name and text, for every rank that failed.
+        errors: rank -> traceback or what became of it, for every rank that failed.
+        results: rank -> result, for every rank that did not.
     """
 
-    def __init__(self, text: str, errors: dict[int, str]) -> None:
-        super().__init__(text)
-        self.errors = errors
+    def __init__(self, errors: dict[int, str], results: dict[int, Any]) -> None:
+        super().__init__("\n".join(f"rank {rank}: {text}" for rank, text in sorted(errors.items())))
+        self.errors, self.results = errors, results
 
 
 class RankPool:
@@ -37,15 +38,15 @@ class RankPool:
     Args:
         size: the most ranks a call can use.
         backend: of the process groups, one made for each call.
-        environment: variables set in the processes before anything is imported.
+        initializer: a function at the top level of a module, called in each process before anything else.
 
     Example:
         >>> with RankPool(2) as pool:  # doctest: +SKIP
         ...     pool.run(my_module.train, 2, batch_size=4)
     """
 
-    def __init__(self, size: int, *, backend: str, environment: dict[str, str] | None = None) -> None:
-        self._size, self._backend, self._environment = size, backend, environment or {}
+    def __init__(self, size: int, *, backend: str, initializer: Callable[[], Any] | None = None) -> None:
+        self._size, self._backend, self._initializer = size, backend, initializer
         self._workers: list[tuple[Any, Connection]] = []
 
     def __enter__(self) -> RankPool:
@@ -85,23 +86,26 @@ class RankPool:
         if errors:
             if any(not process.is_alive() for process, _ in workers) or len(replies) < world_size:
                 self.close()
-            raise RankError("\n".join(f"rank {rank}: {text}" for rank, text in sorted(errors.items())), errors)
+            raise RankError(errors, {rank: result for rank, (ok, result) in replies.items() if ok})
         return [replies[rank][1] for rank in range(world_size)]
 
     def _ensure(self, world_size: int) -> None:
         if world_size > self._size:
             raise ValueError(f"{world_size} ranks asked of a pool of {self._size}")
         context = mp.get_context("spawn")
+        started = []
         while len(self._workers) < world_size:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._backend, self._environment), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, self._backend, self._initializer), daemon=True)
             process.start()
             theirs.close()
             self._workers.append((process, ours))
-            if not ours.poll(_START_TIMEOUT_S):
+            started.append(ours)
+        for connection in started:
+            if not connection.poll(_START_TIMEOUT_S):
                 self.close()
                 raise DistributedError(f"a rank's process did not start within {_START_TIMEOUT_S:.0f} s")
-            ours.recv()
+            connection.recv()
 
     def _collect(self, workers: Sequence[tuple[Any, Connection]], timeout_s: float) -> dict[int, tuple[bool, Any]]:
         rank_of = {connection: rank for rank, (_, connection) in enumerate(workers)}
@@ -135,8 +139,9 @@ class RankPool:
         self._workers = []
 
 
-def _serve(connection: Connection, backend: str, environment: dict[str, str]) -> None:
-    os.environ.update(environment)
+def _serve(connection: Connection, backend: str, initializer: Callable[[], Any] | None) -> None:
+    if initializer is not None:
+        initializer()
     import torch
 
     torch.set_num_threads(1)

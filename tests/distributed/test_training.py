@@ -1,0 +1,193 @@
+"""Real processes over gloo: sharded equals unsharded, state goes in and out, nobody hangs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from shardwright import EmbeddingBagCollectionSharder, KeyedOptimizerWrapper, RowWiseAdagrad
+from shardwright.plugins import host
+from shardwright.testing.ranks import RankError, RankPool
+from tests.distributed import workers
+from tests.equality import Case, assert_equals_unsharded
+from tests.plugins.test_equality import BATCH_SIZES, Table, supports, tables_of
+
+pytestmark = pytest.mark.distributed
+
+TYPES = sorted(host().sharding_types)
+KERNELS = sorted(host().compute_kernels)
+
+
+def unsharded_after(steps: range, world_size: int, *, same_batch: bool = False) -> Any:
+    """One process on the batches of all ranks, with the mean of their losses."""
+    model = workers.clicks()
+    tables = {name: p for name, p in model.named_parameters() if name.startswith("sparse.")}
+    sparse = KeyedOptimizerWrapper(tables, lambda params: RowWiseAdagrad(params, lr=workers.LEARNING_RATE, eps=1e-8))
+    dense = torch.optim.SGD(model.over.parameters(), lr=workers.LEARNING_RATE)
+    for step in steps:
+        model.zero_grad()
+        for rank in range(world_size):
+            batch = workers.batch(step, 0 if same_batch else rank)
+            (model(batch).square().mean() / world_size).backward()
+        sparse.step()
+        dense.step()
+    return model, sparse
+
+
+def assert_same_state(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert list(actual) == list(expected)
+    for name, value in expected.items():
+        assert actual[name].dtype == value.dtype
+        torch.testing.assert_close(actual[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def mixed_tables() -> list[Table]:
+    tables = [
+        table
+        for index, sharding_type in enumerate(TYPES)
+        for kernel in KERNELS
+        for table in tables_of(sharding_type, kernel)[index % 3 : index % 3 + 2]
+    ]
+    return [table for table in tables if supports(table.kernel, table, "row_wise_adagrad", world_size=3)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("sharding_type", TYPES)
+def test_each_type_equals_unsharded_with_four_collectives(
+    pool: RankPool, sharding_type: str, world_size: int
+) -> None:
+    kernel = next(k for k in ("fused", "fused_torch") if all(
+        supports(k, table, "row_wise_adagrad", world_size=world_size) for table in tables_of(sharding_type, k)
+    ))
+    case = Case(tables_of(sharding_type, kernel), BATCH_SIZES[world_size], "row_wise_adagrad", is_weighted=True)
+    assert_equals_unsharded(case, pool.run(workers.train_case, world_size, case))
+
+
+def test_types_and_kernels_mixed_equal_unsharded_with_four_collectives(pool: RankPool) -> None:
+    case = Case(mixed_tables(), BATCH_SIZES[3], "row_wise_adagrad")
+    assert {table.sharding_type for table in case.tables} == set(TYPES)
+    assert_equals_unsharded(case, pool.run(workers.train_case, 3, case))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
+def test_without_fbgemm_equals_unsharded(pool_without_fbgemm: RankPool, optimizer: str) -> None:
+    tables = [tables_of(name, "fused_torch")[index] for index, name in enumerate(TYPES)]
+    case = Case(tables, (3, 5), optimizer, is_weighted=True)
+    assert_equals_unsharded(case, pool_without_fbgemm.run(workers.train_case, 2, case))
+
+
+def test_fused_kernel_without_fbgemm_is_refused_with_the_reason(pool_without_fbgemm: RankPool) -> None:
+    case = Case(tables_of("table_wise", "fused"), (3, 5))
+    with pytest.raises(RankError, match=r"'fused', which cannot serve it on cpu: FBGEMM cannot be used here") as error:
+        pool_without_fbgemm.run(workers.train_case, 2, case)
+    assert set(error.value.errors) == {0, 1}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_model_parallel_trains_like_one_process(pool: RankPool, world_size: int) -> None:
+    states = pool.run(workers.train_model, world_size, TYPES, 4)
+    expected = unsharded_after(range(4), world_size)[0].state_dict()
+    for state in states:
+        assert_same_state(state, expected)
+
+
+def test_checkpoint_of_two_ranks_loads_on_three_and_unsharded(pool: RankPool) -> None:
+    state, optimizer_state = pool.run(workers.checkpoint, 2, ["row_wise", "column_wise", "table_wise"], 3)[0]
+    results = pool.run(workers.resume, 3, ["table_wise", "row_wise", "column_wise"], state, optimizer_state, range(3, 5))
+    model, sparse = unsharded_after(range(3), 1, same_batch=True)
+    assert_same_state(state, model.state_dict())
+    fresh, fresh_sparse = unsharded_after(range(0), 1)
+    fresh.load_state_dict(state)
+    fresh_sparse.load_state_dict(optimizer_state)
+    for name, entries in sparse.state_dict()["state"].items():
+        for entry, value in entries.items():
+            torch.testing.assert_close(fresh_sparse.state_dict()["state"][name][entry], value)
+    final, final_sparse = unsharded_after(range(5), 1, same_batch=True)
+    for resumed, resumed_optimizer in results:
+        assert_same_state(resumed, final.state_dict())
+        for name, entries in final_sparse.state_dict()["state"].items():
+            for entry, value in entries.items():
+                torch.testing.assert_close(resumed_optimizer["state"][name][entry], value, rtol=1e-4, atol=1e-6)
+
+
+def test_unsharded_checkpoint_loads_sharded(pool: RankPool) -> None:
+    model, sparse = unsharded_after(range(3), 1)
+    results = pool.run(workers.resume, 2, TYPES, model.state_dict(), sparse.state_dict(), range(3, 5))
+    final, _ = unsharded_after(range(5), 1, same_batch=True)
+    for resumed, _ in results:
+        assert_same_state(resumed, final.state_dict())
+
+
+def test_initial_weights_are_the_same_for_any_plan_and_world(pool: RankPool) -> None:
+    reference = pool.run(workers.initial_weights, 1, ["table_wise"])[0]
+    for world_size, types in ((2, ["row_wise"]), (3, ["column_wise", "row_wise"])):
+        for weights in pool.run(workers.initial_weights, world_size, types):
+            for name, value in reference.items():
+                assert torch.equal(weights[name], value), name
+    table = reference["sparse.bags.embedding_bags.user.weight"]
+    assert table.abs().max() <= 50**-0.5
+    assert table.unique().numel() > 300
+
+
+def test_hand_edited_plan_trains_like_one_process(pool: RankPool) -> None:
+    specs = EmbeddingBagCollectionSharder(fused_params=workers.FUSED).tables(
+        workers.clicks().get_submodule("sparse.bags"), "sparse.bags"
+    )
+    plan = workers.planner(2, ["row_wise"]).plan_tables(specs)
+    document = json.loads(plan.to_json())
+    shards = document["modules"]["sparse.bags"]["user"]["shards"]
+    shards[0]["rows"], shards[1]["rows"] = [0, 7], [7, 50]
+    shards[0]["rank"], shards[1]["rank"] = shards[1]["rank"], shards[0]["rank"]
+    states = pool.run(workers.train_from_document, 2, json.dumps(document), 3)
+    assert_same_state(states[0], unsharded_after(range(3), 2)[0].state_dict())
+
+
+def test_learning_rate_schedule_reaches_the_kernels(pool: RankPool) -> None:
+    for moved in pool.run(workers.scheduled_rates, 2, 3):
+        assert moved == pytest.approx([1.0, 0.5, 0.25], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("too large", "rank 1: feature 'item' of table 'sparse.bags.item' (31 x 16 FP32) has the id 31 at position 2"),
+        ("negative", "rank 1: feature 'user' of table 'sparse.bags.user' (50 x 8 FP32) has the id -4 at position 0"),
+        ("missing", "rank 1: feature 'shop' of table 'sparse.bags.shop' (2 x 8 FP32) is missing"),
+    ],
+)
+def test_bad_batch_on_one_rank_is_an_error_on_all_and_the_next_trains(
+    pool: RankPool, kind: str, expected: str
+) -> None:
+    results = pool.run(workers.bad_then_good, 2, kind)
+    texts = {text for text, _, _ in results}
+    assert len(texts) == 1
+    assert texts.pop().startswith(expected)
+    assert all(unchanged for _, unchanged, _ in results)
+    assert all(0 < loss < 10 for *_, loss in results)
+
+
+def test_different_plugins_are_an_error_on_every_rank_naming_rank_and_plugin(pool: RankPool) -> None:
+    texts = pool.run(
+        workers.with_plugins_of_rank, 2, [None, "builtin_comm_backends,builtin_sharding_types"], timeout_s=30
+    )
+    for text in texts:
+        assert text.startswith("PluginMismatchError")
+        assert "rank 1" in text
+        assert "builtin_compute_kernels" in text
+
+
+def test_plan_that_cannot_be_made_is_the_same_error_on_every_rank(pool: RankPool) -> None:
+    texts = set(pool.run(workers.plan_impossible, 2, timeout_s=30))
+    assert len(texts) == 1
+    assert "table 'sparse.bags.user' (50 x 8 FP32) needs" in texts.pop()
+
+
+@pytest.mark.parametrize("label", ["headers", "ids", "pooled results", "gradients"])
+def test_rank_that_dies_is_an_error_on_the_others_naming_the_collective(label: str) -> None:
+    with RankPool(2, backend="gloo") as ranks, pytest.raises(RankError) as error:
+        ranks.run(workers.die_before, 2, label)
+    assert error.value.errors == {1: "the process died"}
+    assert error.value.results[0].startswith(f"DistributedError: rank 0: the exchange of {label} failed")

@@ -1,0 +1,249 @@
+"""What the ranks of the distributed tests do; importable by their processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardwright import (
+    CombinedOptimizer,
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingShardingPlanner,
+    InvalidInputError,
+    KeyedJaggedTensor,
+    KeyedOptimizerWrapper,
+    ParameterConstraints,
+    PluginHost,
+    ShardingEnv,
+    ShardingPlan,
+    Topology,
+    in_backward_optimizer_filter,
+    use_host,
+)
+from tests.equality import Case, RankResult, count_profiled, train_rank
+
+TABLES = [("user", 50, 8, ["user"]), ("item", 31, 16, ["item", "liked"]), ("shop", 2, 8, ["shop"])]
+FEATURES = ["user", "item", "liked", "shop"]
+LEARNING_RATE = 0.1
+FUSED = {"optimizer": "row_wise_adagrad", "learning_rate": LEARNING_RATE}
+
+
+def hide_fbgemm() -> None:
+    """Make ``import fbgemm_gpu`` fail in this process."""
+    sys.modules["fbgemm_gpu"] = None  # type: ignore[assignment]
+
+
+def train_case(case: Case) -> RankResult:
+    return train_rank(case, ShardingEnv.from_process_group(), case.module(), count_profiled)
+
+
+class Clicks(nn.Module):
+    """A small model with a collection two levels down, and a dense rest."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        configs = [
+            EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=features)
+            for name, rows, dim, features in TABLES
+        ]
+        self.sparse = nn.Module()
+        self.sparse.bags = EmbeddingBagCollection(configs, device=device)
+        self.over = nn.Linear(48, 1, device=device)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.over(self.sparse.bags(features).values()).squeeze(1)
+
+
+def clicks(seed: int = 3) -> Clicks:
+    torch.manual_seed(seed)
+    return Clicks("cpu")
+
+
+def batch(step: int, rank: int, batch_size: int = 6) -> KeyedJaggedTensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    lengths = torch.randint(0, 3, (len(FEATURES), batch_size), generator=generator)
+    rows = {"user": 50, "item": 31, "liked": 31, "shop": 2}
+    values = [
+        torch.randint(0, rows[feature], (int(own.sum()),), generator=generator)
+        for feature, own in zip(FEATURES, lengths, strict=True)
+    ]
+    return KeyedJaggedTensor(keys=FEATURES, values=torch.cat(values), lengths=lengths.flatten().to(torch.int32))
+
+
+def planner(world_size: int, types: list[str] | None, kernels: list[str] | None = None) -> EmbeddingShardingPlanner:
+    constraints = {
+        name: ParameterConstraints(
+            sharding_types=[types[index % len(types)]] if types else None,
+            compute_kernels=kernels,
+            min_partition=4,
+        )
+        for index, (name, *_) in enumerate(TABLES)
+    }
+    return EmbeddingShardingPlanner(
+        topology=Topology(world_size=world_size, compute_device="cpu"), constraints=constraints, batch_size=6
+    )
+
+
+def wrap(
+    model: nn.Module, types: list[str] | None, fused_params: dict[str, Any] | None = FUSED, **options: Any
+) -> DistributedModelParallel:
+    env = ShardingEnv.from_process_group()
+    sharders = [EmbeddingBagCollectionSharder(fused_params=fused_params)]
+    plan = planner(env.world_size, types, **options).collective_plan(model, sharders, dist.group.WORLD)
+    return DistributedModelParallel(model, env=env, plan=plan, sharders=sharders, device=torch.device("cpu"))
+
+
+def optimizers_of(model: DistributedModelParallel) -> CombinedOptimizer:
+    dense = dict(in_backward_optimizer_filter(model.named_parameters()))
+    wrapper = KeyedOptimizerWrapper(dense, lambda params: torch.optim.SGD(params, lr=LEARNING_RATE))
+    return CombinedOptimizer([model.fused_optimizer, wrapper])
+
+
+def train(model: nn.Module, step: int, rank: int, optimizer: Any) -> float:
+    optimizer.zero_grad()
+    loss = model(batch(step, rank)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return float(loss)
+
+
+def train_model(types: list[str], steps: int) -> dict[str, torch.Tensor]:
+    model = wrap(clicks(), types)
+    optimizer = optimizers_of(model)
+    for step in range(steps):
+        train(model, step, dist.get_rank(), optimizer)
+    return model.state_dict()
+
+
+def checkpoint(types: list[str], steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    model = wrap(clicks(), types)
+    optimizer = optimizers_of(model)
+    for step in range(steps):
+        train(model, step, 0, optimizer)  # every rank the same batch: any number of ranks is one process
+    return model.state_dict(), model.fused_optimizer.state_dict()
+
+
+def resume(
+    types: list[str], state: dict[str, Any], optimizer_state: dict[str, Any], steps: range
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    model = wrap(clicks(seed=99), types)
+    model.load_state_dict(state)
+    model.fused_optimizer.load_state_dict(optimizer_state)
+    optimizer = optimizers_of(model)
+    for step in steps:
+        train(model, step, 0, optimizer)
+    return model.state_dict(), model.fused_optimizer.state_dict()
+
+
+def initial_weights(types: list[str]) -> dict[str, torch.Tensor]:
+    torch.manual_seed(17 + 1000 * dist.get_rank())  # rank 0's seed counts
+    return wrap(Clicks("meta"), types).state_dict()
+
+
+def train_from_document(document: str, steps: int) -> dict[str, torch.Tensor]:
+    plan = ShardingPlan.from_json(document)
+    env = ShardingEnv.from_process_group()
+    sharders = [EmbeddingBagCollectionSharder(fused_params=FUSED)]
+    model = DistributedModelParallel(clicks(), env=env, plan=plan, sharders=sharders, device="cpu")
+    optimizer = optimizers_of(model)
+    for step in range(steps):
+        train(model, step, env.rank, optimizer)
+    return model.state_dict()
+
+
+def scheduled_rates(steps: int) -> list[float]:
+    """How far a weight moves in each step under SGD with a decaying rate and a constant gradient."""
+    model = wrap(clicks(), ["row_wise"], {"optimizer": "sgd", "learning_rate": 1.0})
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(model.fused_optimizer, gamma=0.5)
+    moved = []
+    features = KeyedJaggedTensor(keys=FEATURES, values=torch.tensor([1]), lengths=torch.tensor([1, 0, 0, 0]))
+    for _ in range(steps):
+        before = model.state_dict()["sparse.bags.embedding_bags.user.weight"][1]
+        model.module.sparse.bags(features).values().sum().backward()
+        after = model.state_dict()["sparse.bags.embedding_bags.user.weight"][1]
+        moved.append(float((before - after)[0]))
+        model.fused_optimizer.step()
+        scheduler.step()
+    return moved
+
+
+def bad_then_good(kind: str) -> tuple[str, bool, float]:
+    """Rank 1 has a bad batch; then all have good ones. Returns the text, whether weights changed, and a loss."""
+    model = wrap(clicks(), ["table_wise", "row_wise", "column_wise"])
+    optimizer = optimizers_of(model)
+    before = model.state_dict()
+    features = batch(0, dist.get_rank())
+    if dist.get_rank() == 1:
+        features = spoil(features, kind)
+    try:
+        model(features)
+    except InvalidInputError as error:
+        text = str(error)
+    else:
+        text = "nothing was raised"
+    after = model.state_dict()
+    unchanged = all(torch.equal(before[name], after[name]) for name in before)
+    return text, unchanged, train(model, 1, dist.get_rank(), optimizer)
+
+
+def spoil(features: KeyedJaggedTensor, kind: str) -> KeyedJaggedTensor:
+    values = features.values().clone()
+    if kind == "too large":
+        values[features.offset_per_key()[1] + 2] = 31
+    elif kind == "negative":
+        values[0] = -4
+    elif kind == "missing":
+        return features.permute([0, 1, 2])
+    return KeyedJaggedTensor(keys=features.keys(), values=values, lengths=features.lengths())
+
+
+def with_plugins_of_rank(names_by_rank: list[str | None]) -> str:
+    """Start an environment on ranks whose plugins differ; returns the error's text."""
+    names = names_by_rank[dist.get_rank()]
+    environment = {} if names is None else {"SHARDWRIGHT_PLUGINS": names}
+    with use_host(PluginHost(environment=environment)):
+        try:
+            ShardingEnv.from_process_group()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def die_before(label: str) -> str:
+    """Rank 1 dies before the collective called ``label``; returns what another rank gets."""
+    model = wrap(clicks(), ["table_wise"])
+    communicator = model.module.sparse.bags._exchange.communicator
+    exchange: Callable[..., Any] = communicator.all_to_all
+
+    def all_to_all(*args: Any, **kwargs: Any) -> Any:
+        if kwargs["label"] == label and dist.get_rank() == 1:
+            os._exit(17)
+        return exchange(*args, **kwargs)
+
+    communicator.all_to_all = all_to_all
+    try:
+        model(batch(0, dist.get_rank())).sum().backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def plan_impossible() -> str:
+    """Ask for a plan of a table that fits nowhere; returns the error's text."""
+    env = ShardingEnv.from_process_group()
+    topology = Topology(world_size=env.world_size, compute_device="cpu", ddr_cap=1000)
+    sharders = [EmbeddingBagCollectionSharder()]
+    try:
+        EmbeddingShardingPlanner(topology=topology).collective_plan(clicks(), sharders, dist.group.WORLD)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"

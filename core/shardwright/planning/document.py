@@ -115,10 +115,10 @@ def _can_be_derived(layout: Layout) -> bool:
         return False
     try:
         columns = [block.columns for block in layout.blocks]
-        row_map, parts = _derive_row_map([b for b in bounds if b], columns, layout.row_map.num_rows)
+        row_map, _ = _derive_row_map([b for b in bounds if b], columns, layout.row_map.num_rows)
     except PlanError:
         return False
-    return row_map == layout.row_map and parts == [block.rows.index for block in layout.blocks]
+    return row_map == layout.row_map
 
 
 def read_plan(text: str) -> ShardingPlan:
@@ -251,13 +251,19 @@ def _row_parts(
             raise PlanError(f"{places[index]}: rows are given by part, which needs the table's row_map")
         row_map, parts = _derive_row_map(bounds, columns, num_rows, places)
         return [row_map[part] for part in parts]
-    of_bounds = {part.bounds: part.index for part in given if part.bounds is not None}
+    of_bounds: dict[tuple[int, int] | None, list[int]] = {}
+    for part in given:
+        of_bounds.setdefault(part.bounds, []).append(part.index)
+    seen: Counter[Any] = Counter()
     found = []
-    for pair, place in zip(rows, places, strict=True):
-        part = of_bounds.get(pair) if isinstance(pair, tuple) else pair
-        if part is None or part >= given.num_parts:
+    for pair, span, place in zip(rows, columns, places, strict=True):
+        # Empty parts may have the same bounds: shards of the same columns are of different ones.
+        fitting = of_bounds.get(pair, []) if isinstance(pair, tuple) else [pair]
+        index = fitting[min(seen[pair, span], len(fitting) - 1)] if fitting else given.num_parts
+        seen[pair, span] += 1
+        if index >= given.num_parts:
             raise PlanError(f"{place}: the row_map {to_data(given)} has no part {pair}")
-        found.append(given[part])
+        found.append(given[index])
     return found
 
 

@@ -5,39 +5,32 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from shardwright.contracts.estimator import Estimator
 from shardwright.errors import NoPlanError, ShardwrightError
 from shardwright.planning.constraints import Constraints
 from shardwright.planning.inputs import Request
-from shardwright.planning.options import Ints, Options, enumerate_options
-from shardwright.planning.placement import Misfit
+from shardwright.planning.options import Options, enumerate_options
+from shardwright.planning.parts import Parts
+from shardwright.planning.placement import Misfit, propose
 from shardwright.planning.search import SearchResult
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.space import SearchSpace, estimate_costs
+from shardwright.planning.tables import TableSpec
 from shardwright.planning.text import bytes_text
 
 
 def explain_no_plan(
-    space: SearchSpace,
-    result: SearchResult,
-    constraints: Constraints,
-    request: Request,
-    storage: Estimator,
-    *,
-    here: bool,
+    space: SearchSpace, result: SearchResult, request: Request, parts: Parts, *, here: bool
 ) -> NoPlanError:
     """The error for a search that found nothing: a proof if there is one, else what was short."""
     too_large = _table_too_large(space)
     if too_large is not None:
         table, text = too_large
-        return NoPlanError(text + _what_would_fit(space, table, constraints, request, storage, here=here))
+        return NoPlanError(text + _what_would_fit(space, table, request, parts, here=here))
     together = _too_much_together(space)
     if together:
         return NoPlanError(together)
     assert result.misfit is not None  # a search without a plan had a misfit
     text = _nearest_text(space, result, result.misfit)
-    return NoPlanError(
-        text + _what_would_fit(space, result.misfit.table, constraints, request, storage, here=here)
-    )
+    return NoPlanError(text + _what_would_fit(space, result.misfit.table, request, parts, here=here))
 
 
 def _table_too_large(space: SearchSpace) -> tuple[int, str] | None:
@@ -110,53 +103,42 @@ def _blocks(options: Options, option: int) -> str:
     return f"{count} block{'s' if count > 1 else ''}"
 
 
-def _what_would_fit(
-    space: SearchSpace,
-    table: int,
-    constraints: Constraints,
-    request: Request,
-    storage: Estimator,
-    *,
-    here: bool,
-) -> str:
-    """Sharding types and kernels that the constraints exclude and that would fit, if there are such."""
-    from shardwright.plugins import host
-
+def _what_would_fit(space: SearchSpace, table: int, request: Request, parts: Parts, *, here: bool) -> str:
+    """A type or kernel that the constraints exclude and that would fit on empty ranks, if there is one."""
     spec = space.options.tables[table]
-    rule = constraints.of(spec)
+    rule = request.constraints.of(spec)
     if rule.sharding_types is None and rule.compute_kernels is None:
         return ""
-    freed = attrs.evolve(rule, sharding_types=None, compute_kernels=None)
     try:
-        options = enumerate_options(
-            [spec],
-            space.topology,
-            Constraints({spec.path: freed}),
-            host(),
-            batch_size=request.batch_size_or(1),
-            here=here,
-        )
-        other = SearchSpace(
-            options, space.topology, {}, _memory(options, space, storage), space.capacity_bytes
-        )
+        freed = _freed_space(space, spec, request, parts, here=here)
     except ShardwrightError:
         return ""
-    hints = []
-    for option in np.flatnonzero(other.fits_alone).tolist():
+    options = freed.options
+    for option in range(options.num_options):
         kind, kernel = options.type_of(option).name, options.kernel_of(option).name
-        if kind in (rule.sharding_types or (kind,)) and kernel in (rule.compute_kernels or (kernel,)):
-            continue
-        tier = int(np.argmax(other.largest_bytes[option]))
-        hints.append(
-            f" {kind!r} with kernel {kernel!r} ({_blocks(options, option)}) needs "
-            f"{bytes_text(other.largest_bytes[option, tier])} of {space.tiers[tier]} on one rank: allow it "
-            f"in constraints[{spec.name!r}]."
-        )
-    return hints[0] if hints else ""
+        if not isinstance(parts.partitioner.place(propose(freed, np.array([option]))), Misfit):
+            tier = int(np.argmax(freed.largest_bytes[option]))
+            return (
+                f" {kind!r} with kernel {kernel!r} ({_blocks(options, option)}) needs "
+                f"{bytes_text(freed.largest_bytes[option, tier])} of {space.tiers[tier]} for its largest "
+                f"block: allow it in constraints[{spec.name!r}]."
+            )
+    return ""
 
 
-def _memory(options: Options, space: SearchSpace, storage: Estimator) -> Ints:
-    memory = np.zeros((options.num_shards, len(space.tiers)), dtype=np.int64)
-    for tier, column in storage.estimate(options, space.topology).items():
-        memory[:, space.tiers.index(space.topology.tier_of(tier))] += np.ceil(column).astype(np.int64)
-    return memory
+def _freed_space(
+    space: SearchSpace, table: TableSpec, request: Request, parts: Parts, *, here: bool
+) -> SearchSpace:
+    """The options of one table without its constraints on types and kernels, and their memory."""
+    from shardwright.plugins import host
+
+    rule = attrs.evolve(request.constraints.of(table), sharding_types=None, compute_kernels=None)
+    options = enumerate_options(
+        [table],
+        space.topology,
+        Constraints({table.path: rule}),
+        host(),
+        batch_size=request.batch_size,
+        here=here,
+    )
+    return estimate_costs(options, space.topology, parts.performance, parts.storage, space.capacity_bytes)

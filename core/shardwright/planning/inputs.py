@@ -15,6 +15,12 @@ from shardwright.planning.topology import Provenance, Topology
 _SOURCE = "TorchRec 1.8 default"
 
 
+# What TorchRec assumes (torchrec/distributed/planner: BATCH_SIZE, and the heuristical reservation's
+# percentage).
+BATCH_SIZE = 512
+STORAGE_RESERVATION = 0.15
+
+
 @frozen(eq=False)
 class Request:
     """What the user asked the planner for.
@@ -22,40 +28,38 @@ class Request:
     Args:
         topology: the ranks.
         constraints: by table.
-        batch_size: samples per rank and step, if given.
-        reservation: the part of the device's memory to keep free, if given.
+        given_batch_size: samples per rank and step, if given.
+        given_reservation: the part of the device's memory to keep free, if given.
     """
 
     topology: Topology
     constraints: Constraints
-    batch_size: int | None
-    reservation: float | None
+    given_batch_size: int | None
+    given_reservation: float | None
 
-    def batch_size_or(self, default: int) -> int:
+    @property
+    def batch_size(self) -> int:
         """The batch size to plan for."""
-        return default if self.batch_size is None else self.batch_size
+        return BATCH_SIZE if self.given_batch_size is None else self.given_batch_size
 
-    def reservation_or(self, default: float) -> float:
+    @property
+    def reservation(self) -> float:
         """The part of the device's memory to keep free."""
-        return default if self.reservation is None else self.reservation
+        return STORAGE_RESERVATION if self.given_reservation is None else self.given_reservation
 
 
-def describe_inputs(
-    request: Request, options: Options, batch_size: int, reservation: float, performance: Estimator
-) -> dict[str, Any]:
+def describe_inputs(request: Request, options: Options, performance: Estimator) -> dict[str, Any]:
     """The inputs of a plan as JSON data, for the document and the report.
 
     Args:
         request: what was asked.
         options: for the tables, whose pooling factors may be assumed.
-        batch_size: what is assumed where no batch size was given.
-        reservation: what is assumed where no reservation was given.
         performance: the estimator, whose constants are assumptions too.
     """
     rules = [request.constraints.of(table) for table in options.tables]
     values = {
-        "batch_size": _given_or_assumed(request.batch_size, batch_size),
-        "storage_reservation": _given_or_assumed(request.reservation, reservation),
+        "batch_size": _given_or_assumed(request.given_batch_size, BATCH_SIZE),
+        "storage_reservation": _given_or_assumed(request.given_reservation, STORAGE_RESERVATION),
         **request.topology.provenance,
     }
     unknown = sum(rule.pooling_factors is None for rule in rules)

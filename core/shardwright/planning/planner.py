@@ -6,19 +6,19 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import frozen
 
-from shardwright.contracts.estimator import PERFORMANCE, STORAGE, Estimator
+from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
-from shardwright.errors import InvalidInputError, PlanningError, ShardwrightError, UnknownPluginError
+from shardwright.errors import InvalidInputError, PlanningError, ShardwrightError
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.failure import explain_no_plan
 from shardwright.planning.inputs import Request, describe_inputs
 from shardwright.planning.options import Ints, enumerate_options
+from shardwright.planning.parts import Choice, Parts, origin
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.report import Report
 from shardwright.planning.search import OBJECTIVE, SearchResult, search
@@ -30,23 +30,6 @@ if TYPE_CHECKING:
     from shardwright.registry import Registry
 
 _log = logging.getLogger("shardwright")
-
-# What TorchRec assumes (torchrec/distributed/planner: BATCH_SIZE, and the heuristical reservation's
-# percentage).
-BATCH_SIZE = 512
-STORAGE_RESERVATION = 0.15
-
-_Part = TypeVar("_Part", Estimator, Proposer, Partitioner)
-
-
-@frozen(eq=False)
-class _Parts:
-    """The plugins that plan."""
-
-    performance: Estimator
-    storage: Estimator
-    proposers: tuple[Proposer, ...]
-    partitioner: Partitioner
 
 
 class EmbeddingShardingPlanner:
@@ -94,10 +77,7 @@ class EmbeddingShardingPlanner:
         self._topology = topology
         self._batch_size = batch_size
         self._constraints = Constraints(constraints)
-        self._estimator = estimator
-        self._storage_estimator = storage_estimator
-        self._proposer = proposer
-        self._partitioner = partitioner
+        self._choice = Choice(estimator, storage_estimator, proposer, partitioner)
         self._reservation = storage_reservation
         self._debug = debug
         self.report: Report | None = None
@@ -189,22 +169,22 @@ class EmbeddingShardingPlanner:
         from shardwright.plugins import host
 
         _check_tables(tables)
-        parts = self._parts()
+        parts = self._choice.resolve()
         request = Request(topology, self._constraints, self._batch_size, self._reservation)
         options = enumerate_options(
             tables,
             topology,
             self._constraints,
             host(),
-            batch_size=request.batch_size_or(BATCH_SIZE),
+            batch_size=request.batch_size,
             here=here,
         )
-        capacity = _reserved(topology, request.reservation_or(STORAGE_RESERVATION))
+        capacity = _reserved(topology, request.reservation)
         space = estimate_costs(options, topology, parts.performance, parts.storage, capacity)
         result = search(space, parts.proposers, parts.partitioner)
         if result.proposal is None:
-            raise explain_no_plan(space, result, self._constraints, request, parts.storage, here=here)
-        inputs = describe_inputs(request, options, BATCH_SIZE, STORAGE_RESERVATION, parts.performance)
+            raise explain_no_plan(space, result, request, parts, here=here)
+        inputs = describe_inputs(request, options, parts.performance)
         document = {
             "objective": {"name": OBJECTIVE, "value_ms": result.feedback.value_ms},
             "topology": topology.to_data(),
@@ -218,27 +198,6 @@ class EmbeddingShardingPlanner:
             _log.info("%s", text)
             print(text)
         return plan
-
-    def _parts(self) -> _Parts:
-        from shardwright.plugins import host
-
-        estimators = host().estimators
-        asked = self._proposer
-        if asked is None:
-            proposers = _preferred(host().proposers)
-        else:
-            given = [asked] if isinstance(asked, str | Proposer) else list(asked)
-            proposers = [_resolve(host().proposers, item) for item in given]
-        return _Parts(
-            performance=_estimator(estimators, self._estimator, PERFORMANCE),
-            storage=_estimator(estimators, self._storage_estimator, STORAGE),
-            proposers=tuple(proposers),
-            partitioner=(
-                _preferred(host().partitioners)[0]
-                if self._partitioner is None
-                else _resolve(host().partitioners, self._partitioner)
-            ),
-        )
 
 
 def _check_tables(tables: Sequence[TableSpec]) -> None:
@@ -259,39 +218,6 @@ def _reserved(topology: Topology, reservation: float) -> Ints:
     own = topology.tiers.index(topology.device_tier)
     capacity[:, own] = np.floor(capacity[:, own] * (1 - reservation)).astype(np.int64)
     return capacity
-
-
-def _resolve(registry: Registry[_Part], asked: str | _Part) -> _Part:
-    return registry.create(asked) if isinstance(asked, str) else asked
-
-
-def _preferred(registry: Registry[_Part], measures: str | None = None) -> list[_Part]:
-    """The parts of a kind that may be taken unasked, the most preferred first."""
-    made = [registry.create(name) for name in registry]
-    kept = [part for part in made if measures is None or getattr(part, "measures", None) == measures]
-    chosen = sorted(
-        (part for part in kept if part.preference > 0), key=lambda part: (-part.preference, part.name)
-    )
-    if not chosen:
-        what = f"{measures} {registry.kind.title}" if measures else registry.kind.title
-        raise UnknownPluginError(
-            f"no {what} is loaded that may be taken unasked. Known: {', '.join(registry.names) or 'none'}. "
-            "Name one, or load the built-in plugins (SHARDWRIGHT_PLUGINS, `shardwright plugins`)."
-        )
-    return chosen
-
-
-def _estimator(registry: Registry[Estimator], asked: str | Estimator | None, measures: str) -> Estimator:
-    if asked is None:
-        return _preferred(registry, measures)[0]
-    estimator = _resolve(registry, asked)
-    if estimator.measures != measures:
-        fitting = [name for name in registry if registry.create(name).measures == measures]
-        raise InvalidInputError(
-            f"estimator {estimator.name!r} measures {estimator.measures}, a {measures} estimator is needed: "
-            f"{', '.join(fitting) or 'none is loaded'}"
-        )
-    return estimator
 
 
 def _shardings(space: SearchSpace, result: SearchResult) -> dict[str, EmbeddingModuleShardingPlan]:
@@ -317,7 +243,7 @@ def _shardings(space: SearchSpace, result: SearchResult) -> dict[str, EmbeddingM
     return modules
 
 
-def _origins(space: SearchSpace, result: SearchResult, parts: _Parts) -> list[dict[str, str]]:
+def _origins(space: SearchSpace, result: SearchResult, parts: Parts) -> list[dict[str, str]]:
     """Which plugins made the plan, with the distributions and versions they come from."""
     from shardwright.plugins import host
 
@@ -331,16 +257,8 @@ def _origins(space: SearchSpace, result: SearchResult, parts: _Parts) -> list[di
         *((registries.proposers, part) for part in parts.proposers if part.name == result.proposer),
         (registries.partitioners, parts.partitioner),
     ]
-    origins = {(registry.kind.label, part.name): _origin(registry, part) for registry, part in used}
+    origins = {(registry.kind.label, part.name): origin(registry, part) for registry, part in used}
     return [origins[key] for key in sorted(origins)]
-
-
-def _origin(registry: Registry[Any], part: Any) -> dict[str, str]:
-    data = {"kind": registry.kind.label, "name": part.name}
-    entry = registry.entries.get(part.name)
-    if entry is None or entry.item not in (part, type(part)):
-        return {**data, "distribution": "", "version": ""}
-    return {**data, "distribution": entry.provenance.distribution, "version": entry.provenance.version}
 
 
 def _same_error(answer: Mapping[str, str]) -> ShardwrightError:

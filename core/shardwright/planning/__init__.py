@@ -1,0 +1,4 @@
+"""Planning: tables, topology, constraints, layouts, options, costs, search, the plan and its document.
+
+Imports no torch.
+"""

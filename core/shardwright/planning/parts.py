@@ -1,0 +1,118 @@
+"""The plugins that plan: chosen by name, given as objects, or the preferred ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attrs import frozen
+
+from shardwright.contracts.estimator import PERFORMANCE, STORAGE, Estimator
+from shardwright.contracts.partitioner import Partitioner
+from shardwright.contracts.proposer import Proposer
+from shardwright.errors import InvalidInputError, UnknownPluginError
+
+if TYPE_CHECKING:
+    from shardwright.registry import Registry
+
+_Part = TypeVar("_Part", Estimator, Proposer, Partitioner)
+
+
+@frozen(eq=False)
+class Parts:
+    """The plugins that plan.
+
+    Args:
+        performance: the performance estimator.
+        storage: the storage estimator.
+        proposers: in the order they run.
+        partitioner: places proposals.
+    """
+
+    performance: Estimator
+    storage: Estimator
+    proposers: tuple[Proposer, ...]
+    partitioner: Partitioner
+
+
+@frozen(eq=False)
+class Choice:
+    """What the user chose: names, objects, or nothing."""
+
+    estimator: str | Estimator | None = None
+    storage_estimator: str | Estimator | None = None
+    proposer: str | Proposer | Sequence[str | Proposer] | None = None
+    partitioner: str | Partitioner | None = None
+
+    def resolve(self) -> Parts:
+        """The parts themselves: what was chosen, and the preferred ones for the rest.
+
+        Raises:
+            UnknownPluginError: a name is not known, or nothing is loaded that may be taken unasked.
+            InvalidInputError: an estimator measures something else.
+        """
+        from shardwright.plugins import host
+
+        plugins = host()
+        return Parts(
+            performance=_estimator(plugins.estimators, self.estimator, PERFORMANCE),
+            storage=_estimator(plugins.estimators, self.storage_estimator, STORAGE),
+            proposers=tuple(self._proposers(plugins.proposers)),
+            partitioner=(
+                _preferred(plugins.partitioners)[0]
+                if self.partitioner is None
+                else _resolve(plugins.partitioners, self.partitioner)
+            ),
+        )
+
+    def _proposers(self, registry: Registry[Proposer]) -> list[Proposer]:
+        asked = self.proposer
+        if asked is None:
+            return _preferred(registry)
+        given = [asked] if isinstance(asked, str | Proposer) else list(asked)
+        if not given:
+            raise InvalidInputError("proposer is an empty list; name at least one, or leave it out")
+        return [_resolve(registry, item) for item in given]
+
+
+def origin(registry: Registry[Any], part: Any) -> dict[str, str]:
+    """A part by kind and name, and the distribution and version it comes from, as JSON data.
+
+    These are empty for an object that no plugin offers.
+    """
+    data = {"kind": registry.kind.label, "name": str(part.name)}
+    entry = registry.entries.get(part.name)
+    if entry is None or (entry.item is not part and entry.item is not type(part)):
+        return {**data, "distribution": "", "version": ""}
+    return {**data, "distribution": entry.provenance.distribution, "version": entry.provenance.version}
+
+
+def _resolve(registry: Registry[_Part], asked: str | _Part) -> _Part:
+    return registry.create(asked) if isinstance(asked, str) else asked
+
+
+def _preferred(registry: Registry[_Part], measures: str | None = None) -> list[_Part]:
+    """The parts of a kind that may be taken unasked, the most preferred first."""
+    made = [registry.create(name) for name in registry]
+    kept = [part for part in made if measures is None or getattr(part, "measures", None) == measures]
+    willing = [part for part in kept if part.preference > 0]
+    if not willing:
+        what = f"{measures} {registry.kind.title}" if measures else registry.kind.title
+        raise UnknownPluginError(
+            f"no {what} is loaded that may be taken unasked. Known: {', '.join(registry.names) or 'none'}. "
+            "Name one, or load the built-in plugins (SHARDWRIGHT_PLUGINS, `shardwright plugins`)."
+        )
+    return sorted(willing, key=lambda part: (-part.preference, part.name))
+
+
+def _estimator(registry: Registry[Estimator], asked: str | Estimator | None, measures: str) -> Estimator:
+    if asked is None:
+        return _preferred(registry, measures)[0]
+    estimator = _resolve(registry, asked)
+    if estimator.measures != measures:
+        fitting = [name for name in registry if registry.create(name).measures == measures]
+        raise InvalidInputError(
+            f"estimator {estimator.name!r} measures {estimator.measures}, a {measures} estimator is needed: "
+            f"{', '.join(fitting) or 'none is loaded'}"
+        )
+    return estimator

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.errors import PlanError
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.layouts import Block, Layout, RowsRange, RowsSplit
+from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+
+
+def planned(*tables, **rules):
+    rules = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in rules.items()}
+    return EmbeddingShardingPlanner(Topology(3, "cuda"), constraints=rules).plan_tables(tables)
+
+
+def document_of(plan):
+    return json.loads(plan.to_json())
+
+
+def hand_written(shards, **more):
+    return {
+        "format": "shardwright-plan",
+        "version": 1,
+        "topology": {"world_size": 3, "compute_device": "cpu"},
+        "modules": {
+            "m": {
+                "t": {
+                    "sharding_type": "slices",
+                    "compute_kernel": "plain",
+                    "num_embeddings": 10,
+                    "embedding_dim": 8,
+                    "shards": shards,
+                    **more,
+                }
+            }
+        },
+    }
+
+
+def shard(rank, rows, columns):
+    return {"rank": rank, "rows": rows, "columns": columns}
+
+
+WHOLE = [shard(0, [0, 10], [0, 8])]
+TABLES = [
+    TableSpec("a", 10, 8, ["f"]),
+    TableSpec("b", 2, 4, ["g"], module="tower"),
+    TableSpec("c", 9, 8, ["h"]),
+]
+
+
+@pytest.mark.parametrize("kind", ["whole", "slices"])
+def test_json_round_trip_is_the_identity(kind):
+    plan = planned(*TABLES, a=kind, b=kind)
+    again = ShardingPlan.from_json(plan.to_json())
+    assert again == plan
+    assert again.to_json() == plan.to_json()
+
+
+def test_json_has_the_documented_form():
+    plan = planned(TABLES[0], a="whole")
+    document = document_of(plan)
+    assert (document["format"], document["version"]) == ("shardwright-plan", 1)
+    assert document["objective"]["name"] == "largest_rank_time"
+    assert document["topology"]["world_size"] == 3
+    assert document["modules"] == {
+        "": {
+            "a": {
+                "sharding_type": "whole",
+                "compute_kernel": "plain",
+                "num_embeddings": 10,
+                "embedding_dim": 8,
+                "shards": [{"rank": 0, "rows": [0, 10], "columns": [0, 8]}],
+            }
+        }
+    }
+
+
+def test_json_extras_and_variant_of_a_plugin_survive():
+    plan = planned(TABLES[0], a="slices")
+    entry = document_of(plan)["modules"][""]["a"]
+    assert entry["extras"] == {"made_by": "slices", "nested": {"numbers": [1, 2.5, None]}}
+    layout = ShardingPlan.from_json(plan.to_json()).plan[""]["a"].layout
+    assert (layout.extras, layout.variant) == (entry["extras"], entry["variant"])
+
+
+def test_json_unknown_keys_survive_at_every_level():
+    document = document_of(planned(*TABLES, a="slices"))
+    document["acme"] = {"secret": [1, {"two": 2}]}
+    document["objective"]["acme"] = 1
+    document["modules"][""]["a"]["acme"] = "kept"
+    document["modules"][""]["a"]["shards"][1]["acme"] = [3]
+    assert document_of(ShardingPlan.from_json(json.dumps(document))) == document
+
+
+def test_json_rows_that_are_no_runs_name_their_part():
+    class_of_rows = {"name": "modulo", "num_rows": 10, "parts": 3}
+    shards = [shard(rank, {"part": rank, "num_rows": n}, [0, 8]) for rank, n in enumerate((4, 3, 3))]
+    document = hand_written(shards, row_map=class_of_rows)
+    plan = ShardingPlan.from_json(json.dumps(document))
+    assert [block.num_rows for block in plan.plan["m"]["t"].layout.blocks] == [4, 3, 3]
+    assert document_of(plan)["modules"] == document["modules"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "row_map"),
+    [
+        ([(0, 4), (4, 8), (8, 10)], RowsRange(10, parts=3)),
+        ([(0, 3), (3, 8), (8, 10)], RowsSplit((0, 3, 8, 10))),
+        ([(8, 10), (0, 4), (4, 8)], RowsRange(10, parts=3)),
+        ([(0, 10), (10, 10), (10, 10)], RowsSplit((0, 10, 10, 10))),
+    ],
+)
+def test_from_json_derives_the_row_map_from_the_bounds(bounds, row_map):
+    shards = [shard(rank, list(rows), [0, 8]) for rank, rows in enumerate(bounds)]
+    layout = ShardingPlan.from_json(json.dumps(hand_written(shards))).plan["m"]["t"].layout
+    assert layout.row_map == row_map
+    assert [block.rows.bounds for block in layout.blocks] == bounds
+
+
+def test_from_json_edited_by_hand_moves_the_shard():
+    document = document_of(planned(TABLES[0], a="whole"))
+    document["modules"][""]["a"]["shards"] = [shard(2, [0, 10], [0, 4]), shard(1, [0, 10], [4, 8])]
+    sharding = ShardingPlan.from_json(json.dumps(document)).plan[""]["a"]
+    assert sharding.ranks == [2, 1]
+    assert [s.placement for s in sharding.sharding_spec.shards] == ["rank:2/cuda:2", "rank:1/cuda:1"]
+
+
+@st.composite
+def grids(draw):
+    """A table cut at any rows and columns, each block on any of 3 ranks."""
+    rows, dim = draw(st.integers(1, 20)), draw(st.integers(1, 12))
+    row_cuts = sorted(draw(st.lists(st.integers(0, rows), max_size=4)))
+    column_cuts = sorted(draw(st.sets(st.integers(1, dim), max_size=3)) - {dim})
+    row_map = RowsSplit((0, *row_cuts, rows))
+    table = TableSpec("t", rows, dim)
+    spans = [table.columns(a, b) for a, b in zip([0, *column_cuts], [*column_cuts, dim], strict=True)]
+    blocks = [Block(part, span, rank=draw(st.integers(0, 2))) for part in row_map for span in spans]
+    return Layout(draw(st.permutations(blocks)), extras=draw(st.dictionaries(st.text(), st.integers())))
+
+
+@given(layout=grids())
+def test_json_round_trip_keeps_what_every_block_covers(layout):
+    plan = ShardingPlan({"m": EmbeddingModuleShardingPlan(t=ParameterSharding("slices", "plain", layout))})
+    again = ShardingPlan.from_json(plan.to_json())
+    assert again.to_json() == plan.to_json()
+    read = again.plan["m"]["t"].layout
+
+    def cover(blocks):
+        return [(block.rank, block.rows.bounds, block.columns) for block in blocks]
+
+    assert cover(read.blocks) == cover(layout.blocks)
+    assert read.extras == layout.extras
+
+
+@pytest.mark.parametrize(
+    ("shards", "text"),
+    [
+        ([], "has no shards; its 10 rows x 8 columns must be somewhere"),
+        ([shard(3, [0, 10], [0, 8])], "shard 0: rank 3 is not one of the 3 ranks"),
+        ([shard(-1, [0, 10], [0, 8])], "shard 0: rank -1 is not one of the 3 ranks"),
+        ([shard(True, [0, 10], [0, 8])], "shard 0: rank True is not one of the 3 ranks"),
+        ([shard(0, [0, 11], [0, 8])], r"shard 0: rows \[0, 11\) are not within the table's 10 rows"),
+        ([shard(0, [5, 4], [0, 8])], r"shard 0: rows \[5, 4\) are not within"),
+        ([shard(0, [0, 10], [0, 9])], r"shard 0: columns \[0, 9\) .* not within the table's 8 columns"),
+        ([shard(0, [0, 10], [4, 4])], r"shard 0: columns \[4, 4\) are empty"),
+        ([shard(0, [0, "10"], [0, 8])], "shard 0: rows must be two whole numbers"),
+        ([shard(0, [0, 10], 8)], "shard 0: columns must be two whole numbers"),
+        (["everything"], "shard 0 must be an object with rank, rows and columns, got 'everything'"),
+        ([shard(0, {"part": 0}, [0, 8])], "shard 0: rows are given by part, which needs the table's row_map"),
+        ([shard(0, [0, 4], [0, 8])], "the shards cover 4 of 10 rows"),
+        ([shard(0, [0, 4], [0, 8]), shard(1, [6, 10], [0, 8])], r"rows \[4, 6\) are not covered"),
+        ([shard(0, [0, 6], [0, 8]), shard(1, [4, 10], [0, 8])], r"rows \[4, 6\) are covered twice"),
+        ([*WHOLE, *WHOLE], r"shard 1: rows \[0, 10\) and columns \[0, 8\) are covered twice"),
+        ([shard(0, [0, 10], [0, 4])], "blocks reach column 4 of 8"),
+        ([shard(0, [0, 10], [0, 4]), shard(0, [0, 10], [2, 8])], r"columns \[2, 4\) are covered twice"),
+        ([shard(0, [0, 10], [0, 4]), shard(0, [0, 10], [6, 8])], r"columns \[4, 6\) are not covered"),
+    ],
+)
+def test_from_json_wrong_shards_raise_naming_module_and_table(shards, text):
+    with pytest.raises(PlanError, match=rf"module 'm', table 't'.*{text}"):
+        ShardingPlan.from_json(json.dumps(hand_written(shards)))
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"sharding_type": "wohle"}, r"no sharding type 'wohle'.*Did you mean 'whole'\?"),
+        ({"compute_kernel": "plane"}, r"no compute kernel 'plane'.*Did you mean 'plain'\?"),
+        ({"num_embeddings": 0}, "num_embeddings must be a positive whole number, got 0"),
+        ({"embedding_dim": "8"}, "embedding_dim must be a positive whole number, got '8'"),
+        ({"row_map": {"name": "modul"}}, r"unknown name 'modul'.*Did you mean 'modulo'\?"),
+        (
+            {"row_map": {"name": "split", "bounds": [0, 4, 10]}},
+            r"shard 0: the row_map .* has no part \(0, 10\)",
+        ),
+        ({"dataflow": {"name": "exchang"}}, r"unknown name 'exchang'.*Did you mean 'exchange'\?"),
+        ({"extras": [1]}, r"extras must be an object, got \[1\]"),
+        ({"variant": 3}, "variant must be a text, got 3"),
+    ],
+)
+def test_from_json_wrong_entry_raises_naming_module_and_table(more, text):
+    with pytest.raises(PlanError, match=rf"module 'm', table 't'.*{text}"):
+        ShardingPlan.from_json(json.dumps(hand_written(WHOLE, **more)))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"format": "torchrec"}, 'has "format": "shardwright-plan", this one has \'torchrec\''),
+        ({"version": 2}, "has version 2; version 1 can be read"),
+        ({"topology": None}, "topology must be an object"),
+        (
+            {"topology": {"world_size": 0, "compute_device": "cpu"}},
+            "world_size must be a positive whole number",
+        ),
+        ({"topology": {"world_size": 1}}, "compute_device must be a text, got nothing"),
+        ({"modules": []}, r"modules must be an object, got \[\]"),
+        ({"modules": {"m": []}}, "module 'm' must be an object of tables"),
+        ({"modules": {"m": {"t": 1}}}, "module 'm', table 't' must be an object, got 1"),
+    ],
+)
+def test_from_json_wrong_document_raises(change, text):
+    document = copy.deepcopy(hand_written(WHOLE))
+    with pytest.raises(PlanError, match=text):
+        ShardingPlan.from_json(json.dumps({**document, **change}))
+
+
+def test_from_json_no_json_says_where():
+    with pytest.raises(PlanError, match="no JSON: .* at line 2, column 1"):
+        ShardingPlan.from_json('{"format": 1,\n')
+
+
+def test_from_json_key_twice_raises():
+    with pytest.raises(PlanError, match="the key 'format' twice in one object"):
+        ShardingPlan.from_json('{"format": 1, "format": 2}')
+
+
+def test_str_of_a_plan_shows_tables_and_shards():
+    rows = [" ".join(line.split()) for line in str(planned(*TABLES, a="slices", b="whole")).splitlines()]
+    assert "module: tower" in rows
+    assert "a | slices | plain | 0-2" in rows
+    assert "b | [0, 0] | [2, 4] | rank:0/cuda:0" in rows
+
+
+def test_repr_of_a_plan_has_torchrecs_shape():
+    text = repr(planned(TABLES[0], a="whole").plan)
+    assert text == (
+        "{'': {'a': ParameterSharding(sharding_type='whole', compute_kernel='plain', ranks=[0], "
+        "sharding_spec=EnumerableShardingSpec(shards=[ShardMetadata(shard_offsets=[0, 0], shard_sizes=[10, 8], "
+        "placement='rank:0/cuda:0')]))}}"
+    )

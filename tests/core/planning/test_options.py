@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardwright.errors import PlanningError, UnknownPluginError
+from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.options import FREE, enumerate_options, fold_requests
+from shardwright.planning.tables import PoolingType, TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host
+
+TABLE = TableSpec("t", 10, 8, ["f"])
+
+
+def options_of(*tables, ranks=2, device="cpu", batch_size=4, **rules):
+    rules = {name: ParameterConstraints(**rule) for name, rule in rules.items()}
+    topology = Topology(ranks, device)
+    return enumerate_options(tables, topology, Constraints(rules), host(), batch_size=batch_size)
+
+
+def described(options):
+    return [
+        (
+            options.tables[options.table[option]].name,
+            options.type_of(option).name,
+            options.layouts[option].variant,
+            options.kernel_of(option).name,
+        )
+        for option in range(options.num_options)
+    ]
+
+
+def test_enumerate_offers_types_by_layouts_by_kernels_in_a_fixed_order():
+    assert described(options_of(TABLE)) == [
+        ("t", "only_pairs", "", "plain"),
+        ("t", "only_pairs", "", "thorough"),
+        ("t", "slices", "range", "plain"),
+        ("t", "slices", "range", "thorough"),
+        ("t", "slices", "modulo", "plain"),
+        ("t", "slices", "modulo", "thorough"),
+        ("t", "whole", "", "plain"),
+        ("t", "whole", "", "thorough"),
+    ]
+
+
+def test_enumerate_columns_describe_the_blocks_of_each_layout():
+    options = options_of(TABLE, TableSpec("u", 3, 6, ["g"]), ranks=4)
+    for option in range(options.num_options):
+        shards = options.shards_of(option)
+        blocks = options.layouts[option].blocks
+        assert options.num_rows[shards].tolist() == [block.num_rows for block in blocks]
+        assert options.num_columns[shards].tolist() == [block.num_columns for block in blocks]
+        assert options.rank[shards].tolist() == [FREE if b.rank is None else b.rank for b in blocks]
+        assert (options.option[shards] == option).all()
+        for code, block in zip(options.request[shards].tolist(), blocks, strict=True):
+            kernel, request = options.requests[code]
+            assert kernel == options.compute_kernel[option]
+            assert (request.num_columns, request.embedding_dim) == (
+                block.num_columns,
+                options.tables[options.table[option]].embedding_dim,
+            )
+    assert options.first_option.tolist() == [0, 6, 12]
+    assert options.first_shard[-1] == options.num_shards
+
+
+def test_enumerate_counts_ids_and_bags_of_all_features():
+    table = TableSpec("t", 10, 8, ["a", "b"])
+    options = options_of(
+        table,
+        batch_size=100,
+        t={"pooling_factors": [20, 0.5], "num_poolings": [1, 2], "batch_sizes": [100, 10]},
+    )
+    assert options.ids_per_batch.tolist() == [20 * 1 * 100 + 0.5 * 2 * 10]
+    # Of the second feature's bags half are empty.
+    assert options.bags_per_batch.tolist() == [1 * 100 + 0.5 * 2 * 10]
+
+
+def test_enumerate_sequences_return_a_vector_for_each_id():
+    table = TableSpec("t", 10, 8, ["a"], pooling=PoolingType.NONE)
+    options = options_of(table, batch_size=100, t={"pooling_factors": [20]})
+    assert options.bags_per_batch.tolist() == [2000]
+
+
+def test_enumerate_refused_kernel_is_recorded_and_another_taken():
+    options = options_of(TableSpec("t", 10, 8, ["f"], optimizer=OptimizerSpec("adam")))
+    assert {kernel for *_, kernel in described(options)} == {"thorough"}
+    assert ("plain", "plain knows no adam") in {(r.name, r.reason) for r in options.refusals}
+
+
+def test_enumerate_without_optimizer_offers_the_kernels_that_show_gradients():
+    options = options_of(TableSpec("t", 10, 8, ["f"], optimizer=None))
+    assert "visible" in {kernel for *_, kernel in described(options)}
+
+
+def test_enumerate_kernel_that_shows_gradients_is_taken_when_named():
+    options = options_of(TABLE, t={"compute_kernels": ["visible"]})
+    assert {kernel for *_, kernel in described(options)} == {"visible"}
+
+
+def test_enumerate_aliases_name_the_same_plugins():
+    options = options_of(TABLE, t={"sharding_types": ["entire"], "compute_kernels": ["simple"]})
+    assert described(options) == [("t", "whole", "", "plain")]
+
+
+def test_enumerate_type_that_does_not_apply_is_refused_with_its_reason():
+    options = options_of(TABLE, ranks=3)
+    assert "only_pairs" not in {kind for _, kind, *_ in described(options)}
+    assert [r.reason for r in options.refusals if r.name == "only_pairs"] == ["needs 2 ranks, there are 3"]
+
+
+def test_enumerate_nothing_left_raises_with_every_reason():
+    table = TableSpec("t", 10, 8, ["f"], optimizer=OptimizerSpec("adam"))
+    with pytest.raises(PlanningError) as caught:
+        options_of(
+            table, ranks=3, t={"sharding_types": ["whole", "only_pairs"], "compute_kernels": ["plain"]}
+        )
+    text = str(caught.value)
+    for part in (
+        "table 't' (10 x 8 FP32)",
+        "sharding_types=['whole', 'only_pairs']",
+        "compute_kernels=['plain']",
+        "plain knows no adam",
+        "needs 2 ranks, there are 3",
+        "adam(learning_rate=0.01)",
+        "Known sharding types: only_pairs, slices, whole",
+        "constraints['t']",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ({"sharding_types": ["wohle"]}, r"no sharding type 'wohle'.*Did you mean 'whole'\?"),
+        ({"compute_kernels": ["plane"]}, r"no compute kernel 'plane'.*Did you mean 'plain'\?"),
+    ],
+)
+def test_enumerate_unknown_name_raises_with_the_nearest(rule, text):
+    with pytest.raises(UnknownPluginError, match=text):
+        options_of(TABLE, t=rule)
+
+
+def test_enumerate_device_group_of_another_device_raises():
+    with pytest.raises(
+        PlanningError, match="device_group 'cuda', but the topology's compute_device is 'cpu'"
+    ):
+        options_of(TABLE, t={"device_group": "cuda"})
+
+
+def test_enumerate_is_weighted_of_the_constraint_reaches_the_kernel():
+    options = options_of(TABLE, t={"is_weighted": True})
+    assert all(request.is_weighted for _, request in options.requests)
+    assert options.is_weighted.tolist() == [True]
+
+
+def test_row_fraction_of_a_table_smaller_than_the_ranks_is_zero_for_empty_shards():
+    options = options_of(TableSpec("t", 2, 8, ["f"]), ranks=3, t={"sharding_types": ["slices"]})
+    assert options.row_fraction[options.shards_of(0)].tolist() == [0.5, 0.5, 0.0]
+
+
+def test_fold_requests_covers_each_shard_once():
+    options = options_of(TABLE, TableSpec("u", 3, 6, ["g"]), ranks=4)
+    folded = fold_requests(options)
+    assert sorted(np.concatenate(list(folded.values())).tolist()) == list(range(options.num_shards))
+    for (request, rows), shards in folded.items():
+        assert set(options.request[shards].tolist()) == {request}
+        assert set(options.num_rows[shards].tolist()) == {rows}

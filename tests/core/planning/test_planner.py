@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import shardwright
+from shardwright.contracts import Estimator
+from shardwright.errors import InvalidInputError, NoPlanError, PlanningError, UnknownPluginError
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host
+
+TABLES = [
+    TableSpec("a", 10, 8, ["f"]),
+    TableSpec("b", 7, 4, ["g"], module="tower"),
+    TableSpec("c", 3, 8, ["h"]),
+]
+
+
+def planner(*, ranks=2, cap=10_000, device="cpu", **arguments):
+    return EmbeddingShardingPlanner(Topology(ranks, device, ddr_cap=cap), **arguments)
+
+
+def test_plan_tables_groups_tables_by_module_in_their_order():
+    plan = planner().plan_tables(TABLES)
+    assert {path: list(tables) for path, tables in plan.plan.items()} == {"": ["a", "c"], "tower": ["b"]}
+
+
+def test_plan_tables_constrained_type_and_kernel_are_taken():
+    rule = ParameterConstraints(sharding_types=["slices"], compute_kernels=["thorough"])
+    sharding = planner(constraints={"a": rule}).plan_tables(TABLES).plan[""]["a"]
+    assert (sharding.sharding_type, sharding.compute_kernel, sharding.ranks) == ("slices", "thorough", [0, 1])
+
+
+def test_plan_tables_option_data_of_the_plugin_is_handed_on():
+    rule = ParameterConstraints(sharding_types=["slices"])
+    sharding = planner(constraints={"a": rule}).plan_tables(TABLES).plan[""]["a"]
+    assert sharding.layout.extras["made_by"] == "slices"
+    assert sharding.layout.variant in {"range", "modulo"}
+
+
+def test_plan_tables_document_says_what_went_in_and_from_where():
+    document = planner(
+        batch_size=64, constraints={"a": ParameterConstraints(pooling_factors=[3])}
+    ).plan_tables(TABLES)
+    inputs = json.loads(document.to_json())["inputs"]
+    assert inputs["batch_size"] == {"value": 64, "provenance": "given"}
+    assert inputs["storage_reservation"]["provenance"] == "assumed"
+    assert inputs["ddr_cap"] == {"value": 10_000, "provenance": "given"}
+    assert inputs["pooling_factors"]["source"].startswith("ids per bag of the 2 tables")
+    assert inputs["cells.cells_per_ms"] == {
+        "value": 1000,
+        "provenance": "assumed",
+        "source": "estimator cells",
+    }
+    assert inputs["constraints"]["value"] == {"a": {"pooling_factors": [3.0]}}
+
+
+def test_plan_tables_batch_size_not_given_is_torchrecs_and_assumed():
+    inputs = planner().plan_tables(TABLES).document["inputs"]
+    assert (inputs["batch_size"]["value"], inputs["batch_size"]["provenance"]) == (512, "assumed")
+
+
+def test_plan_tables_document_names_the_plugins_with_their_distribution():
+    plugins = planner().plan_tables(TABLES).document["plugins"]
+    assert {(p["kind"], p["name"]) for p in plugins} >= {
+        ("estimators", "cells"),
+        ("estimators", "weights"),
+        ("partitioners", "first_fit"),
+        ("proposers", "each_alone"),
+        ("compute_kernels", "plain"),
+    }
+    assert all("version" in p and "distribution" in p for p in plugins)
+
+
+def test_plan_tables_parts_by_name_and_as_objects_make_the_same_plan():
+    create = {kind: getattr(host(), kind).create for kind in ("estimators", "proposers", "partitioners")}
+    by_name = planner(
+        estimator="cells", storage_estimator="weights", proposer="each_alone", partitioner="first_fit"
+    )
+    as_objects = planner(
+        estimator=create["estimators"]("cells"),
+        storage_estimator=create["estimators"]("weights"),
+        proposer=[create["proposers"]("each_alone")],
+        partitioner=create["partitioners"]("first_fit"),
+    )
+    assert by_name.plan_tables(TABLES) == as_objects.plan_tables(TABLES) == planner().plan_tables(TABLES)
+
+
+def test_plan_tables_reservation_leaves_memory_free():
+    # Each table alone needs 320 bytes at most; half of 660 is room for the largest only.
+    assert planner(ranks=1, cap=660, storage_reservation=0.15).plan_tables(TABLES)
+    with pytest.raises(NoPlanError, match=r"the 3 tables need at least 528 B of ddr together.*have 330 B"):
+        planner(ranks=1, cap=660, storage_reservation=0.5).plan_tables(TABLES)
+
+
+def test_plan_tables_never_exceeds_what_may_be_used():
+    made = planner(cap=400, storage_reservation=0.1)
+    made.plan_tables(TABLES)
+    assert (made.report.result.feedback.used_bytes <= 360).all()
+
+
+def test_plan_tables_silent_unless_debug(capsys, caplog):
+    with caplog.at_level(logging.DEBUG):
+        planner().plan_tables(TABLES)
+    assert capsys.readouterr() == ("", "")
+    assert not caplog.records
+
+
+def test_plan_tables_debug_logs_and_prints_the_report(capsys, caplog):
+    with caplog.at_level(logging.INFO, logger="shardwright"):
+        planner(debug=True).plan_tables(TABLES)
+    assert "--- Sharding plan ---" in capsys.readouterr().out
+    assert "--- Sharding plan ---" in caplog.text
+
+
+def test_plan_tables_without_topology_raises():
+    with pytest.raises(InvalidInputError, match="no topology"):
+        EmbeddingShardingPlanner().plan_tables(TABLES)
+
+
+def test_plan_tables_without_tables_raises():
+    with pytest.raises(PlanningError, match="no tables to plan"):
+        planner().plan_tables([])
+
+
+def test_plan_tables_same_path_twice_raises():
+    with pytest.raises(InvalidInputError, match="two tables have the path 'a'"):
+        planner().plan_tables([TABLES[0], TABLES[0]])
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ({"estimator": "sells"}, r"no estimator 'sells'.*Did you mean 'cells'\?"),
+        ({"proposer": ["each_alone", "each_alon"]}, r"no proposer 'each_alon'.*Did you mean 'each_alone'\?"),
+        ({"partitioner": "frist_fit"}, r"no partitioner 'frist_fit'.*Did you mean 'first_fit'\?"),
+    ],
+)
+def test_plan_tables_unknown_part_raises_with_the_nearest(argument, text):
+    with pytest.raises(UnknownPluginError, match=text):
+        planner(**argument).plan_tables(TABLES)
+
+
+def test_plan_tables_estimator_of_the_other_kind_raises():
+    with pytest.raises(InvalidInputError, match="measures storage, a performance estimator is needed: cells"):
+        planner(estimator="weights").plan_tables(TABLES)
+
+
+@pytest.mark.parametrize(
+    "argument", [{"batch_size": 0}, {"storage_reservation": 1.0}, {"storage_reservation": -0.1}]
+)
+def test_planner_wrong_value_raises(argument):
+    with pytest.raises(InvalidInputError, match=next(iter(argument))):
+        planner(**argument)
+
+
+def test_plan_tables_no_plugin_that_may_be_taken_unasked_raises(host_with):
+    with host_with(proposers=[]), pytest.raises(UnknownPluginError, match="no proposer is loaded"):
+        planner().plan_tables(TABLES)
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (lambda n: np.zeros(n + 1), "returned .* values of 'forward' for"),
+        (lambda n: np.full(n, -1.0), "returned -1.0 as 'forward'"),
+        (lambda n: np.full(n, np.nan), "returned nan as 'forward'"),
+        (lambda n: np.full(n, np.inf), "returned inf as 'forward'"),
+    ],
+)
+def test_plan_tables_estimator_that_breaks_the_contract_raises(column, text):
+    class Wrong(Estimator):
+        name = "wrong"
+
+        def estimate(self, options, topology):
+            return {"forward": column(options.num_shards)}
+
+    with pytest.raises(PlanningError, match=f"estimator 'wrong' {text}"):
+        planner(estimator=Wrong()).plan_tables(TABLES)
+
+
+def test_no_plan_table_too_large_says_what_would_fit():
+    rule = ParameterConstraints(sharding_types=["whole"], compute_kernels=["plain"])
+    with pytest.raises(NoPlanError) as caught:
+        planner(cap=[1000, 1200], constraints={"big": rule}, storage_reservation=0.25).plan_tables(
+            [TableSpec("big", 100, 4, ["f"])]
+        )
+    text = str(caught.value)
+    assert (
+        "table 'big' (100 x 4 FP32) needs 1.6 KiB of ddr on one rank, as 'whole' with kernel 'plain'" in text
+    )
+    assert "the emptiest rank (1) has 900 B (of 1.2 KiB, the rest is reserved)" in text
+    assert "'only_pairs' with kernel 'plain'" not in text  # one rank holds no two blocks
+    assert "'slices'" not in text  # 800 B on rank 0, which has 750
+
+
+def test_no_plan_table_too_large_names_the_type_to_allow():
+    rule = ParameterConstraints(sharding_types=["whole"])
+    with pytest.raises(NoPlanError) as caught:
+        planner(cap=1000, constraints={"big": rule}).plan_tables([TableSpec("big", 100, 4, ["f"])])
+    assert (
+        "'only_pairs' with kernel 'plain' (2 blocks) needs 800 B of ddr for its largest block: "
+        "allow it in constraints['big']." in str(caught.value)
+    )
+
+
+def test_no_plan_nearest_proposal_is_told_where_nothing_is_proven():
+    tables = [TableSpec(name, 10, 6, [name]) for name in "abc"]
+    rule = ParameterConstraints(sharding_types=["whole"], compute_kernels=["plain"])
+    with pytest.raises(NoPlanError) as caught:
+        planner(cap=400, storage_reservation=0.0, constraints={"*": rule}).plan_tables(tables)
+    text = str(caught.value)
+    assert "no plan found" in text
+    assert "a shard of table 'c' (10 x 6 FP32) needs 240 B; " not in text
+    assert "needs 240 B of ddr; the emptiest rank (0) has 160 B left of 400 B" in text
+    assert "'only_pairs' with kernel 'plain'" in text
+
+
+def test_public_names_are_those_of_torchrec():
+    assert shardwright.EmbeddingShardingPlanner is EmbeddingShardingPlanner
+    assert shardwright.Topology is Topology
+    assert shardwright.ParameterConstraints is ParameterConstraints
+
+
+def test_planning_imports_no_torch():
+    source = """
+import sys
+from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host
+from shardwright.planning import document, failure, report
+assert "torch" not in sys.modules, "torch"
+"""
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=60)

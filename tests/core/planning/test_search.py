@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardwright.contracts import Partitioner, Proposer
+from shardwright.errors import PlanningError
+from shardwright.planning.constraints import Constraints
+from shardwright.planning.options import enumerate_options
+from shardwright.planning.placement import ProposedShards, propose
+from shardwright.planning.search import search
+from shardwright.planning.space import estimate_costs
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host
+
+TABLES = [TableSpec("a", 10, 8, ["f"]), TableSpec("b", 7, 4, ["g"]), TableSpec("c", 3, 8, ["h"])]
+
+
+def space_of(tables=TABLES, *, ddr_cap=10_000, ranks=2):
+    topology = Topology(ranks, "cpu", ddr_cap=ddr_cap)
+    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=4)
+    make = host().estimators.create
+    return estimate_costs(options, topology, make("cells"), make("weights"), topology.capacity_bytes)
+
+
+def run(space, proposer, partitioner=None, **limits):
+    return search(space, [proposer], partitioner or host().partitioners.create("first_fit"), **limits)
+
+
+class Fixed(Proposer):
+    """Yields what it was made with, and keeps what it was told."""
+
+    name = "fixed"
+
+    def __init__(self, *proposals):
+        self.given, self.heard = proposals, []
+
+    def proposals(self, space):
+        for proposal in self.given:
+            self.heard.append((yield np.array(proposal)))
+
+
+class Unruly(Partitioner):
+    name = "unruly"
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def place(self, shards):
+        return self.answer(shards)
+
+
+def test_propose_gathers_the_shards_of_each_chosen_option():
+    space = space_of()
+    proposal = np.array([2, 8, 22])
+    shards = propose(space, proposal)
+    expected = np.concatenate(
+        [np.arange(100)[: space.options.num_shards][space.options.shards_of(o)] for o in proposal]
+    )
+    np.testing.assert_array_equal(shards.shard, expected)
+    np.testing.assert_array_equal(shards.table, space.options.shard_table[expected])
+    np.testing.assert_array_equal(shards.cost_ms, space.cost_ms[expected])
+
+
+def test_search_keeps_the_best_of_all_proposals_as_recomputed_by_hand():
+    space = space_of()
+    result = run(space, host().proposers.create("each_alone"))
+    assert result.num_proposals == result.num_placed > 10
+    shards = propose(space, result.proposal)
+    loads = [shards.cost_ms[result.feedback.ranks == rank].sum() for rank in range(2)]
+    assert result.feedback.value_ms == pytest.approx(max(loads))
+    np.testing.assert_allclose(result.feedback.load_ms, loads)
+
+
+def test_search_more_proposals_are_never_worse():
+    space = space_of()
+    values = [
+        run(space, host().proposers.create("each_alone"), max_proposals=n).feedback.value_ms
+        for n in (1, 5, 99)
+    ]
+    assert values == sorted(values, reverse=True)
+
+
+def test_search_feedback_tells_placement_or_misfit():
+    space = space_of(ddr_cap=600)
+    whole = [6, 14, 22]
+    cheap = Fixed(whole, [7, 15, 23])
+    run(space, cheap)
+    fitted, misfit = cheap.heard
+    assert fitted.misfit is None
+    assert fitted.used_bytes.sum() == 320 + 112 + 96
+    assert misfit.ranks is None
+    assert misfit.value_ms == np.inf
+    assert (misfit.misfit.table, misfit.misfit.tier, misfit.misfit.needed_bytes) == (0, "ddr", 640)
+
+
+def test_search_same_proposal_twice_is_placed_once():
+    calls = []
+    partitioner = Unruly(lambda shards: calls.append(1) or np.zeros(len(shards.rank), dtype=np.int64))
+    result = run(space_of(), Fixed([6, 14, 22], [6, 14, 22]), partitioner)
+    assert (len(calls), result.num_proposals) == (1, 1)
+
+
+def test_search_endless_proposer_is_ended():
+    class Endless(Proposer):
+        name = "endless"
+
+        def proposals(self, space):
+            while True:
+                yield space.options.first_option[:-1].copy()
+
+    assert run(space_of(), Endless(), max_proposals=10).num_proposals == 1
+
+
+@pytest.mark.parametrize("proposal", [[6, 14], [14, 6, 22], [6, 14, 99]])
+def test_search_proposal_that_is_none_raises(proposal):
+    with pytest.raises(PlanningError, match="proposer 'fixed' broke its contract"):
+        run(space_of(), Fixed(proposal))
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (lambda s: np.full(len(s.rank), 2), "a rank from 0 to 1"),
+        (lambda s: np.zeros(1), "each of 4 shards a rank"),
+        (lambda s: np.zeros(len(s.rank)), "must live on rank 1, and was placed on 0"),
+    ],
+)
+def test_search_placement_that_breaks_the_contract_raises(answer, text):
+    with pytest.raises(PlanningError, match=rf"partitioner 'unruly' broke its contract.*{text}"):
+        run(space_of(), Fixed([2, 14, 22]), Unruly(answer))
+
+
+def test_search_placement_over_capacity_raises():
+    with pytest.raises(PlanningError, match="rank 0 was given 528 bytes of ddr, it has 400"):
+        run(space_of(ddr_cap=400), Fixed([6, 14, 22]), Unruly(lambda s: np.zeros(len(s.rank), dtype=int)))
+
+
+def proposed(memory, rank, capacity):
+    memory = np.array(memory, dtype=np.int64)
+    return ProposedShards(
+        shard=np.arange(len(memory)),
+        table=np.arange(len(memory)),
+        cost_ms=np.ones(len(memory)),
+        memory_bytes=memory,
+        rank=np.array(rank),
+        tiers=("hbm", "ddr"),
+        capacity_bytes=np.array(capacity),
+    )
+
+
+def test_misfit_names_the_rank_that_came_nearest():
+    shards = proposed([[9, 1]], [-1], [[5, 9], [7, 9], [6, 9]])
+    misfit = shards.misfit(0, np.zeros((3, 2), dtype=np.int64))
+    assert (misfit.rank, misfit.tier, misfit.needed_bytes, misfit.free_bytes) == (1, "hbm", 9, 7)
+    assert not misfit.is_fixed
+
+
+def test_fixed_misfit_counts_what_must_live_on_a_rank_together():
+    shards = proposed([[4, 0], [3, 0], [1, 0]], [1, 1, -1], [[9, 9], [6, 9]])
+    misfit = shards.fixed_misfit()
+    assert (misfit.table, misfit.rank, misfit.needed_bytes, misfit.free_bytes) == (0, 1, 7, 6)
+    assert misfit.is_fixed
+    assert proposed([[4, 0], [3, 0]], [0, 1], [[9, 9], [6, 9]]).fixed_misfit() is None

@@ -175,7 +175,9 @@ def train_rank(
         if optimizer is not None:
             optimizer.step()
     gradients = {name: p.grad.clone() for name, p in sharded.named_parameters() if p.grad is not None}
-    return RankResult(outputs, sharded.state_dict(), sharded.fused_optimizer.state_dict(), collectives, gradients)
+    return RankResult(
+        outputs, sharded.state_dict(), sharded.fused_optimizer.state_dict(), collectives, gradients
+    )
 
 
 def sharder_spec(case: Case) -> Any:
@@ -218,7 +220,10 @@ def assert_equals_unsharded(case: Case, results: Sequence[RankResult]) -> None:
         for rank, result in enumerate(results):
             values = module(case.batch(step, rank)).values()
             torch.testing.assert_close(
-                result.outputs[step], values.detach(), **tolerance, msg=_prefixed(f"output, step {step}, rank {rank}")
+                result.outputs[step],
+                values.detach(),
+                **tolerance,
+                msg=_prefixed(f"output, step {step}, rank {rank}"),
             )
             loss = loss + (values * case.gradient(step, rank, values)).sum() / case.world_size
         if loss.requires_grad:
@@ -236,7 +241,10 @@ def assert_equals_unsharded(case: Case, results: Sequence[RankResult]) -> None:
 
 
 def _assert_states(
-    state: Mapping[str, Any], parameters: Mapping[str, nn.Parameter], expected: Any, tolerance: Mapping[str, float]
+    state: Mapping[str, Any],
+    parameters: Mapping[str, nn.Parameter],
+    expected: Any,
+    tolerance: Mapping[str, float],
 ) -> None:
     for name, entries in state.items():
         for entry, value in entries.items():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.distributed import workers
 
 from shardwright.testing.ranks import RankPool
-from tests.distributed import workers
 
 
 @pytest.fixture(scope="session")

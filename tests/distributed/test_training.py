@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.distributed import workers
+from tests.equality import Case, assert_equals_unsharded
+from tests.plugins.test_equality import BATCH_SIZES, Table, supports, tables_of
 
 from shardwright import EmbeddingBagCollectionSharder, KeyedOptimizerWrapper, RowWiseAdagrad
 from shardwright.plugins import host
 from shardwright.testing.ranks import RankError, RankPool
-from tests.distributed import workers
-from tests.equality import Case, assert_equals_unsharded
-from tests.plugins.test_equality import BATCH_SIZES, Table, supports, tables_of
 
 pytestmark = pytest.mark.distributed
 
@@ -25,7 +25,9 @@ def unsharded_after(steps: range, world_size: int, *, same_batch: bool = False) 
     """One process on the batches of all ranks, with the mean of their losses."""
     model = workers.clicks()
     tables = {name: p for name, p in model.named_parameters() if name.startswith("sparse.")}
-    sparse = KeyedOptimizerWrapper(tables, lambda params: RowWiseAdagrad(params, lr=workers.LEARNING_RATE, eps=1e-8))
+    sparse = KeyedOptimizerWrapper(
+        tables, lambda params: RowWiseAdagrad(params, lr=workers.LEARNING_RATE, eps=1e-8)
+    )
     dense = torch.optim.SGD(model.over.parameters(), lr=workers.LEARNING_RATE)
     for step in steps:
         model.zero_grad()
@@ -41,7 +43,9 @@ def assert_same_state(actual: dict[str, torch.Tensor], expected: dict[str, torch
     assert list(actual) == list(expected)
     for name, value in expected.items():
         assert actual[name].dtype == value.dtype
-        torch.testing.assert_close(actual[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            actual[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 def mixed_tables() -> list[Table]:
@@ -59,10 +63,17 @@ def mixed_tables() -> list[Table]:
 def test_each_type_equals_unsharded_with_four_collectives(
     pool: RankPool, sharding_type: str, world_size: int
 ) -> None:
-    kernel = next(k for k in ("fused", "fused_torch") if all(
-        supports(k, table, "row_wise_adagrad", world_size=world_size) for table in tables_of(sharding_type, k)
-    ))
-    case = Case(tables_of(sharding_type, kernel), BATCH_SIZES[world_size], "row_wise_adagrad", is_weighted=True)
+    kernel = next(
+        k
+        for k in ("fused", "fused_torch")
+        if all(
+            supports(k, table, "row_wise_adagrad", world_size=world_size)
+            for table in tables_of(sharding_type, k)
+        )
+    )
+    case = Case(
+        tables_of(sharding_type, kernel), BATCH_SIZES[world_size], "row_wise_adagrad", is_weighted=True
+    )
     assert_equals_unsharded(case, pool.run(workers.train_case, world_size, case))
 
 
@@ -81,7 +92,9 @@ def test_without_fbgemm_equals_unsharded(pool_without_fbgemm: RankPool, optimize
 
 def test_fused_kernel_without_fbgemm_is_refused_with_the_reason(pool_without_fbgemm: RankPool) -> None:
     case = Case(tables_of("table_wise", "fused"), (3, 5))
-    with pytest.raises(RankError, match=r"'fused', which cannot serve it on cpu: FBGEMM cannot be used here") as error:
+    with pytest.raises(
+        RankError, match=r"'fused', which cannot serve it on cpu: FBGEMM cannot be used here"
+    ) as error:
         pool_without_fbgemm.run(workers.train_case, 2, case)
     assert set(error.value.errors) == {0, 1}
 
@@ -96,7 +109,9 @@ def test_model_parallel_trains_like_one_process(pool: RankPool, world_size: int)
 
 def test_checkpoint_of_two_ranks_loads_on_three_and_unsharded(pool: RankPool) -> None:
     state, optimizer_state = pool.run(workers.checkpoint, 2, ["row_wise", "column_wise", "table_wise"], 3)[0]
-    results = pool.run(workers.resume, 3, ["table_wise", "row_wise", "column_wise"], state, optimizer_state, range(3, 5))
+    results = pool.run(
+        workers.resume, 3, ["table_wise", "row_wise", "column_wise"], state, optimizer_state, range(3, 5)
+    )
     model, sparse = unsharded_after(range(3), 1, same_batch=True)
     assert_same_state(state, model.state_dict())
     fresh, fresh_sparse = unsharded_after(range(0), 1)
@@ -110,7 +125,9 @@ def test_checkpoint_of_two_ranks_loads_on_three_and_unsharded(pool: RankPool) ->
         assert_same_state(resumed, final.state_dict())
         for name, entries in final_sparse.state_dict()["state"].items():
             for entry, value in entries.items():
-                torch.testing.assert_close(resumed_optimizer["state"][name][entry], value, rtol=1e-4, atol=1e-6)
+                torch.testing.assert_close(
+                    resumed_optimizer["state"][name][entry], value, rtol=1e-4, atol=1e-6
+                )
 
 
 def test_unsharded_checkpoint_loads_sharded(pool: RankPool) -> None:
@@ -153,8 +170,14 @@ def test_learning_rate_schedule_reaches_the_kernels(pool: RankPool) -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("too large", "rank 1: feature 'item' of table 'sparse.bags.item' (31 x 16 FP32) has the id 31 at position 2"),
-        ("negative", "rank 1: feature 'user' of table 'sparse.bags.user' (50 x 8 FP32) has the id -4 at position 0"),
+        (
+            "too large",
+            "rank 1: feature 'item' of table 'sparse.bags.item' (31 x 16 FP32) has the id 31 at position 2",
+        ),
+        (
+            "negative",
+            "rank 1: feature 'user' of table 'sparse.bags.user' (50 x 8 FP32) has the id -4 at position 0",
+        ),
         ("missing", "rank 1: feature 'shop' of table 'sparse.bags.shop' (2 x 8 FP32) is missing"),
     ],
 )

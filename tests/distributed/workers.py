@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.equality import Case, RankResult, count_profiled, train_rank
 from torch import nn
 
 from shardwright import (
@@ -29,7 +30,6 @@ from shardwright import (
     in_backward_optimizer_filter,
     use_host,
 )
-from tests.equality import Case, RankResult, count_profiled, train_rank
 
 TABLES = [("user", 50, 8, ["user"]), ("item", 31, 16, ["item", "liked"]), ("shop", 2, 8, ["shop"])]
 FEATURES = ["user", "item", "liked", "shop"]
@@ -76,10 +76,14 @@ def batch(step: int, rank: int, batch_size: int = 6) -> KeyedJaggedTensor:
         torch.randint(0, rows[feature], (int(own.sum()),), generator=generator)
         for feature, own in zip(FEATURES, lengths, strict=True)
     ]
-    return KeyedJaggedTensor(keys=FEATURES, values=torch.cat(values), lengths=lengths.flatten().to(torch.int32))
+    return KeyedJaggedTensor(
+        keys=FEATURES, values=torch.cat(values), lengths=lengths.flatten().to(torch.int32)
+    )
 
 
-def planner(world_size: int, types: list[str] | None, kernels: list[str] | None = None) -> EmbeddingShardingPlanner:
+def planner(
+    world_size: int, types: list[str] | None, kernels: list[str] | None = None
+) -> EmbeddingShardingPlanner:
     constraints = {
         name: ParameterConstraints(
             sharding_types=[types[index % len(types)]] if types else None,

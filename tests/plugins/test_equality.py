@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.equality import Case, Table, assert_equals_unsharded, layouts_of, train_simulated
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import DataType, TableSpec
 from shardwright.plugins import host
-from tests.equality import Case, Table, assert_equals_unsharded, layouts_of, train_simulated
 
 OPTIMIZERS = ["sgd", "adagrad", "row_wise_adagrad", "adam"]
 BATCH_SIZES = {1: (4,), 2: (5, 2), 3: (3, 0, 4)}
@@ -30,7 +30,9 @@ def kernels() -> list[str]:
     return sorted(host().compute_kernels)
 
 
-def supports(kernel: str, table: Table, optimizer: str, *, world_size: int, is_weighted: bool = False) -> bool:
+def supports(
+    kernel: str, table: Table, optimizer: str, *, world_size: int, is_weighted: bool = False
+) -> bool:
     """Whether ``kernel`` takes every block of the table's layout.
 
     A row-wise optimizer outside the kernel sees the columns of its block only: that is no kernel's to mend.
@@ -68,7 +70,17 @@ def tables_of(sharding_type: str, kernel: str, *, dim: int = 8, data_type: str =
         (1, ("d",), "SUM"),
     ]
     return [
-        Table(rows, dim, features, pooling, sharding_type, kernel, variant=index, offset=index, data_type=data_type)
+        Table(
+            rows,
+            dim,
+            features,
+            pooling,
+            sharding_type,
+            kernel,
+            variant=index,
+            offset=index,
+            data_type=data_type,
+        )
         for index, (rows, features, pooling) in enumerate(rows_features_pooling)
     ]
 

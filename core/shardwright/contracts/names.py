@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from shardwright.registry import Registry
 
 
 class Name(str):
@@ -32,7 +35,7 @@ class OpenNames(ABCMeta):
             raise AttributeError(f"type object {cls.__name__!r} has no attribute {attribute!r}")
         from shardwright.plugins import host
 
-        registry = host().registry_of(cls)
+        registry: Registry[Any] = host().registry_of(cast(type[Any], cls))
         try:
             return Name(registry.canonical(attribute.lower()))
         except LookupError as error:

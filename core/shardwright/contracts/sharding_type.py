@@ -36,7 +36,9 @@ class ShardingType(ABC, metaclass=OpenNames):
     """The dataflows its layouts use."""
 
     @abstractmethod
-    def layouts(self, table: TableSpec, topology: Topology, constraints: ParameterConstraints) -> Iterable[Layout]:
+    def layouts(
+        self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
+    ) -> Iterable[Layout]:
         """The ways to cut ``table`` over ``topology``; none if this type does not apply.
 
         Args:

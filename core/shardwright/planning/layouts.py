@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import attrs
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 def _not_negative(instance: Any, attribute: Any, value: Any) -> None:
     if value < 0:
-        raise InvalidInputError(f"{type(instance).__name__}.{attribute.name} must not be negative, got {value}")
+        raise InvalidInputError(
+            f"{type(instance).__name__}.{attribute.name} must not be negative, got {value}"
+        )
 
 
 @frozen
@@ -37,7 +40,9 @@ class ColumnRange:
     @stop.validator
     def _not_empty(self, attribute: Any, value: int) -> None:
         if value <= self.start:
-            raise InvalidInputError(f"columns [{self.start}, {value}) are empty; a block needs at least one column")
+            raise InvalidInputError(
+                f"columns [{self.start}, {value}) are empty; a block needs at least one column"
+            )
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -167,7 +172,7 @@ class RowsModulo(RowMap):
 
 
 def _increasing(instance: Any, attribute: Any, value: tuple[int, ...]) -> None:
-    if len(value) < 2 or value[0] != 0 or any(a > b for a, b in zip(value, value[1:], strict=False)):
+    if len(value) < 2 or value[0] != 0 or any(a > b for a, b in pairwise(value)):
         raise InvalidInputError(f"bounds must rise from 0 to the number of rows, got {value}")
 
 
@@ -327,7 +332,9 @@ class Layout:
         for block in self.blocks:
             spans[block.rows.index].append(block.columns)
             if world_size is not None and block.rank is not None and block.rank >= world_size:
-                raise InvalidInputError(f"{where}: a block is placed on rank {block.rank} of {world_size} ranks")
+                raise InvalidInputError(
+                    f"{where}: a block is placed on rank {block.rank} of {world_size} ranks"
+                )
         for part, columns in spans.items():
             _check_columns(f"{where}, row part {part}", columns, table.embedding_dim)
 

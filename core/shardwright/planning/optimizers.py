@@ -31,6 +31,10 @@ def _rate(instance: Any, attribute: Any, value: Any) -> None:
         raise InvalidInputError(f"learning_rate must not be negative, got {value!r}")
 
 
+def _canonical(name: str) -> str:
+    return _ALIASES.get(str(name).lower(), str(name).lower())
+
+
 def _items(values: Mapping[str, Any] | tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
     pairs = values.items() if isinstance(values, Mapping) else values
     return tuple(sorted((name, value) for name, value in pairs))
@@ -49,7 +53,7 @@ class OptimizerSpec:
         parameters: the rest (``eps``, ``beta1``, ``beta2``, ``weight_decay``, ...), sorted by name.
     """
 
-    name: str = field(default="sgd", converter=lambda name: _ALIASES.get(str(name).lower(), str(name).lower()))
+    name: str = field(default="sgd", converter=_canonical)
     learning_rate: float = field(default=0.01, converter=float, validator=_rate)
     parameters: tuple[tuple[str, Any], ...] = field(default=(), converter=_items)
 

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, unique
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import converters, field, frozen, validators
 
@@ -57,6 +57,7 @@ class DataType(Enum):
             ) from None
 
 
+_E = TypeVar("_E", bound=Enum)
 _BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2}
 _TORCH_NAMES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}
 
@@ -68,17 +69,26 @@ def _positive(instance: Any, attribute: Any, value: Any) -> None:
         )
 
 
-def _enum(kind: type[Enum]) -> Callable[[Any], Any]:
-    def convert(value: Any) -> Any:
-        if isinstance(value, kind):
-            return value
-        try:
-            return kind(str(value).upper())
-        except ValueError:
-            known = ", ".join(member.value for member in kind)
-            raise InvalidInputError(f"{value!r} is no {kind.__name__}. Known: {known}.") from None
+def _member(kind: type[_E], value: Any) -> _E:
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind(str(value).upper())
+    except ValueError:
+        known = ", ".join(str(member.value) for member in kind)
+        raise InvalidInputError(f"{value!r} is no {kind.__name__}. Known: {known}.") from None
 
-    return convert
+
+def _pooling(value: PoolingType | str) -> PoolingType:
+    return _member(PoolingType, value)
+
+
+def _data_type(value: DataType | str) -> DataType:
+    return _member(DataType, value)
+
+
+def _tuple(value: Iterable[str]) -> tuple[str, ...]:
+    return tuple(value)
 
 
 def _names(value: Any) -> list[str]:
@@ -112,7 +122,7 @@ class EmbeddingConfig:
     num_embeddings: int = field(validator=_positive)
     embedding_dim: int = field(validator=_positive)
     name: str = field(default="", validator=validators.instance_of(str))
-    data_type: DataType = field(default=DataType.FP32, converter=_enum(DataType))
+    data_type: DataType = field(default=DataType.FP32, converter=_data_type)
     feature_names: list[str] = field(factory=list, converter=_names)
     weight_init_max: float | None = field(default=None, converter=converters.optional(float))
     weight_init_min: float | None = field(default=None, converter=converters.optional(float))
@@ -140,8 +150,8 @@ class EmbeddingConfig:
 class EmbeddingBagConfig(EmbeddingConfig):
     """One table of an ``EmbeddingBagCollection``: an ``EmbeddingConfig`` with a pooling type."""
 
-    pooling: PoolingType = field(  # type: ignore[assignment]  # a field where the base derives it
-        default=PoolingType.SUM, converter=_enum(PoolingType)
+    pooling: PoolingType = field(  # a field where the base derives it
+        default=PoolingType.SUM, converter=_pooling
     )
 
     @pooling.validator
@@ -172,9 +182,9 @@ class TableSpec:
     name: str
     num_embeddings: int = field(validator=_positive)
     embedding_dim: int = field(validator=_positive)
-    feature_names: tuple[str, ...] = field(default=(), converter=tuple)
-    data_type: DataType = field(default=DataType.FP32, converter=_enum(DataType))
-    pooling: PoolingType = field(default=PoolingType.SUM, converter=_enum(PoolingType))
+    feature_names: tuple[str, ...] = field(default=(), converter=_tuple)
+    data_type: DataType = field(default=DataType.FP32, converter=_data_type)
+    pooling: PoolingType = field(default=PoolingType.SUM, converter=_pooling)
     is_weighted: bool = False
     module: str = ""
     optimizer: OptimizerSpec | None = field(factory=OptimizerSpec)
@@ -276,5 +286,7 @@ def check_tables(tables: Iterable[EmbeddingConfig]) -> None:
         if table.name in seen:
             raise InvalidInputError(f"two tables are named {table.name!r}; each needs its own name")
         if not table.feature_names:
-            raise InvalidInputError(f"table {table.name!r} has no feature_names: nothing would be looked up in it")
+            raise InvalidInputError(
+                f"table {table.name!r} has no feature_names: nothing would be looked up in it"
+            )
         seen.add(table.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
@@ -52,8 +53,7 @@ def lookups(exchange: PooledExchange) -> nn.ModuleList:
         ]
         return [head, *blocks]
 
-    parts = [Part("Lookup", lambda index=index: lines(index)) for index in range(len(exchange.groups))]
-    return nn.ModuleList(parts)
+    return nn.ModuleList(Part("Lookup", partial(lines, index)) for index in range(len(exchange.groups)))
 
 
 def output_dist(exchange: PooledExchange) -> Part:

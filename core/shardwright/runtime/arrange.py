@@ -158,7 +158,7 @@ def _layers(columns: Sequence[Span], width: int) -> list[list[_Layer]]:
             reached = stop
         layers.append(runs)
         remaining = left
-    assert len(layers[0]) == 1 and (layers[0][0].start, layers[0][0].stop) == (0, width)  # Layout.check
+    assert [(layer.start, layer.stop) for layer in layers[0]] == [(0, width)]  # Layout.check
     return layers
 
 

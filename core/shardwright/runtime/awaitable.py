@@ -60,10 +60,16 @@ class LazyAwaitable(Awaitable[T]):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Wait for every awaitable among the arguments, then call ``func``."""
-        args, kwargs = pytree.tree_map_only(LazyAwaitable, lambda item: item.wait(), (args, dict(kwargs or {})))
+        args, kwargs = pytree.tree_map_only(
+            LazyAwaitable, lambda item: item.wait(), (args, dict(kwargs or {}))
+        )
         return func(*args, **kwargs)
 
 

@@ -24,7 +24,9 @@ class _LabelledWork:
         try:
             self._work.wait()
         except RuntimeError as error:
-            raise DistributedError(f"rank {self._rank}: the exchange of {self._label} failed: {error}") from error
+            raise DistributedError(
+                f"rank {self._rank}: the exchange of {self._label} failed: {error}"
+            ) from error
         self._kept = ()
 
 

@@ -71,12 +71,12 @@ class ShardingEnv:
 def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, str]:
     """The comm backend that serves ``group`` on ``device_type``, and the device type."""
     name_of = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
-    candidates = [device_type] if device_type else [_accelerator(), "cpu"]
+    candidates = [device_type] if device_type else [*_accelerators(), "cpu"]
     backends = host().comm_backends
     for device in candidates:
-        name = name_of.get(device or "")
+        name = name_of.get(device, "")
         if name in backends and device in backends[name].devices:
-            return backends.create(name), str(device)
+            return backends.create(name), device
     wanted = sorted(set(name_of.values()))
     known = [f"{name} ({', '.join(backends[name].devices)})" for name in sorted(backends)]
     raise DistributedError(
@@ -85,9 +85,9 @@ def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, s
     )
 
 
-def _accelerator() -> str | None:
+def _accelerators() -> list[str]:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return accelerator.type if accelerator else None
+    return [accelerator.type] if accelerator else []
 
 
 def _compare_plugins(communicator: Communicator) -> None:

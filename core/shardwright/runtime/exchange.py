@@ -54,7 +54,9 @@ class PooledExchange:
         self.format = PayloadFormat(self.plan, rank=env.rank, is_weighted=is_weighted, device=device)
         self.arrangement = Arrangement(self.plan, gradient_scale=1.0 / env.world_size)
         self.groups: Sequence[Group] = self.plan.groups[env.rank]
-        self.lookups: list[Lookup] = [group.kernel.build(group.blocks, device=device) for group in self.groups]
+        self.lookups: list[Lookup] = [
+            group.kernel.build(group.blocks, device=device) for group in self.groups
+        ]
 
     def start(self, features: KeyedJaggedTensor) -> ExchangeStep:
         """Route a batch, exchange headers, and start the payload.
@@ -181,7 +183,7 @@ class _Finish(torch.autograd.Function):
         return step.arrange()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return None, None, *ctx.step.backward(gradient)
 
@@ -196,14 +198,17 @@ def _route(router: Router, features: KeyedJaggedTensor) -> tuple[Routed | None, 
         return None, Problem(Status.FAILED), error
 
 
-def _by_source(results: list[Tensor], widths: list[int], batch_sizes: Sequence[int], device: torch.device) -> Tensor:
+def _by_source(
+    results: list[Tensor], widths: list[int], batch_sizes: Sequence[int], device: torch.device
+) -> Tensor:
     """Groups' results ``[source][group]`` in one tensor, from ``[group][source]``."""
     if len(results) == 1:
         return results[0]
     if not results:
         return torch.empty(0, device=device)
     pieces = [
-        result.split([size * width for size in batch_sizes]) for result, width in zip(results, widths, strict=True)
+        result.split([size * width for size in batch_sizes])
+        for result, width in zip(results, widths, strict=True)
     ]
     return torch.cat([group[source] for source in range(len(batch_sizes)) for group in pieces])
 
@@ -214,4 +219,3 @@ def _by_group(received: Tensor, widths: list[int], batch_sizes: Sequence[int]) -
         return [received]
     pieces = received.split([size * width for size in batch_sizes for width in widths])
     return [torch.cat(pieces[group :: len(widths)]) for group in range(len(widths))]
-

@@ -106,7 +106,11 @@ class ExchangePlan:
 
 
 def plan_exchange(
-    tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding], *, world_size: int, device_type: str
+    tables: Sequence[TableSpec],
+    shardings: Mapping[str, ParameterSharding],
+    *,
+    world_size: int,
+    device_type: str,
 ) -> ExchangePlan:
     """Lay the exchange of ``tables`` out.
 
@@ -148,7 +152,11 @@ class _Builder:
     """Gathers streams and the blocks of each rank's groups while tables are added in order."""
 
     def __init__(
-        self, tables: Sequence[TableSpec], features: Sequence[str], outputs: Sequence[Output], device_type: str
+        self,
+        tables: Sequence[TableSpec],
+        features: Sequence[str],
+        outputs: Sequence[Output],
+        device_type: str,
     ) -> None:
         self.streams: dict[Stream, int] = {}
         self._features, self._device_type = features, device_type
@@ -161,7 +169,9 @@ class _Builder:
         try:
             sharding.layout.check(table, world_size=world_size)
         except ValueError as error:
-            raise PlanError(f"the plan of table {table.path!r} ({sharding.sharding_type}): {error}") from error
+            raise PlanError(
+                f"the plan of table {table.path!r} ({sharding.sharding_type}): {error}"
+            ) from error
         kernel = kernel_of(sharding.compute_kernel)
         for block in sharding.layout.blocks:
             if block.num_rows == 0:  # fewer rows than parts: nothing is ever sent there

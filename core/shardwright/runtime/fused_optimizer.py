@@ -43,7 +43,8 @@ class FusedOptimizer(KeyedOptimizer):
             by_optimizer.setdefault(table.state.table.optimizer, []).append(name)
         params = {name: _representative(table) for name, table in self._tables.items()}
         groups = [
-            {"params": [params[name] for name in names], **_group_of(spec)} for spec, names in by_optimizer.items()
+            {"params": [params[name] for name in names], **_group_of(spec)}
+            for spec, names in by_optimizer.items()
         ]
         super().__init__(params, {}, groups)
         self._specs = list(by_optimizer)
@@ -210,4 +211,6 @@ def _group_of(spec: OptimizerSpec) -> dict[str, Any]:
 
 
 def _listed(group: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={group[name]}" for name in ("lr", "betas", "eps", "weight_decay") if group.get(name))
+    return ", ".join(
+        f"{name}={group[name]}" for name in ("lr", "betas", "eps", "weight_decay") if group.get(name)
+    )

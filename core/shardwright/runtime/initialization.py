@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,17 +33,8 @@ def initialize(weights: Tensor, config: EmbeddingConfig, block: Block, *, path: 
         seed: the same on all ranks.
     """
     columns = slice(block.columns.start, block.columns.stop)
-    rows = block.rows.rows
-    if isinstance(rows, slice):
-        rows = range(*rows.indices(config.num_embeddings))
-    local = torch.arange(len(rows))
-    wanted = torch.as_tensor(rows) if not isinstance(rows, range) else None
     for number, start, stop in _chunks(config):
-        if wanted is None:
-            chosen, here = _range_within(rows, start, stop)
-        else:
-            inside = (wanted >= start) & (wanted < stop)
-            chosen, here = wanted[inside] - start, local[inside]
+        chosen, here = _rows_within(block.rows.rows, start, stop, config.num_embeddings)
         if len(here):
             values = _chunk(config, stop - start, seed=_mix(seed, path, number))
             weights[here] = values[chosen, columns].to(weights.device, weights.dtype)
@@ -55,8 +47,18 @@ def _chunks(config: EmbeddingConfig) -> Iterator[tuple[int, int, int]]:
         yield number, start, min(start + size, config.num_embeddings)
 
 
-def _range_within(rows: range, start: int, stop: int) -> tuple[Any, Any]:
+def _rows_within(
+    rows: slice | np.ndarray[Any, Any], start: int, stop: int, num_rows: int
+) -> tuple[Tensor, Tensor]:
     """The members of ``rows`` in ``[start, stop)``: as rows of the run, and their places in ``rows``."""
+    if isinstance(rows, slice):
+        return _range_within(range(*rows.indices(num_rows)), start, stop)
+    wanted = torch.as_tensor(rows)
+    here = ((wanted >= start) & (wanted < stop)).nonzero().squeeze(1)
+    return wanted[here] - start, here
+
+
+def _range_within(rows: range, start: int, stop: int) -> tuple[Tensor, Tensor]:
     first = max(0, -(-(start - rows.start) // rows.step))
     last = max(first, min(len(rows), -(-(stop - rows.start) // rows.step)))
     members = rows[first:last]
@@ -67,7 +69,9 @@ def _chunk(config: EmbeddingConfig, num_rows: int, *, seed: int) -> Tensor:
     values = torch.empty(num_rows, config.embedding_dim, dtype=dtype_of(config.data_type))
     if config.init_fn is None:
         generator = torch.Generator().manual_seed(seed)
-        return values.uniform_(config.get_weight_init_min(), config.get_weight_init_max(), generator=generator)
+        return values.uniform_(
+            config.get_weight_init_min(), config.get_weight_init_max(), generator=generator
+        )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         config.init_fn(values)

@@ -72,7 +72,9 @@ class BatchCheck:
 
     def __init__(self, plan: ExchangePlan, *, is_weighted: bool) -> None:
         self._features, self._is_weighted = plan.features, is_weighted
-        self._num_rows = [_smallest_table(plan, feature).num_embeddings for feature in range(len(plan.features))]
+        self._num_rows = [
+            _smallest_table(plan, feature).num_embeddings for feature in range(len(plan.features))
+        ]
 
     def positions(self, features: KeyedJaggedTensor) -> list[int]:
         """Where each feature of the collection stands among the batch's keys.

@@ -123,8 +123,8 @@ class Lookup(ABC):
         """
         return {}
 
-    def load_step(self, step: float) -> None:
+    def load_step(self, step: float) -> None:  # noqa: B027 - not every optimizer counts
         """Set the number of updates done, where the optimizer counts them."""
 
-    def set_learning_rate(self, learning_rate: float) -> None:
+    def set_learning_rate(self, learning_rate: float) -> None:  # noqa: B027 - not every kernel has one
         """Use ``learning_rate`` from the next forward pass on."""

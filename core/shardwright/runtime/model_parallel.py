@@ -65,7 +65,9 @@ class DistributedModelParallel(nn.Module):
 
         if self._env.process_group is None:
             raise InvalidInputError("without a process group a plan must be given")
-        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, self._env.process_group)
+        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(
+            module, sharders, self._env.process_group
+        )
         return plan
 
     def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> nn.Module:
@@ -168,7 +170,9 @@ class DistributedModelParallel(nn.Module):
         """Keys, shapes and dtypes of the unsharded model; tables are gathered, so every rank makes this call."""
         return self._module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Take over the state of an unsharded or differently sharded model; each rank takes its blocks."""
         return self._module.load_state_dict(state_dict, strict=strict, assign=assign)
 

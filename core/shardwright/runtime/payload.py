@@ -64,14 +64,23 @@ class PayloadFormat:
                     counts[group] = sum(routed.ids[s].numel() for s in streams[start : start + num_slots])
                     start += num_slots
             batch_size = routed.batch_size if routed is not None else 0
-            rows += [batch_size, int(problem.status), problem.feature, problem.value, problem.position, *counts]
+            rows += [
+                batch_size,
+                int(problem.status),
+                problem.feature,
+                problem.value,
+                problem.position,
+                *counts,
+            ]
         return torch.tensor(rows, dtype=torch.int64).to(self._device, non_blocking=True)
 
     def read_headers(self, received: Tensor) -> list[PeerHeader]:
         """What each peer said."""
         num_groups = len(self._group_slots[self._rank])
         return [
-            PeerHeader(row[0], Problem(Status(row[1]), *row[2:_FIXED]), tuple(row[_FIXED : _FIXED + num_groups]))
+            PeerHeader(
+                row[0], Problem(Status(row[1]), *row[2:_FIXED]), tuple(row[_FIXED : _FIXED + num_groups])
+            )
             for row in received.view(-1, self.header_size).tolist()
         ]
 

@@ -104,7 +104,11 @@ class Router:
                 if pieces.weights is not None:
                     stream_weights[parts] = pieces.weights[own]
         return Routed(
-            lengths.shape[1], lengths, stream_lengths, stream_ids, stream_weights if weights is not None else None
+            lengths.shape[1],
+            lengths,
+            stream_lengths,
+            stream_ids,
+            stream_weights if weights is not None else None,
         )
 
 

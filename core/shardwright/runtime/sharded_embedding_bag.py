@@ -167,7 +167,9 @@ class ShardedTable(nn.Module):
     def extra_repr(self) -> str:
         """Sharding type, kernel and the blocks here."""
         sharding, table = self.state.sharding, self.state.table
-        blocks = ", ".join(f"{block.block.num_rows} x {block.block.num_columns}" for block in self.state.local)
+        blocks = ", ".join(
+            f"{block.block.num_rows} x {block.block.num_columns}" for block in self.state.local
+        )
         return (
             f"{table.num_embeddings} x {table.embedding_dim}, {sharding.sharding_type}, {sharding.compute_kernel}, "
             f"here: {blocks or 'nothing'}"
@@ -180,7 +182,9 @@ class ShardedTable(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         table = self.state.table
         dtype = dtype_of(table.data_type)
-        destination[prefix + "weight"] = self.state.gather(self.weight_of, columns=table.embedding_dim, dtype=dtype)
+        destination[prefix + "weight"] = self.state.gather(
+            self.weight_of, columns=table.embedding_dim, dtype=dtype
+        )
 
     def _load_from_state_dict(
         self,

@@ -114,11 +114,15 @@ def collect_tables(module: nn.Module, sharders: Sequence[ModuleSharder] | None =
     """The specifications of all tables in ``module`` that are to be sharded, in module order."""
     sharders = default_sharders() if sharders is None else sharders
     return [
-        table for path, child, sharder in shardable_modules(module, sharders) for table in sharder.tables(child, path)
+        table
+        for path, child, sharder in shardable_modules(module, sharders)
+        for table in sharder.tables(child, path)
     ]
 
 
-def check_plan_covers(tables: Sequence[TableSpec], params: Mapping[str, ParameterSharding], path: str) -> None:
+def check_plan_covers(
+    tables: Sequence[TableSpec], params: Mapping[str, ParameterSharding], path: str
+) -> None:
     """Check that a module's plan names its tables, all of them and no others.
 
     Raises:
@@ -128,7 +132,11 @@ def check_plan_covers(tables: Sequence[TableSpec], params: Mapping[str, Paramete
     where = f"the plan of module {path!r}"
     for name in params:
         if name not in names:
-            raise InvalidInputError(f"{where} names the table {name!r}, which it does not have.{nearest(name, names)}")
+            raise InvalidInputError(
+                f"{where} names the table {name!r}, which it does not have.{nearest(name, names)}"
+            )
     missing = [name for name in names if name not in params]
     if missing:
-        raise InvalidInputError(f"{where} leaves out {len(missing)} of {len(names)} tables: {', '.join(missing[:5])}")
+        raise InvalidInputError(
+            f"{where} leaves out {len(missing)} of {len(names)} tables: {', '.join(missing[:5])}"
+        )

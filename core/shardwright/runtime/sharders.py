@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from shardwright.runtime.sharded_embedding_bag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from shardwright.runtime.sharded_embedding_bag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
 from shardwright.runtime.sharded_module import (
     ModuleSharder,
     collect_tables,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -58,7 +59,12 @@ class RankPool:
         self.close()
 
     def run(
-        self, function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0, **kwargs: Any
+        self,
+        function: Callable[..., Any],
+        world_size: int,
+        *args: Any,
+        timeout_s: float = 60.0,
+        **kwargs: Any,
     ) -> list[Any]:
         """Call ``function(*args, **kwargs)`` on each of ``world_size`` ranks, inside a process group of theirs.
 
@@ -96,7 +102,9 @@ class RankPool:
         started = []
         while len(self._workers) < world_size:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._backend, self._initializer), daemon=True)
+            process = context.Process(
+                target=_serve, args=(theirs, self._backend, self._initializer), daemon=True
+            )
             process.start()
             theirs.close()
             self._workers.append((process, ours))
@@ -107,24 +115,23 @@ class RankPool:
                 raise DistributedError(f"a rank's process did not start within {_START_TIMEOUT_S:.0f} s")
             connection.recv()
 
-    def _collect(self, workers: Sequence[tuple[Any, Connection]], timeout_s: float) -> dict[int, tuple[bool, Any]]:
-        rank_of = {connection: rank for rank, (_, connection) in enumerate(workers)}
+    def _collect(
+        self, workers: Sequence[tuple[Any, Connection]], timeout_s: float
+    ) -> dict[int, tuple[bool, Any]]:
+        pending = {rank: connection for rank, (_, connection) in enumerate(workers)}
         replies: dict[int, tuple[bool, Any]] = {}
-        pending = set(rank_of)
+        deadline = time.monotonic() + timeout_s
         while pending:
-            ready = wait(pending, timeout=timeout_s)
+            ready = wait(pending.values(), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                late = sorted(rank_of[connection] for connection in pending)  # type: ignore[index]
                 self.close()
-                replies.update({rank: (False, f"did not end within {timeout_s:.0f} s and was ended") for rank in late})
-                break
-            for connection in ready:
-                rank = rank_of[connection]  # type: ignore[index]
+                late = (False, f"did not end within {timeout_s:.0f} s and was ended")
+                return {**replies, **dict.fromkeys(pending, late)}
+            for rank in [rank for rank, connection in pending.items() if connection in ready]:
                 try:
-                    replies[rank] = connection.recv()  # type: ignore[union-attr]
+                    replies[rank] = pending.pop(rank).recv()
                 except EOFError:
                     replies[rank] = (False, "the process died")
-                pending.discard(connection)  # type: ignore[arg-type]
         return replies
 
     def close(self) -> None:
@@ -157,13 +164,16 @@ def _serve(connection: Connection, backend: str, initializer: Callable[[], Any] 
 def _run(
     backend: str, function: Callable[..., Any], args: Any, kwargs: Any, rank: int, world_size: int, store: str
 ) -> tuple[bool, Any]:
+    import torch
     import torch.distributed as dist
 
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size))
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size)
+    )
     try:
         dist.init_process_group(
             backend,
-            store=dist.FileStore(store, world_size),
+            store=torch.distributed.FileStore(store, world_size),  # type: ignore[attr-defined]
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=_GROUP_TIMEOUT_S),

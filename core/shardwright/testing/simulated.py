@@ -68,14 +68,16 @@ class SimulatedCommunicator(Communicator):
         label: str = "",
     ) -> Work:
         self.labels.append(label)
-        sent = [piece.clone() for piece in input.split(list(input_splits))]
+        sent = [piece.clone() for piece in torch.split(input, list(input_splits))]
         posted = self._board.exchange(self.rank, (label, sent))
         if len({other for other, _ in posted}) != 1:
             raise DistributedError(f"ranks are in different collectives: {[other for other, _ in posted]}")
         pieces = [sent_by[self.rank] for _, sent_by in posted]
         sizes = [piece.numel() for piece in pieces]
         if sizes != list(output_splits):
-            raise DistributedError(f"rank {self.rank}, {label}: expects {list(output_splits)}, was sent {sizes}")
+            raise DistributedError(
+                f"rank {self.rank}, {label}: expects {list(output_splits)}, was sent {sizes}"
+            )
         if pieces:
             torch.cat(pieces, out=output)
         return _Done()
@@ -101,7 +103,10 @@ class SimulatedCommunicator(Communicator):
 
 
 def run_simulated(
-    function: Callable[[ShardingEnv], T], world_size: int, *, local_world_size: int | None = None,
+    function: Callable[[ShardingEnv], T],
+    world_size: int,
+    *,
+    local_world_size: int | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> list[T]:
     """Call ``function(env)`` on each of ``world_size`` simulated ranks at once.

@@ -20,18 +20,18 @@ class DenseLookup(Lookup):
         self._rows = TorchRows(blocks, device)
         self._parameters = [torch.nn.Parameter(self._rows.of(block)) for block in range(len(blocks))]
 
-    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:  # noqa: D102 - described in the base class
+    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         flat = self._rows.flatten(bags)
         return self._rows.sums(flat), flat if training else None
 
-    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:  # noqa: D102
+    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         rows, values = row_gradients(saved, gradient.view(saved.lengths.numel(), self._rows.rows.shape[1]))
         whole = torch.zeros_like(self._rows.rows)
         whole[rows] = values.to(whole.dtype)
         return [whole[start:stop] for start, stop in self._rows.spans]
 
-    def weight(self, block: int) -> Tensor:  # noqa: D102
+    def weight(self, block: int) -> Tensor:
         return self._parameters[block].detach()
 
-    def parameters(self) -> Sequence[torch.nn.Parameter]:  # noqa: D102
+    def parameters(self) -> Sequence[torch.nn.Parameter]:
         return self._parameters

@@ -53,7 +53,7 @@ class FusedLookup(Lookup):
         self._weights = self._tables.split_embedding_weights()
         self._num_steps = torch.zeros(())
 
-    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:  # noqa: D102 - described in the base class
+    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         ids, lengths, weights = _slot_major(bags)
         offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
@@ -61,15 +61,15 @@ class FusedLookup(Lookup):
             sums = self._tables(ids, offsets, per_sample_weights=weights)
         return sums.detach(), sums if training else None
 
-    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:  # noqa: D102
+    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         self._num_steps += 1
         saved.backward(gradient.view_as(saved))
         return ()
 
-    def weight(self, block: int) -> Tensor:  # noqa: D102
+    def weight(self, block: int) -> Tensor:
         return self._weights[block].detach()
 
-    def optimizer_state(self, block: int) -> Mapping[str, Tensor]:  # noqa: D102
+    def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
         names = _STATE_NAMES[self._optimizer.name]
         if not names:
             return {}
@@ -78,12 +78,12 @@ class FusedLookup(Lookup):
         states = {name: value.detach().view(rows, -1) for name, value in zip(names, values, strict=True)}
         return {"step": self._num_steps, **states}
 
-    def load_step(self, step: float) -> None:  # noqa: D102
+    def load_step(self, step: float) -> None:
         self._num_steps.fill_(step)
         # FBGEMM's own counter, which its bias corrections read; it lives on the host.
         self._tables.set_optimizer_step(int(step))
 
-    def set_learning_rate(self, learning_rate: float) -> None:  # noqa: D102
+    def set_learning_rate(self, learning_rate: float) -> None:
         self._tables.set_learning_rate(learning_rate)
 
 
@@ -114,7 +114,9 @@ def _slot_major(bags: Bags) -> tuple[Tensor, Tensor, Tensor | None]:
         return bags.ids, bags.lengths, bags.weights
     sizes = [size for size in bags.batch_sizes for _ in range(bags.num_slots)]
     order = [
-        source * bags.num_slots + slot for slot in range(bags.num_slots) for source in range(len(bags.batch_sizes))
+        source * bags.num_slots + slot
+        for slot in range(bags.num_slots)
+        for source in range(len(bags.batch_sizes))
     ]
     if len(set(bags.batch_sizes)) == 1:
         permuted = torch.ops.fbgemm.permute_2D_sparse_data(

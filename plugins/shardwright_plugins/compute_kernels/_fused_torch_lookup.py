@@ -28,11 +28,11 @@ class FusedTorchLookup(Lookup):
         self._whole_rows = whole_rows
         self._gradient_dim = request.embedding_dim if whole_rows else request.num_columns
 
-    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:  # noqa: D102 - described in the base class
+    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         flat = self._rows.flatten(bags)
         return self._rows.sums(flat), flat if training else None
 
-    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:  # noqa: D102
+    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         rows, values = row_gradients(saved, gradient.view(saved.lengths.numel(), self._gradient_dim))
         weights = self._rows.rows
         columns = self.blocks[0].block.columns
@@ -42,16 +42,16 @@ class FusedTorchLookup(Lookup):
         weights[rows] = (weights[rows].float() - change).to(weights.dtype)
         return ()
 
-    def weight(self, block: int) -> Tensor:  # noqa: D102
+    def weight(self, block: int) -> Tensor:
         return self._rows.of(block)
 
-    def optimizer_state(self, block: int) -> Mapping[str, Tensor]:  # noqa: D102
+    def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
         start, stop = self._rows.spans[block]
         state = {name: values[start:stop] for name, values in self._update.state().items()}
         return {"step": self._num_steps, **state} if state else {}
 
-    def load_step(self, step: float) -> None:  # noqa: D102
+    def load_step(self, step: float) -> None:
         self._num_steps.fill_(step)
 
-    def set_learning_rate(self, learning_rate: float) -> None:  # noqa: D102
+    def set_learning_rate(self, learning_rate: float) -> None:
         self._learning_rate = learning_rate

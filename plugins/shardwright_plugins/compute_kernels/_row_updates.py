@@ -51,7 +51,7 @@ class RowUpdate(ABC):
 class Sgd(RowUpdate):
     """``w -= lr * g``."""
 
-    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:  # noqa: D102
+    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:
         return gradient[:, own] * learning_rate
 
 
@@ -63,13 +63,13 @@ class Adagrad(RowUpdate):
         self._eps = spec.get("eps", _EPS)
         self._sum = torch.zeros(weights.shape, device=weights.device)
 
-    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:  # noqa: D102
+    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:
         gradient = gradient[:, own]
         total = self._sum[rows].addcmul_(gradient, gradient)
         self._sum[rows] = total
         return gradient.div(total.sqrt_().add_(self._eps)).mul_(learning_rate)
 
-    def state(self) -> Mapping[str, Tensor]:  # noqa: D102
+    def state(self) -> Mapping[str, Tensor]:
         return {"sum": self._sum}
 
 
@@ -83,12 +83,12 @@ class RowWiseAdagrad(RowUpdate):
         self._eps = spec.get("eps", _EPS)
         self._sum = torch.zeros(weights.shape[0], 1, device=weights.device)
 
-    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:  # noqa: D102
+    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:
         total = self._sum[rows] + gradient.square().mean(1, keepdim=True)
         self._sum[rows] = total
         return gradient[:, own] * (learning_rate / (total.sqrt_() + self._eps))
 
-    def state(self) -> Mapping[str, Tensor]:  # noqa: D102
+    def state(self) -> Mapping[str, Tensor]:
         return {"sum": self._sum}
 
 
@@ -102,7 +102,7 @@ class Adam(RowUpdate):
         self._average = torch.zeros(weights.shape, device=weights.device)
         self._square = torch.zeros(weights.shape, device=weights.device)
 
-    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:  # noqa: D102
+    def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:
         gradient = gradient[:, own]
         average = self._average[rows].lerp_(gradient, 1 - self._beta1)
         square = self._square[rows].mul_(self._beta2).addcmul_(gradient, gradient, value=1 - self._beta2)
@@ -110,7 +110,7 @@ class Adam(RowUpdate):
         denominator = (square / (1 - self._beta2**number)).sqrt_().add_(self._eps)
         return average.div(denominator).mul_(learning_rate / (1 - self._beta1**number))
 
-    def state(self) -> Mapping[str, Tensor]:  # noqa: D102
+    def state(self) -> Mapping[str, Tensor]:
         return {"exp_avg": self._average, "exp_avg_sq": self._square}
 
 

@@ -34,7 +34,9 @@ class TorchRows:
         self.spans = [(stop - spec.block.num_rows, stop) for spec, stop in zip(blocks, stops, strict=True)]
         dtype = dtype_of(blocks[0].table.data_type)
         self.rows = torch.zeros(stops[-1], blocks[0].block.num_columns, dtype=dtype, device=device)
-        bases = [start for spec, (start, _) in zip(blocks, self.spans, strict=True) for _ in range(spec.num_slots)]
+        bases = [
+            start for spec, (start, _) in zip(blocks, self.spans, strict=True) for _ in range(spec.num_slots)
+        ]
         self._slot_bases = torch.tensor(bases, dtype=torch.int64, device=device)
 
     def of(self, block: int) -> Tensor:

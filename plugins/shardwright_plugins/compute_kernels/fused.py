@@ -62,7 +62,9 @@ def _refusal(request: KernelRequest) -> str | None:
     if request.data_type not in _DATA_TYPES[device]:
         return f"FBGEMM on {device} does not train {request.data_type.value} tables"
     if request.num_columns % _COLUMNS_MULTIPLE:
-        return f"FBGEMM needs columns in multiples of {_COLUMNS_MULTIPLE}, the block has {request.num_columns}"
+        return (
+            f"FBGEMM needs columns in multiples of {_COLUMNS_MULTIPLE}, the block has {request.num_columns}"
+        )
     if request.cuts_columns and request.optimizer.name in ROW_WISE:
         return (
             f"{request.optimizer.name!r} on {request.num_columns} of {request.embedding_dim} columns needs the "

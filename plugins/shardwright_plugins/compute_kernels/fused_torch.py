@@ -34,7 +34,7 @@ class FusedTorch(ComputeKernel):
         return 0.5
 
     def group_key(self, request: KernelRequest) -> Hashable:
-        """Blocks of one element type, width and optimizer; where rows are needed whole, of the same columns of tables of one width."""
+        """Blocks of one element type, width and optimizer, which need the same columns of the same whole rows."""
         whole = (request.embedding_dim, request.first_column) if self.needs_whole_rows(request) else None
         return (request.data_type, request.num_columns, request.optimizer, whole)
 

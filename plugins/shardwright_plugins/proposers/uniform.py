@@ -15,7 +15,7 @@ from shardwright_plugins.proposers._ranking import ranked_options
 class Uniform(Proposer):
     """For each sharding type and measure of cost, each table takes its cheapest option of that type.
 
-    A table for which the type offers nothing takes its cheapest option of any.
+    A table for which the type offers nothing that fits takes its cheapest option of any.
     """
 
     name: ClassVar[str] = "uniform"
@@ -29,9 +29,9 @@ class Uniform(Proposer):
 
 
 def _of_type(space: SearchSpace, code: int, order: Ints) -> Ints:
-    """The first option of each table in ``order`` that has sharding type ``code``, or the first of all."""
+    """The first option of each table in ``order`` that is of type ``code`` and fits alone, or the first of all."""
     options = space.options
-    wanted = options.sharding_type[order] == code
+    wanted = (options.sharding_type[order] == code) & space.fits_alone[order]
     place = np.where(wanted, np.arange(len(order)), len(order))
     first = np.minimum.reduceat(place, options.first_option[:-1])
     return order[np.where(first < len(order), first, options.first_option[:-1])]

@@ -235,7 +235,7 @@ def test_from_json_wrong_document_raises(change, text):
 
 
 def test_from_json_no_json_says_where():
-    with pytest.raises(PlanError, match="no JSON: .* at line 2, column 1"):
+    with pytest.raises(PlanError, match=r"no JSON: .* at line 2, column 1"):
         ShardingPlan.from_json('{"format": 1,\n')
 
 

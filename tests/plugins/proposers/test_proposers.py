@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.planning.constraints import Constraints
+from shardwright.planning.options import enumerate_options
+from shardwright.planning.placement import Misfit, propose
+from shardwright.planning.search import search
+from shardwright.planning.space import estimate_costs
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host
+
+MIB = 1 << 20
+
+
+def space_of(tables, *, ranks=2, ddr_cap=1 << 30, batch_size=256):
+    topology = Topology(ranks, "cpu", ddr_cap=ddr_cap)
+    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=batch_size)
+    create = host().estimators.create
+    return estimate_costs(
+        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
+    )
+
+
+def run(space, *names):
+    proposers = [host().proposers.create(name) for name in names]
+    return search(space, proposers, host().partitioners.create("greedy_perf"))
+
+
+def types_of(space, proposal):
+    return [space.options.type_of(option).name for option in proposal.tolist()]
+
+
+TABLES = [TableSpec(f"t{i}", 1000 * (i + 1), (16, 64, 128)[i % 3], [f"f{i}"]) for i in range(7)]
+
+
+@pytest.mark.parametrize("name", ["greedy", "uniform"])
+def test_proposals_are_one_option_of_each_table(name):
+    space = space_of(TABLES)
+    first = space.options.first_option
+    result = run(space, name)
+    assert result.num_placed > 0
+    assert ((first[:-1] <= result.proposal) & (result.proposal < first[1:])).all()
+
+
+@pytest.mark.parametrize("name", ["greedy", "uniform"])
+def test_proposals_are_the_same_each_time(name):
+    first, second = (run(space_of(TABLES), name) for _ in range(2))
+    np.testing.assert_array_equal(first.proposal, second.proposal)
+    assert first.num_proposals == second.num_proposals
+
+
+def test_greedy_starts_with_the_option_of_least_cost_on_any_rank():
+    space = space_of(TABLES)
+    proposal = next(host().proposers.create("greedy").proposals(space))
+    for table, option in enumerate(proposal.tolist()):
+        mine = space.options.of_table(table)
+        assert space.largest_cost_ms[option] == space.largest_cost_ms[mine.start : mine.stop].min()
+
+
+def test_uniform_proposes_each_type_for_every_table_that_has_it():
+    space = space_of(TABLES)
+    proposals = host().proposers.create("uniform").proposals(space)
+    seen = [types_of(space, proposal) for proposal in proposals]
+    assert ["row_wise"] * 7 in seen
+    assert ["table_wise"] * 7 in seen
+    narrow = {index for index, table in enumerate(TABLES) if table.embedding_dim == 16}
+    mixed = next(kinds for kinds in seen if "column_wise" in kinds)
+    assert {index for index, kind in enumerate(mixed) if kind != "column_wise"} == narrow
+
+
+def test_greedy_cuts_the_table_that_no_rank_can_hold():
+    tables = [TableSpec("large", 100_000, 64, ["f"]), *TABLES]
+    space = space_of(tables, ddr_cap=20 * MIB)
+    result = run(space, "greedy")
+    assert types_of(space, result.proposal)[0] != "table_wise"
+    assert (result.feedback.used_bytes <= 20 * MIB).all()
+
+
+def test_greedy_leaves_small_tables_whole_where_memory_is_tight():
+    # Cut over all ranks, each table's output would take room on each of them.
+    tables = [TableSpec(f"large{i}", 60_000, 64, [f"l{i}"]) for i in range(2)]
+    tables += [TableSpec(f"small{i}", 100, 64, [f"s{i}"]) for i in range(10)]
+    space = space_of(tables, ranks=4, ddr_cap=14 * MIB, batch_size=1024)
+    kinds = types_of(space, np.arange(space.options.num_options))
+    first = space.options.first_option.tolist()
+    all_cut = np.array([kinds.index("row_wise", start) for start in first[:-1]])
+    partitioner = host().partitioners.create("greedy_perf")
+    assert isinstance(partitioner.place(propose(space, all_cut)), Misfit)
+    kinds = types_of(space, run(space, "greedy").proposal)
+    assert "table_wise" not in kinds[:2]
+    assert "table_wise" in kinds[2:]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 20_000), min_size=1, max_size=6),
+    dims=st.lists(st.sampled_from([16, 64, 128]), min_size=6, max_size=6),
+    ranks=st.integers(1, 4),
+    mib=st.integers(1, 12),
+)
+def test_more_proposers_are_never_worse_and_never_exceed_memory(rows, dims, ranks, mib):
+    tables = [
+        TableSpec(f"t{i}", count, dim, [f"f{i}"])
+        for i, (count, dim) in enumerate(zip(rows, dims, strict=False))
+    ]
+    space = space_of(tables, ranks=ranks, ddr_cap=mib * MIB, batch_size=32)
+    alone = [run(space, name).feedback.value_ms for name in ("greedy", "uniform")]
+    both = run(space, "greedy", "uniform")
+    assert both.feedback.value_ms == min(alone)
+    if both.proposal is not None:
+        shards = propose(space, both.proposal)
+        assert (shards.used_bytes(both.feedback.ranks) <= mib * MIB).all()

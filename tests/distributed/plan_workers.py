@@ -1,0 +1,44 @@
+"""What the ranks of the collective planning tests do; importable by their processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingShardingPlanner,
+    ParameterConstraints,
+    Topology,
+)
+
+
+def collection() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            EmbeddingBagConfig(
+                name=f"t{i}", num_embeddings=100 * (i + 1), embedding_dim=64, feature_names=[f"f{i}"]
+            )
+            for i in range(3)
+        ],
+    )
+
+
+def constraints(pattern: str = "t*") -> dict[str, ParameterConstraints]:
+    return {pattern: ParameterConstraints(pooling_factors=[3.0])}
+
+
+def plan_json(topology_ranks: int | None = None, pattern: str = "t*") -> str:
+    """The plan document that this rank gets, or the error."""
+    topology: Any = topology_ranks and Topology(world_size=topology_ranks, compute_device="cpu")
+    planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints(pattern))
+    try:
+        plan = planner.collective_plan(collection(), [EmbeddingBagCollectionSharder()], dist.group.WORLD)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return plan.to_json()

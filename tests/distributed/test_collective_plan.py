@@ -1,0 +1,42 @@
+"""collective_plan over real processes: one plan, or one error, for all ranks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.distributed import plan_workers
+
+from shardwright import EmbeddingBagCollectionSharder, EmbeddingShardingPlanner, ShardingPlan, Topology
+from shardwright.testing.ranks import RankPool
+
+pytestmark = pytest.mark.distributed
+
+
+def test_collective_plan_is_the_same_document_on_every_rank(pool: RankPool) -> None:
+    documents = pool.run(plan_workers.plan_json, 2, timeout_s=30)
+    assert documents[0] == documents[1]
+    inputs = json.loads(documents[0])["inputs"]
+    assert inputs["world_size"] == {"value": 2, "provenance": "detected"}
+    assert inputs["compute_device"] == {"value": "cpu", "provenance": "detected"}
+    assert inputs["local_world_size"] == {"value": 2, "provenance": "detected"}
+
+
+def test_collective_plan_shards_as_plan_does_for_the_same_topology(pool: RankPool) -> None:
+    (document, _) = pool.run(plan_workers.plan_json, 2, timeout_s=30)
+    planner = EmbeddingShardingPlanner(Topology(2, "cpu"), constraints=plan_workers.constraints())
+    plan = planner.plan(plan_workers.collection(), [EmbeddingBagCollectionSharder()])
+    assert ShardingPlan.from_json(document) == plan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"pattern": "user_*"}, "UnknownNameError: constraints['user_*'] is for no table of the model"),
+        ({"topology_ranks": 3}, "PlanningError: the planner's topology has 3 ranks, the process group 2"),
+    ],
+)
+def test_collective_plan_that_fails_is_the_same_error_on_every_rank(pool, arguments, text) -> None:
+    texts = pool.run(plan_workers.plan_json, 2, timeout_s=30, **arguments)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(text)

@@ -26,6 +26,13 @@ _ALIASES = {
 _RENAMED = {"lr": "learning_rate"}
 
 
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidInputError(f"learning_rate must be a number, got {value!r}") from None
+
+
 def _rate(instance: Any, attribute: Any, value: Any) -> None:
     if not value >= 0:
         raise InvalidInputError(f"learning_rate must not be negative, got {value!r}")
@@ -37,7 +44,9 @@ def _canonical(name: str) -> str:
 
 def _items(values: Mapping[str, Any] | tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
     pairs = values.items() if isinstance(values, Mapping) else values
-    return tuple(sorted((name, value) for name, value in pairs))
+    # A specification is hashed: lists (betas) become tuples.
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in pairs}
+    return tuple(sorted(plain.items()))
 
 
 @frozen
@@ -54,7 +63,7 @@ class OptimizerSpec:
     """
 
     name: str = field(default="sgd", converter=_canonical)
-    learning_rate: float = field(default=0.01, converter=float, validator=_rate)
+    learning_rate: float = field(default=0.01, converter=_number, validator=_rate)
     parameters: tuple[tuple[str, Any], ...] = field(default=(), converter=_items)
 
     @classmethod

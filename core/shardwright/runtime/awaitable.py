@@ -15,6 +15,7 @@ class Awaitable(ABC, Generic[T]):
     """Something under way; :meth:`wait` returns its result, the same one each time."""
 
     _result: T
+    _error: Exception
 
     @abstractmethod
     def _wait_impl(self) -> T:
@@ -22,8 +23,14 @@ class Awaitable(ABC, Generic[T]):
 
     def wait(self) -> T:
         """Wait for the result and return it; an error is raised by each call."""
+        if "_error" in self.__dict__:
+            raise self._error
         if "_result" not in self.__dict__:
-            self._result = self._wait_impl()
+            try:
+                self._result = self._wait_impl()
+            except Exception as error:
+                self._error = error  # what is under way cannot be waited for twice
+                raise
         return self._result
 
 

@@ -54,8 +54,8 @@ class DistributedModelParallel(nn.Module):
             plan = self._make_plan(module, sharders)
         self._plan = plan
         self._sharded: dict[str, nn.Module] = {}
-        self._module: nn.Module = self._shard(module, sharders)
-        self._wrapped: nn.Module = self._module
+        # The one submodule: the model, or its data-parallel wrapper once there is one.
+        self._wrapped: nn.Module = self._shard(module, sharders)
         self._materialise()
         if init_data_parallel:
             self.init_data_parallel()
@@ -88,8 +88,7 @@ class DistributedModelParallel(nn.Module):
             self._sharded[path] = sharded
             if not path:
                 return sharded
-            parent, _, name = path.rpartition(".")
-            setattr(module.get_submodule(parent), name, sharded)
+            _replace(module, child, sharded)
         return module
 
     def _materialise(self) -> None:
@@ -98,23 +97,23 @@ class DistributedModelParallel(nn.Module):
         own = [path + "." if path else "" for path in self._sharded]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            for path, child in self._module.named_modules():
+            for path, child in self.module.named_modules():
                 if any((path + ".").startswith(prefix) for prefix in own):
                     continue
                 _initialise_if_meta(path, child, self.device)
-        self._module.to(self.device)
+        self.module.to(self.device)
 
     def init_data_parallel(self) -> None:
         """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
-        if self._wrapped is not self._module or self._env.process_group is None:
+        if self._wrapped is not self.module or self._env.process_group is None:
             return
         ours = {name for name, _ in self._sharded_parameters()}
-        if all(name in ours or not p.requires_grad for name, p in self._module.named_parameters()):
+        if all(name in ours or not p.requires_grad for name, p in self.module.named_parameters()):
             return
         ignored = sorted(ours | {name for name, _ in self._sharded_buffers()})
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._module, ignored)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, ignored)
         self._wrapped = DistributedDataParallel(
-            self._module,
+            self.module,
             device_ids=None if self.device.type == "cpu" else [self.device],
             process_group=self._env.process_group,
             gradient_as_bucket_view=True,
@@ -136,7 +135,9 @@ class DistributedModelParallel(nn.Module):
     @property
     def module(self) -> nn.Module:
         """The model with its sharded modules, without the data-parallel wrapper."""
-        return self._module
+        wrapped = self._wrapped
+        inner: nn.Module = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
+        return inner
 
     @property
     def plan(self) -> ShardingPlan:
@@ -154,13 +155,13 @@ class DistributedModelParallel(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Names, as in the unsharded model, and parameters; those of sharded tables are this rank's blocks."""
-        yield from self._module.named_parameters(prefix, recurse, remove_duplicate)
+        yield from self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         """Names, as in the unsharded model, and buffers."""
-        yield from self._module.named_buffers(prefix, recurse, remove_duplicate)
+        yield from self.module.named_buffers(prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """The parameters of :meth:`named_parameters`."""
@@ -168,13 +169,20 @@ class DistributedModelParallel(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Keys, shapes and dtypes of the unsharded model; tables are gathered, so every rank makes this call."""
-        return self._module.state_dict(*args, **kwargs)
+        return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Take over the state of an unsharded or differently sharded model; each rank takes its blocks."""
-        return self._module.load_state_dict(state_dict, strict=strict, assign=assign)
+        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put ``new`` wherever ``old`` stands in ``model``: a collection may be shared by several parents."""
+    for path in [path for path, child in model.named_modules(remove_duplicate=False) if child is old]:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, new)
 
 
 def _default_device(env: ShardingEnv) -> torch.device:

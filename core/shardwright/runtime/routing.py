@@ -70,7 +70,7 @@ class Router:
         positions = self._check.positions(features)
         bounds = features.offset_per_key()
         spans = [(bounds[position], bounds[position + 1]) for position in positions]
-        values = features.values().to(torch.int64)
+        values = features.values().to(torch.int64).contiguous()  # its bytes are sent
         ids = [values[start:stop] for start, stop in spans]
         self._check.check_ids(ids)
         batch_size = features.stride()
@@ -79,7 +79,7 @@ class Router:
             lengths = lengths[positions]
         weights = None
         if self._is_weighted:
-            all_weights = features.weights().detach().to(torch.float32)
+            all_weights = features.weights().detach().to(torch.float32).contiguous()
             weights = [all_weights[start:stop] for start, stop in spans]
         return self._cut(lengths, ids, weights)
 

@@ -197,6 +197,7 @@ class ShardedTable(nn.Module):
         error_msgs: list[str],
     ) -> None:
         key = prefix + "weight"
+        unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name != key]
         if key not in state_dict:
             missing_keys.append(key)
             return

@@ -18,6 +18,7 @@ from shardwright.errors import DistributedError
 
 _START_TIMEOUT_S = 120.0
 _GROUP_TIMEOUT_S = 30.0
+_DIED = "the process died"
 
 
 class RankError(DistributedError):
@@ -90,7 +91,7 @@ class RankPool:
             replies = self._collect(workers, timeout_s)
         errors = {rank: text for rank, (ok, text) in replies.items() if not ok}
         if errors:
-            if any(not process.is_alive() for process, _ in workers) or len(replies) < world_size:
+            if _DIED in errors.values() or any(not process.is_alive() for process, _ in workers):
                 self.close()
             raise RankError(errors, {rank: result for rank, (ok, result) in replies.items() if ok})
         return [replies[rank][1] for rank in range(world_size)]
@@ -131,7 +132,7 @@ class RankPool:
                 try:
                     replies[rank] = pending.pop(rank).recv()
                 except EOFError:
-                    replies[rank] = (False, "the process died")
+                    replies[rank] = (False, _DIED)
         return replies
 
     def close(self) -> None:
@@ -158,7 +159,11 @@ def _serve(connection: Connection, backend: str, initializer: Callable[[], Any] 
             job = connection.recv()
         except EOFError:
             return
-        connection.send(_run(backend, *job))
+        reply = _run(backend, *job)
+        try:
+            connection.send(reply)
+        except Exception:  # a result that cannot be pickled
+            connection.send((False, traceback.format_exc()))
 
 
 def _run(

@@ -57,7 +57,8 @@ class FusedLookup(Lookup):
         ids, lengths, weights = _slot_major(bags)
         offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
-        with torch.set_grad_enabled(training):
+        # FBGEMM's operators for the CPU exist under autograd's dispatch keys only, which inference mode leaves out.
+        with torch.inference_mode(False), torch.set_grad_enabled(training):
             sums = self._tables(ids, offsets, per_sample_weights=weights)
         return sums.detach(), sums if training else None
 

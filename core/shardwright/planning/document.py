@@ -32,6 +32,7 @@ from shardwright.planning.layouts import (
 )
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.tables import TableSpec
+from shardwright.planning.text import json_text
 
 if TYPE_CHECKING:
     from shardwright.registry import Registry
@@ -48,12 +49,11 @@ _TABLE_KEYS = frozenset(
 _SHARD_KEYS = frozenset(["rank", "rows", "columns"])
 
 
-def write_plan(plan: ShardingPlan, *, indent: int | None = 1) -> str:
-    """The JSON document of a plan; keys in a fixed order, so that documents can be compared line by line."""
-    document = copy.deepcopy(dict(plan.document))
-    known = document.pop("modules", {})
-    head = {"format": FORMAT, "version": VERSION}
-    head["topology"] = document.pop("topology", None) or _least_topology(plan)
+def write_plan(plan: ShardingPlan) -> str:
+    """The JSON document of a plan, a line for each shard, so that documents can be compared line by line."""
+    rest = copy.deepcopy(dict(plan.document))
+    known = rest.pop("modules", {})
+    rest.setdefault("topology", _least_topology(plan))
     modules = {
         path: {
             name: _table_data(sharding, known.get(path, {}).get(name, {}))
@@ -61,7 +61,8 @@ def write_plan(plan: ShardingPlan, *, indent: int | None = 1) -> str:
         }
         for path, tables in plan.plan.items()
     }
-    return json.dumps({**document, **head, "modules": modules}, indent=indent, allow_nan=False)
+    head = {"format": FORMAT, "version": VERSION}
+    return json_text({**head, **rest, **head, "modules": modules})
 
 
 def _least_topology(plan: ShardingPlan) -> dict[str, Any]:

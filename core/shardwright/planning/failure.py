@@ -7,8 +7,9 @@ import numpy as np
 
 from shardwright.errors import NoPlanError, ShardwrightError
 from shardwright.planning.constraints import Constraints
+from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.inputs import Request
-from shardwright.planning.options import Options, enumerate_options
+from shardwright.planning.options import Options
 from shardwright.planning.parts import Parts
 from shardwright.planning.placement import Misfit, propose
 from shardwright.planning.search import SearchResult
@@ -28,7 +29,12 @@ def explain_no_plan(
     together = _too_much_together(space)
     if together:
         return NoPlanError(together)
-    assert result.misfit is not None  # a search without a plan had a misfit
+    if result.misfit is None:
+        names = ", ".join(repr(proposer.name) for proposer in parts.proposers)
+        return NoPlanError(
+            f"no plan found: proposer {names} proposed nothing. Try another one, a smaller storage_reservation, or "
+            "more ranks."
+        )
     text = _nearest_text(space, result, result.misfit)
     return NoPlanError(text + _what_would_fit(space, result.misfit.table, request, parts, here=here))
 

@@ -9,25 +9,21 @@ on nothing but the input.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import attrs
 import numpy as np
 import numpy.typing as npt
-from attrs import field, frozen
+from attrs import frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.sharding_type import ShardingType
-from shardwright.errors import PlanningError, UnknownNameError
-from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.layouts import Layout
 from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
 
 if TYPE_CHECKING:
-    from shardwright.registry import Registry
+    pass
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -35,18 +31,6 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 FREE = -1
 """The rank of a shard that may go to any."""
-
-
-class Plugins(Protocol):
-    """The registries that planning asks; the plugin host is one of these."""
-
-    @property
-    def sharding_types(self) -> Registry[ShardingType]:
-        """By name or alias."""
-
-    @property
-    def compute_kernels(self) -> Registry[ComputeKernel]:
-        """By name or alias."""
 
 
 @frozen
@@ -166,257 +150,6 @@ class Options:
     def kernel_of(self, option: int) -> ComputeKernel:
         """The compute kernel of an option."""
         return self.compute_kernels[int(self.compute_kernel[option])]
-
-
-def enumerate_options(
-    tables: Sequence[TableSpec],
-    topology: Topology,
-    constraints: Constraints,
-    plugins: Plugins,
-    *,
-    batch_size: int,
-    here: bool = False,
-) -> Options:
-    """Every option of every table.
-
-    Args:
-        tables: what is to be sharded.
-        topology: over what.
-        constraints: what the user asks.
-        plugins: where sharding types and kernels come from.
-        batch_size: samples per rank and step, where the constraints give none.
-        here: plan for this machine, so what is installed here counts.
-
-    Raises:
-        UnknownNameError: the constraints name a table, type or kernel that does not exist.
-        PlanningError: nothing is left for some table; the text has the reason of every refusal.
-    """
-    constraints.check(tables)
-    catalogue = _Catalogue(plugins, topology, here)
-    collected = _Columns()
-    for table in tables:
-        rule = constraints.of(table)
-        collected.add_table(_as_constrained(table, rule), rule, batch_size)
-        _enumerate_table(collected, catalogue, rule)
-    return collected.finish(catalogue)
-
-
-def _as_constrained(table: TableSpec, rule: ParameterConstraints) -> TableSpec:
-    return table if rule.is_weighted is None else attrs.evolve(table, is_weighted=rule.is_weighted)
-
-
-def _enumerate_table(collected: _Columns, catalogue: _Catalogue, rule: ParameterConstraints) -> None:
-    table = collected.tables[-1]
-    refusals: list[Refusal] = []
-    if rule.device_group not in (None, catalogue.topology.compute_device):
-        raise PlanningError(
-            f"table {table.describe()} is constrained to device_group {rule.device_group!r}, but the "
-            f"topology's compute_device is {catalogue.topology.compute_device!r}. Change one of them."
-        )
-    kernels = catalogue.kernels_for(table, rule, refusals)
-    before = len(collected.option_table)
-    for code in catalogue.types_for(rule):
-        for layout in catalogue.layouts(code, table, rule, refusals):
-            shape = _Shape.of(layout)
-            for kernel in kernels:
-                requests = catalogue.requests(kernel, table, shape, refusals)
-                if requests is not None:
-                    collected.add_option(code, kernel, layout, shape, requests)
-    unique = tuple(dict.fromkeys(refusals))
-    if len(collected.option_table) == before:
-        raise PlanningError(_no_option(table, rule, unique, catalogue))
-    collected.refusals.extend(unique)
-
-
-def _no_option(
-    table: TableSpec, rule: ParameterConstraints, refusals: Iterable[Refusal], catalogue: _Catalogue
-) -> str:
-    asked = ", ".join(
-        f"{name}={list(values)}"
-        for name, values in (
-            ("sharding_types", rule.sharding_types),
-            ("compute_kernels", rule.compute_kernels),
-        )
-        if values
-    )
-    reasons = "; ".join(map(str, refusals)) or "no sharding type and no compute kernel is loaded"
-    return (
-        f"no option is left for table {table.describe()} on {catalogue.topology.world_size} ranks of device "
-        f"{catalogue.topology.compute_device!r}, optimizer {table.optimizer or 'none (visible gradients)'}, "
-        f"constraints: {asked or 'none'}. Refused: {reasons}. "
-        f"Known sharding types: {', '.join(catalogue.plugins.sharding_types.names) or 'none'}; "
-        f"compute kernels: {', '.join(catalogue.plugins.compute_kernels.names) or 'none'}. "
-        f"Loosen constraints[{table.name!r}], or change what the refusals name."
-    )
-
-
-@frozen(eq=False)
-class _Shape:
-    """A layout's blocks as columns."""
-
-    num_rows: Ints
-    num_columns: Ints
-    rank: Ints
-    widths: Ints = field()
-    width: Ints = field()
-
-    @classmethod
-    def of(cls, layout: Layout) -> _Shape:
-        row_map = layout.row_map
-        rows = np.array([row_map.num_rows_of(part) for part in range(row_map.num_parts)], dtype=np.int64)
-        parts = [block.rows.index for block in layout.blocks]
-        columns = np.array([block.num_columns for block in layout.blocks], dtype=np.int64)
-        ranks = [FREE if block.rank is None else block.rank for block in layout.blocks]
-        widths, width = np.unique(columns, return_inverse=True)
-        return cls(rows[parts], columns, np.array(ranks, dtype=np.int64), widths, width)
-
-
-class _Catalogue:
-    """The sharding types and kernels in use, with codes, and what they answered."""
-
-    def __init__(self, plugins: Plugins, topology: Topology, here: bool) -> None:
-        self.plugins = plugins
-        self.topology = topology
-        self.here = here
-        self.types: dict[str, ShardingType] = {}
-        self.kernels: dict[str, ComputeKernel] = {}
-        self.request_codes: dict[tuple[int, KernelRequest], int] = {}
-        self._answers: dict[tuple[int, KernelRequest], str] = {}
-
-    def types_for(self, rule: ParameterConstraints) -> list[int]:
-        """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
-        return self._codes(self.plugins.sharding_types, self.types, rule.sharding_types)
-
-    def kernels_for(self, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]) -> list[int]:
-        """Codes of the kernels that may serve ``table``, the preferred first.
-
-        Kernels that show gradients are for tables without an optimizer, or for those who name them.
-        """
-        codes = self._codes(self.plugins.compute_kernels, self.kernels, rule.compute_kernels)
-        if rule.compute_kernels is not None:
-            return codes
-        kernels = list(self.kernels.values())
-        codes.sort(key=lambda code: (-kernels[code].preference, kernels[code].name))
-        kept = [code for code in codes if kernels[code].fuses_optimizer or table.optimizer is None]
-        for code in codes:
-            if code not in kept:
-                reason = "applies no optimizer in the backward pass, and is taken only when asked for by name"
-                refusals.append(Refusal(table.path, "compute kernel", kernels[code].name, reason))
-        return kept
-
-    def layouts(
-        self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
-    ) -> list[Layout]:
-        """What a sharding type offers for ``table``; a refusal if that is nothing."""
-        kind = list(self.types.values())[code]
-        answer = kind.supports(table, self.topology)
-        layouts = list(kind.layouts(table, self.topology, rule)) if answer is True else []
-        if not layouts:
-            reason = answer if isinstance(answer, str) else "offers no layout for this table"
-            refusals.append(Refusal(table.path, "sharding type", kind.name, reason))
-        return layouts
-
-    def requests(self, kernel: int, table: TableSpec, shape: _Shape, refusals: list[Refusal]) -> Ints | None:
-        """The request code of each block, or ``None`` if the kernel refuses one of them."""
-        codes = []
-        for width in shape.widths.tolist():
-            request = KernelRequest.of(table, width, device=self.topology.compute_device, here=self.here)
-            reason = self._ask(kernel, request)
-            if reason:
-                name = list(self.kernels)[kernel]
-                refusals.append(Refusal(table.path, "compute kernel", name, reason))
-                return None
-            codes.append(self.request_codes.setdefault((kernel, request), len(self.request_codes)))
-        return np.array(codes, dtype=np.int64)[shape.width]
-
-    def _ask(self, code: int, request: KernelRequest) -> str:
-        key = (code, request)
-        if key not in self._answers:
-            kernel = list(self.kernels.values())[code]
-            answer = kernel.supports(request)
-            self._answers[key] = self._missing_tier(kernel, request) if answer is True else str(answer)
-        return self._answers[key]
-
-    def _missing_tier(self, kernel: ComputeKernel, request: KernelRequest) -> str:
-        try:
-            for tier in kernel.memory_bytes(request, 1):
-                self.topology.tier_of(tier)
-        except UnknownNameError as error:
-            return str(error)
-        return ""
-
-    def _codes(
-        self, registry: Registry[Any], known: dict[str, Any], asked: Sequence[str] | None
-    ) -> list[int]:
-        names = list(registry) if asked is None else [registry.entry(name).name for name in asked]
-        for name in names:
-            if name not in known:
-                known[name] = registry.create(name)
-        positions = {name: code for code, name in enumerate(known)}
-        return [positions[name] for name in dict.fromkeys(names)]
-
-
-class _Columns:
-    """Columns while they grow."""
-
-    def __init__(self) -> None:
-        self.tables: list[TableSpec] = []
-        self.refusals: list[Refusal] = []
-        self.option_table: list[int] = []
-        self._ids: list[float] = []
-        self._bags: list[float] = []
-        self._types: list[int] = []
-        self._kernels: list[int] = []
-        self._layouts: list[Layout] = []
-        self._shapes: list[_Shape] = []
-        self._requests: list[Ints] = []
-
-    def add_table(self, table: TableSpec, rule: ParameterConstraints, batch_size: int) -> None:
-        pooling = np.array(rule.per_feature("pooling_factors", table, 1.0))
-        bags = np.array(rule.per_feature("num_poolings", table, 1.0))
-        bags = bags * np.array(rule.per_feature("batch_sizes", table, batch_size))
-        self.tables.append(table)
-        self._ids.append(float((pooling * bags).sum()))
-        # An empty bag needs no vector: fewer than one id per bag, fewer vectors than bags (as in TorchRec).
-        pooled = table.pooling.value != "NONE"
-        self._bags.append(float(((np.minimum(1.0, pooling) if pooled else pooling) * bags).sum()))
-
-    def add_option(self, kind: int, kernel: int, layout: Layout, shape: _Shape, requests: Ints) -> None:
-        self.option_table.append(len(self.tables) - 1)
-        self._types.append(kind)
-        self._kernels.append(kernel)
-        self._layouts.append(layout)
-        self._shapes.append(shape)
-        self._requests.append(requests)
-
-    def finish(self, catalogue: _Catalogue) -> Options:
-        counts = np.array([len(shape.rank) for shape in self._shapes], dtype=np.int64)
-        table = np.array(self.option_table, dtype=np.int64)
-        return Options(
-            tables=tuple(self.tables),
-            sharding_types=tuple(catalogue.types.values()),
-            compute_kernels=tuple(catalogue.kernels.values()),
-            requests=tuple(catalogue.request_codes),
-            refusals=tuple(self.refusals),
-            ids_per_batch=np.array(self._ids),
-            bags_per_batch=np.array(self._bags),
-            first_option=np.searchsorted(table, np.arange(len(self.tables) + 1)).astype(np.int64),
-            table=table,
-            sharding_type=np.array(self._types, dtype=np.int64),
-            compute_kernel=np.array(self._kernels, dtype=np.int64),
-            layouts=tuple(self._layouts),
-            cuts_rows=np.array([layout.cuts_rows for layout in self._layouts], dtype=bool),
-            first_shard=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            option=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
-            num_rows=_joined([shape.num_rows for shape in self._shapes]),
-            num_columns=_joined([shape.num_columns for shape in self._shapes]),
-            rank=_joined([shape.rank for shape in self._shapes]),
-            request=_joined(self._requests),
-        )
-
-
-def _joined(arrays: Sequence[Ints]) -> Ints:
-    return np.concatenate([np.empty(0, dtype=np.int64), *arrays])
 
 
 def fold_requests(options: Options) -> Mapping[tuple[int, int], Ints]:

@@ -104,11 +104,11 @@ class ShardingPlan:
         """The plan of the module at ``module_path``, or ``None``."""
         return self.plan.get(module_path)
 
-    def to_json(self, *, indent: int | None = 1) -> str:
+    def to_json(self) -> str:
         """The plan document: versioned JSON, editable by hand."""
         from shardwright.planning.document import write_plan
 
-        return write_plan(self, indent=indent)
+        return write_plan(self)
 
     @classmethod
     def from_json(cls, text: str) -> ShardingPlan:

@@ -15,9 +15,10 @@ from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, PlanningError, ShardwrightError
 from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.failure import explain_no_plan
 from shardwright.planning.inputs import Request, describe_inputs
-from shardwright.planning.options import Ints, enumerate_options
+from shardwright.planning.options import Ints
 from shardwright.planning.parts import Choice, Parts, origin
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.report import Report
@@ -139,7 +140,7 @@ class EmbeddingShardingPlanner:
         if env.rank == 0:
             try:
                 plan = self._plan_for(env, module, sharders)
-                answer = {"plan": plan.to_json(indent=None)}
+                answer = {"plan": plan.to_json()}
             except Exception as error:
                 # Whatever it is: the other ranks are waiting, and must hear of it.
                 cause, answer = error, {"error": type(error).__name__, "text": str(error)}

@@ -1,6 +1,11 @@
-"""Numbers for people to read."""
+"""Numbers and JSON for people to read."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
+
+_LINE = 100
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -11,3 +16,20 @@ def bytes_text(size: float) -> str:
     while abs(value) >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{value:.1f} {_UNITS[unit]}" if unit else f"{int(value)} B"
+
+
+def json_text(value: Any, indent: str = "") -> str:
+    """JSON with each object or list on one line where it fits and holds no other object, indented elsewhere."""
+    flat = json.dumps(value, allow_nan=False)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not items or (len(indent) + len(flat) <= _LINE and not _holds_objects(items)):
+        return flat
+    deeper = indent + " "
+    if isinstance(value, dict):
+        lines = [f"{deeper}{json.dumps(key)}: {json_text(item, deeper)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(deeper + json_text(item, deeper) for item in value) + f"\n{indent}]"
+
+
+def _holds_objects(items: Any) -> bool:
+    return any(isinstance(item, dict) or (isinstance(item, list) and _holds_objects(item)) for item in items)

@@ -244,6 +244,12 @@ def test_from_json_key_twice_raises():
         ShardingPlan.from_json('{"format": 1, "format": 2}')
 
 
+def test_to_json_has_a_line_for_each_shard_and_starts_with_the_format():
+    lines = planned(TABLES[0], a="slices").to_json().splitlines()
+    assert lines[1:3] == [' "format": "shardwright-plan",', ' "version": 1,']
+    assert sum(line.strip().startswith('{"rank"') for line in lines) == 3
+
+
 def test_str_of_a_plan_shows_tables_and_shards():
     rows = [" ".join(line.split()) for line in str(planned(*TABLES, a="slices", b="whole")).splitlines()]
     assert "module: tower" in rows

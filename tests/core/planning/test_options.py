@@ -5,8 +5,9 @@ import pytest
 
 from shardwright.errors import PlanningError, UnknownPluginError
 from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.options import FREE, enumerate_options, fold_requests
+from shardwright.planning.options import FREE, fold_requests
 from shardwright.planning.tables import PoolingType, TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardwright
-from shardwright.contracts import Estimator
+from shardwright.contracts import Estimator, Proposer
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError, UnknownPluginError
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.planner import EmbeddingShardingPlanner
@@ -222,6 +222,25 @@ def test_no_plan_nearest_proposal_is_told_where_nothing_is_proven():
     assert "a shard of table 'c' (10 x 6 FP32) needs 240 B; " not in text
     assert "needs 240 B of ddr; the emptiest rank (0) has 160 B left of 400 B" in text
     assert "'only_pairs' with kernel 'plain'" in text
+
+
+def test_plan_tables_order_in_which_plugins_offer_changes_nothing(host_with):
+    from tests.core.planning.conftest import OFFERED
+
+    plan = planner().plan_tables(TABLES)
+    with host_with(**{kind: items[::-1] for kind, items in OFFERED.items()}):
+        assert planner().plan_tables(TABLES) == plan
+
+
+def test_no_plan_proposer_without_proposals_is_told():
+    class Silent(Proposer):
+        name = "silent"
+
+        def proposals(self, space):
+            yield from ()
+
+    with pytest.raises(NoPlanError, match="proposer 'silent' proposed nothing"):
+        planner(proposer=Silent()).plan_tables(TABLES)
 
 
 def test_public_names_are_those_of_torchrec():

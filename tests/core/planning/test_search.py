@@ -6,7 +6,7 @@ import pytest
 from shardwright.contracts import Partitioner, Proposer
 from shardwright.errors import PlanningError
 from shardwright.planning.constraints import Constraints
-from shardwright.planning.options import enumerate_options
+from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.placement import ProposedShards, propose
 from shardwright.planning.search import search
 from shardwright.planning.space import estimate_costs

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.options import enumerate_options
 from shardwright.planning.tables import DataType, TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host

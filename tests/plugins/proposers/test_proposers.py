@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.planning.constraints import Constraints
-from shardwright.planning.options import enumerate_options
+from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.placement import Misfit, propose
 from shardwright.planning.search import search
 from shardwright.planning.space import estimate_costs

@@ -21,6 +21,8 @@ from shardwright.errors import InvalidInputError, nearest
 
 if TYPE_CHECKING:
     from shardwright.planning.tables import TableSpec
+    from shardwright.runtime.part import Part
+    from shardwright.runtime.return_paths import ReturnPath
 
 
 def _not_negative(instance: Any, attribute: Any, value: Any) -> None:
@@ -220,26 +222,72 @@ class RowsSplit(RowMap):
 class Dataflow(ABC):
     """How ids reach the blocks of a layout and how partial results come home.
 
-    A descriptor: a frozen attrs class of plain data, hashable, that imports its runtime only when asked.
+    A descriptor: a frozen attrs class of plain data, hashable, that imports its runtime only when asked. Most
+    dataflows are :class:`Routed`; others bring a :class:`shardwright.runtime.part.Part` of their own.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
-    def runtime(self) -> Any:
-        """The runtime class that runs this dataflow for all tables of a module at once (imports torch)."""
+    def part(self) -> type[Part]:
+        """What runs all tables of a module that ask for such a dataflow (imports torch)."""
+
+
+class Routed(Dataflow):
+    """Ids are sent to the ranks that own their rows; what differs is the way results take home."""
+
+    def part(self) -> type[Part]:  # noqa: D102
+        from shardwright.runtime.routed import RoutedTables
+
+        return RoutedTables
+
+    @abstractmethod
+    def return_path(self, *, is_pooled: bool) -> type[ReturnPath]:
+        """The way results take home, and gradients back; tables with one way share its collectives.
+
+        Args:
+            is_pooled: one result per bag, a partial sum where rows are cut; else one per id.
+        """
 
 
 @frozen
-class Exchange(Dataflow):
-    """Ids are sent to the ranks that own their rows, pooled partial sums are sent back and added."""
+class Exchange(Routed):
+    """Pooled partial sums are sent straight to the rank that asked, and added there."""
 
     name: ClassVar[str] = "exchange"
 
-    def runtime(self) -> Any:  # noqa: D102
-        from shardwright.runtime.exchange import PooledExchange
+    def return_path(self, *, is_pooled: bool) -> type[ReturnPath]:  # noqa: D102
+        from shardwright.runtime.return_paths import DirectReturn
 
-        return PooledExchange
+        return DirectReturn
+
+
+@frozen
+class Hierarchical(Routed):
+    """Partial sums are added inside the host that holds a table's row parts, then cross to other hosts.
+
+    The row parts of a column block must be on ranks of one host. Sequence results, which are not added, go straight.
+    """
+
+    name: ClassVar[str] = "hierarchical"
+
+    def return_path(self, *, is_pooled: bool) -> type[ReturnPath]:  # noqa: D102
+        from shardwright.runtime.host_return import HostReturn
+        from shardwright.runtime.return_paths import DirectReturn
+
+        return HostReturn if is_pooled else DirectReturn
+
+
+@frozen
+class Replicate(Dataflow):
+    """Every rank has all blocks and looks up its own batch; updates are synchronised in the backward pass."""
+
+    name: ClassVar[str] = "replicate"
+
+    def part(self) -> type[Part]:  # noqa: D102
+        from shardwright.runtime.replicated import ReplicatedTables
+
+        return ReplicatedTables
 
 
 @frozen
@@ -311,6 +359,11 @@ class Layout:
         """Whether a row part is less than the whole table, so that results are partial sums."""
         return self.row_map.num_parts > 1
 
+    @property
+    def maps_rows(self) -> bool:
+        """Whether a row's place in its part differs from its place in the table, so that ids must be mapped."""
+        return self.blocks[0].rows.bounds != (0, self.row_map.num_rows)
+
     def placed(self, ranks: Iterable[int]) -> Layout:
         """The same layout with block ``i`` on ``ranks[i]``."""
         blocks = [attrs.evolve(block, rank=rank) for block, rank in zip(self.blocks, ranks, strict=True)]
@@ -354,7 +407,7 @@ def _check_columns(where: str, columns: list[ColumnRange], dim: int) -> None:
 _Named = TypeVar("_Named", RowMap, Dataflow)
 
 ROW_MAPS: tuple[type[RowMap], ...] = (RowsModulo, RowsRange, RowsSplit)
-DATAFLOWS: tuple[type[Dataflow], ...] = (Exchange,)
+DATAFLOWS: tuple[type[Dataflow], ...] = (Exchange, Hierarchical, Replicate)
 
 
 def to_data(value: RowMap | Dataflow) -> dict[str, Any]:

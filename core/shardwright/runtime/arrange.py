@@ -1,28 +1,65 @@
-"""Arranging pooled results: what came from the ranks becomes the output's columns, and gradients the reverse.
+"""Arranging what came home: pieces become a pooled collection's columns, or sequences in the order of their ids.
 
-Legend: B batch size of this rank, W ranks, D columns of a slot, C columns of the output.
+Legend: B batch size of this rank, C columns of the pooled output, D columns of an output, N ids of an output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.runtime.exchange_plan import ExchangePlan, Group, mean_outputs
+from shardwright.planning.tables import PoolingType
+from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.runtime.groups import Arrival, Span
 
-Span = tuple[int, int]
+PlaceOf = Callable[[Arrival], "Tensor | None"]
+
+
+class Arrangement(ABC):
+    """How a collection's outputs are made of arrivals, and an arrival's gradient of the outputs' gradients.
+
+    Args:
+        collection: tables and outputs.
+        arrivals: what all parts bring home, in the order of their views.
+        gradient_scale: every gradient is multiplied by it (``1 / W`` averages over ranks, as
+            DistributedDataParallel does).
+    """
+
+    def __init__(self, collection: Collection, arrivals: Sequence[Arrival], *, gradient_scale: float) -> None:
+        self._collection, self._arrivals, self._gradient_scale = collection, arrivals, gradient_scale
+
+    @abstractmethod
+    def outputs(
+        self, views: Sequence[Tensor], places: Sequence[Tensor | None], batch: FeatureBatch
+    ) -> tuple[Tensor, ...]:
+        """The outputs' values.
+
+        Args:
+            views: a tensor for each arrival, ``[bags or ids, columns]``.
+            places: for each arrival, the places of its ids among the feature's; ``None``: all, in order.
+            batch: this rank's batch.
+        """
+
+    @abstractmethod
+    def scaled(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> tuple[Tensor, ...]:
+        """The outputs' gradients, scaled, and divided where outputs are means."""
+
+    @abstractmethod
+    def gradient(self, scaled: Sequence[Tensor], arrival: Arrival, place: Tensor | None) -> Tensor:
+        """An arrival's gradient ``[bags or ids, columns]``, from :meth:`scaled`."""
 
 
 @frozen
 class _Layer:
-    """Slots whose results stand side by side in the columns ``start <= c < stop``."""
+    """Arrivals whose results stand side by side in the columns ``start <= c < stop``."""
 
     start: int
     stop: int
-    slots: list[int]
+    arrivals: list[int]
 
 
 @frozen(eq=False)
@@ -39,122 +76,96 @@ class _MeanRun:
         return (self.stop - self.start) // len(self.features)
 
 
-class Arrangement:
-    """Puts results in order, adds partial sums, divides means; packs gradients for the ranks that need them.
+class PooledArrangement(Arrangement):
+    """One output ``[B, C]``: columns in order, partial sums added, means divided, once, here."""
 
-    Args:
-        plan: the exchange.
-        gradient_scale: every gradient is multiplied by it (``1 / W`` averages over ranks, as
-            DistributedDataParallel does).
-    """
+    def __init__(self, collection: Collection, arrivals: Sequence[Arrival], *, gradient_scale: float) -> None:
+        super().__init__(collection, arrivals, gradient_scale=gradient_scale)
+        self._first, *self._partial = _layers([self._columns(a) for a in arrivals], collection.width)
+        self._means = _mean_runs(collection)
 
-    def __init__(self, plan: ExchangePlan, *, gradient_scale: float) -> None:
-        self._plan, self._gradient_scale = plan, gradient_scale
-        slots = [slot for rank in range(len(plan.groups)) for slot in plan.slots_of(rank)]
-        self._first, *self._partial = _layers([slot.columns for slot in slots], plan.width)
-        self._means = _mean_runs(plan)
-        self.widths = [sum(group.width for group in groups) for groups in plan.groups]
-        self.gradient_widths = [sum(group.gradient_width for group in groups) for groups in plan.groups]
+    def _columns(self, arrival: Arrival) -> Span:
+        """Where an arrival stands in the output."""
+        start = self._collection.outputs[arrival.output].start
+        return start + arrival.columns[0], start + arrival.columns[1]
 
-    def output(self, received: Tensor, feature_lengths: Tensor) -> Tensor:
-        """The pooled output.
-
-        Args:
-            received: float32, flat: each rank's groups' results for this rank's batch, rank by rank.
-            feature_lengths: ``[F, B]`` int32, to divide means by.
-
-        Returns:
-            ``[B, C]`` float32.
-        """
-        batch_size = feature_lengths.shape[1]
-        views = self._slot_views(received, batch_size)
-        output = torch.cat([views[slot] for slot in self._first[0].slots], dim=1)
+    def outputs(  # noqa: D102 - described in the base class
+        self, views: Sequence[Tensor], places: Sequence[Tensor | None], batch: FeatureBatch
+    ) -> tuple[Tensor, ...]:
+        output = torch.cat([views[index] for index in self._first[0].arrivals], dim=1)
         for layers in self._partial:
             for layer in layers:
-                output[:, layer.start : layer.stop] += torch.cat([views[slot] for slot in layer.slots], dim=1)
-        self._divide(output, feature_lengths)
-        return output
+                output[:, layer.start : layer.stop] += torch.cat([views[i] for i in layer.arrivals], dim=1)
+        self._divide(output, batch)
+        return (output,)
 
-    def gradients(self, gradient: Tensor, feature_lengths: Tensor) -> Tensor:
-        """What each rank gets of the output's gradient, flat, rank by rank.
+    def scaled(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> tuple[Tensor, ...]:  # noqa: D102
+        scaled = gradients[0] * self._gradient_scale
+        self._divide(scaled, batch)
+        return (scaled,)
 
-        Args:
-            gradient: ``[B, C]``.
-            feature_lengths: ``[F, B]`` int32.
+    def gradient(self, scaled: Sequence[Tensor], arrival: Arrival, place: Tensor | None) -> Tensor:  # noqa: D102
+        start, stop = self._columns(arrival)
+        return scaled[0][:, start:stop]
 
-        Returns:
-            ``[B * sum(gradient_widths)]`` float32.
-        """
-        batch_size = gradient.shape[0]
-        scaled = gradient * self._gradient_scale
-        self._divide(scaled, feature_lengths)
-        packed = scaled.new_empty(batch_size * sum(self.gradient_widths))
-        start = 0
-        for groups in self._plan.groups:
-            for group in groups:
-                stop = start + batch_size * group.gradient_width
-                _pack(group, scaled, packed[start:stop])
-                start = stop
-        return packed
-
-    def _slot_views(self, received: Tensor, batch_size: int) -> list[Tensor]:
-        """A view ``[B, D]`` for each slot, in send order."""
-        views: list[Tensor] = []
-        start = 0
-        for groups in self._plan.groups:
-            for group in groups:
-                stop = start + batch_size * group.width
-                views += _split(group, received[start:stop], batch_size)
-                start = stop
-        return views
-
-    def _divide(self, columns: Tensor, feature_lengths: Tensor) -> None:
+    def _divide(self, columns: Tensor, batch: FeatureBatch) -> None:
         if not self._means:
             return
-        inverse = feature_lengths.clamp(min=1).to(columns.dtype).reciprocal_()
+        inverse = batch.lengths.clamp(min=1).to(columns.dtype).reciprocal_()
         for run in self._means:
             values = columns[:, run.start : run.stop].unflatten(1, (len(run.features), run.dim))
             values *= inverse[run.features].t().unsqueeze(-1)
 
 
-def _split(group: Group, region: Tensor, batch_size: int) -> list[Tensor]:
-    dims = [slot.dim for slot in group.slots]
-    if group.kernel.batch_major:
-        return list(region.view(batch_size, group.width).split(dims, dim=1))
-    pieces = region.split([batch_size * dim for dim in dims])
-    return [piece.view(batch_size, dim) for piece, dim in zip(pieces, dims, strict=True)]
+class SequenceArrangement(Arrangement):
+    """An output ``[N, D]`` for each feature of each table: rows in the order of the feature's ids."""
 
+    def outputs(  # noqa: D102 - described in the base class
+        self, views: Sequence[Tensor], places: Sequence[Tensor | None], batch: FeatureBatch
+    ) -> tuple[Tensor, ...]:
+        made: list[Tensor | None] = [None] * len(self._collection.outputs)
+        for arrival, view, place in zip(self._arrivals, views, places, strict=True):
+            output = self._collection.outputs[arrival.output]
+            if place is None and arrival.dim == output.dim:
+                made[arrival.output] = view.clone()
+                continue
+            values = made[arrival.output]
+            if values is None:
+                values = view.new_empty(batch.ids[output.feature].numel(), output.dim)
+                made[arrival.output] = values
+            columns = slice(*arrival.columns)
+            values[slice(None) if place is None else place, columns] = view
+        return tuple(value for value in made if value is not None)
 
-def _pack(group: Group, gradient: Tensor, region: Tensor) -> None:
-    """Copy the group's columns of ``gradient [B, C]`` into its ``region``, in the order of its results."""
-    slices = [gradient[:, slot.gradient_columns[0] : slot.gradient_columns[1]] for slot in group.slots]
-    if group.kernel.batch_major:
-        torch.cat(slices, dim=1, out=region.view(gradient.shape[0], group.gradient_width))
-    else:
-        torch.cat([piece.reshape(-1) for piece in slices], out=region)
+    def scaled(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> tuple[Tensor, ...]:  # noqa: D102
+        return tuple(gradient * self._gradient_scale for gradient in gradients)
+
+    def gradient(self, scaled: Sequence[Tensor], arrival: Arrival, place: Tensor | None) -> Tensor:  # noqa: D102
+        columns = scaled[arrival.output][:, arrival.columns[0] : arrival.columns[1]]
+        return columns if place is None else columns[place]
 
 
 def _layers(columns: Sequence[Span], width: int) -> list[list[_Layer]]:
-    """Layers that together hold every slot once; the first covers all columns, in one piece.
+    """Layers that together hold every arrival once; the first covers all columns, in one piece.
 
-    Slots of different row parts of a table give partial sums of the same columns; each further layer holds the next
-    one of them for each column that has more.
+    Row parts of a table give partial sums of the same columns; each further layer holds the next one of them for each
+    column that has more.
     """
-    remaining = sorted(range(len(columns)), key=lambda slot: columns[slot])
+    remaining = sorted(range(len(columns)), key=lambda arrival: columns[arrival])
     layers: list[list[_Layer]] = []
     while remaining:
         runs: list[_Layer] = []
         left: list[int] = []
         reached = 0
-        for slot in remaining:
-            start, stop = columns[slot]
+        for arrival in remaining:
+            start, stop = columns[arrival]
             if start < reached:
-                left.append(slot)
+                left.append(arrival)
                 continue
             if runs and runs[-1].stop == start:
-                runs[-1] = _Layer(runs[-1].start, stop, [*runs[-1].slots, slot])
+                runs[-1] = _Layer(runs[-1].start, stop, [*runs[-1].arrivals, arrival])
             else:
-                runs.append(_Layer(start, stop, [slot]))
+                runs.append(_Layer(start, stop, [arrival]))
             reached = stop
         layers.append(runs)
         remaining = left
@@ -162,12 +173,13 @@ def _layers(columns: Sequence[Span], width: int) -> list[list[_Layer]]:
     return layers
 
 
-def _mean_runs(plan: ExchangePlan) -> list[_MeanRun]:
+def _mean_runs(collection: Collection) -> list[_MeanRun]:
     runs: list[_MeanRun] = []
-    for output in mean_outputs(plan):
+    for output in collection.outputs:
+        if collection.tables[output.table].pooling is not PoolingType.MEAN:
+            continue
         last = runs[-1] if runs else None
-        dim = output.stop - output.start
-        if last and last.stop == output.start and last.dim == dim:
+        if last and last.stop == output.start and last.dim == output.dim:
             runs[-1] = _MeanRun(last.start, output.stop, [*last.features, output.feature])
         else:
             runs.append(_MeanRun(output.start, output.stop, [output.feature]))

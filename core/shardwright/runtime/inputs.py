@@ -13,8 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.errors import InvalidInputError
-from shardwright.planning.tables import TableSpec
-from shardwright.runtime.exchange_plan import ExchangePlan
+from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.sparse import KeyedJaggedTensor
 
 
@@ -37,12 +36,12 @@ class Problem:
     value: int = 0
     position: int = 0
 
-    def message(self, plan: ExchangePlan, rank: int) -> str:
+    def message(self, collection: Collection, rank: int) -> str:
         """The text every rank raises."""
         if self.status is Status.FAILED:
             return f"rank {rank} could not route its batch; its own error says why"
-        name = plan.features[self.feature]
-        table = _smallest_table(plan, self.feature)
+        name = collection.features[self.feature]
+        table = collection.smallest_table(self.feature)
         where = f"rank {rank}: feature {name!r} of table {table.describe()}"
         if self.status is Status.MISSING_FEATURE:
             return f"{where} is missing from the KeyedJaggedTensor"
@@ -54,11 +53,6 @@ class Problem:
         )
 
 
-def _smallest_table(plan: ExchangePlan, feature: int) -> TableSpec:
-    tables = [plan.tables[output.table] for output in plan.outputs if output.feature == feature]
-    return min(tables, key=lambda table: table.num_embeddings)
-
-
 class BatchProblem(InvalidInputError):
     """A batch that cannot be routed on this rank; becomes the status word."""
 
@@ -67,21 +61,43 @@ class BatchProblem(InvalidInputError):
         self.problem = problem
 
 
-class BatchCheck:
-    """Checks that a batch has what the collection looks up; knows the least number of rows for each feature."""
+class BatchReader:
+    """Takes the collection's features out of a batch and checks them.
 
-    def __init__(self, plan: ExchangePlan, *, is_weighted: bool) -> None:
-        self._features, self._is_weighted = plan.features, is_weighted
+    Args:
+        collection: what is looked up.
+        is_weighted: ids must carry weights.
+    """
+
+    def __init__(self, collection: Collection, *, is_weighted: bool) -> None:
+        self._features, self._is_weighted = collection.features, is_weighted
         self._num_rows = [
-            _smallest_table(plan, feature).num_embeddings for feature in range(len(plan.features))
+            collection.smallest_table(feature).num_embeddings for feature in range(len(collection.features))
         ]
 
-    def positions(self, features: KeyedJaggedTensor) -> list[int]:
-        """Where each feature of the collection stands among the batch's keys.
+    def read(self, features: KeyedJaggedTensor) -> FeatureBatch:
+        """The features in the collection's order.
 
         Raises:
-            BatchProblem: a feature or the weights are missing.
+            BatchProblem: a feature or weights are missing, or an id is out of range.
         """
+        positions = self._positions(features)
+        bounds = features.offset_per_key()
+        spans = [(bounds[position], bounds[position + 1]) for position in positions]
+        values = features.values().to(torch.int64).contiguous()  # its bytes are sent
+        ids = [values[start:stop] for start, stop in spans]
+        self._check_ids(ids)
+        lengths = features.lengths().to(torch.int32).view(len(bounds) - 1, features.stride())
+        if positions != list(range(lengths.shape[0])):
+            lengths = lengths[positions]
+        weights = None
+        if self._is_weighted:
+            all_weights = features.weights().detach().to(torch.float32).contiguous()
+            weights = [all_weights[start:stop] for start, stop in spans]
+        return FeatureBatch(lengths, ids, weights)
+
+    def _positions(self, features: KeyedJaggedTensor) -> list[int]:
+        """Where each feature of the collection stands among the batch's keys."""
         place = {key: index for index, key in enumerate(features.keys())}
         for index, name in enumerate(self._features):
             if name not in place:
@@ -90,12 +106,7 @@ class BatchCheck:
             raise BatchProblem(Problem(Status.MISSING_WEIGHTS))
         return [place[name] for name in self._features]
 
-    def check_ids(self, ids: Sequence[Tensor]) -> None:
-        """Check the ids of each feature against its tables' rows.
-
-        Raises:
-            BatchProblem: the first id out of range.
-        """
+    def _check_ids(self, ids: Sequence[Tensor]) -> None:
         for index, (values, num_rows) in enumerate(zip(ids, self._num_rows, strict=True)):
             if values.numel() == 0:
                 continue

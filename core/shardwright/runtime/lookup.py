@@ -40,41 +40,49 @@ class BlockSpec:
 
 @frozen(eq=False)
 class Bags:
-    """The bags of one lookup, in the order they arrived: by source rank, slot, sample.
+    """The bags of one lookup, in the order they arrived: by source rank, slot, bag.
 
     Args:
         ids: ``[N]`` int64, local rows of the slot's block.
-        lengths: ``[S * B]`` int32, ids of each bag.
+        lengths: ``[bags]`` int32, ids of each bag; ``None`` where every id is a bag of its own (sequences).
         weights: ``[N]`` float32, or ``None``.
-        batch_sizes: ``B_w`` of each source rank.
-        num_slots: ``S``.
+        counts: for each source, the bags of each slot; in pooled lookups ``B_w`` for all slots.
     """
 
     ids: Tensor
-    lengths: Tensor
+    lengths: Tensor | None
     weights: Tensor | None
-    batch_sizes: tuple[int, ...]
-    num_slots: int
+    counts: tuple[tuple[int, ...], ...]
 
     @property
-    def batch_size(self) -> int:
-        """``B``: samples of all sources together."""
-        return sum(self.batch_sizes)
+    def num_slots(self) -> int:
+        """``S``."""
+        return len(self.counts[0])
 
-    def offsets(self) -> Tensor:
-        """``[S * B + 1]`` int64: where each bag's ids begin."""
-        offsets = self.lengths.new_zeros(self.lengths.numel() + 1, dtype=torch.int64)
-        torch.cumsum(self.lengths, 0, out=offsets[1:])
-        return offsets
+    @property
+    def num_bags(self) -> int:
+        """Bags of all sources and slots."""
+        return self.ids.numel() if self.lengths is None else self.lengths.numel()
+
+    @property
+    def flat_counts(self) -> list[int]:
+        """The bags of each (source, slot), in order."""
+        return [count for source in self.counts for count in source]
+
+    def per_id(self, per_bag: Tensor) -> Tensor:
+        """A value of each bag ``[bags]``, repeated for each of its ids: ``[N]``."""
+        if self.lengths is None:
+            return per_bag
+        return per_bag.repeat_interleave(self.lengths, output_size=self.ids.numel())
 
 
 class Lookup(ABC):
     """The blocks of one kernel group on one rank: weights, optimizer state, lookup and update.
 
     The result of :meth:`forward` holds one sum per bag, flat in memory, sources one after the other. Inside a
-    source the order is ``[S, B_w, D]`` (slot after slot), or ``[B_w, sum of D]`` for a kernel that declares
-    ``batch_major``. Gradients come back in the same order, with as many columns as the kernel asked for
-    (``needs_whole_rows``).
+    source the order is slot after slot, ``[bags, D]`` each, or, in pooled lookups of a kernel that declares
+    ``batch_major``, ``[B_w, sum of D]``. Gradients come back in the same order, with as many columns as the kernel
+    asked for (``needs_whole_rows``).
 
     Autograd is the engine's business: ``forward`` runs without it, ``backward`` gets what ``forward`` saved.
     """

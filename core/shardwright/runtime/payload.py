@@ -1,9 +1,9 @@
-"""The bytes of the first two collectives: a fixed-size header per peer, and one packed payload.
+"""The payload of the second collective: lengths, ids and weights, packed for each rank.
 
-Legend: W ranks, S_r slots of rank r, B_w batch size of rank w, G groups of the receiving rank.
+Legend: W ranks, S_r slots of rank r, B_w batch size of rank w, N ids.
 
-Header, int64: batch size, status, feature, value, position, then the ids for each group of the receiver. Payload
-for rank r, each section padded to 8 bytes: lengths ``[S_r, B]`` int32, ids int64, weights float32.
+The payload for rank r, each section padded to 8 bytes: lengths ``[S_r, B]`` int32 (pooled collections only), ids
+int64, weights float32. How many ids each slot gets stands in the header.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from shardwright.runtime.exchange_plan import ExchangePlan
-from shardwright.runtime.inputs import Problem, Status
 from shardwright.runtime.lookup import Bags
+from shardwright.runtime.part import Peer
 from shardwright.runtime.routing import Routed
+from shardwright.runtime.routing_plan import RoutingPlan
 
-_FIXED = 5
 _ALIGNMENT = 8
 
 
@@ -27,78 +25,45 @@ def _padded(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-@frozen
-class PeerHeader:
-    """What one rank says of its batch to another."""
-
-    batch_size: int
-    problem: Problem
-    ids_per_group: tuple[int, ...]
-
-    @property
-    def num_ids(self) -> int:
-        """Ids sent, over all groups."""
-        return sum(self.ids_per_group)
-
-
 class PayloadFormat:
-    """Packs and unpacks headers and payloads of one exchange, on one rank."""
+    """Packs and unpacks the payloads of one part, on one rank."""
 
-    def __init__(self, plan: ExchangePlan, *, rank: int, is_weighted: bool, device: torch.device) -> None:
-        self._rank, self._is_weighted, self._device = rank, is_weighted, device
-        self._slots = [[slot.stream for slot in plan.slots_of(peer)] for peer in range(len(plan.groups))]
-        self._group_slots = [[len(group.slots) for group in groups] for groups in plan.groups]
-        self._send_order = [stream for streams in self._slots for stream in streams]
-        self._same_order = self._send_order == list(range(len(plan.streams)))
-        self._send_index = torch.tensor(self._send_order, dtype=torch.int64, device=device)
-        self.header_size = _FIXED + plan.max_groups
+    def __init__(
+        self, plan: RoutingPlan, *, rank: int, is_weighted: bool, is_pooled: bool, device: torch.device
+    ) -> None:
+        self._rank, self._is_weighted, self._is_pooled, self._device = rank, is_weighted, is_pooled, device
+        self._slots = [[slot.stream for slot in plan.slots_of(peer)] for peer in range(plan.world_size)]
+        self._group_slots = [len(group.slots) for group in plan.groups[rank]]
+        send_order = [stream for streams in self._slots for stream in streams]
+        self._same_order = send_order == list(range(len(plan.streams)))
+        self._send_index = torch.tensor(send_order, dtype=torch.int64, device=device)
+        self.header_size = plan.max_slots
 
-    def headers(self, routed: Routed | None, problem: Problem) -> Tensor:
-        """The headers to every peer, ``[W * header_size]`` int64; ``routed`` is ``None`` where there is a problem."""
-        rows = []
-        for streams, group_slots in zip(self._slots, self._group_slots, strict=True):
-            counts = [0] * (self.header_size - _FIXED)
-            if routed is not None:
-                start = 0
-                for group, num_slots in enumerate(group_slots):
-                    counts[group] = sum(routed.ids[s].numel() for s in streams[start : start + num_slots])
-                    start += num_slots
-            batch_size = routed.batch_size if routed is not None else 0
-            rows += [
-                batch_size,
-                int(problem.status),
-                problem.feature,
-                problem.value,
-                problem.position,
-                *counts,
-            ]
-        return torch.tensor(rows, dtype=torch.int64).to(self._device, non_blocking=True)
-
-    def read_headers(self, received: Tensor) -> list[PeerHeader]:
-        """What each peer said."""
-        num_groups = len(self._group_slots[self._rank])
-        return [
-            PeerHeader(
-                row[0], Problem(Status(row[1]), *row[2:_FIXED]), tuple(row[_FIXED : _FIXED + num_groups])
-            )
-            for row in received.view(-1, self.header_size).tolist()
-        ]
+    def headers(self, routed: Routed) -> list[list[int]]:
+        """For each rank, how many ids each of its slots gets, filled up with zeros."""
+        counts = [[routed.ids[stream].numel() for stream in streams] for streams in self._slots]
+        return [own + [0] * (self.header_size - len(own)) for own in counts]
 
     def pack(self, routed: Routed) -> tuple[Tensor, list[int]]:
-        """The payloads to every peer as one byte tensor, and the bytes for each."""
-        lengths = routed.lengths if self._same_order else routed.lengths.index_select(0, self._send_index)
-        length_rows = lengths.contiguous().view(-1).view(torch.uint8)
+        """The payloads to every rank as one byte tensor, and the bytes for each."""
         pieces: list[Tensor] = []
         splits: list[int] = []
+        lengths = self._length_bytes(routed) if self._is_pooled else None
         start = 0
         for streams in self._slots:
-            stop = start + len(streams) * routed.batch_size * 4
-            sections = [[length_rows[start:stop]], [routed.ids[s].view(torch.uint8) for s in streams]]
-            start = stop
+            sections = [[routed.ids[stream].view(torch.uint8) for stream in streams]]
+            if lengths is not None:
+                stop = start + len(streams) * routed.batch_size * 4
+                sections.insert(0, [lengths[start:stop]])
+                start = stop
             if routed.weights is not None:
-                sections.append([routed.weights[s].view(torch.uint8) for s in streams])
+                sections.append([routed.weights[stream].view(torch.uint8) for stream in streams])
             splits.append(sum(self._append(pieces, section) for section in sections))
-        return torch.cat(pieces) if pieces else length_rows[:0], splits
+        return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8, device=self._device), splits
+
+    def _length_bytes(self, routed: Routed) -> Tensor:
+        lengths = routed.lengths if self._same_order else routed.lengths.index_select(0, self._send_index)
+        return lengths.contiguous().view(-1).view(torch.uint8)
 
     def _append(self, pieces: list[Tensor], section: list[Tensor]) -> int:
         num_bytes = sum(piece.numel() for piece in section)
@@ -108,45 +73,63 @@ class PayloadFormat:
             pieces.append(torch.zeros(padding, dtype=torch.uint8, device=self._device))
         return num_bytes + padding
 
-    def receive_splits(self, headers: Sequence[PeerHeader]) -> list[int]:
-        """The payload bytes from each peer."""
-        return [sum(self._sections(header)) for header in headers]
+    def receive_splits(self, peers: Sequence[Peer]) -> list[int]:
+        """The payload bytes from each rank."""
+        return [sum(self._sections(peer)) for peer in peers]
 
-    def _sections(self, header: PeerHeader) -> tuple[int, int, int]:
-        """Padded bytes of lengths, ids and weights from a peer."""
-        num_slots = len(self._slots[self._rank])
-        weights = _padded(header.num_ids * 4) if self._is_weighted else 0
-        return _padded(num_slots * header.batch_size * 4), header.num_ids * 8, weights
+    def _counts(self, peer: Peer) -> Sequence[int]:
+        """The ids a rank sends for each slot here."""
+        return peer.fields[: len(self._slots[self._rank])]
 
-    def unpack(self, received: Tensor, headers: Sequence[PeerHeader]) -> list[Bags]:
+    def _sections(self, peer: Peer) -> tuple[int, int, int]:
+        """Padded bytes of lengths, ids and weights from a rank."""
+        num_ids = sum(self._counts(peer))
+        lengths = _padded(len(self._slots[self._rank]) * peer.batch_size * 4) if self._is_pooled else 0
+        return lengths, num_ids * 8, _padded(num_ids * 4) if self._is_weighted else 0
+
+    def unpack(self, received: Tensor, peers: Sequence[Peer]) -> list[Bags]:
         """The bags of each local group."""
-        group_slots = self._group_slots[self._rank]
-        lengths: list[list[Tensor]] = [[] for _ in group_slots]
-        ids: list[list[Tensor]] = [[] for _ in group_slots]
-        weights: list[list[Tensor]] = [[] for _ in group_slots]
+        groups = range(len(self._group_slots))
+        lengths: list[list[Tensor]] = [[] for _ in groups]
+        ids: list[list[Tensor]] = [[] for _ in groups]
+        weights: list[list[Tensor]] = [[] for _ in groups]
         start = 0
-        for header in headers:
-            counts = list(header.ids_per_group)
-            bags = [num_slots * header.batch_size for num_slots in group_slots]
-            length_bytes, id_bytes, weight_bytes = self._sections(header)
-            _deal(lengths, received[start : start + sum(bags) * 4].view(torch.int32), bags)
+        for peer in peers:
+            id_counts = [sum(counts) for counts in self._by_group(self._counts(peer))]
+            length_bytes, id_bytes, weight_bytes = self._sections(peer)
+            if self._is_pooled:
+                bag_counts = [num_slots * peer.batch_size for num_slots in self._group_slots]
+                _deal(lengths, received[start : start + sum(bag_counts) * 4].view(torch.int32), bag_counts)
             start += length_bytes
-            _deal(ids, received[start : start + id_bytes].view(torch.int64), counts)
+            _deal(ids, received[start : start + id_bytes].view(torch.int64), id_counts)
             start += id_bytes
             if self._is_weighted:
-                _deal(weights, received[start : start + header.num_ids * 4].view(torch.float32), counts)
-                start += weight_bytes
-        batch_sizes = tuple(header.batch_size for header in headers)
+                _deal(weights, received[start : start + sum(id_counts) * 4].view(torch.float32), id_counts)
+            start += weight_bytes
         return [
             Bags(
                 ids=_joined(ids[group]),
-                lengths=_joined(lengths[group]),
+                lengths=_joined(lengths[group]) if self._is_pooled else None,
                 weights=_joined(weights[group]) if self._is_weighted else None,
-                batch_sizes=batch_sizes,
-                num_slots=num_slots,
+                counts=tuple(tuple(counts[group]) for counts in self._bag_counts(peers)),
             )
-            for group, num_slots in enumerate(group_slots)
+            for group in groups
         ]
+
+    def _bag_counts(self, peers: Sequence[Peer]) -> list[list[Sequence[int]]]:
+        """For each source and group, the bags of each slot: samples, or ids where each id is a bag of its own."""
+        num_slots = len(self._slots[self._rank])
+        per_slot = [
+            [peer.batch_size] * num_slots if self._is_pooled else list(self._counts(peer)) for peer in peers
+        ]
+        return [self._by_group(counts) for counts in per_slot]
+
+    def _by_group(self, per_slot: Sequence[int]) -> list[Sequence[int]]:
+        parts, start = [], 0
+        for num_slots in self._group_slots:
+            parts.append(per_slot[start : start + num_slots])
+            start += num_slots
+        return parts
 
 
 def _deal(targets: list[list[Tensor]], values: Tensor, counts: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ class DenseLookup(Lookup):
         return self._rows.sums(flat), flat if training else None
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
-        rows, values = row_gradients(saved, gradient.view(saved.lengths.numel(), self._rows.rows.shape[1]))
+        rows, values = row_gradients(saved, gradient.view(saved.num_bags, self._rows.rows.shape[1]))
         whole = torch.zeros_like(self._rows.rows)
         whole[rows] = values.to(whole.dtype)
         return [whole[start:stop] for start, stop in self._rows.spans]

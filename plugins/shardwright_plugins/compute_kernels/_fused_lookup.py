@@ -54,17 +54,43 @@ class FusedLookup(Lookup):
         self._num_steps = torch.zeros(())
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
-        ids, lengths, weights = _slot_major(bags)
-        offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
-        torch.cumsum(lengths, 0, out=offsets[1:])
+        if bags.lengths is None:
+            return self._rows_of_ids(bags, training=training)
+        ids, lengths, weights = _slot_major(bags, bags.lengths)
+        sums = self._call(ids, _offsets(lengths), weights, training=training)
+        return sums.detach(), (sums, None) if training else None
+
+    def _rows_of_ids(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
+        """A row for each id, in the order the ids came."""
+        num_sources, num_slots = len(bags.counts), bags.num_slots
+        slot_first = [(source, slot) for slot in range(num_slots) for source in range(num_sources)]
+        ids = torch.cat([_split(bags.ids, bags)[source * num_slots + slot] for source, slot in slot_first])
+        totals = torch.tensor([sum(own) for own in zip(*bags.counts, strict=True)], device=ids.device)
+        rows = self._call(ids, _offsets(totals), None, training=training)
+        sizes = [bags.counts[source][slot] for source, slot in slot_first]
+        back = [slot * num_sources + source for source in range(num_sources) for slot in range(num_slots)]
+        if num_sources == 1:
+            return rows.detach(), (rows, None) if training else None
+        pieces = rows.detach().split(sizes)
+        return torch.cat([pieces[index] for index in back]), (rows, bags) if training else None
+
+    def _call(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, *, training: bool) -> Tensor:
         # FBGEMM's operators for the CPU exist under autograd's dispatch keys only, which inference mode leaves out.
         with torch.inference_mode(False), torch.set_grad_enabled(training):
-            sums = self._tables(ids, offsets, per_sample_weights=weights)
-        return sums.detach(), sums if training else None
+            result: Tensor = self._tables(ids, offsets, per_sample_weights=weights)
+        return result
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         self._num_steps += 1
-        saved.backward(gradient.view_as(saved))
+        result, bags = saved
+        if bags is not None:
+            pieces = _split(gradient.view(-1, result.shape[1]) if result.numel() else result.detach(), bags)
+            num_slots = bags.num_slots
+            order = [
+                source * num_slots + slot for slot in range(num_slots) for source in range(len(bags.counts))
+            ]
+            gradient = torch.cat([pieces[index] for index in order])
+        result.backward(gradient.view_as(result))
         return ()
 
     def weight(self, block: int) -> Tensor:
@@ -103,36 +129,43 @@ def _build(
         optimizer=_OPTIMIZERS[optimizer.name],
         learning_rate=optimizer.learning_rate,
         stochastic_rounding=False,  # sharded equals unsharded, to the last bit a half can hold
-        pooling_mode=PoolingMode.SUM,
+        pooling_mode=PoolingMode.SUM if blocks[0].request.is_pooled else PoolingMode.NONE,
         device=device,
         **parameters,
     )
 
 
-def _slot_major(bags: Bags) -> tuple[Tensor, Tensor, Tensor | None]:
+def _offsets(lengths: Tensor) -> Tensor:
+    offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
+
+
+def _split(values: Tensor, bags: Bags) -> tuple[Tensor, ...]:
+    """The ids' values of each (source, slot), where every id is a bag."""
+    return values.split(bags.flat_counts)
+
+
+def _slot_major(bags: Bags, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Ids, lengths and weights in the order slot, source, sample: FBGEMM's table-major bags."""
-    if len(bags.batch_sizes) == 1 or bags.num_slots == 1:
-        return bags.ids, bags.lengths, bags.weights
-    sizes = [size for size in bags.batch_sizes for _ in range(bags.num_slots)]
-    order = [
-        source * bags.num_slots + slot
-        for slot in range(bags.num_slots)
-        for source in range(len(bags.batch_sizes))
-    ]
-    if len(set(bags.batch_sizes)) == 1:
+    num_sources, num_slots = len(bags.counts), bags.num_slots
+    if num_sources == 1 or num_slots == 1:
+        return bags.ids, lengths, bags.weights
+    order = [source * num_slots + slot for slot in range(num_slots) for source in range(num_sources)]
+    if len(set(bags.flat_counts)) == 1:
         permuted = torch.ops.fbgemm.permute_2D_sparse_data(
             torch.tensor(order, dtype=torch.int32, device=bags.ids.device),
-            bags.lengths.view(len(order), -1),
+            lengths.view(len(order), -1),
             bags.ids,
             bags.weights,
             bags.ids.numel(),
         )
         return permuted[1], permuted[0].view(-1), permuted[2]
-    lengths = bags.lengths.split(sizes)
-    counts = [int(count) for count in torch.stack([piece.sum() for piece in lengths]).tolist()]
+    pieces = lengths.split(bags.flat_counts)
+    counts = torch.stack([piece.sum() for piece in pieces]).tolist()
     return (
         _permuted(bags.ids, counts, order),
-        torch.cat([lengths[index] for index in order]),
+        torch.cat([pieces[index] for index in order]),
         None if bags.weights is None else _permuted(bags.weights, counts, order),
     )
 

@@ -33,7 +33,7 @@ class FusedTorchLookup(Lookup):
         return self._rows.sums(flat), flat if training else None
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
-        rows, values = row_gradients(saved, gradient.view(saved.lengths.numel(), self._gradient_dim))
+        rows, values = row_gradients(saved, gradient.view(saved.num_bags, self._gradient_dim))
         weights = self._rows.rows
         columns = self.blocks[0].block.columns
         own = slice(columns.start, columns.stop) if self._whole_rows else slice(None)

@@ -10,20 +10,11 @@ from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
-from attrs import frozen
+from attrs import evolve
 from torch import Tensor
 
 from shardwright.modules.embedding_configs import dtype_of
 from shardwright.runtime.lookup import Bags, BlockSpec
-
-
-@frozen(eq=False)
-class FlatBags:
-    """Bags whose ids count rows of the one tensor: what a backward pass needs of a forward pass."""
-
-    ids: Tensor
-    lengths: Tensor
-    weights: Tensor | None
 
 
 class TorchRows:
@@ -44,39 +35,40 @@ class TorchRows:
         start, stop = self.spans[block]
         return self.rows[start:stop]
 
-    def flatten(self, bags: Bags) -> FlatBags:
+    def flatten(self, bags: Bags) -> Bags:
         """The bags with ids that count rows of the one tensor."""
         if len(self.spans) == 1:
-            return FlatBags(bags.ids, bags.lengths, bags.weights)
-        bases = torch.cat([self._slot_bases.repeat_interleave(size) for size in bags.batch_sizes])
-        base_of_id = bases.repeat_interleave(bags.lengths, output_size=bags.ids.numel())
-        return FlatBags(bags.ids + base_of_id, bags.lengths, bags.weights)
+            return bags
+        bases = self._slot_bases.repeat(len(bags.counts)).repeat_interleave(
+            torch.tensor(bags.flat_counts, device=bags.ids.device), output_size=bags.num_bags
+        )
+        return evolve(bags, ids=bags.ids + bags.per_id(bases))
 
-    def sums(self, bags: FlatBags) -> Tensor:
-        """``[S * B, D]`` float32: the (weighted) sum of each bag's rows."""
+    def sums(self, bags: Bags) -> Tensor:
+        """``[bags, D]`` float32: the (weighted) sum of each bag's rows."""
         rows, ids = self.rows, bags.ids
+        if bags.lengths is None:
+            return rows.index_select(0, ids).float()
         if rows.dtype is not torch.float32:  # sums of halves are kept in float32, as FBGEMM does
             rows, ids = rows.index_select(0, ids).float(), torch.arange(ids.numel(), device=ids.device)
         return _bag_sums(ids, rows, bags.lengths, bags.weights)
 
 
-def row_gradients(bags: FlatBags, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def row_gradients(bags: Bags, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of each distinct row.
 
     A row's gradient is the (weighted) sum of the gradients of the bags it was in: a bag lookup the other way round.
 
     Args:
-        bags: what was looked up.
-        gradient: ``[S * B, D]`` float32.
+        bags: what was looked up, ids counting rows of one tensor.
+        gradient: ``[bags, D]`` float32.
 
     Returns:
         ``[U]`` rows in rising order and ``[U, D]`` gradients.
     """
     if bags.ids.numel() == 0:
         return bags.ids, gradient.new_zeros(0, gradient.shape[1])
-    bag_of_id = torch.arange(bags.lengths.numel(), device=bags.ids.device).repeat_interleave(
-        bags.lengths, output_size=bags.ids.numel()
-    )
+    bag_of_id = bags.per_id(torch.arange(bags.num_bags, device=bags.ids.device))
     sorted_ids, order = torch.sort(bags.ids, stable=True)
     rows, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
     weights = None if bags.weights is None else bags.weights[order]

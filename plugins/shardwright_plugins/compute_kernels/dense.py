@@ -21,8 +21,6 @@ class Dense(ComputeKernel):
     fuses_optimizer: ClassVar[bool] = False
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
-        if not request.is_pooled:
-            return "sequence outputs are not built yet"
         return True
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:

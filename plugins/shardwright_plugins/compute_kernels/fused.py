@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts import ComputeKernel
@@ -42,6 +42,10 @@ class Fused(ComputeKernel):
         """Weights and optimizer state."""
         return {"device": trained_bytes(request, num_rows)}
 
+    def group_key(self, request: KernelRequest) -> Hashable:
+        """Blocks of one element type and optimizer; of one width too, where a row is returned for each id."""
+        return (request.data_type, request.optimizer, None if request.is_pooled else request.num_columns)
+
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
         from shardwright_plugins.compute_kernels._fused_lookup import FusedLookup
 
@@ -52,8 +56,6 @@ def _refusal(request: KernelRequest) -> str | None:
     device = request.device
     if device not in _OPTIMIZERS:
         return f"FBGEMM has no table-batched embedding for {device!r}; it has for {', '.join(sorted(_OPTIMIZERS))}"
-    if not request.is_pooled:
-        return "sequence outputs are not built yet"
     if request.optimizer is None:
         return "no optimizer was named to run in the backward pass"
     answer = can_run(request.optimizer, _OPTIMIZERS[device], f"FBGEMM on {device}")

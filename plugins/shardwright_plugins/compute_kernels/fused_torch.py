@@ -19,8 +19,6 @@ class FusedTorch(ComputeKernel):
     name: ClassVar[str] = "fused_torch"
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
-        if not request.is_pooled:
-            return "sequence outputs are not built yet"
         if request.optimizer is None:
             return "no optimizer was named to run in the backward pass"
         return can_run(request.optimizer, PARAMETERS.keys(), "the plain-torch kernel")

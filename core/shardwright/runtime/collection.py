@@ -1,0 +1,96 @@
+"""A collection of tables as the engine sees it: its features, and its outputs in order.
+
+Legend: F features, B batch size, N ids, D columns of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.planning.tables import PoolingType, TableSpec, embedding_names
+
+
+@frozen
+class Output:
+    """One feature of one table: in a pooled collection, the output's columns ``start <= c < stop``."""
+
+    name: str
+    table: int
+    feature: int
+    start: int
+    stop: int
+
+    @property
+    def dim(self) -> int:
+        """``D``."""
+        return self.stop - self.start
+
+
+@frozen(eq=False)
+class Collection:
+    """Tables, features and outputs of one module."""
+
+    tables: tuple[TableSpec, ...]
+    features: tuple[str, ...]
+    outputs: tuple[Output, ...]
+
+    @classmethod
+    def of(cls, tables: Sequence[TableSpec]) -> Collection:
+        """The collection of ``tables``, in the module's order."""
+        features = tuple(dict.fromkeys(name for table in tables for name in table.feature_names))
+        position = {name: index for index, name in enumerate(features)}
+        names = embedding_names({table.name: table.feature_names for table in tables})
+        pairs = [
+            (names[table.name][i], index, position[feature], table.embedding_dim)
+            for index, table in enumerate(tables)
+            for i, feature in enumerate(table.feature_names)
+        ]
+        stops = list(accumulate(dim for *_, dim in pairs))
+        outputs = tuple(
+            Output(name, table, feature, stop - dim, stop)
+            for (name, table, feature, dim), stop in zip(pairs, stops, strict=True)
+        )
+        return cls(tuple(tables), features, outputs)
+
+    @property
+    def is_pooled(self) -> bool:
+        """One vector per bag, else one per id; tables of both kinds do not mix."""
+        return self.tables[0].pooling is not PoolingType.NONE
+
+    @property
+    def width(self) -> int:
+        """Columns of the pooled output."""
+        return self.outputs[-1].stop
+
+    def outputs_of(self, table: int) -> list[int]:
+        """The outputs of a table, by index."""
+        return [index for index, output in enumerate(self.outputs) if output.table == table]
+
+    def smallest_table(self, feature: int) -> TableSpec:
+        """Of the tables that a feature is looked up in, the one with the fewest rows."""
+        tables = [self.tables[output.table] for output in self.outputs if output.feature == feature]
+        return min(tables, key=lambda table: table.num_embeddings)
+
+
+@frozen(eq=False)
+class FeatureBatch:
+    """A checked batch, its features in the collection's order.
+
+    Args:
+        lengths: ``[F, B]`` int32.
+        ids: int64 ids of each feature.
+        weights: float32 weights of each feature, or ``None``.
+    """
+
+    lengths: Tensor
+    ids: Sequence[Tensor]
+    weights: Sequence[Tensor] | None
+
+    @property
+    def batch_size(self) -> int:
+        """``B``."""
+        return self.lengths.shape[1]

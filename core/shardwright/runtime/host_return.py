@@ -1,0 +1,216 @@
+"""The hierarchical way home: partial sums are added inside the host before they cross to other hosts.
+
+Legend: L ranks of a host, h host, l local rank, B_w batch size of rank w. Rank ``h * L + l`` is local rank ``l`` of
+host ``h``. Forward: 1. inside each host, local rank ``l`` gets its neighbours' partial sums for the batches of all
+ranks with local rank ``l``, and adds them; 2. it sends the sums to those ranks. So ``1 / L`` of the direct way's bytes
+cross hosts. Backward takes the same two steps the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import UnsupportedError
+from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.groups import Group, Slot
+from shardwright.runtime.part import GradientOf
+from shardwright.runtime.return_paths import ReturnPath, Trip, TripStep, pack_slots, split_slots
+
+
+class HostReturn(ReturnPath):
+    """Pooled partial sums of row parts that share a host."""
+
+    def __init__(self, groups: Sequence[Sequence[Group]], env: ShardingEnv) -> None:
+        _check_hosts(env)
+        self.groups, self.env = groups, env
+        self.host_size = env.local_world_size
+        self.num_hosts = env.world_size // env.local_world_size
+        self.sums = [_host_sums(self._slots_of_host(host)) for host in range(self.num_hosts)]
+        self.arrivals = [slot.arrival for sums in self.sums for slot in sums]
+        own = {slot: place for place, slot in enumerate(self.sums[env.rank // self.host_size])}
+        # For each local group, the place of each slot among the host's sums.
+        self.places = [[own[_summed(slot)] for slot in group.slots] for group in groups[env.rank]]
+
+    def _slots_of_host(self, host: int) -> list[Slot]:
+        ranks = range(host * self.host_size, (host + 1) * self.host_size)
+        return [slot for rank in ranks for group in self.groups[rank] for slot in group.slots]
+
+    def neighbours(self) -> list[int]:
+        """The ranks of this host."""
+        first = self.env.rank // self.host_size * self.host_size
+        return list(range(first, first + self.host_size))
+
+    def counterparts(self, local_rank: int) -> list[int]:
+        """The ranks of all hosts with that local rank."""
+        return list(range(local_rank, self.env.world_size, self.host_size))
+
+    def width(self, host: int, *, gradient: bool = False) -> int:
+        """Elements of one sample's sums (or their gradients) of a host."""
+        return sum(slot.gradient_dim if gradient else slot.dim for slot in self.sums[host])
+
+    def start(self, trip: Trip) -> TripStep:  # noqa: D102 - described in the base class
+        return _HostTrip(self, trip)
+
+    def summary(self) -> str:  # noqa: D102
+        widths = ", ".join(f"host {host} {self.width(host)}" for host in range(self.num_hosts))
+        return f"{widths} (summed inside the host)"
+
+
+def _check_hosts(env: ShardingEnv) -> None:
+    if env.world_size % env.local_world_size:
+        raise UnsupportedError(
+            f"{env.world_size} ranks do not divide into hosts of {env.local_world_size} (LOCAL_WORLD_SIZE); "
+            "sums inside a host need equal hosts"
+        )
+
+
+def _summed(slot: Slot) -> Slot:
+    """What slots of different row parts of one column block have in common: they add up."""
+    return Slot(0, slot.output, slot.columns, slot.gradient_columns)
+
+
+def _host_sums(slots: Sequence[Slot]) -> list[Slot]:
+    return list(dict.fromkeys(_summed(slot) for slot in slots))
+
+
+class _HostTrip(TripStep):
+    def __init__(self, path: HostReturn, trip: Trip) -> None:
+        self._path, self._trip, self._env = path, trip, path.env
+        self._host = self._env.rank // path.host_size
+        self._local = self._env.rank % path.host_size
+        self._batch_sizes = trip.batch_sizes
+        self._start_crossing(self._sum_inside())
+
+    def _sizes(self, local_rank: int) -> list[int]:
+        """The batch sizes of the ranks with that local rank, host by host."""
+        return [self._batch_sizes[rank] for rank in self._path.counterparts(local_rank)]
+
+    def _splits(self, by_rank: dict[int, int]) -> list[int]:
+        """Splits over the world, zero but for the ranks given."""
+        return [by_rank.get(rank, 0) for rank in range(self._env.world_size)]
+
+    def _sum_inside(self) -> Tensor:
+        """Collective: partial sums inside the host; returns their sums for this rank's counterparts."""
+        path, width = self._path, self._path.width(self._host)
+        partial = self._partial_sums(width)
+        sizes = {rank: sum(self._sizes(rank % path.host_size)) for rank in path.neighbours()}
+        sent = torch.cat(
+            [partial[other] for rank in path.neighbours() for other in path.counterparts(rank % path.host_size)]
+        ).view(-1)
+        mine = sum(self._sizes(self._local)) * width
+        received = sent.new_empty(path.host_size * mine)
+        self._env.communicator.all_to_all(
+            received,
+            sent,
+            self._splits(dict.fromkeys(path.neighbours(), mine)),
+            self._splits({rank: size * width for rank, size in sizes.items()}),
+            label="results inside the host",
+        ).wait()
+        return received.view(path.host_size, mine).sum(0)
+
+    def _partial_sums(self, width: int) -> list[Tensor]:
+        """For each rank's batch, this rank's partial sums ``[B_w, width]`` in the order of the host's sums."""
+        path = self._path
+        groups = path.groups[self._env.rank]
+        starts = [0]
+        for slot in path.sums[self._host]:
+            starts.append(starts[-1] + slot.dim)
+        partial = [torch.zeros(size, width, device=self._trip.device) for size in self._batch_sizes]
+        for index, (group, result) in enumerate(zip(groups, self._trip.results, strict=True)):
+            pieces = result.split([size * group.width for size in self._batch_sizes])
+            for source, piece in enumerate(pieces):
+                views = split_slots(group, piece, self._trip.counts[source][index])
+                for place, view in zip(path.places[index], views, strict=True):
+                    partial[source][:, starts[place] : starts[place + 1]] += view
+        return partial
+
+    def _start_crossing(self, sums: Tensor) -> None:
+        """Collective, started: sums to the counterparts that asked."""
+        path = self._path
+        ranks = path.counterparts(self._local)
+        width, batch_size = path.width(self._host), self._batch_sizes[self._env.rank]
+        self._arriving = [batch_size * path.width(rank // path.host_size) for rank in ranks]
+        self._received = sums.new_empty(sum(self._arriving))
+        self._work = self._env.communicator.all_to_all(
+            self._received,
+            sums,
+            self._splits(dict(zip(ranks, self._arriving, strict=True))),
+            self._splits({rank: self._batch_sizes[rank] * width for rank in ranks}),
+            label="results across hosts",
+        )
+
+    def views(self) -> list[Tensor]:
+        self._work.wait()
+        views: list[Tensor] = []
+        batch_size = self._batch_sizes[self._env.rank]
+        for host, piece in enumerate(self._received.split(self._arriving)):
+            dims = [slot.dim for slot in self._path.sums[host]]
+            views += piece.view(batch_size, sum(dims)).split(dims, dim=1) if dims else []
+        return views
+
+    def backward(self, gradient_of: GradientOf) -> list[Tensor]:
+        return self._deal(self._spread_inside(self._cross_back(gradient_of)))
+
+    def _cross_back(self, gradient_of: GradientOf) -> Tensor:
+        """Collective: this rank's gradients to its counterparts; returns theirs for this host's sums."""
+        path = self._path
+        batch_size = self._batch_sizes[self._env.rank]
+        ranks = path.counterparts(self._local)
+        leaving = [batch_size * path.width(rank // path.host_size, gradient=True) for rank in ranks]
+        pieces = [gradient_of(slot.gradient) for sums in path.sums for slot in sums]
+        sent = torch.empty(sum(leaving), device=self._trip.device)
+        place = 0
+        for sums, region in zip(path.sums, sent.split(leaving), strict=True):
+            if sums:
+                own = pieces[place : place + len(sums)]
+                torch.cat(own, dim=1, out=region.view(batch_size, sum(piece.shape[1] for piece in own)))
+            place += len(sums)
+        width = path.width(self._host, gradient=True)
+        arriving = {rank: self._batch_sizes[rank] * width for rank in ranks}
+        received = sent.new_empty(sum(arriving.values()))
+        self._env.communicator.all_to_all(
+            received,
+            sent,
+            self._splits(arriving),
+            self._splits(dict(zip(ranks, leaving, strict=True))),
+            label="gradients across hosts",
+        ).wait()
+        return received
+
+    def _spread_inside(self, received: Tensor) -> list[Tensor]:
+        """Collective: each neighbour's gradients to all; returns ``[B_w, width]`` for each rank's batch."""
+        path, width = self._path, self._path.width(self._host, gradient=True)
+        arriving = {rank: sum(self._sizes(rank % path.host_size)) * width for rank in path.neighbours()}
+        spread = received.new_empty(sum(arriving.values()))
+        self._env.communicator.all_to_all(
+            spread,
+            received.repeat(path.host_size),
+            self._splits(arriving),
+            self._splits(dict.fromkeys(path.neighbours(), received.numel())),
+            label="gradients inside the host",
+        ).wait()
+        by_rank: dict[int, Tensor] = {}
+        pieces = iter(spread.split([size * width for local in range(path.host_size) for size in self._sizes(local)]))
+        for local in range(path.host_size):
+            for rank in path.counterparts(local):
+                by_rank[rank] = next(pieces).view(self._batch_sizes[rank], width)
+        return [by_rank[rank] for rank in range(self._env.world_size)]
+
+    def _deal(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Each local group's gradient, flat, in the order of its result."""
+        path = self._path
+        sums = path.sums[self._host]
+        columns = [gradient.split([slot.gradient_dim for slot in sums], dim=1) for gradient in gradients]
+        dealt = []
+        for group, places in zip(path.groups[self._env.rank], path.places, strict=True):
+            width = sum(slot.gradient_dim for slot in group.slots)
+            flat = torch.empty(sum(self._batch_sizes) * width, device=self._trip.device)
+            regions = flat.split([size * width for size in self._batch_sizes])
+            for own, region in zip(columns, regions, strict=True):
+                pack_slots(group, [own[place] for place in places], region)
+            dealt.append(flat)
+        return dealt
+

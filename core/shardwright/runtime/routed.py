@@ -1,0 +1,152 @@
+"""Routed tables: ids travel to the ranks that own their rows, results come home by the dataflow's return path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.runtime.collection import FeatureBatch
+from shardwright.runtime.groups import Arrival, Group
+from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Peer
+from shardwright.runtime.payload import PayloadFormat
+from shardwright.runtime.return_paths import ReturnPath, Trip, TripStep
+from shardwright.runtime.routing import Routed, Router
+from shardwright.runtime.routing_plan import plan_routing
+
+
+@frozen(eq=False)
+class _Flow:
+    """The groups of one way home, and their place among each rank's groups."""
+
+    spans: Sequence[tuple[int, int]]
+    path: ReturnPath
+
+
+class RoutedTables(Part):
+    """All routed tables of a module, whatever their sharding types: one payload, one way home a dataflow."""
+
+    def __init__(self, config: PartConfig) -> None:
+        self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
+        self.plan = plan_routing(
+            config.collection,
+            config.members,
+            config.shardings,
+            world_size=config.env.world_size,
+            device_type=config.device.type,
+        )
+        self.groups = self.plan.groups[config.env.rank]
+        self.lookups = [group.kernel.build(group.blocks, device=config.device) for group in self.groups]
+        self.router = Router(self.plan)
+        self.format = PayloadFormat(
+            self.plan,
+            rank=config.env.rank,
+            is_weighted=config.is_weighted,
+            is_pooled=self.is_pooled,
+            device=config.device,
+        )
+        self.header_size = self.format.header_size
+        self.flows = self._make_flows()
+        self.arrivals = [arrival for flow in self.flows for arrival in flow.path.arrivals]
+
+    def _make_flows(self) -> list[_Flow]:
+        ways: list[Any] = list(dict.fromkeys(group.way for groups in self.plan.groups for group in groups))
+        flows = []
+        for way in ways:
+            spans = [_span(groups, way) for groups in self.plan.groups]
+            own = [groups[start:stop] for groups, (start, stop) in zip(self.plan.groups, spans, strict=True)]
+            flows.append(_Flow(spans, way(own, self.env)))
+        return flows
+
+    def route(self, batch: FeatureBatch | None) -> PartStep:  # noqa: D102 - described in the base class
+        return RoutedStep(self, None if batch is None else self.router.route(batch))
+
+    def anatomy(self) -> Mapping[str, list[str]]:  # noqa: D102
+        slots = [self.plan.slots_of(rank) for rank in range(self.plan.world_size)]
+        return {
+            "input": [
+                f"rank {rank}: {len(own)} slots of {len({self.plan.streams[slot.stream].feature for slot in own})} features"
+                for rank, own in enumerate(slots)
+            ],
+            "output": [f"columns from {flow.path.summary()}" for flow in self.flows],
+        }
+
+
+def _span(groups: Sequence[Group], way: object) -> tuple[int, int]:
+    """Where the groups of a way home stand among a rank's; they stand together."""
+    places = [index for index, group in enumerate(groups) if group.way == way]
+    return (places[0], places[-1] + 1) if places else (0, 0)
+
+
+class RoutedStep(PartStep):
+    """One batch on its way through routed tables."""
+
+    def __init__(self, tables: RoutedTables, routed: Routed | None) -> None:
+        self._tables, self._routed = tables, routed
+        self._saved: list[Any] = []
+        self._trips: list[TripStep] = []
+
+    def headers(self) -> Sequence[Sequence[int]]:  # noqa: D102 - described in the base class
+        if self._routed is None:
+            return [[0] * self._tables.header_size] * self._tables.env.world_size
+        return self._tables.format.headers(self._routed)
+
+    def send(self, peers: Sequence[Peer]) -> None:  # noqa: D102
+        assert self._routed is not None  # the engine raised what is wrong with the batch
+        self._peers = peers
+        sent, send_splits = self._tables.format.pack(self._routed)
+        splits = self._tables.format.receive_splits(peers)
+        self._payload = sent.new_empty(sum(splits))
+        self._work = self._tables.env.communicator.all_to_all(
+            self._payload, sent, splits, send_splits, label="ids"
+        )
+        self._own = self._own_counts(self._routed)
+        self._places = self._routed.positions
+        self._routed = None
+
+    def _own_counts(self, routed: Routed) -> list[list[list[int]]]:
+        """For each rank and group of it, the bags of each slot that this rank asks for."""
+        if self._tables.is_pooled:
+            return [[[routed.batch_size] * len(g.slots) for g in groups] for groups in self._tables.plan.groups]
+        return [
+            [[routed.ids[slot.stream].numel() for slot in group.slots] for group in groups]
+            for groups in self._tables.plan.groups
+        ]
+
+    def place_of(self, arrival: Arrival) -> Tensor | None:  # noqa: D102
+        return self._places[arrival.stream]
+
+    def lookup(self, *, training: bool) -> None:  # noqa: D102
+        self._work.wait()
+        bags = self._tables.format.unpack(self._payload, self._peers)
+        results = []
+        for lookup, own in zip(self._tables.lookups, bags, strict=True):
+            result, saved = lookup.forward(own, training=training)
+            results.append(result.reshape(-1))
+            self._saved.append(saved)
+        counts = [[own.counts[source] for own in bags] for source in range(len(self._peers))]
+        rank = self._tables.env.rank
+        for flow in self._tables.flows:
+            start, stop = flow.spans[rank]
+            trip = Trip(
+                batch_sizes=[peer.batch_size for peer in self._peers],
+                results=results[start:stop],
+                counts=[own[start:stop] for own in counts],
+                own=[own[slice(*span)] for own, span in zip(self._own, flow.spans, strict=True)],
+                device=self._tables.device,
+            )
+            self._trips.append(flow.path.start(trip))
+        del self._payload, self._work
+
+    def views(self) -> list[Tensor]:  # noqa: D102
+        return [view for trip in self._trips for view in trip.views()]
+
+    def backward(self, gradient_of: GradientOf) -> list[Tensor | None]:  # noqa: D102
+        received = [gradient for trip in self._trips for gradient in trip.backward(gradient_of)]
+        gradients: list[Tensor | None] = []
+        for lookup, saved, own in zip(self._tables.lookups, self._saved, received, strict=True):
+            gradients += lookup.backward(saved, own)
+        return gradients

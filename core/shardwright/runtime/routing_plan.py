@@ -1,0 +1,86 @@
+"""What routing decides when the module is sharded: streams, and the slots of every rank in send order.
+
+A *stream* is the ids of one feature that fall into one row part. Slots are sent in the order (rank, group, block,
+feature); each reads one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+
+from shardwright.planning.layouts import Routed, RowMap
+from shardwright.planning.plan import ParameterSharding
+from shardwright.runtime.collection import Collection
+from shardwright.runtime.groups import Group, GroupBuilder, Slot, check_layout
+
+
+@frozen
+class Stream:
+    """The ids of ``feature`` in row part ``part``; ``row_map`` is ``None`` where rows are not cut."""
+
+    feature: int
+    row_map: RowMap | None
+    part: int
+
+
+@frozen(eq=False)
+class RoutingPlan:
+    """The streams, and the groups of each rank."""
+
+    streams: tuple[Stream, ...]
+    groups: tuple[tuple[Group, ...], ...]
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return len(self.groups)
+
+    def slots_of(self, rank: int) -> list[Slot]:
+        """The slots of ``rank`` in send order."""
+        return [slot for group in self.groups[rank] for slot in group.slots]
+
+    @property
+    def max_slots(self) -> int:
+        """The most slots any rank has."""
+        return max(len(self.slots_of(rank)) for rank in range(self.world_size))
+
+
+def plan_routing(
+    collection: Collection,
+    members: Sequence[int],
+    shardings: Mapping[str, ParameterSharding],
+    *,
+    world_size: int,
+    device_type: str,
+) -> RoutingPlan:
+    """Lay out the routing of some tables of a collection.
+
+    Args:
+        collection: all tables.
+        members: the indices of those that are routed.
+        shardings: how each is sharded, by name.
+        world_size: the number of ranks.
+        device_type: type of the device that holds the blocks.
+
+    Raises:
+        PlanError: the plan names a rank that does not exist or does not cover a table.
+        UnsupportedError: a kernel cannot do what the plan asks, with its reason.
+    """
+    streams: dict[Stream, int] = {}
+    builder = GroupBuilder(collection, device_type=device_type, world_size=world_size)
+    for index in members:
+        sharding = shardings[collection.tables[index].name]
+        check_layout(collection.tables[index], sharding, world_size)
+        row_map = sharding.layout.row_map if sharding.layout.maps_rows else None
+        stream_of: dict[tuple[int, int], int] = {}
+        for output in collection.outputs_of(index):
+            feature = collection.outputs[output].feature
+            # All parts of a cut feature stand together, in part order.
+            for part in range(row_map.num_parts if row_map else 1):
+                stream_of[feature, part] = streams.setdefault(Stream(feature, row_map, part), len(streams))
+        dataflow = sharding.layout.dataflow
+        assert isinstance(dataflow, Routed)  # the engine deals tables to parts by dataflow
+        builder.add(index, sharding, stream_of, dataflow.return_path(is_pooled=collection.is_pooled))
+    return RoutingPlan(tuple(streams), tuple(tuple(groups) for groups in builder.groups()))

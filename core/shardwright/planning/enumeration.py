@@ -82,8 +82,7 @@ def _enumerate_table(collected: _Columns, catalogue: _Catalogue, rule: Parameter
     kernels = catalogue.kernels_for(table, rule, refusals)
     before = len(collected.option_table)
     for code in catalogue.types_for(rule):
-        for layout in catalogue.layouts(code, table, rule, refusals):
-            shape = _Shape.of(layout)
+        for layout, shape in catalogue.layouts(code, table, rule, refusals):
             for kernel in kernels:
                 requests = catalogue.requests(kernel, table, shape, refusals)
                 if requests is not None:
@@ -137,6 +136,30 @@ class _Shape:
         return cls(rows[parts], columns, np.array(ranks, dtype=np.int64), widths, width)
 
 
+@frozen(eq=False)
+class _Offer:
+    """What a sharding type answered for a table: layouts, or the reason why there are none."""
+
+    layouts: tuple[tuple[Layout, _Shape], ...] = ()
+    reason: str = ""
+
+    @classmethod
+    def of(
+        cls, kind: ShardingType, table: TableSpec, topology: Topology, rule: ParameterConstraints
+    ) -> _Offer:
+        answer = kind.supports(table, topology)
+        if answer is not True:
+            return cls(reason=str(answer))
+        layouts = tuple((layout, _Shape.of(layout)) for layout in kind.layouts(table, topology, rule))
+        return cls(layouts, "" if layouts else "offers no layout for this table")
+
+
+def _alike(table: TableSpec) -> tuple[Any, ...]:
+    """What tables have in common for which a sharding type that answers by shape is asked once."""
+    shape = (table.num_embeddings, table.embedding_dim, table.data_type)
+    return (*shape, table.pooling, table.is_weighted, table.optimizer)
+
+
 class _Catalogue:
     """The sharding types and kernels in use, with codes, and what they answered."""
 
@@ -148,6 +171,7 @@ class _Catalogue:
         self.kernels: dict[str, ComputeKernel] = {}
         self.request_codes: dict[tuple[int, KernelRequest], int] = {}
         self._answers: dict[tuple[int, KernelRequest], str] = {}
+        self._offers: dict[Any, _Offer] = {}
 
     def types_for(self, rule: ParameterConstraints) -> list[int]:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
@@ -172,15 +196,16 @@ class _Catalogue:
 
     def layouts(
         self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
-    ) -> list[Layout]:
+    ) -> Sequence[tuple[Layout, _Shape]]:
         """What a sharding type offers for ``table``; a refusal if that is nothing."""
         kind = list(self.types.values())[code]
-        answer = kind.supports(table, self.topology)
-        layouts = list(kind.layouts(table, self.topology, rule)) if answer is True else []
-        if not layouts:
-            reason = answer if isinstance(answer, str) else "offers no layout for this table"
-            refusals.append(Refusal(table.path, "sharding type", kind.name, reason))
-        return layouts
+        key = (code, _alike(table), rule.sharding_types, rule.min_partition)
+        offer = self._offers.get(key) if kind.answers_by_shape else None
+        if offer is None:
+            offer = self._offers[key] = _Offer.of(kind, table, self.topology, rule)
+        if offer.reason:
+            refusals.append(Refusal(table.path, "sharding type", kind.name, offer.reason))
+        return offer.layouts
 
     def requests(self, kernel: int, table: TableSpec, shape: _Shape, refusals: list[Refusal]) -> Ints | None:
         """The request code of each block, or ``None`` if the kernel refuses one of them."""

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.sharding_type import ShardingType
-from shardwright.errors import PlanningError, UnknownNameError
+from shardwright.errors import PlanningError, UnknownNameError, UnknownPluginError
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.layouts import Layout
 from shardwright.planning.options import FREE, Ints, Options, Refusal
@@ -63,7 +63,10 @@ def enumerate_options(
     for table in tables:
         rule = constraints.of(table)
         collected.add_table(_as_constrained(table, rule), rule, batch_size)
-        _enumerate_table(collected, catalogue, rule)
+        try:
+            _enumerate_table(collected, catalogue, rule)
+        except UnknownPluginError as error:
+            raise UnknownPluginError(f"constraints for table {table.describe()}: {error}") from error
     return collected.finish(catalogue)
 
 

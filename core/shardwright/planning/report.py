@@ -84,7 +84,11 @@ class Report:
         ]
         header = ("rank", *space.tiers, "time (ms)", "input (MB)", "output (MB)", "shards")
         yield aligned(header, rows)
-        yield "  memory: weights, optimizer state, input and output; input, output: per step; MB = 10^6 bytes"
+        reserved = self.inputs["storage_reservation"]["value"]
+        yield (
+            f"  memory: weights, optimizer state, input and output; {reserved:.0%} of {space.tiers[0]} is kept free\n"
+            "  input, output: per step, MB = 10^6 bytes; time: of all shards together"
+        )
 
     def _tables(self) -> Iterator[str]:
         space, options = self.space, self.space.options

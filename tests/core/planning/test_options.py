@@ -136,7 +136,10 @@ def test_enumerate_nothing_left_raises_with_every_reason():
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        ({"sharding_types": ["wohle"]}, r"no sharding type 'wohle'.*Did you mean 'whole'\?"),
+        (
+            {"sharding_types": ["wohle"]},
+            r"constraints for table 't' .*: no sharding type 'wohle'.*Did you mean 'whole'\?",
+        ),
         ({"compute_kernels": ["plane"]}, r"no compute kernel 'plane'.*Did you mean 'plain'\?"),
     ],
 )

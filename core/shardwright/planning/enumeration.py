@@ -114,7 +114,8 @@ def _no_option(
         f"constraints: {asked or 'none'}. Refused: {reasons}. "
         f"Known sharding types: {', '.join(catalogue.plugins.sharding_types.names) or 'none'}; "
         f"compute kernels: {', '.join(catalogue.plugins.compute_kernels.names) or 'none'}. "
-        f"Loosen constraints[{table.name!r}], or change what the refusals name."
+        + (f"Loosen constraints[{table.name!r}], or change" if asked else "Change")
+        + " what the refusals name."
     )
 
 

@@ -202,6 +202,11 @@ def test_no_plan_table_too_large_says_what_would_fit():
     assert "'slices'" not in text  # 800 B on rank 0, which has 750
 
 
+def test_no_plan_table_too_large_without_constraints_says_what_would_help():
+    with pytest.raises(NoPlanError, match=r"the emptiest rank \(0\) has 170 B.*More ranks or memory"):
+        planner(cap=200).plan_tables([TableSpec("big", 100, 4, ["f"])])
+
+
 def test_no_plan_table_too_large_names_the_type_to_allow():
     rule = ParameterConstraints(sharding_types=["whole"])
     with pytest.raises(NoPlanError) as caught:

@@ -70,7 +70,7 @@ class Router:
         positions = self._check.positions(features)
         bounds = features.offset_per_key()
         spans = [(bounds[position], bounds[position + 1]) for position in positions]
-        values = features.values().to(torch.int64).contiguous()  # its bytes are sent
+        values = _in_a_row(features.values().to(torch.int64))  # its bytes are sent
         ids = [values[start:stop] for start, stop in spans]
         self._check.check_ids(ids)
         batch_size = features.stride()
@@ -79,7 +79,7 @@ class Router:
             lengths = lengths[positions]
         weights = None
         if self._is_weighted:
-            all_weights = features.weights().detach().to(torch.float32).contiguous()
+            all_weights = _in_a_row(features.weights().detach().to(torch.float32))
             weights = [all_weights[start:stop] for start, stop in spans]
         return self._cut(lengths, ids, weights)
 
@@ -110,6 +110,12 @@ class Router:
             stream_ids,
             stream_weights if weights is not None else None,
         )
+
+
+def _in_a_row(tensor: Tensor) -> Tensor:
+    """The values one after the other, as they must be to be viewed as bytes."""
+    # An empty tensor may have a stride of 0 (numpy makes such), which torch calls contiguous but does not view.
+    return tensor.contiguous() if tensor.numel() else tensor.new_empty(tensor.shape)
 
 
 def _cut_by_rows(cut: _Cut, lengths: Tensor, ids: list[Tensor], weights: list[Tensor] | None) -> Routed:

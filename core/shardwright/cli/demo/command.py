@@ -65,6 +65,8 @@ def demo(
 
 
 def _run(settings: DemoSettings, json: Path | None) -> None:
+    from rich.console import Console
+
     from shardwright.cli.demo.launch import launch
     from shardwright.cli.demo.rank import run_rank
 
@@ -73,6 +75,9 @@ def _run(settings: DemoSettings, json: Path | None) -> None:
     except KeyboardInterrupt:
         typer.echo("interrupted: all ranks are ended", err=True)
         raise typer.Exit(130) from None
+    finally:
+        # A rank that was ended amid a progress bar has left the terminal without one.
+        Console().show_cursor()
     typer.echo(str(result))
     if json is not None:
         result.write(json)

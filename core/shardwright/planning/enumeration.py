@@ -151,10 +151,23 @@ class _Offer:
     def of(
         cls, kind: ShardingType, table: TableSpec, topology: Topology, rule: ParameterConstraints
     ) -> _Offer:
-        answer = kind.supports(table, topology)
-        if answer is not True:
-            return cls(reason=str(answer))
-        layouts = tuple((layout, _Shape.of(layout)) for layout in kind.layouts(table, topology, rule))
+        try:
+            answer = kind.supports(table, topology)
+            if answer is not True:
+                return cls(reason=str(answer))
+            layouts = tuple((layout, _Shape.of(layout)) for layout in kind.layouts(table, topology, rule))
+        except Exception as error:
+            # A plugin's code: whatever it raises, the user must learn whose it is.
+            raise PlanningError(
+                f"sharding type {kind.name!r} failed for table {table.describe()}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        for layout, shape in layouts:
+            if shape.rank.max() >= topology.world_size:
+                raise PlanningError(
+                    f"sharding type {kind.name!r} broke its contract: a block of its layout {layout.variant!r} of "
+                    f"table {table.describe()} is on rank {shape.rank.max()} of {topology.world_size} ranks"
+                )
         return cls(layouts, "" if layouts else "offers no layout for this table")
 
 

@@ -191,3 +191,33 @@ def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_
         options = options_of(*tables)
     assert seen == asked
     assert options.num_rows.tolist() == [10, 10, 10, 10, 11, 11]
+
+
+def test_enumerate_type_that_raises_is_named_with_the_table(host_with):
+    class Raises(ShardingType):
+        name, abbreviation = "raises", "RA"
+
+        def layouts(self, table, topology, constraints):
+            raise KeyError("no such shape")
+
+    with (
+        host_with(sharding_types=[Raises]),
+        pytest.raises(PlanningError, match=r"sharding type 'raises' failed for table 't' .*KeyError"),
+    ):
+        options_of(TABLE)
+
+
+def test_enumerate_type_that_places_a_block_on_no_rank_is_named(host_with):
+    class Beyond(ShardingType):
+        name, abbreviation = "beyond", "BE"
+
+        def layouts(self, table, topology, constraints):
+            yield Layout([Block(table.all_rows, table.all_columns, rank=topology.world_size)])
+
+    with (
+        host_with(sharding_types=[Beyond]),
+        pytest.raises(
+            PlanningError, match=r"sharding type 'beyond' broke its contract: .* on rank 2 of 2 ranks"
+        ),
+    ):
+        options_of(TABLE)

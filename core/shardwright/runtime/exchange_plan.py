@@ -34,7 +34,7 @@ class Output:
 
 @frozen
 class Stream:
-    """The ids of ``feature`` in row part ``part``; ``row_map`` is ``None`` where rows are not cut."""
+    """The ids of ``feature`` in row part ``part``; ``row_map`` is ``None`` where the part is the whole table."""
 
     feature: int
     row_map: RowMap | None
@@ -184,7 +184,9 @@ class _Builder:
                 first_column=block.columns.start,
             )
             _check_supported(table, sharding, kernel, request)
-            row_map = block.rows.row_map if sharding.layout.cuts_rows else None
+            # A single part may still hold the rows in another order.
+            whole_table = block.rows.bounds == (0, table.num_embeddings)
+            row_map = None if whole_table else block.rows.row_map
             whole = kernel.needs_whole_rows(request)
             slots = [
                 Slot(

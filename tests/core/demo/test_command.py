@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,11 @@ def test_demo_unknown_device_is_refused_with_the_nearest() -> None:
     error = refusal("--device", "dgo")
     assert isinstance(error, UnknownNameError)
     assert "Known: cpu, dog. Did you mean 'dog'?" in str(error)
+
+
+def test_demo_too_few_devices_are_refused() -> None:
+    error = refusal("--device", "dog", "--ranks", "3")
+    assert re.search(r"--device dog: 3 ranks need as many devices, and torch \S+ finds 0 here", str(error))
 
 
 def test_demo_missing_data_is_refused(tmp_path: Path) -> None:

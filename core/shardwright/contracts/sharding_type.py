@@ -35,6 +35,13 @@ class ShardingType(ABC, metaclass=OpenNames):
     dataflows: ClassVar[tuple[type[Dataflow], ...]] = DATAFLOWS
     """The dataflows its layouts use."""
 
+    answers_by_shape: ClassVar[bool] = False
+    """Whether the answers depend on nothing of a table but its shape, data type, pooling, weights and optimizer.
+
+    Then the planner asks once for all tables that are alike. Leave it ``False`` for a type that looks at a
+    table's name, module or features, or at constraints other than ``sharding_types`` and ``min_partition``.
+    """
+
     @abstractmethod
     def layouts(
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints

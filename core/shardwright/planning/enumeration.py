@@ -11,7 +11,7 @@ from attrs import frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.sharding_type import ShardingType
-from shardwright.errors import PlanningError, UnknownNameError
+from shardwright.errors import PlanningError, UnknownNameError, UnknownPluginError
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.layouts import Layout
 from shardwright.planning.options import FREE, Ints, Options, Refusal
@@ -63,7 +63,10 @@ def enumerate_options(
     for table in tables:
         rule = constraints.of(table)
         collected.add_table(_as_constrained(table, rule), rule, batch_size)
-        _enumerate_table(collected, catalogue, rule)
+        try:
+            _enumerate_table(collected, catalogue, rule)
+        except UnknownPluginError as error:
+            raise UnknownPluginError(f"constraints for table {table.describe()}: {error}") from error
     return collected.finish(catalogue)
 
 
@@ -82,8 +85,7 @@ def _enumerate_table(collected: _Columns, catalogue: _Catalogue, rule: Parameter
     kernels = catalogue.kernels_for(table, rule, refusals)
     before = len(collected.option_table)
     for code in catalogue.types_for(rule):
-        for layout in catalogue.layouts(code, table, rule, refusals):
-            shape = _Shape.of(layout)
+        for layout, shape in catalogue.layouts(code, table, rule, refusals):
             for kernel in kernels:
                 requests = catalogue.requests(kernel, table, shape, refusals)
                 if requests is not None:
@@ -112,7 +114,8 @@ def _no_option(
         f"constraints: {asked or 'none'}. Refused: {reasons}. "
         f"Known sharding types: {', '.join(catalogue.plugins.sharding_types.names) or 'none'}; "
         f"compute kernels: {', '.join(catalogue.plugins.compute_kernels.names) or 'none'}. "
-        f"Loosen constraints[{table.name!r}], or change what the refusals name."
+        + (f"Loosen constraints[{table.name!r}], or change" if asked else "Change")
+        + " what the refusals name."
     )
 
 
@@ -137,6 +140,43 @@ class _Shape:
         return cls(rows[parts], columns, np.array(ranks, dtype=np.int64), widths, width)
 
 
+@frozen(eq=False)
+class _Offer:
+    """What a sharding type answered for a table: layouts, or the reason why there are none."""
+
+    layouts: tuple[tuple[Layout, _Shape], ...] = ()
+    reason: str = ""
+
+    @classmethod
+    def of(
+        cls, kind: ShardingType, table: TableSpec, topology: Topology, rule: ParameterConstraints
+    ) -> _Offer:
+        try:
+            answer = kind.supports(table, topology)
+            if answer is not True:
+                return cls(reason=str(answer))
+            layouts = tuple((layout, _Shape.of(layout)) for layout in kind.layouts(table, topology, rule))
+        except Exception as error:
+            # A plugin's code: whatever it raises, the user must learn whose it is.
+            raise PlanningError(
+                f"sharding type {kind.name!r} failed for table {table.describe()}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        for layout, shape in layouts:
+            if shape.rank.max() >= topology.world_size:
+                raise PlanningError(
+                    f"sharding type {kind.name!r} broke its contract: a block of its layout {layout.variant!r} of "
+                    f"table {table.describe()} is on rank {shape.rank.max()} of {topology.world_size} ranks"
+                )
+        return cls(layouts, "" if layouts else "offers no layout for this table")
+
+
+def _alike(table: TableSpec) -> tuple[Any, ...]:
+    """What tables have in common for which a sharding type that answers by shape is asked once."""
+    shape = (table.num_embeddings, table.embedding_dim, table.data_type)
+    return (*shape, table.pooling, table.is_weighted, table.optimizer)
+
+
 class _Catalogue:
     """The sharding types and kernels in use, with codes, and what they answered."""
 
@@ -148,6 +188,7 @@ class _Catalogue:
         self.kernels: dict[str, ComputeKernel] = {}
         self.request_codes: dict[tuple[int, KernelRequest], int] = {}
         self._answers: dict[tuple[int, KernelRequest], str] = {}
+        self._offers: dict[Any, _Offer] = {}
 
     def types_for(self, rule: ParameterConstraints) -> list[int]:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
@@ -172,15 +213,16 @@ class _Catalogue:
 
     def layouts(
         self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
-    ) -> list[Layout]:
+    ) -> Sequence[tuple[Layout, _Shape]]:
         """What a sharding type offers for ``table``; a refusal if that is nothing."""
         kind = list(self.types.values())[code]
-        answer = kind.supports(table, self.topology)
-        layouts = list(kind.layouts(table, self.topology, rule)) if answer is True else []
-        if not layouts:
-            reason = answer if isinstance(answer, str) else "offers no layout for this table"
-            refusals.append(Refusal(table.path, "sharding type", kind.name, reason))
-        return layouts
+        key = (code, _alike(table), rule.sharding_types, rule.min_partition)
+        offer = self._offers.get(key) if kind.answers_by_shape else None
+        if offer is None:
+            offer = self._offers[key] = _Offer.of(kind, table, self.topology, rule)
+        if offer.reason:
+            refusals.append(Refusal(table.path, "sharding type", kind.name, offer.reason))
+        return offer.layouts
 
     def requests(self, kernel: int, table: TableSpec, shape: _Shape, refusals: list[Refusal]) -> Ints | None:
         """The request code of each block, or ``None`` if the kernel refuses one of them."""

@@ -17,6 +17,11 @@ from shardwright.planning.space import SearchSpace, estimate_costs
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.text import bytes_text
 
+_MORE = (
+    " More ranks or memory, a smaller data type or storage_reservation, or a sharding type or kernel that needs "
+    "less of it on one rank would help."
+)
+
 
 def explain_no_plan(
     space: SearchSpace, result: SearchResult, request: Request, parts: Parts, *, here: bool
@@ -25,7 +30,7 @@ def explain_no_plan(
     too_large = _table_too_large(space)
     if too_large is not None:
         table, text = too_large
-        return NoPlanError(text + _what_would_fit(space, table, request, parts, here=here))
+        return NoPlanError(text + (_what_would_fit(space, table, request, parts, here=here) or _MORE))
     together = _too_much_together(space)
     if together:
         return NoPlanError(together)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -158,11 +159,8 @@ def fold_requests(options: Options) -> Mapping[tuple[int, int], Ints]:
     Returns:
         ``{(request, rows): shard indices}``.
     """
-    keys = np.stack([options.request, options.num_rows], axis=1)
-    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
-    order = np.argsort(inverse, kind="stable")
-    cuts = np.searchsorted(inverse[order], np.arange(len(distinct) + 1))
-    return {
-        (int(request), int(rows)): order[cuts[index] : cuts[index + 1]]
-        for index, (request, rows) in enumerate(distinct)
-    }
+    order = np.lexsort((options.num_rows, options.request))
+    request, rows = options.request[order], options.num_rows[order]
+    changes = np.flatnonzero((np.diff(request) != 0) | (np.diff(rows) != 0)) + 1
+    starts = [0, *changes.tolist(), len(order)] if len(order) else []
+    return {(int(request[start]), int(rows[start])): order[start:stop] for start, stop in pairwise(starts)}

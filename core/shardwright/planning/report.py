@@ -84,7 +84,11 @@ class Report:
         ]
         header = ("rank", *space.tiers, "time (ms)", "input (MB)", "output (MB)", "shards")
         yield aligned(header, rows)
-        yield "  memory: weights, optimizer state, input and output; input, output: per step; MB = 10^6 bytes"
+        reserved = self.inputs["storage_reservation"]["value"]
+        yield (
+            f"  memory: weights, optimizer state, input and output; {reserved:.0%} of {space.tiers[0]} is kept free\n"
+            "  input, output: per step, MB = 10^6 bytes; time: of all shards together"
+        )
 
     def _tables(self) -> Iterator[str]:
         space, options = self.space, self.space.options
@@ -118,8 +122,9 @@ class Report:
             tables.setdefault((refusal.kind, refusal.name, refusal.reason), []).append(refusal.table)
         taken_by = {table.path: name for table, name in zip(options.tables, taken, strict=True)}
         for (kind, name, reason), paths in tables.items():
-            instead = ", ".join(sorted({repr(taken_by[path]) for path in paths}))
-            took = f"; {instead} taken" if kind == "compute kernel" else ""
+            took = (
+                _taken_instead(name, {taken_by[path] for path in paths}) if kind == "compute kernel" else ""
+            )
             whom = repr(paths[0]) if len(paths) == 1 else f"{len(paths)} tables ({paths[0]!r}, ...)"
             yield f"  {kind} {name!r} refused for {whom}: {reason}{took}"
 
@@ -127,8 +132,21 @@ class Report:
         yield "assumed, because not given:"
         for name, data in self.inputs.items():
             if data["provenance"] == "assumed":
-                value = bytes_text(data["value"]) if name.endswith("_cap") else data["value"]
-                yield f"  {name} = {value} ({data.get('source', '')})"
+                yield f"  {name} = {_value_text(name, data['value'])} ({data.get('source', '')})"
+
+
+def _taken_instead(refused: str, taken: set[str]) -> str:
+    """What was taken; a kernel that was refused for some layouts may have been taken with another."""
+    others = ", ".join(repr(name) for name in sorted(taken - {refused}))
+    return f"; {others} taken" if others else f"; {refused!r} taken with another layout"
+
+
+def _value_text(name: str, value: Any) -> str:
+    if name.endswith("_cap"):
+        return bytes_text(value)
+    if name.endswith("_bw"):
+        return f"{bytes_text(1000 * value)}/s"
+    return str(value)
 
 
 def _share(used: float, capacity: float) -> str:

@@ -108,9 +108,10 @@ class Topology:
         given.note("world_size", world_size)
         given.note("compute_device", compute_device)
         given.choose("local_world_size", local_world_size, world_size, "all ranks on one host")
-        if compute_device == HOST_DEVICE and hbm_cap is not None:
+        if compute_device == HOST_DEVICE and (hbm_cap, hbm_mem_bw) != (None, None):
             raise InvalidInputError(
-                f"hbm_cap={hbm_cap} was given, but {compute_device!r} has host memory only; give ddr_cap"
+                f"hbm_cap={hbm_cap} and hbm_mem_bw={hbm_mem_bw} were given, but {compute_device!r} has host memory "
+                "only; give ddr_cap and ddr_mem_bw"
             )
         caps, bandwidths = {"hbm": hbm_cap, "ddr": ddr_cap}, {"hbm": hbm_mem_bw, "ddr": ddr_mem_bw}
         capacities: dict[str, tuple[int, ...]] = {}
@@ -133,10 +134,10 @@ class Topology:
             world_size=world_size,
             compute_device=compute_device,
             local_world_size=local,
-            memory_bytes=MappingProxyType(capacities),
-            memory_bandwidths=MappingProxyType(speeds),
-            link_bandwidths=MappingProxyType(links),
-            provenance=MappingProxyType(given.values),
+            memory_bytes=capacities,
+            memory_bandwidths=speeds,
+            link_bandwidths=links,
+            provenance=given.values,
         )
 
     @property

@@ -84,7 +84,7 @@ class BatchReader:
         positions = self._positions(features)
         bounds = features.offset_per_key()
         spans = [(bounds[position], bounds[position + 1]) for position in positions]
-        values = features.values().to(torch.int64).contiguous()  # its bytes are sent
+        values = _in_a_row(features.values().to(torch.int64))  # its bytes are sent
         ids = [values[start:stop] for start, stop in spans]
         self._check_ids(ids)
         lengths = features.lengths().to(torch.int32).view(len(bounds) - 1, features.stride())
@@ -92,7 +92,7 @@ class BatchReader:
             lengths = lengths[positions]
         weights = None
         if self._is_weighted:
-            all_weights = features.weights().detach().to(torch.float32).contiguous()
+            all_weights = _in_a_row(features.weights().detach().to(torch.float32))
             weights = [all_weights[start:stop] for start, stop in spans]
         return FeatureBatch(lengths, ids, weights)
 
@@ -114,3 +114,9 @@ class BatchReader:
             if int(low) < 0 or int(high) >= num_rows:
                 position = int(((values < 0) | (values >= num_rows)).nonzero()[0, 0])
                 raise BatchProblem(Problem(Status.ID_OUT_OF_RANGE, index, int(values[position]), position))
+
+
+def _in_a_row(tensor: Tensor) -> Tensor:
+    """The values one after the other, as they must be to be viewed as bytes."""
+    # An empty tensor may have a stride of 0 (numpy makes such), which torch calls contiguous but does not view.
+    return tensor.contiguous() if tensor.numel() else tensor.new_empty(tensor.shape)

@@ -31,6 +31,7 @@ class ColumnWise(ShardingType):
 
     name: ClassVar[str] = "column_wise"
     abbreviation: ClassVar[str] = "CW"
+    answers_by_shape: ClassVar[bool] = True
 
     def layouts(
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints

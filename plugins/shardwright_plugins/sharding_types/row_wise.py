@@ -20,10 +20,12 @@ class RowWise(ShardingType):
 
     name: ClassVar[str] = "row_wise"
     abbreviation: ClassVar[str] = "RW"
+    answers_by_shape: ClassVar[bool] = True
 
     def layouts(
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
     ) -> Iterable[Layout]:
         """One block a rank."""
         rows = RowsRange(table.num_embeddings, parts=topology.world_size)
-        yield Layout([Block(part, table.all_columns, rank=rank) for rank, part in enumerate(rows)])
+        columns = table.all_columns
+        yield Layout([Block(part, columns, rank=rank) for rank, part in enumerate(rows)])

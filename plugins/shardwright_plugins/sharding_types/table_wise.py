@@ -17,6 +17,7 @@ class TableWise(ShardingType):
 
     name: ClassVar[str] = "table_wise"
     abbreviation: ClassVar[str] = "TW"
+    answers_by_shape: ClassVar[bool] = True
 
     def layouts(
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints

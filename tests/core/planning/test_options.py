@@ -3,9 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shardwright.contracts import ShardingType
 from shardwright.errors import PlanningError, UnknownPluginError
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.options import FREE, fold_requests
 from shardwright.planning.tables import PoolingType, TableSpec
@@ -134,7 +136,10 @@ def test_enumerate_nothing_left_raises_with_every_reason():
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        ({"sharding_types": ["wohle"]}, r"no sharding type 'wohle'.*Did you mean 'whole'\?"),
+        (
+            {"sharding_types": ["wohle"]},
+            r"constraints for table 't' .*: no sharding type 'wohle'.*Did you mean 'whole'\?",
+        ),
         ({"compute_kernels": ["plane"]}, r"no compute kernel 'plane'.*Did you mean 'plain'\?"),
     ],
 )
@@ -168,3 +173,51 @@ def test_fold_requests_covers_each_shard_once():
     for (request, rows), shards in folded.items():
         assert set(options.request[shards].tolist()) == {request}
         assert set(options.num_rows[shards].tolist()) == {rows}
+
+
+@pytest.mark.parametrize(("by_shape", "asked"), [(True, ["a", "c"]), (False, ["a", "b", "c"])])
+def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_with, by_shape, asked):
+    seen = []
+
+    class Asked(ShardingType):
+        name, abbreviation, answers_by_shape = "asked", "AS", by_shape
+
+        def layouts(self, table, topology, constraints):
+            seen.append(table.name)
+            yield Layout([Block(table.all_rows, table.all_columns)])
+
+    tables = [TableSpec("a", 10, 8, ["f"]), TableSpec("b", 10, 8, ["g", "h"]), TableSpec("c", 11, 8, ["i"])]
+    with host_with(sharding_types=[Asked]):
+        options = options_of(*tables)
+    assert seen == asked
+    assert options.num_rows.tolist() == [10, 10, 10, 10, 11, 11]
+
+
+def test_enumerate_type_that_raises_is_named_with_the_table(host_with):
+    class Raises(ShardingType):
+        name, abbreviation = "raises", "RA"
+
+        def layouts(self, table, topology, constraints):
+            raise KeyError("no such shape")
+
+    with (
+        host_with(sharding_types=[Raises]),
+        pytest.raises(PlanningError, match=r"sharding type 'raises' failed for table 't' .*KeyError"),
+    ):
+        options_of(TABLE)
+
+
+def test_enumerate_type_that_places_a_block_on_no_rank_is_named(host_with):
+    class Beyond(ShardingType):
+        name, abbreviation = "beyond", "BE"
+
+        def layouts(self, table, topology, constraints):
+            yield Layout([Block(table.all_rows, table.all_columns, rank=topology.world_size)])
+
+    with (
+        host_with(sharding_types=[Beyond]),
+        pytest.raises(
+            PlanningError, match=r"sharding type 'beyond' broke its contract: .* on rank 2 of 2 ranks"
+        ),
+    ):
+        options_of(TABLE)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import shardwright
-from shardwright.contracts import Estimator, Proposer
+from shardwright.contracts import Estimator, Proposer, ShardingType
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError, UnknownPluginError
 from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.layouts import Block, Layout, RowsRange
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
@@ -202,6 +203,11 @@ def test_no_plan_table_too_large_says_what_would_fit():
     assert "'slices'" not in text  # 800 B on rank 0, which has 750
 
 
+def test_no_plan_table_too_large_without_constraints_says_what_would_help():
+    with pytest.raises(NoPlanError, match=r"the emptiest rank \(0\) has 170 B.*More ranks or memory"):
+        planner(cap=200).plan_tables([TableSpec("big", 100, 4, ["f"])])
+
+
 def test_no_plan_table_too_large_names_the_type_to_allow():
     rule = ParameterConstraints(sharding_types=["whole"])
     with pytest.raises(NoPlanError) as caught:
@@ -252,6 +258,7 @@ def test_public_names_are_those_of_torchrec():
 def test_planning_imports_no_torch():
     source = """
 import sys
+from shardwright.planning.layouts import Block, Layout, RowsRange
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
@@ -259,3 +266,18 @@ from shardwright.planning import document, failure, report
 assert "torch" not in sys.modules, "torch"
 """
     subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
+
+
+def test_plan_tables_layout_that_leaves_rows_out_names_the_type(host_with):
+    class Forgets(ShardingType):
+        name, abbreviation = "forgets", "FO"
+
+        def layouts(self, table, topology, constraints):
+            rows = RowsRange(table.num_embeddings, parts=2)
+            yield Layout([Block(rows[0], table.all_columns)])
+
+    with (
+        host_with(sharding_types=[Forgets]),
+        pytest.raises(PlanningError, match=r"sharding type 'forgets' broke its contract: .*row part 1"),
+    ):
+        planner().plan_tables(TABLES)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.core.planning.conftest import Plain, make_host
 
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.optimizers import OptimizerSpec
@@ -9,6 +10,7 @@ from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.text import bytes_text
 from shardwright.planning.topology import Topology
+from shardwright.plugins import use_host
 
 
 def lines_of(tables, **arguments):
@@ -37,6 +39,28 @@ def test_report_says_which_kernel_was_refused_and_which_taken_instead():
         "compute kernel 'plain' refused for 2 tables ('t', ...): plain knows no adam; 'thorough' taken"
         in lines
     )
+
+
+def test_report_kernel_refused_for_some_layouts_only_says_so():
+    class WholeRows(Plain):
+        name = "whole_rows"
+
+        def supports(self, request):
+            return "columns are cut" if request.cuts_columns else True
+
+    with use_host(make_host(compute_kernels=[WholeRows])):
+        lines = lines_of([TableSpec("t", 10, 8, ["f"])])
+    assert (
+        "compute kernel 'whole_rows' refused for 't': columns are cut; 'whole_rows' taken with another layout"
+    ) in lines
+
+
+def test_report_assumptions_have_units():
+    planner = EmbeddingShardingPlanner(Topology(2, "cuda"))
+    planner.plan_tables([TableSpec("t", 10, 8, ["f"])])
+    lines = str(planner.report).splitlines()
+    assert "  hbm_cap = 32.0 GiB (TorchRec 1.8 default)" in lines
+    assert "  hbm_mem_bw = 897.0 GiB/s (TorchRec 1.8 default)" in lines
 
 
 def test_report_lists_what_was_assumed_and_only_that():

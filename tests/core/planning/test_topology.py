@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -46,9 +48,17 @@ def test_topology_of_an_accelerator_tells_device_from_host():
     assert (topology.tier_of("device"), topology.tier_of("host")) == ("hbm", "ddr")
 
 
-def test_topology_hbm_for_the_host_device_raises():
-    with pytest.raises(InvalidInputError, match="host memory only; give ddr_cap"):
-        Topology(2, "cpu", hbm_cap=10)
+@pytest.mark.parametrize("argument", ["hbm_cap", "hbm_mem_bw"])
+def test_topology_hbm_for_the_host_device_raises(argument):
+    with pytest.raises(InvalidInputError, match=rf"{argument}=10.* host memory only; give ddr_cap"):
+        Topology(2, "cpu", **{argument: 10})
+
+
+def test_topology_can_be_sent_to_other_processes():
+    topology = Topology(2, "cuda", hbm_cap=[1, 2])
+    again = pickle.loads(pickle.dumps(topology))
+    assert again == topology
+    assert again.provenance == topology.provenance
 
 
 def test_topology_further_tiers_and_links_are_names():

@@ -65,6 +65,9 @@ def demo(
 
 
 def _run(settings: DemoSettings, json: Path | None) -> None:
+    from rich.console import Console
+
+    _check_devices(settings)
     from shardwright.cli.demo.launch import launch
     from shardwright.cli.demo.rank import run_rank
 
@@ -73,10 +76,32 @@ def _run(settings: DemoSettings, json: Path | None) -> None:
     except KeyboardInterrupt:
         typer.echo("interrupted: all ranks are ended", err=True)
         raise typer.Exit(130) from None
+    finally:
+        # A rank that was ended amid a progress bar has left the terminal without one.
+        Console().show_cursor()
     typer.echo(str(result))
     if json is not None:
         result.write(json)
         typer.echo(f"written:      {json}")
+
+
+def _check_devices(settings: DemoSettings) -> None:
+    """Check that this machine has a device for each rank.
+
+    Raises:
+        InvalidInputError: If it has none of the kind, or too few.
+    """
+    if settings.device == "cpu":
+        return
+    import torch
+
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    count = torch.accelerator.device_count() if found and found.type == settings.device else 0
+    if count < settings.ranks:
+        raise InvalidInputError(
+            f"--device {settings.device}: {settings.ranks} ranks need as many devices, and torch "
+            f"{torch.__version__} finds {count} here. Use fewer --ranks, or --device cpu."
+        )
 
 
 def _files(first: Sequence[Path] | None, more: Sequence[Path] | None) -> tuple[Path, ...]:

@@ -62,7 +62,7 @@ class DLRM(nn.Module):
         # The lookup is begun first and waited for last: a sharded one talks to other ranks meanwhile.
         pooled = self.embeddings(features)
         bottom = self.bottom(dense)
-        vectors = pooled.values().view(-1, self._num_tables, self._embedding_dim)
+        vectors = pooled.values().view(len(dense), self._num_tables, self._embedding_dim)
         logits: Tensor = self.top(interact(bottom, vectors)).squeeze(1)
         return logits
 

@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from shardwright import errors
 from shardwright.errors import DistributedError
 
 __all__ = ["launch"]
@@ -62,18 +63,15 @@ def launch(entrypoint: Callable[..., Any], *arguments: Any, ranks: int) -> Any:
 
 @contextmanager
 def _calm_elastic() -> Iterator[None]:
-    """Keep the launcher from logging what is raised, and let it wait less than its half a minute."""
-    names = ("torch.distributed.elastic", "torch.distributed.launcher")
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
+    """Keep the launcher from logging what is raised anyway, and from waiting its half a minute for the ranks."""
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_S))
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+    # This process does nothing but wait; torch gives each of its loggers a level of its own.
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(level)
 
 
 def _tell(rank: int, failure: ProcessFailure, ranks: int) -> str:
@@ -82,7 +80,12 @@ def _tell(rank: int, failure: ProcessFailure, ranks: int) -> str:
     # A text, or what the rank's error file holds.
     message: Any = failure.message
     if isinstance(message, dict):
-        return f"{who} failed: {message.get('message', message)}"
+        text = str(message.get("message", message))
+        is_ours = hasattr(errors, text.partition(":")[0])
+        traceback = (
+            "" if is_ours else "\n" + str(message.get("extraInfo", {}).get("py_callstack", "")).rstrip()
+        )
+        return f"{who} failed: {text}{traceback}"
     if failure.exitcode < 0:
         return f"{who} was killed by signal {-failure.exitcode} ({failure.signal_name()}); the job is ended."
     return f"{who} ended with exit code {failure.exitcode} before its work was done; the job is ended."

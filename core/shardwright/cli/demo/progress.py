@@ -42,7 +42,7 @@ class _Lines:
         self._what = what
         self._total = total
         self._done = 0
-        self._next_at = time.monotonic() + _SECONDS_BETWEEN_LINES
+        self._next_at = time.monotonic()
 
     def advance(self, note: str = "") -> None:
         self._done += 1

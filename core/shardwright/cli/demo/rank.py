@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from shardwright.cli.demo.result import DemoResult, area_under_curve
 from shardwright.cli.demo.settings import DemoSettings, make_source
 from shardwright.plugins import host
 
-__all__ = ["run_rank"]
+__all__ = ["run_rank", "train_and_evaluate"]
 
 # How long a rank whose work failed stays: see `_outliving_the_cause`.
 _LINGER_S = 3.0
@@ -32,18 +33,28 @@ _LINGER_S = 3.0
 
 @record
 def run_rank(settings: DemoSettings) -> DemoResult | None:
-    """Train and evaluate as one rank of a job that torch's launcher started.
-
-    Every rank, in this order: 1. joins the process group, 2. plans and shards, 3. trains, 4. evaluates.
+    """Be one rank of a job that torch's launcher started: join the process group, train, evaluate.
 
     Returns:
         The result on rank 0, None elsewhere.
     """
     # There may be as many ranks as cores; and sums in one thread have one order: a run can be repeated.
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, _interrupt)
     with _outliving_the_cause(), _process_group(settings.device) as device:
-        env = ShardingEnv.from_process_group(dist.group.WORLD, device_type=device.type)
-        return _Run(settings, env, device).result()
+        return train_and_evaluate(settings, device)
+
+
+def train_and_evaluate(settings: DemoSettings, device: torch.device) -> DemoResult | None:
+    """Do the demo's work on this rank of the process group.
+
+    Every rank makes this call. Each, in this order: 1. plans and shards, 2. trains, 3. evaluates.
+
+    Returns:
+        The result on rank 0, None elsewhere.
+    """
+    env = ShardingEnv.from_process_group(dist.group.WORLD, device_type=device.type)
+    return _Run(settings, env, device).result()
 
 
 class _Run:
@@ -154,14 +165,19 @@ def _process_group(device_type: str) -> Iterator[torch.device]:
     if device_type != "cpu":
         device = torch.device(device_type, int(os.environ["LOCAL_RANK"]))
         torch.accelerator.set_device_index(device.index)
-    dist.init_process_group(backend_for(device_type))
-    try:
-        yield device
-    finally:
-        dist.destroy_process_group()
+    dist.init_process_group(_backend_for(device_type))
+    yield device
+    # Only where all went well: else the process ends, and must not wait for ranks that are gone.
+    dist.destroy_process_group()
 
 
-def backend_for(device_type: str) -> str:
+def _interrupt(number: int, frame: object) -> None:
+    """End this rank once: Ctrl-C comes from the terminal, and again from the launcher."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _backend_for(device_type: str) -> str:
     """The name of a comm backend for tensors of a device: one that prefers it, or else one that can."""
     entries = host().comm_backends.entries
     able = [name for name, entry in entries.items() if device_type in entry.item.devices]

@@ -134,14 +134,17 @@ class GenerativeModel:
     def _uniforms(self, numbers: range, stream: int) -> NDArray[np.float64]:
         """[uniforms of an example, B] numbers in (0, 1), from the examples' places in the sequence."""
         generator = np.random.Philox(key=[self.seed, stream], counter=numbers.start * _BLOCKS_PER_EXAMPLE)
-        words = generator.random_raw(len(numbers) * _BLOCKS_PER_EXAMPLE * _UNIFORMS_PER_BLOCK // 2)
-        halves = words.astype("<u8").view("<u4").reshape(len(numbers), -1)
-        uniforms: NDArray[np.float64] = (halves.T + 0.5) / 2.0**32
+        num_uniforms = _BLOCKS_PER_EXAMPLE * _UNIFORMS_PER_BLOCK
+        words = generator.random_raw(len(numbers) * num_uniforms // 2)
+        halves = words.astype("<u8").view("<u4")
+        by_example = halves.reshape(len(numbers), num_uniforms)
+        uniforms: NDArray[np.float64] = (by_example.T + 0.5) / 2.0**32
         return uniforms
 
     def _dense_effects(self, dense: NDArray[np.float64]) -> NDArray[np.float64]:
         """[B] a bent function of the dense features, deviation near 1."""
-        linear = dense @ self._dense_weights
+        # Summed column by column: a matrix product rounds otherwise in slices of other sizes.
+        linear = sum(weight * dense[:, column] for column, weight in enumerate(self._dense_weights))
         bend = (dense[:, 0] ** 2 - 1.0) / np.sqrt(2.0)
         effects: NDArray[np.float64] = 0.8 * linear + 0.6 * bend
         return effects

@@ -1,0 +1,252 @@
+"""Plans of any shape, and kernels that are loops: the engine is tested with no installed plugin loaded."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from hypothesis import strategies as st
+
+from shardwright import hookimpl
+from shardwright.contracts import ComputeKernel
+from shardwright.modules.embedding_modules import EmbeddingBagCollection
+from shardwright.planning.layouts import (
+    Block,
+    ColumnRange,
+    Layout,
+    RowMap,
+    RowsModulo,
+    RowsRange,
+    RowsSplit,
+)
+from shardwright.planning.plan import ParameterSharding
+from shardwright.planning.tables import EmbeddingBagConfig
+from shardwright.plugins import PluginHost
+from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.exchange_plan import ExchangePlan, plan_exchange
+from shardwright.runtime.lookup import Lookup
+from shardwright.runtime.sharders import EmbeddingBagCollectionSharder
+from shardwright.sparse import KeyedJaggedTensor
+
+torch.set_num_threads(1)
+RATE = 0.5
+
+
+class LoopLookup(Lookup):
+    """Bag by bag; plain SGD in the backward pass."""
+
+    def __init__(self, blocks, *, batch_major):
+        self.blocks, self._batch_major = blocks, batch_major
+        self._rate = blocks[0].request.optimizer.learning_rate
+        self._weights = [torch.zeros(spec.block.num_rows, spec.block.num_columns) for spec in blocks]
+        self._block_of_slot = [index for index, spec in enumerate(blocks) for _ in range(spec.num_slots)]
+
+    def _bags(self, bags):
+        """Source, slot and sample of each bag, its ids and their weights."""
+        start = bag = 0
+        for source, size in enumerate(bags.batch_sizes):
+            for slot in range(bags.num_slots):
+                for sample in range(size):
+                    stop = start + int(bags.lengths[bag])
+                    weights = torch.ones(stop - start) if bags.weights is None else bags.weights[start:stop]
+                    yield source, slot, sample, bags.ids[start:stop], weights
+                    start, bag = stop, bag + 1
+
+    def _regions(self, flat, bags):
+        """For each source and slot a view `[B_w, D]` into the flat results."""
+        dims = [self.blocks[index].block.num_columns for index in self._block_of_slot]
+        regions, start = [], 0
+        for size in bags.batch_sizes:
+            own = flat[start : start + size * sum(dims)]
+            start += own.numel()
+            if self._batch_major:
+                regions.append(own.view(size, sum(dims)).split(dims, 1))
+            else:
+                pieces = own.split([size * dim for dim in dims])
+                regions.append([piece.view(size, dim) for piece, dim in zip(pieces, dims, strict=True)])
+        return regions
+
+    def forward(self, bags, *, training):
+        dims = sum(self.blocks[index].block.num_columns for index in self._block_of_slot)
+        flat = torch.zeros(bags.batch_size * dims)
+        regions = self._regions(flat, bags)
+        for source, slot, sample, ids, weights in self._bags(bags):
+            rows = self._weights[self._block_of_slot[slot]][ids]
+            regions[source][slot][sample] = (rows * weights[:, None]).sum(0)
+        return flat, bags if training else None
+
+    def backward(self, saved, gradient):
+        regions = self._regions(gradient, saved)
+        for source, slot, sample, ids, weights in self._bags(saved):
+            change = weights[:, None] * regions[source][slot][sample] * -self._rate
+            self._weights[self._block_of_slot[slot]].index_add_(0, ids, change)
+        return ()
+
+    def weight(self, block):
+        return self._weights[block]
+
+    def set_learning_rate(self, learning_rate):
+        self._rate = learning_rate
+
+
+class Loop(ComputeKernel):
+    name, aliases = "loop", ("looped",)
+
+    def supports(self, request):
+        return True if request.optimizer and request.optimizer.name == "sgd" else "it runs sgd only"
+
+    def memory_bytes(self, request, num_rows):
+        return {"device": 4 * num_rows * request.num_columns}
+
+    def build(self, blocks, *, device):
+        return LoopLookup(blocks, batch_major=self.batch_major)
+
+
+class LoopBySample(Loop):
+    """The other order of results."""
+
+    name, aliases, batch_major = "loop_by_sample", (), True
+
+
+class Kernels:
+    @hookimpl
+    def shardwright_compute_kernels(self):
+        return [Loop, LoopBySample]
+
+
+def host_with_loops() -> PluginHost:
+    return PluginHost(entry_points=(), plugins={"loops": Kernels()}, environment={})
+
+
+@frozen
+class RowsMirrored(RowMap):
+    """A row map that is no slice: the last row comes first, parts are dealt round-robin."""
+
+    name = "mirrored"
+    num_rows: int
+    parts: int
+
+    @property
+    def num_parts(self):
+        return self.parts
+
+    def part_of(self, ids):
+        return (self.num_rows - 1 - ids) % self.parts
+
+    def local_row_of(self, ids):
+        return (self.num_rows - 1 - ids) // self.parts
+
+    def rows_of(self, part):
+        return np.arange(self.num_rows)[::-1][part :: self.parts].copy()
+
+
+@frozen
+class Cut:
+    """A table, and how it is cut and placed: block `i` on `ranks[i % len(ranks)]`."""
+
+    rows: int
+    dim: int
+    features: tuple[str, ...]
+    pooling: str = "SUM"
+    row_map: RowMap | None = None
+    edges: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = (0,)
+    kernel: str = "loop"
+
+    def layout(self) -> Layout:
+        edges = [0, *sorted({edge for edge in self.edges if 0 < edge < self.dim}), self.dim]
+        row_map = self.row_map or RowsRange(self.rows, parts=1)
+        blocks = [
+            Block(part, ColumnRange(start, stop)) for part in row_map for start, stop in pairwise(edges)
+        ]
+        return Layout(blocks).placed([self.ranks[index % len(self.ranks)] for index in range(len(blocks))])
+
+
+@frozen
+class Cuts:
+    """Tables of one collection over some ranks."""
+
+    tables: tuple[Cut, ...] = field(converter=tuple)
+    world_size: int
+    is_weighted: bool = False
+
+    @property
+    def features(self) -> list[str]:
+        return sorted({feature for table in self.tables for feature in table.features}, reverse=True)
+
+    def configs(self) -> list[EmbeddingBagConfig]:
+        return [
+            EmbeddingBagConfig(
+                name=f"t{index}",
+                num_embeddings=table.rows,
+                embedding_dim=table.dim,
+                feature_names=list(table.features),
+                pooling=table.pooling,
+            )
+            for index, table in enumerate(self.tables)
+        ]
+
+    def module(self, device: str = "cpu") -> EmbeddingBagCollection:
+        torch.manual_seed(3)
+        return EmbeddingBagCollection(self.configs(), is_weighted=self.is_weighted, device=device)
+
+    def shardings(self) -> dict[str, ParameterSharding]:
+        return {
+            f"t{index}": ParameterSharding("cut", table.kernel, table.layout())
+            for index, table in enumerate(self.tables)
+        }
+
+    def plan(self) -> ExchangePlan:
+        specs = SHARDER.tables(self.module("meta"))
+        return plan_exchange(specs, self.shardings(), world_size=self.world_size, device_type="cpu")
+
+    def shard(self, env: ShardingEnv, module: EmbeddingBagCollection) -> Any:
+        return SHARDER.shard(module, self.shardings(), env, "cpu")
+
+    def batch(self, batch_size: int, seed: int = 0, *, max_length: int = 3) -> KeyedJaggedTensor:
+        generator = torch.Generator().manual_seed(seed)
+        values, lengths = [], []
+        for feature in self.features:
+            rows = min(table.rows for table in self.tables if feature in table.features)
+            lengths.append(torch.randint(0, max_length + 1, (batch_size,), generator=generator))
+            values.append(torch.randint(0, rows, (int(lengths[-1].sum()),), generator=generator))
+        ids = torch.cat(values)
+        weights = torch.rand(ids.numel(), generator=generator) if self.is_weighted else None
+        return KeyedJaggedTensor(
+            keys=self.features, values=ids, lengths=torch.cat(lengths).int(), weights=weights
+        )
+
+
+SHARDER = EmbeddingBagCollectionSharder({"optimizer": "sgd", "learning_rate": RATE})
+
+
+@st.composite
+def cut_tables(draw: st.DrawFn, world_size: int) -> Cut:
+    rows, dim = draw(st.integers(1, 12)), draw(st.integers(1, 6))
+    kind = draw(st.sampled_from([None, RowsRange, RowsModulo, RowsMirrored, RowsSplit]))
+    if kind is RowsSplit:
+        inner = sorted(draw(st.lists(st.integers(0, rows), max_size=3)))
+        row_map: RowMap | None = RowsSplit((0, *inner, rows))
+    else:
+        row_map = None if kind is None else kind(rows, parts=draw(st.integers(1, 4)))
+    return Cut(
+        rows,
+        dim,
+        tuple(draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True))),
+        draw(st.sampled_from(["SUM", "MEAN"])),
+        row_map,
+        tuple(draw(st.lists(st.integers(1, 5), max_size=2))),
+        tuple(draw(st.lists(st.integers(0, world_size - 1), min_size=1, max_size=4))),
+        draw(st.sampled_from(["loop", "loop_by_sample"])),
+    )
+
+
+@st.composite
+def cuts(draw: st.DrawFn, world_size: int | None = None) -> Cuts:
+    """Collections whose tables are cut by rows, columns or both, with empty parts, and dealt anywhere."""
+    world_size = world_size or draw(st.integers(1, 3))
+    tables = draw(st.lists(cut_tables(world_size), min_size=1, max_size=3))
+    return Cuts(tables, world_size, draw(st.booleans()))

@@ -1,0 +1,61 @@
+"""What the README shows is run, and what it lists is there. Its plugin is trained in distributed/test_stranger.py."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests import readme, stranger
+
+from shardwright.plugins import KINDS, PluginHost
+
+# Every Python block of the README, and what holds it.
+RUN_HERE = {"train.py", "plan.py"}
+RUN_ELSEWHERE = {"acme_even_first.py"}
+NOT_TO_RUN = {"hooks"}  # signatures, which tests/test_meta.py compares with the specification
+
+
+def test_readme_python_blocks_are_all_run() -> None:
+    names = Counter(block.name for block in readme.blocks() if block.language == "python")
+    assert names == Counter(RUN_HERE | RUN_ELSEWHERE | NOT_TO_RUN)
+
+
+@pytest.mark.distributed
+def test_readme_example_on_two_ranks_prints_what_it_shows(tmp_path: Path) -> None:
+    if importlib.util.find_spec("fbgemm_gpu") is None:
+        pytest.skip("the README shows the output with FBGEMM, which the extra `cpu` brings")
+    script = tmp_path / "train.py"
+    script.write_text(readme.source("train.py"))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = stranger.run_python(*torchrun, str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of("train.py")
+
+
+def test_readme_planning_with_the_plugin_prints_what_it_shows(tmp_path: Path) -> None:
+    script = tmp_path / "plan.py"
+    script.write_text(readme.source("plan.py"))
+    done = stranger.run_python(str(script), site=stranger.install(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of("plan.py")
+
+
+def test_readme_table_of_built_ins_has_each_once_and_no_other() -> None:
+    offered = [
+        (kind.title, entry.name)
+        for record in PluginHost(environment={}).plugins
+        if record.provenance.distribution == "shardwright"
+        for kind in KINDS
+        for entry in record.entries.get(kind.hook, ())
+    ]
+    assert sorted(readme.built_ins()) == sorted(offered)
+
+
+def test_readme_commands_are_the_two_of_the_project() -> None:
+    commands = [block.text.strip() for block in readme.blocks() if block.language == "bash"]
+    assert commands == [
+        "pip install -e '.[cpu]' && shardwright demo",
+        "pip install -e '.[cpu,test]' && pytest",
+    ]

@@ -7,10 +7,11 @@ from functools import partial
 
 from torch import nn
 
-from shardwright.runtime.exchange import PooledExchange
+from shardwright.runtime.engine import CollectionEngine
+from shardwright.runtime.part import Part as EnginePart
 
 
-class Part(nn.Module):
+class Anatomy(nn.Module):
     """A part without parameters that prints what it does, line by line."""
 
     def __init__(self, name: str, lines: Callable[[], list[str]]) -> None:
@@ -25,25 +26,28 @@ class Part(nn.Module):
         return "\n".join(self._lines())
 
 
-def input_dist(exchange: PooledExchange) -> Part:
-    """Collectives 1 and 2: which features go to how many slots of which rank."""
+def _parts(name: str, engine: CollectionEngine, section: str) -> nn.ModuleList:
+    def lines(part: EnginePart) -> list[str]:
+        return part.anatomy()[section]
 
-    def lines() -> list[str]:
-        plan = exchange.plan
-        return [
-            f"rank {rank}: {len(plan.slots_of(rank))} slots of "
-            f"{len({plan.streams[slot.stream].feature for slot in plan.slots_of(rank)})} features"
-            for rank in range(len(plan.groups))
-        ]
-
-    return Part("InputDist", lines)
+    return nn.ModuleList(Anatomy(name, partial(lines, part)) for part in engine.parts)
 
 
-def lookups(exchange: PooledExchange) -> nn.ModuleList:
+def input_dists(engine: CollectionEngine) -> nn.ModuleList:
+    """Where the ids go: a module for each part of the engine."""
+    return _parts("InputDist", engine, "input")
+
+
+def output_dists(engine: CollectionEngine) -> nn.ModuleList:
+    """Where the results come from: a module for each part of the engine."""
+    return _parts("OutputDist", engine, "output")
+
+
+def lookups(engine: CollectionEngine) -> nn.ModuleList:
     """The local kernel groups with their blocks."""
 
     def lines(index: int) -> list[str]:
-        group = exchange.groups[index]
+        group = engine.groups[index]
         optimizer = group.blocks[0].request.optimizer
         head = f"{group.kernel_name}, {optimizer}" if group.kernel.fuses_optimizer else group.kernel_name
         blocks = [
@@ -53,15 +57,4 @@ def lookups(exchange: PooledExchange) -> nn.ModuleList:
         ]
         return [head, *blocks]
 
-    return nn.ModuleList(Part("Lookup", partial(lines, index)) for index in range(len(exchange.groups)))
-
-
-def output_dist(exchange: PooledExchange) -> Part:
-    """Collective 3 (and 4, backward): the columns each rank contributes."""
-
-    def lines() -> list[str]:
-        widths = exchange.arrangement.widths
-        shares = ", ".join(f"rank {rank} {width}" for rank, width in enumerate(widths))
-        return [f"{exchange.plan.width} columns from {shares}"]
-
-    return Part("OutputDist", lines)
+    return nn.ModuleList(Anatomy("Lookup", partial(lines, index)) for index in range(len(engine.groups)))

@@ -78,7 +78,13 @@ class CollectionEngine:
 
 
 class EngineStep:
-    """One batch on its way through the engine: :meth:`lookup`, then :meth:`finish`, each called once."""
+    """One batch on its way through the engine: :meth:`lookup`, then :meth:`finish`, each called once.
+
+    Attributes:
+        batch: what was asked for.
+    """
+
+    batch: FeatureBatch
 
     def __init__(self, engine: CollectionEngine, features: KeyedJaggedTensor) -> None:
         self._engine = engine
@@ -87,7 +93,7 @@ class EngineStep:
         self._parts, problem, cause = _route(engine.parts, batch, problem, cause)
         peers = self._exchange_headers(batch, problem, cause)
         assert batch is not None  # else the headers raised
-        self._batch = batch
+        self.batch = batch
         for part, own in zip(self._parts, peers, strict=True):
             part.send(own)
 
@@ -155,12 +161,12 @@ class EngineStep:
             for part, step in zip(self._engine.parts, self._parts, strict=True)
             for arrival in part.arrivals
         ]
-        return self._engine.arrangement.outputs(views, places, self._batch)
+        return self._engine.arrangement.outputs(views, places, self.batch)
 
     def backward(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """Send each rank its gradients; update fused blocks, return the gradients of the others."""
         arrangement = self._engine.arrangement
-        scaled = arrangement.scaled(gradients, self._batch)
+        scaled = arrangement.scaled(gradients, self.batch)
 
         def gradient_of(part: PartStep, arrival: Arrival) -> Tensor:
             return arrangement.gradient(scaled, arrival, part.place_of(arrival))

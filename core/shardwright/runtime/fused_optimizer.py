@@ -16,7 +16,7 @@ from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.runtime.lookup import Lookup
 
 if TYPE_CHECKING:
-    from shardwright.runtime.sharded_embedding_bag import ShardedTable
+    from shardwright.runtime.sharded_table import ShardedTable
     from shardwright.runtime.table_state import LocalBlock, TableState
 
 _STEP = "step"
@@ -173,7 +173,7 @@ def _check_entries(name: str, table: ShardedTable, given: Mapping[str, Any]) -> 
 
 
 def _is_fused(state: TableState) -> bool:
-    from shardwright.runtime.exchange_plan import kernel_of
+    from shardwright.runtime.groups import kernel_of
 
     return state.table.optimizer is not None and kernel_of(state.sharding.compute_kernel).fuses_optimizer
 

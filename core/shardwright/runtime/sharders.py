@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardwright.runtime.sharded_embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from shardwright.runtime.sharded_embedding_bag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
@@ -17,8 +18,10 @@ from shardwright.runtime.sharded_module import (
 
 __all__ = [
     "EmbeddingBagCollectionSharder",
+    "EmbeddingCollectionSharder",
     "ModuleSharder",
     "ShardedEmbeddingBagCollection",
+    "ShardedEmbeddingCollection",
     "collect_tables",
     "default_sharders",
     "find_sharder",

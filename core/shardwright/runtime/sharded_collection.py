@@ -1,0 +1,163 @@
+"""What the sharded forms of all collections share: engine, tables, optimizer, state, anatomy."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from attrs import frozen
+from torch import nn
+
+from shardwright.modules.embedding_modules import TableCollection
+from shardwright.optim.fused import optimizer_spec_of
+from shardwright.planning.plan import ParameterSharding
+from shardwright.planning.tables import EmbeddingConfig, TableSpec
+from shardwright.runtime import anatomy
+from shardwright.runtime.engine import CollectionEngine, EngineStep
+from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.fused_optimizer import FusedOptimizer
+from shardwright.runtime.initialization import initialize
+from shardwright.runtime.sharded_module import ModuleSharder, check_plan_covers
+from shardwright.runtime.sharded_table import ShardedTable
+from shardwright.runtime.table_state import LocalBlock, TableState
+from shardwright.sparse import KeyedJaggedTensor
+
+
+@frozen(eq=False)
+class ShardingInputs:
+    """What a sharded collection is made from.
+
+    Args:
+        configs: the tables' configurations.
+        specs: their specifications, with optimizers.
+        params: how each is sharded, by name.
+        env: the ranks.
+        device: where this rank's blocks are.
+        is_weighted: ids carry weights.
+    """
+
+    configs: Sequence[EmbeddingConfig]
+    specs: Sequence[TableSpec]
+    params: Mapping[str, ParameterSharding]
+    env: ShardingEnv
+    device: torch.device
+    is_weighted: bool = False
+
+
+class ShardedCollection(nn.Module, ABC):
+    """A collection over many ranks.
+
+    Gradients are averaged over ranks. State dicts have the keys, shapes and dtypes of the unsharded module;
+    ``state_dict()`` gathers and must be called on every rank.
+
+    Args:
+        inputs: what it is made from.
+        tables_name: the attribute that holds the tables, part of the state-dict keys.
+    """
+
+    def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
+        super().__init__()
+        check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
+        self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.configs)
+        self._engine = CollectionEngine(
+            inputs.specs, inputs.params, env=inputs.env, device=inputs.device, is_weighted=inputs.is_weighted
+        )
+        local = _local_blocks(self._engine)
+        self._tables: dict[str, ShardedTable] = {}
+        for spec in inputs.specs:
+            own = local.get(spec.name, [])
+            state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
+            self._tables[spec.name] = ShardedTable(state, self._engine.lookups)
+        self.add_module(tables_name, nn.ModuleDict(self._tables))
+        self._input_dists = anatomy.input_dists(self._engine)
+        self._lookups = anatomy.lookups(self._engine)
+        self._output_dists = anatomy.output_dists(self._engine)
+        self._fused_optimizer = FusedOptimizer(
+            {f"{tables_name}.{name}.weight": table for name, table in self._tables.items()}, self._engine.lookups
+        )
+
+    def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
+        """Send the ids to the ranks that own their rows (headers and payload)."""
+        self._fused_optimizer.apply_learning_rates()
+        return self._engine.start(features)
+
+    def compute(self, step: EngineStep) -> EngineStep:
+        """Look up all local blocks and start to send the results home."""
+        step.lookup()
+        return step
+
+    @property
+    def fused_optimizer(self) -> FusedOptimizer:
+        """The optimizer that runs in the backward pass, as a ``KeyedOptimizer``."""
+        return self._fused_optimizer
+
+    def embedding_names(self) -> list[str]:
+        """The names of the outputs, in order."""
+        return [output.name for output in self._engine.collection.outputs]
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's blocks are."""
+        return self._device
+
+    def take_weights(self, module: TableCollection) -> None:
+        """Take the unsharded module's weights over, or make them anew, the same for any plan, if it is on ``meta``."""
+        if module.device.type == "meta":
+            self.initialize(self._env.communicator.broadcast_object(torch.initial_seed()))
+            return
+        for name, table in self._tables.items():
+            table.state.scatter(module.table_weight(name).detach(), table.weight_of)
+
+    def initialize(self, seed: int) -> None:
+        """Give all tables new initial weights, the same for any plan; ``seed`` must be the same on every rank."""
+        for config in self._configs:
+            table = self._tables[config.name]
+            for local in table.state.local:
+                path = table.state.table.path
+                initialize(table.weight_of(local), config, local.block, path=path, seed=seed)
+
+
+def _local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:
+    local: dict[str, list[LocalBlock]] = {}
+    for lookup, group in enumerate(engine.groups):
+        for index, spec in enumerate(group.blocks):
+            local.setdefault(spec.table.name, []).append(LocalBlock(spec.block, index, lookup))
+    return local
+
+
+def specs_of(sharder: ModuleSharder, module: TableCollection, path: str, *, is_weighted: bool) -> list[TableSpec]:
+    """The specifications of a collection's tables, with their optimizers.
+
+    An optimizer applied to a table's parameter in the backward pass goes before the sharder's.
+    """
+    return [
+        TableSpec.from_config(
+            config,
+            module=path,
+            is_weighted=is_weighted,
+            optimizer=optimizer_spec_of(module.table_weight(config.name), config.name) or sharder.optimizer,
+        )
+        for config in module.tables
+    ]
+
+
+_Sharded = TypeVar("_Sharded", bound=ShardedCollection)
+
+
+def shard_collection(
+    kind: type[_Sharded],
+    module: TableCollection,
+    specs: Sequence[TableSpec],
+    params: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    device: torch.device | str | None,
+    *,
+    is_weighted: bool = False,
+) -> _Sharded:
+    """The sharded form of ``module``, with its weights."""
+    place = torch.device(device if device is not None else env.device_type)
+    sharded = kind(ShardingInputs(module.tables, specs, params, env, place, is_weighted))  # type: ignore[call-arg]
+    sharded.take_weights(module)
+    return sharded

@@ -103,6 +103,10 @@ class Lookup(ABC):
             The float32 sums (``sum over slots of B * D`` elements) and whatever ``backward`` needs.
         """
 
+    def prepare(self, bags: Bags) -> Any:
+        """What ``backward`` needs for these bags, where nobody asks for their sums."""
+        return self.forward(bags, training=True)[1]
+
     @abstractmethod
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         """Update the weights, or return the gradients of :meth:`parameters`.

@@ -6,11 +6,11 @@ feature); each reads one stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from attrs import frozen
 
-from shardwright.planning.layouts import Routed, RowMap
+from shardwright.planning.layouts import Dataflow, Routed, RowMap
 from shardwright.planning.plan import ParameterSharding
 from shardwright.runtime.collection import Collection
 from shardwright.runtime.groups import Group, GroupBuilder, Slot, check_layout
@@ -47,6 +47,12 @@ class RoutingPlan:
         return max(len(self.slots_of(rank)) for rank in range(self.world_size))
 
 
+def way_home(collection: Collection, index: int, dataflow: Dataflow) -> Hashable:
+    """The return path of a routed table; tables of one path share its collectives."""
+    assert isinstance(dataflow, Routed)  # the engine deals tables to parts by dataflow
+    return dataflow.return_path(is_pooled=collection.is_pooled)
+
+
 def plan_routing(
     collection: Collection,
     members: Sequence[int],
@@ -54,6 +60,7 @@ def plan_routing(
     *,
     world_size: int,
     device_type: str,
+    way_of: Callable[[Collection, int, Dataflow], Hashable] = way_home,
 ) -> RoutingPlan:
     """Lay out the routing of some tables of a collection.
 
@@ -63,6 +70,7 @@ def plan_routing(
         shardings: how each is sharded, by name.
         world_size: the number of ranks.
         device_type: type of the device that holds the blocks.
+        way_of: how a table's results travel; only tables of one way share a kernel group.
 
     Raises:
         PlanError: the plan names a rank that does not exist or does not cover a table.
@@ -80,7 +88,5 @@ def plan_routing(
             # All parts of a cut feature stand together, in part order.
             for part in range(row_map.num_parts if row_map else 1):
                 stream_of[feature, part] = streams.setdefault(Stream(feature, row_map, part), len(streams))
-        dataflow = sharding.layout.dataflow
-        assert isinstance(dataflow, Routed)  # the engine deals tables to parts by dataflow
-        builder.add(index, sharding, stream_of, dataflow.return_path(is_pooled=collection.is_pooled))
+        builder.add(index, sharding, stream_of, way_of(collection, index, sharding.layout.dataflow))
     return RoutingPlan(tuple(streams), tuple(tuple(groups) for groups in builder.groups()))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
-from shardwright_plugins.compute_kernels._torch_rows import TorchRows, row_gradients
+from shardwright.runtime.row_gradients import row_gradients
+from shardwright_plugins.compute_kernels._torch_rows import TorchRows
 
 
 class DenseLookup(Lookup):
@@ -23,6 +24,9 @@ class DenseLookup(Lookup):
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         flat = self._rows.flatten(bags)
         return self._rows.sums(flat), flat if training else None
+
+    def prepare(self, bags: Bags) -> Any:
+        return self._rows.flatten(bags)
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         rows, values = row_gradients(saved, gradient.view(saved.num_bags, self._rows.rows.shape[1]))

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
+from shardwright.runtime.row_gradients import row_gradients
 from shardwright_plugins.compute_kernels._row_updates import ROW_UPDATES
-from shardwright_plugins.compute_kernels._torch_rows import TorchRows, row_gradients
+from shardwright_plugins.compute_kernels._torch_rows import TorchRows
 
 
 class FusedTorchLookup(Lookup):
@@ -31,6 +32,9 @@ class FusedTorchLookup(Lookup):
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         flat = self._rows.flatten(bags)
         return self._rows.sums(flat), flat if training else None
+
+    def prepare(self, bags: Bags) -> Any:
+        return self._rows.flatten(bags)
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         rows, values = row_gradients(saved, gradient.view(saved.num_bags, self._gradient_dim))

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
 from shardwright.modules.embedding_configs import dtype_of
 from shardwright.runtime.lookup import Bags, BlockSpec
+from shardwright.runtime.row_gradients import bag_sums
 
 
 class TorchRows:
@@ -51,33 +51,4 @@ class TorchRows:
             return rows.index_select(0, ids).float()
         if rows.dtype is not torch.float32:  # sums of halves are kept in float32, as FBGEMM does
             rows, ids = rows.index_select(0, ids).float(), torch.arange(ids.numel(), device=ids.device)
-        return _bag_sums(ids, rows, bags.lengths, bags.weights)
-
-
-def row_gradients(bags: Bags, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of each distinct row.
-
-    A row's gradient is the (weighted) sum of the gradients of the bags it was in: a bag lookup the other way round.
-
-    Args:
-        bags: what was looked up, ids counting rows of one tensor.
-        gradient: ``[bags, D]`` float32.
-
-    Returns:
-        ``[U]`` rows in rising order and ``[U, D]`` gradients.
-    """
-    if bags.ids.numel() == 0:
-        return bags.ids, gradient.new_zeros(0, gradient.shape[1])
-    bag_of_id = bags.per_id(torch.arange(bags.num_bags, device=bags.ids.device))
-    sorted_ids, order = torch.sort(bags.ids, stable=True)
-    rows, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
-    weights = None if bags.weights is None else bags.weights[order]
-    return rows, _bag_sums(bag_of_id[order], gradient, counts, weights)
-
-
-def _bag_sums(ids: Tensor, rows: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
-    offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    return F.embedding_bag(
-        ids, rows, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
-    )
+        return bag_sums(ids, rows, bags.lengths, bags.weights)

@@ -1,0 +1,161 @@
+"""Replicated tables: every rank looks up its own batch in its own copy; updates are synchronised, not results.
+
+In the backward pass the ranks exchange what each group of tables of one size needs, in the form that moves the fewest
+bytes; every rank then makes the same update from the same numbers in the same order, so that copies stay equal, bit
+for bit:
+
+- *batch*: every rank's ids and output gradients; each rank then makes the whole batch's update;
+- *rows*: the rows touched and their gradients;
+- *dense*: the gradient of all rows, summed in slices and gathered.
+
+Legend: W ranks, B_w batch size of rank w, S slots of a group, T blocks of a group, R rows of a block, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from shardwright.planning.layouts import Dataflow
+from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.runtime.groups import Arrival, Group
+from shardwright.runtime.lookup import Bags
+from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Peer
+from shardwright.runtime.return_paths import pack_slots, split_slots
+from shardwright.runtime.routing import Routed, Router
+from shardwright.runtime.routing_plan import plan_routing
+from shardwright.runtime.update_forms import FORMS, Share, UpdateForm
+
+
+def _of_one_size(collection: Collection, index: int, dataflow: Dataflow) -> Hashable:
+    """Tables of one number of rows share a group, and so the form of their synchronisation."""
+    return collection.tables[index].num_embeddings
+
+
+class ReplicatedTables(Part):
+    """All tables of a module that every rank has a copy of."""
+
+    def __init__(self, config: PartConfig) -> None:
+        self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
+        self.plan = plan_routing(
+            config.collection,
+            config.members,
+            config.shardings,
+            world_size=config.env.world_size,
+            device_type=config.device.type,
+            way_of=_of_one_size,
+        )
+        self.groups = self.plan.groups[config.env.rank]
+        self.lookups = [group.kernel.build(group.blocks, device=config.device) for group in self.groups]
+        self.router = Router(self.plan)
+        self.header_size = len(self.plan.streams)
+        self.arrivals = [slot.arrival for group in self.groups for slot in group.slots]
+
+    def route(self, batch: FeatureBatch | None) -> PartStep:
+        return ReplicatedStep(self, None if batch is None else self.router.route(batch))
+
+    def anatomy(self) -> Mapping[str, list[str]]:
+        tables = len({spec.table.name for group in self.groups for spec in group.blocks})
+        return {
+            "input": [f"{tables} tables on every rank: ids stay"],
+            "output": [f"{sum(group.width for group in self.groups)} columns from every rank's own copy"],
+        }
+
+
+class ReplicatedStep(PartStep):
+    """One batch on its way through replicated tables."""
+
+    def __init__(self, tables: ReplicatedTables, routed: Routed | None) -> None:
+        self._tables, self._routed = tables, routed
+
+    def headers(self) -> Sequence[Sequence[int]]:
+        world_size = self._tables.env.world_size
+        if self._routed is None:
+            return [[0] * self._tables.header_size] * world_size
+        return [[ids.numel() for ids in self._routed.ids]] * world_size
+
+    def send(self, peers: Sequence[Peer]) -> None:
+        self._peers = peers
+
+    def lookup(self, *, training: bool) -> None:
+        assert self._routed is not None  # the engine raised what is wrong with the batch
+        self._bags = [_own_bags(group, self._routed, self._tables.is_pooled) for group in self._tables.groups]
+        pairs = zip(self._tables.lookups, self._bags, strict=True)
+        self._results = [lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs]
+
+    def views(self) -> list[Tensor]:
+        groups = zip(self._tables.groups, self._results, self._bags, strict=True)
+        return [view for group, result, bags in groups for view in split_slots(group, result, bags.counts[0])]
+
+    def place_of(self, arrival: Arrival) -> Tensor | None:
+        return None
+
+    def backward(self, gradient_of: GradientOf) -> list[Tensor | None]:
+        forms: list[UpdateForm] = []
+        for index, group in enumerate(self._tables.groups):
+            gradients = [gradient_of(slot.gradient) for slot in group.slots]
+            shares = [self._share(group, peer) for peer in self._peers]
+            form = min(FORMS, key=lambda form: form.bytes_moved(group, shares))
+            forms.append(form(self._tables.env, group, shares, self._bags[index], gradients))
+        _exchange(self._tables, forms)
+        updated: list[Tensor | None] = []
+        for lookup, form in zip(self._tables.lookups, forms, strict=True):
+            bags, pieces = form.update()
+            updated += lookup.backward(lookup.prepare(bags), _packed(form.group, bags, pieces))
+        return updated
+
+    def _share(self, group: Group, peer: Peer) -> Share:
+        return Share(
+            batch_size=peer.batch_size,
+            num_ids=tuple(peer.fields[slot.stream] for slot in group.slots),
+            is_pooled=self._tables.is_pooled,
+            is_weighted=group.blocks[0].request.is_weighted,
+        )
+
+
+def _own_bags(group: Group, routed: Routed, is_pooled: bool) -> Bags:
+    """This rank's bags of a group, from one source: itself."""
+    streams = [slot.stream for slot in group.slots]
+    ids = [routed.ids[stream] for stream in streams]
+    return Bags(
+        ids=torch.cat(ids),
+        lengths=routed.lengths[streams].view(-1) if is_pooled else None,
+        weights=None if routed.weights is None else torch.cat([routed.weights[stream] for stream in streams]),
+        counts=(tuple(routed.batch_size if is_pooled else own.numel() for own in ids),),
+    )
+
+
+def _exchange(tables: ReplicatedTables, forms: Sequence[UpdateForm]) -> None:
+    """One collective for all groups: every rank's bytes to every rank."""
+    env = tables.env
+    pieces = [piece for form in forms for piece in form.pieces()]
+    if env.world_size == 1:
+        for form in forms:
+            form.receive([form.pieces()])
+        return
+    own = torch.cat([piece.contiguous().view(-1).view(torch.uint8) for piece in pieces])
+    sizes = [sum(form.num_bytes(rank) for form in forms) for rank in range(env.world_size)]
+    received = own.new_empty(sum(sizes))
+    env.communicator.all_to_all(
+        received, own.repeat(env.world_size), sizes, [own.numel()] * env.world_size, label="gradients"
+    ).wait()
+    by_rank = received.split(sizes)
+    starts = [0] * env.world_size
+    for form in forms:
+        arrived = []
+        for rank, buffer in enumerate(by_rank):
+            stop = starts[rank] + form.num_bytes(rank)
+            arrived.append(form.unpack(rank, buffer[starts[rank] : stop]))
+            starts[rank] = stop
+        form.receive(arrived)
+
+
+def _packed(group: Group, bags: Bags, pieces: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Gradients ``[source][slot]`` of ``[bags, D]`` in the order of the group's result."""
+    sizes = [sum(piece.numel() for piece in own) for own in pieces]
+    packed = bags.ids.new_empty(sum(sizes), dtype=torch.float32)
+    for own, region in zip(pieces, packed.split(sizes), strict=True):
+        pack_slots(group, own, region)
+    return packed

@@ -1,0 +1,345 @@
+"""The forms in which replicated tables are synchronised, and the bytes each moves.
+
+A form turns every rank's lookups and gradients of one kernel group into one update that all ranks make alike: bags and
+their gradients, source by source, as if one rank had looked the whole batch up.
+
+Legend: W ranks, B_w batch size of rank w, N_w ids of rank w, S slots, T blocks, R rows of a block, D gradient columns,
+U rows touched.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.groups import Group
+from shardwright.runtime.lookup import Bags
+from shardwright.runtime.row_gradients import row_gradients
+
+_ID_BYTES, _LENGTH_BYTES, _FLOAT_BYTES = 8, 4, 4
+_ALIGNMENT = 8
+
+
+@frozen
+class Share:
+    """What one rank looked up in a group.
+
+    Args:
+        batch_size: ``B_w``.
+        num_ids: ids of each slot.
+        is_pooled: gradients are one per bag, else one per id.
+        is_weighted: ids carry weights.
+    """
+
+    batch_size: int
+    num_ids: tuple[int, ...]
+    is_pooled: bool
+    is_weighted: bool
+
+    @property
+    def num_bags(self) -> tuple[int, ...]:
+        """Bags of each slot."""
+        return (self.batch_size,) * len(self.num_ids) if self.is_pooled else self.num_ids
+
+
+Update = tuple[Bags, list[list[Tensor]]]
+"""Bags, and their gradients ``[source][slot]`` of ``[bags, D]``."""
+
+
+class UpdateForm(ABC):
+    """One group's synchronisation in one step.
+
+    Args:
+        env: the ranks.
+        group: the kernel group.
+        shares: what each rank looked up, in rank order.
+        bags: this rank's bags.
+        gradients: the gradient of each slot's bags here, ``[bags, D]``.
+    """
+
+    def __init__(
+        self, env: ShardingEnv, group: Group, shares: Sequence[Share], bags: Bags, gradients: Sequence[Tensor]
+    ) -> None:
+        self.env, self.group, self.shares, self.bags, self.gradients = env, group, shares, bags, gradients
+
+    @classmethod
+    @abstractmethod
+    def bytes_moved(cls, group: Group, shares: Sequence[Share]) -> int:
+        """The bytes that all ranks send together."""
+
+    @abstractmethod
+    def pieces(self) -> list[Tensor]:
+        """What this rank sends to every rank; each a multiple of 8 bytes."""
+
+    @abstractmethod
+    def num_bytes(self, rank: int) -> int:
+        """The bytes of ``rank``'s pieces."""
+
+    @abstractmethod
+    def unpack(self, rank: int, buffer: Tensor) -> list[Tensor]:
+        """``rank``'s pieces, from their bytes."""
+
+    @abstractmethod
+    def receive(self, arrived: Sequence[Sequence[Tensor]]) -> None:
+        """Take every rank's pieces, in rank order."""
+
+    @abstractmethod
+    def update(self) -> Update:
+        """The whole batch's update."""
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _pad(tensor: Tensor) -> Tensor:
+    """The tensor, flat, filled up with zeros to a multiple of 8 bytes."""
+    flat = tensor.reshape(-1)
+    missing = (_padded(flat.numel() * flat.element_size()) - flat.numel() * flat.element_size()) // flat.element_size()
+    return torch.cat([flat, flat.new_zeros(missing)]) if missing else flat
+
+
+class BatchForm(UpdateForm):
+    """Every rank's ids, lengths, weights and output gradients."""
+
+    @classmethod
+    def bytes_moved(cls, group: Group, shares: Sequence[Share]) -> int:  # noqa: D102 - described in the base class
+        return sum(sum(size for *_, size in _sections(group, share)) for share in shares) * (len(shares) - 1)
+
+    def pieces(self) -> list[Tensor]:  # noqa: D102
+        parts = [self.bags.ids]
+        if self.bags.lengths is not None:
+            parts.append(_pad(self.bags.lengths))
+        if self.bags.weights is not None:
+            parts.append(_pad(self.bags.weights))
+        return [*parts, _pad(torch.cat([gradient.reshape(-1) for gradient in self.gradients]))]
+
+    def num_bytes(self, rank: int) -> int:  # noqa: D102
+        return sum(size for *_, size in _sections(self.group, self.shares[rank]))
+
+    def unpack(self, rank: int, buffer: Tensor) -> list[Tensor]:  # noqa: D102
+        sections = _sections(self.group, self.shares[rank])
+        pieces = buffer.split([size for *_, size in sections])
+        return [piece.view(dtype) for piece, (dtype, *_) in zip(pieces, sections, strict=True)]
+
+    def receive(self, arrived: Sequence[Sequence[Tensor]]) -> None:  # noqa: D102
+        exact = [
+            [piece[:count] for piece, (_, count, _) in zip(own, _sections(self.group, share), strict=True)]
+            for own, share in zip(arrived, self.shares, strict=True)
+        ]
+        columns = [torch.cat(pieces) for pieces in zip(*[own[:-1] for own in exact], strict=True)]
+        first = self.shares[0]
+        self._bags = Bags(
+            ids=columns[0],
+            lengths=columns[1] if first.is_pooled else None,
+            weights=columns[-1] if first.is_weighted else None,
+            counts=tuple(share.num_bags for share in self.shares),
+        )
+        self._pieces = [_slots(self.group, share, own[-1]) for own, share in zip(exact, self.shares, strict=True)]
+
+    def update(self) -> Update:  # noqa: D102
+        return self._bags, self._pieces
+
+
+def _slots(group: Group, share: Share, flat: Tensor) -> list[Tensor]:
+    """Each slot's gradients ``[bags, D]`` from one rank's flat ones."""
+    dims = [slot.gradient_dim for slot in group.slots]
+    pieces = flat.split([count * dim for count, dim in zip(share.num_bags, dims, strict=True)])
+    return [p.view(count, dim) for p, count, dim in zip(pieces, share.num_bags, dims, strict=True)]
+
+
+def _sections(group: Group, share: Share) -> list[tuple[torch.dtype, int, int]]:
+    """Dtype, elements and padded bytes of each piece that a rank sends in the batch form."""
+    num_ids = sum(share.num_ids)
+    values = sum(count * slot.gradient_dim for count, slot in zip(share.num_bags, group.slots, strict=True))
+    sections = [(torch.int64, num_ids, num_ids * _ID_BYTES)]
+    if share.is_pooled:
+        bags = sum(share.num_bags)
+        sections.append((torch.int32, bags, _padded(bags * _LENGTH_BYTES)))
+    if share.is_weighted:
+        sections.append((torch.float32, num_ids, _padded(num_ids * _FLOAT_BYTES)))
+    return [*sections, (torch.float32, values, _padded(values * _FLOAT_BYTES))]
+
+
+def _blocks_of(group: Group) -> list[range]:
+    """The slots of each block."""
+    ranges, start = [], 0
+    for spec in group.blocks:
+        ranges.append(range(start, start + spec.num_slots))
+        start += spec.num_slots
+    return ranges
+
+
+class RowsForm(UpdateForm):
+    """The rows each rank touched and their gradients; room for as many as its ids can touch."""
+
+    @classmethod
+    def bytes_moved(cls, group: Group, shares: Sequence[Share]) -> int:  # noqa: D102 - described in the base class
+        own = [sum(size for *_, size in cls._row_sections(group, share)) for share in shares]
+        return sum(own) * (len(shares) - 1)
+
+    @staticmethod
+    def _row_sections(group: Group, share: Share) -> list[tuple[int, int, int]]:
+        """For each block: rows there is room for, gradient columns, and bytes."""
+        sections = []
+        for spec, slots in zip(group.blocks, _blocks_of(group), strict=True):
+            room = min(sum(share.num_ids[slot] for slot in slots), spec.block.num_rows)
+            dim = group.slots[slots[0]].gradient_dim
+            sections.append((room, dim, room * _ID_BYTES + _padded(room * dim * _FLOAT_BYTES)))
+        return sections
+
+    def pieces(self) -> list[Tensor]:  # noqa: D102
+        rooms = self._row_sections(self.group, self.shares[self.env.rank])
+        pieces: list[Tensor] = []
+        for slots, (room, dim, _) in zip(_blocks_of(self.group), rooms, strict=True):
+            rows, gradients = self._touched(slots)
+            missing = room - rows.numel()
+            pieces.append(torch.cat([rows, rows.new_full((missing,), -1)]))
+            pieces.append(_pad(torch.cat([gradients, gradients.new_zeros(missing, dim)])))
+        return pieces
+
+    def _touched(self, slots: range) -> tuple[Tensor, Tensor]:
+        """The rows of one block that this rank touched, with their gradients."""
+        counts = self.bags.counts[0]
+        bags = slice(sum(counts[: slots.start]), sum(counts[: slots.stop]))
+        ids = bags
+        if self.bags.lengths is not None:
+            ends = torch.cumsum(self.bags.lengths, 0)
+            first = int(ends[bags.start - 1]) if bags.start else 0
+            ids = slice(first, int(ends[bags.stop - 1]) if bags.stop else 0)
+        own = Bags(
+            ids=self.bags.ids[ids],
+            lengths=None if self.bags.lengths is None else self.bags.lengths[bags],
+            weights=None if self.bags.weights is None else self.bags.weights[ids],
+            counts=(tuple(counts[slot] for slot in slots),),
+        )
+        return row_gradients(own, torch.cat([self.gradients[slot] for slot in slots]))
+
+    def num_bytes(self, rank: int) -> int:  # noqa: D102
+        return sum(size for *_, size in self._row_sections(self.group, self.shares[rank]))
+
+    def unpack(self, rank: int, buffer: Tensor) -> list[Tensor]:  # noqa: D102
+        pieces: list[Tensor] = []
+        start = 0
+        for room, _, size in self._row_sections(self.group, self.shares[rank]):
+            middle = start + room * _ID_BYTES
+            pieces += [buffer[start:middle].view(torch.int64), buffer[middle : start + size].view(torch.float32)]
+            start += size
+        return pieces
+
+    def receive(self, arrived: Sequence[Sequence[Tensor]]) -> None:  # noqa: D102
+        self._rows: list[tuple[Tensor, Tensor]] = []
+        for block in range(len(self.group.blocks)):
+            rows, gradients = [], []
+            for own, share in zip(arrived, self.shares, strict=True):
+                room, dim, _ = self._row_sections(self.group, share)[block]
+                used = own[2 * block] >= 0
+                rows.append(own[2 * block][used])
+                gradients.append(own[2 * block + 1][: room * dim].view(room, dim)[used])
+            self._rows.append((torch.cat(rows), torch.cat(gradients)))
+
+    def update(self) -> Update:  # noqa: D102
+        return rows_as_bags(self.group, self._rows, is_pooled=self.shares[0].is_pooled)
+
+
+class DenseForm(UpdateForm):
+    """The gradient of all rows: each rank sums a slice of the rows and sends it to all."""
+
+    @classmethod
+    def bytes_moved(cls, group: Group, shares: Sequence[Share]) -> int:  # noqa: D102 - described in the base class
+        # Twice (W - 1) / W of it from each of W ranks, with a flag a row for whether it was touched.
+        return 2 * (len(shares) - 1) * sum(cls._values(group)) * _FLOAT_BYTES
+
+    @staticmethod
+    def _values(group: Group) -> list[int]:
+        firsts = [slots[0] for slots in _blocks_of(group)]
+        return [
+            spec.block.num_rows * (group.slots[slot].gradient_dim + 1)
+            for spec, slot in zip(group.blocks, firsts, strict=True)
+        ]
+
+    def pieces(self) -> list[Tensor]:  # noqa: D102
+        return []
+
+    def num_bytes(self, rank: int) -> int:  # noqa: D102
+        return 0
+
+    def unpack(self, rank: int, buffer: Tensor) -> list[Tensor]:  # noqa: D102
+        return []
+
+    def receive(self, arrived: Sequence[Sequence[Tensor]]) -> None:
+        """Two collectives of its own: slices to their ranks, and sums to all."""
+        whole = self._dense()
+        world_size = self.env.world_size
+        slices = [len(part) for part in torch.arange(whole.numel()).tensor_split(world_size)]
+        mine = slices[self.env.rank]
+        partial = whole.new_empty(world_size * mine)
+        comm = self.env.communicator
+        comm.all_to_all(partial, whole, [mine] * world_size, slices, label="dense gradients").wait()
+        summed = partial.view(world_size, mine).sum(0)
+        comm.all_to_all(whole, summed.repeat(world_size), slices, [mine] * world_size, label="dense sums").wait()
+        self._whole = whole
+
+    def _dense(self) -> Tensor:
+        """This rank's gradient of all rows, block after block, each row followed by a 1 if it was touched."""
+        rows_form = RowsForm(self.env, self.group, self.shares, self.bags, self.gradients)
+        parts = []
+        for spec, slots in zip(self.group.blocks, _blocks_of(self.group), strict=True):
+            rows, gradients = rows_form._touched(slots)
+            dense = gradients.new_zeros(spec.block.num_rows, gradients.shape[1] + 1)
+            dense[rows, :-1] = gradients
+            dense[rows, -1] = 1
+            parts.append(dense.view(-1))
+        return torch.cat(parts)
+
+    def update(self) -> Update:  # noqa: D102
+        blocks = []
+        for spec, part in zip(self.group.blocks, self._whole.split(self._values(self.group)), strict=True):
+            dense = part.view(spec.block.num_rows, -1)
+            rows = dense[:, -1].nonzero().squeeze(1)
+            blocks.append((rows, dense[rows, :-1]))
+        return rows_as_bags(self.group, blocks, is_pooled=self.shares[0].is_pooled)
+
+
+FORMS: Sequence[type[UpdateForm]] = (BatchForm, RowsForm, DenseForm)
+
+
+def rows_as_bags(group: Group, blocks: Sequence[tuple[Tensor, Tensor]], *, is_pooled: bool) -> Update:
+    """Rows and their gradients as bags of one id each, in the first slot of each block.
+
+    Pooled lookups want as many bags in every slot: shorter ones are filled up with empty bags.
+
+    Args:
+        group: the kernel group.
+        blocks: for each block ``[U]`` rows and ``[U, D]`` gradients; rows may repeat.
+        is_pooled: whether the group's lookups are.
+    """
+    most = max(rows.numel() for rows, _ in blocks)
+    lengths: list[Tensor] = []
+    pieces: list[Tensor] = []
+    counts: list[int] = []
+    for (rows, gradients), slots in zip(blocks, _blocks_of(group), strict=True):
+        for slot in slots:
+            used = rows.numel() if slot == slots[0] else 0
+            count = most if is_pooled else used
+            length = torch.zeros(count, dtype=torch.int32, device=rows.device)
+            length[:used] = 1
+            gradient = gradients.new_zeros(count, gradients.shape[1])
+            gradient[:used] = gradients[:used]
+            lengths.append(length)
+            pieces.append(gradient)
+            counts.append(count)
+    bags = Bags(
+        ids=torch.cat([rows for rows, _ in blocks]),
+        lengths=torch.cat(lengths) if is_pooled else None,
+        weights=None,
+        counts=(tuple(counts),),
+    )
+    if group.blocks[0].request.is_weighted:  # the weights are in the rows' gradients already
+        bags = evolve(bags, weights=torch.ones(bags.ids.numel(), device=bags.ids.device))
+    return bags, [pieces]

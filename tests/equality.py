@@ -11,16 +11,20 @@ from attrs import field, frozen
 from torch import Tensor, nn
 
 from shardwright.contracts import ShardingType
-from shardwright.modules.embedding_modules import EmbeddingBagCollection
+from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.layouts import Layout
 from shardwright.planning.plan import ParameterSharding
-from shardwright.planning.tables import EmbeddingBagConfig, TableSpec
+from shardwright.planning.tables import EmbeddingBagConfig, EmbeddingConfig, TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
 from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.sharders import (
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    ModuleSharder,
+)
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import SimulatedCommunicator, run_simulated
 
@@ -54,6 +58,7 @@ class Case:
     optimizer: str = "sgd"
     is_weighted: bool = False
     max_length: int = 4
+    local_world_size: int | None = None
     id_dtype: torch.dtype = torch.int64
 
     @property
@@ -70,22 +75,37 @@ class Case:
         names = {feature for table in self.tables for feature in table.features}
         return [*sorted(names, reverse=True), "unused"]
 
-    def configs(self) -> list[EmbeddingBagConfig]:
-        return [
-            EmbeddingBagConfig(
-                num_embeddings=table.rows,
-                embedding_dim=table.dim,
-                name=f"t{index}",
-                feature_names=list(table.features),
-                pooling=table.pooling,
-                data_type=table.data_type,
-            )
-            for index, table in enumerate(self.tables)
-        ]
+    @property
+    def is_pooled(self) -> bool:
+        return self.tables[0].pooling != "NONE"
 
-    def module(self) -> EmbeddingBagCollection:
+    def _common(self, index: int) -> dict[str, Any]:
+        table = self.tables[index]
+        return {
+            "num_embeddings": table.rows,
+            "embedding_dim": table.dim,
+            "name": f"t{index}",
+            "feature_names": list(table.features),
+            "data_type": table.data_type,
+        }
+
+    def module(self) -> EmbeddingBagCollection | EmbeddingCollection:
         torch.manual_seed(0)
-        return EmbeddingBagCollection(self.configs(), is_weighted=self.is_weighted, device="cpu")
+        if self.is_pooled:
+            bags = [EmbeddingBagConfig(pooling=table.pooling, **self._common(i)) for i, table in enumerate(self.tables)]
+            return EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device="cpu")
+        configs = [EmbeddingConfig(**self._common(index)) for index in range(len(self.tables))]
+        return EmbeddingCollection(configs, device="cpu")
+
+    def sharder(self) -> ModuleSharder:
+        kind = EmbeddingBagCollectionSharder if self.is_pooled else EmbeddingCollectionSharder
+        return kind(fused_params=self.fused_params)
+
+    def output(self, result: Any) -> Tensor:
+        """A result of the module as one tensor: pooled columns, or the sequences' rows, flat, one after the other."""
+        if self.is_pooled:
+            return result.values()
+        return torch.cat([result[name].values().reshape(-1) for name in sorted(result.keys())])
 
     def batch(self, step: int, rank: int) -> KeyedJaggedTensor:
         generator = torch.Generator().manual_seed(1000 * step + rank)
@@ -141,20 +161,24 @@ def shardings_of(case: Case, specs: Sequence[TableSpec]) -> dict[str, ParameterS
     return plan
 
 
-def shard_case(case: Case, env: ShardingEnv, module: EmbeddingBagCollection) -> Any:
+def shard_case(case: Case, env: ShardingEnv, module: nn.Module) -> Any:
     """The case's module, sharded on one rank."""
-    sharder = EmbeddingBagCollectionSharder(fused_params=case.fused_params)
+    sharder = case.sharder()
     return sharder.shard(module, shardings_of(case, sharder.tables(module)), env, "cpu")
 
 
 def train_simulated(case: Case) -> list[RankResult]:
     """Train the case on simulated ranks."""
     module = case.module()  # made once: its random numbers come from one generator for all threads
-    return run_simulated(lambda env: train_rank(case, env, module, count_simulated(env)), case.world_size)
+    return run_simulated(
+        lambda env: train_rank(case, env, module, count_simulated(env)),
+        case.world_size,
+        local_world_size=case.local_world_size,
+    )
 
 
 def train_rank(
-    case: Case, env: ShardingEnv, module: EmbeddingBagCollection, count: Callable[[Callable[[], Any]], int]
+    case: Case, env: ShardingEnv, module: nn.Module, count: Callable[[Callable[[], Any]], int]
 ) -> RankResult:
     """Train the sharded module on one rank for ``NUM_STEPS`` steps."""
     sharded = shard_case(case, env, module)
@@ -164,7 +188,7 @@ def train_rank(
     collectives: list[int] = []
 
     def step(number: int) -> None:
-        values = sharded(case.batch(number, env.rank)).values()
+        values = case.output(sharded(case.batch(number, env.rank)))
         outputs.append(values.detach().clone())
         values.backward(case.gradient(number, env.rank, values))
 
@@ -181,7 +205,7 @@ def train_rank(
 
 
 def sharder_spec(case: Case) -> Any:
-    return EmbeddingBagCollectionSharder(fused_params=case.fused_params).optimizer
+    return case.sharder().optimizer
 
 
 def count_simulated(env: ShardingEnv) -> Callable[[Callable[[], Any]], int]:
@@ -218,7 +242,7 @@ def assert_equals_unsharded(case: Case, results: Sequence[RankResult]) -> None:
         optimizer.zero_grad()
         loss = torch.zeros(())
         for rank, result in enumerate(results):
-            values = module(case.batch(step, rank)).values()
+            values = case.output(module(case.batch(step, rank)))
             torch.testing.assert_close(
                 result.outputs[step],
                 values.detach(),

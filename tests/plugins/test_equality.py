@@ -9,6 +9,7 @@ import itertools
 
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.equality import Case, Table, assert_equals_unsharded, layouts_of, train_simulated
@@ -101,6 +102,27 @@ def test_type_and_kernel_equal_unsharded(
         pytest.skip(f"{kernel} says it does not support this")
     for is_weighted in (False, True):
         check(Case(tables, BATCH_SIZES[world_size], optimizer, is_weighted))
+
+
+def sequences_of(sharding_type: str, kernel: str) -> list[Table]:
+    """The same tables without pooling, of different dims."""
+    return [
+        evolve(table, pooling="NONE", dim=(8, 12, 16, 8)[index])
+        for index, table in enumerate(tables_of(sharding_type, kernel))
+    ]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kernel", kernels())
+@pytest.mark.parametrize("sharding_type", sharding_types())
+def test_sequences_of_type_and_kernel_equal_unsharded(
+    sharding_type: str, kernel: str, optimizer: str, world_size: int
+) -> None:
+    tables = sequences_of(sharding_type, kernel)
+    if not all(supports(kernel, table, optimizer, world_size=world_size) for table in tables):
+        pytest.skip(f"{kernel} says it does not support this")
+    check(Case(tables, BATCH_SIZES[world_size], optimizer))
 
 
 @pytest.mark.parametrize("data_type", ["FP16", "BF16"])

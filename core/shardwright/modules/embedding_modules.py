@@ -180,13 +180,12 @@ class EmbeddingCollection(TableCollection):
     """Embedding tables whose ids are looked up one by one: as many vectors as ids.
 
     Args:
-        tables: the tables; all have the same ``embedding_dim``.
+        tables: the tables; they may have different ``embedding_dim``, unlike TorchRec's.
         device: where the weights are to be; on ``"meta"`` they take no memory.
         need_indices: return the ids as well, as the weights of the outputs.
 
     Raises:
-        InvalidInputError: there are no tables, one has no name or features, two have one name, or their
-            ``embedding_dim`` differ.
+        InvalidInputError: there are no tables, one has no name or features, or two have one name.
     """
 
     def __init__(
@@ -196,7 +195,6 @@ class EmbeddingCollection(TableCollection):
         need_indices: bool = False,
     ) -> None:
         super().__init__(tables)
-        _check_same_dim(tables)
         self._need_indices = need_indices
         self._embedding_configs = list(tables)
         self.embeddings = nn.ModuleDict()
@@ -239,7 +237,14 @@ class EmbeddingCollection(TableCollection):
         return self._embedding_configs
 
     def embedding_dim(self) -> int:
-        """The columns of every table."""
+        """The columns of every table.
+
+        Raises:
+            InvalidInputError: the tables differ in it.
+        """
+        dims = {table.name: table.embedding_dim for table in self._embedding_configs}
+        if len(set(dims.values())) > 1:
+            raise InvalidInputError(f"the tables of this collection have different dims: {dims}")
         return self._embedding_configs[0].embedding_dim
 
     def need_indices(self) -> bool:
@@ -279,13 +284,3 @@ def _weight(modules: nn.ModuleDict, table: str) -> nn.Parameter:
     weight = modules[table].weight
     assert isinstance(weight, nn.Parameter)
     return weight
-
-
-def _check_same_dim(tables: Sequence[EmbeddingConfig]) -> None:
-    first = tables[0]
-    for table in tables:
-        if table.embedding_dim != first.embedding_dim:
-            raise InvalidInputError(
-                f"the tables of an EmbeddingCollection have one embedding_dim: {first.name!r} has "
-                f"{first.embedding_dim}, {table.name!r} has {table.embedding_dim}. Use two collections."
-            )

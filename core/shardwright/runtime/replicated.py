@@ -26,7 +26,7 @@ from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Pee
 from shardwright.runtime.return_paths import pack_slots, split_slots
 from shardwright.runtime.routing import Routed, Router
 from shardwright.runtime.routing_plan import plan_routing
-from shardwright.runtime.update_forms import FORMS, Share, UpdateForm
+from shardwright.runtime.update_forms import FORMS, DenseForm, Share, UpdateForm, sum_dense
 
 
 def _of_one_size(collection: Collection, index: int, dataflow: Dataflow) -> Hashable:
@@ -100,6 +100,9 @@ class ReplicatedStep(PartStep):
             form = min(FORMS, key=lambda form: form.bytes_moved(group, shares))
             forms.append(form(self._tables.env, group, shares, self._bags[index], gradients))
         _exchange(self._tables, forms)
+        dense = [form for form in forms if isinstance(form, DenseForm)]
+        if dense:
+            sum_dense(self._tables.env, dense)
         updated: list[Tensor | None] = []
         for lookup, form in zip(self._tables.lookups, forms, strict=True):
             bags, pieces = form.update()
@@ -128,19 +131,20 @@ def _own_bags(group: Group, routed: Routed, is_pooled: bool) -> Bags:
 
 
 def _exchange(tables: ReplicatedTables, forms: Sequence[UpdateForm]) -> None:
-    """One collective for all groups: every rank's bytes to every rank."""
+    """One collective for all groups: every rank's bytes to every rank; none where nobody has any."""
     env = tables.env
-    pieces = [piece for form in forms for piece in form.pieces()]
     if env.world_size == 1:
         for form in forms:
             form.receive([form.pieces()])
         return
-    own = torch.cat([piece.contiguous().view(-1).view(torch.uint8) for piece in pieces])
     sizes = [sum(form.num_bytes(rank) for form in forms) for rank in range(env.world_size)]
+    nothing = torch.empty(0, dtype=torch.uint8, device=tables.device)
+    own = torch.cat([nothing, *(_bytes(piece) for form in forms for piece in form.pieces())])
     received = own.new_empty(sum(sizes))
-    env.communicator.all_to_all(
-        received, own.repeat(env.world_size), sizes, [own.numel()] * env.world_size, label="gradients"
-    ).wait()
+    if received.numel():
+        env.communicator.all_to_all(
+            received, own.repeat(env.world_size), sizes, [own.numel()] * env.world_size, label="gradients"
+        ).wait()
     by_rank = received.split(sizes)
     starts = [0] * env.world_size
     for form in forms:
@@ -150,6 +154,12 @@ def _exchange(tables: ReplicatedTables, forms: Sequence[UpdateForm]) -> None:
             arrived.append(form.unpack(rank, buffer[starts[rank] : stop]))
             starts[rank] = stop
         form.receive(arrived)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The tensor's bytes, one after the other."""
+    flat = tensor.contiguous().view(-1)
+    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
 
 
 def _packed(group: Group, bags: Bags, pieces: Sequence[Sequence[Tensor]]) -> Tensor:

@@ -166,13 +166,36 @@ def _sections(group: Group, share: Share) -> list[tuple[torch.dtype, int, int]]:
     return [*sections, (torch.float32, values, _padded(values * _FLOAT_BYTES))]
 
 
-def _blocks_of(group: Group) -> list[range]:
+def blocks_of(group: Group) -> list[range]:
     """The slots of each block."""
     ranges, start = [], 0
     for spec in group.blocks:
         ranges.append(range(start, start + spec.num_slots))
         start += spec.num_slots
     return ranges
+
+
+def touched_rows(bags: Bags, gradients: Sequence[Tensor], slots: range) -> tuple[Tensor, Tensor]:
+    """The rows of one block that this rank touched, with their gradients.
+
+    Args:
+        bags: this rank's bags of the whole group.
+        gradients: the gradient of each slot's bags.
+        slots: the block's.
+    """
+    counts = bags.counts[0]
+    own = slice(sum(counts[: slots.start]), sum(counts[: slots.stop]))
+    ids = own
+    if bags.lengths is not None:
+        ends = [0, *torch.cumsum(bags.lengths, 0).tolist()]
+        ids = slice(ends[own.start], ends[own.stop])
+    block_bags = Bags(
+        ids=bags.ids[ids],
+        lengths=None if bags.lengths is None else bags.lengths[own],
+        weights=None if bags.weights is None else bags.weights[ids],
+        counts=(tuple(counts[slot] for slot in slots),),
+    )
+    return row_gradients(block_bags, torch.cat([gradients[slot] for slot in slots]))
 
 
 class RowsForm(UpdateForm):
@@ -187,7 +210,7 @@ class RowsForm(UpdateForm):
     def _row_sections(group: Group, share: Share) -> list[tuple[int, int, int]]:
         """For each block: rows there is room for, gradient columns, and bytes."""
         sections = []
-        for spec, slots in zip(group.blocks, _blocks_of(group), strict=True):
+        for spec, slots in zip(group.blocks, blocks_of(group), strict=True):
             room = min(sum(share.num_ids[slot] for slot in slots), spec.block.num_rows)
             dim = group.slots[slots[0]].gradient_dim
             sections.append((room, dim, room * _ID_BYTES + _padded(room * dim * _FLOAT_BYTES)))
@@ -196,29 +219,12 @@ class RowsForm(UpdateForm):
     def pieces(self) -> list[Tensor]:  # noqa: D102
         rooms = self._row_sections(self.group, self.shares[self.env.rank])
         pieces: list[Tensor] = []
-        for slots, (room, dim, _) in zip(_blocks_of(self.group), rooms, strict=True):
-            rows, gradients = self._touched(slots)
+        for slots, (room, dim, _) in zip(blocks_of(self.group), rooms, strict=True):
+            rows, gradients = touched_rows(self.bags, self.gradients, slots)
             missing = room - rows.numel()
             pieces.append(torch.cat([rows, rows.new_full((missing,), -1)]))
             pieces.append(_pad(torch.cat([gradients, gradients.new_zeros(missing, dim)])))
         return pieces
-
-    def _touched(self, slots: range) -> tuple[Tensor, Tensor]:
-        """The rows of one block that this rank touched, with their gradients."""
-        counts = self.bags.counts[0]
-        bags = slice(sum(counts[: slots.start]), sum(counts[: slots.stop]))
-        ids = bags
-        if self.bags.lengths is not None:
-            ends = torch.cumsum(self.bags.lengths, 0)
-            first = int(ends[bags.start - 1]) if bags.start else 0
-            ids = slice(first, int(ends[bags.stop - 1]) if bags.stop else 0)
-        own = Bags(
-            ids=self.bags.ids[ids],
-            lengths=None if self.bags.lengths is None else self.bags.lengths[bags],
-            weights=None if self.bags.weights is None else self.bags.weights[ids],
-            counts=(tuple(counts[slot] for slot in slots),),
-        )
-        return row_gradients(own, torch.cat([self.gradients[slot] for slot in slots]))
 
     def num_bytes(self, rank: int) -> int:  # noqa: D102
         return sum(size for *_, size in self._row_sections(self.group, self.shares[rank]))
@@ -257,7 +263,7 @@ class DenseForm(UpdateForm):
 
     @staticmethod
     def _values(group: Group) -> list[int]:
-        firsts = [slots[0] for slots in _blocks_of(group)]
+        firsts = [slots[0] for slots in blocks_of(group)]
         return [
             spec.block.num_rows * (group.slots[slot].gradient_dim + 1)
             for spec, slot in zip(group.blocks, firsts, strict=True)
@@ -273,37 +279,48 @@ class DenseForm(UpdateForm):
         return []
 
     def receive(self, arrived: Sequence[Sequence[Tensor]]) -> None:
-        """Two collectives of its own: slices to their ranks, and sums to all."""
-        whole = self._dense()
-        world_size = self.env.world_size
-        slices = [len(part) for part in torch.arange(whole.numel()).tensor_split(world_size)]
-        mine = slices[self.env.rank]
-        partial = whole.new_empty(world_size * mine)
-        comm = self.env.communicator
-        comm.all_to_all(partial, whole, [mine] * world_size, slices, label="dense gradients").wait()
-        summed = partial.view(world_size, mine).sum(0)
-        comm.all_to_all(whole, summed.repeat(world_size), slices, [mine] * world_size, label="dense sums").wait()
-        self._whole = whole
+        """Nothing: :func:`sum_dense` brings what all such groups need, together."""
 
-    def _dense(self) -> Tensor:
+    def gradient(self) -> Tensor:
         """This rank's gradient of all rows, block after block, each row followed by a 1 if it was touched."""
-        rows_form = RowsForm(self.env, self.group, self.shares, self.bags, self.gradients)
         parts = []
-        for spec, slots in zip(self.group.blocks, _blocks_of(self.group), strict=True):
-            rows, gradients = rows_form._touched(slots)
+        for spec, slots in zip(self.group.blocks, blocks_of(self.group), strict=True):
+            rows, gradients = touched_rows(self.bags, self.gradients, slots)
             dense = gradients.new_zeros(spec.block.num_rows, gradients.shape[1] + 1)
             dense[rows, :-1] = gradients
             dense[rows, -1] = 1
             parts.append(dense.view(-1))
         return torch.cat(parts)
 
+    def take(self, summed: Tensor) -> None:
+        """Take the sum of all ranks' :meth:`gradient`."""
+        self._summed = summed
+
     def update(self) -> Update:  # noqa: D102
         blocks = []
-        for spec, part in zip(self.group.blocks, self._whole.split(self._values(self.group)), strict=True):
+        for spec, part in zip(self.group.blocks, self._summed.split(self._values(self.group)), strict=True):
             dense = part.view(spec.block.num_rows, -1)
             rows = dense[:, -1].nonzero().squeeze(1)
             blocks.append((rows, dense[rows, :-1]))
         return rows_as_bags(self.group, blocks, is_pooled=self.shares[0].is_pooled)
+
+
+def sum_dense(env: ShardingEnv, forms: Sequence[DenseForm]) -> None:
+    """Two collectives for all dense groups: slices to the ranks that sum them, and the sums to all."""
+    parts = [form.gradient() for form in forms]
+    whole = torch.cat(parts)
+    world_size = env.world_size
+    if world_size > 1:
+        first, rest = divmod(whole.numel(), world_size)
+        slices = [first + (rank < rest) for rank in range(world_size)]
+        mine = slices[env.rank]
+        partial = whole.new_empty(world_size * mine)
+        send = env.communicator.all_to_all
+        send(partial, whole, [mine] * world_size, slices, label="dense gradients").wait()
+        sums = partial.view(world_size, mine).sum(0).repeat(world_size)
+        send(whole, sums, slices, [mine] * world_size, label="dense sums").wait()
+    for form, summed in zip(forms, whole.split([part.numel() for part in parts]), strict=True):
+        form.take(summed)
 
 
 FORMS: Sequence[type[UpdateForm]] = (BatchForm, RowsForm, DenseForm)
@@ -323,7 +340,7 @@ def rows_as_bags(group: Group, blocks: Sequence[tuple[Tensor, Tensor]], *, is_po
     lengths: list[Tensor] = []
     pieces: list[Tensor] = []
     counts: list[int] = []
-    for (rows, gradients), slots in zip(blocks, _blocks_of(group), strict=True):
+    for (rows, gradients), slots in zip(blocks, blocks_of(group), strict=True):
         for slot in slots:
             used = rows.numel() if slot == slots[0] else 0
             count = most if is_pooled else used

@@ -18,8 +18,9 @@ class Partitioner(ABC, metaclass=OpenNames):
     """Places the shards of a proposal on ranks.
 
     The planner calls ``place`` once for each proposal, on the one rank that plans, and checks what it gets: a
-    shard that has a rank must keep it, and no rank may hold more than it has of any memory tier. A
-    partitioner holds no state between calls and is deterministic.
+    shard that has a rank must keep it, the shards of a gang must be on ranks of one host, each with the rank inside
+    it that it must have, if any, and no rank may hold more than it has of any memory tier. A partitioner holds no
+    state between calls and is deterministic.
     """
 
     name: ClassVar[str]
@@ -33,6 +34,6 @@ class Partitioner(ABC, metaclass=OpenNames):
         """The rank of each shard ``[N]``, or which shard did not fit, and where.
 
         Args:
-            shards: columns over the ``N`` shards of the proposal: time, bytes per memory tier, and the rank
-                of those that are fixed; and the capacities of the ranks.
+            shards: columns over the ``N`` shards of the proposal: time, bytes per memory tier, the rank of those
+                that are fixed, the gang of those that must share a host; and the capacities of the ranks.
         """

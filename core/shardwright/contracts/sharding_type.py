@@ -54,7 +54,8 @@ class ShardingType(ABC, metaclass=OpenNames):
             constraints: what the user asks for this table (``min_partition``, ...).
 
         Returns:
-            Layouts that differ in their ``variant``. Blocks with ``rank=None`` may go to any rank.
+            Layouts that differ in their ``variant``. Blocks with ``rank=None`` may go to any rank; those with one
+            ``host_group`` to ranks of one host.
         """
 
     def supports(self, table: TableSpec, topology: Topology) -> Literal[True] | str:

@@ -111,6 +111,8 @@ def _with_unknown(shards: list[dict[str, Any]], known: Sequence[Mapping[str, Any
 
 
 def _can_be_derived(layout: Layout) -> bool:
+    if layout.dataflow.is_replicated:
+        return layout.row_map == RowsRange(layout.row_map.num_rows)
     bounds = [block.rows.bounds for block in layout.blocks]
     if any(pair is None for pair in bounds):
         return False
@@ -212,13 +214,13 @@ class _Reader:
         ranks = [self._rank(shard, place) for shard, place in zip(shards, places, strict=True)]
         columns = [_columns(shard, dim, place) for shard, place in zip(shards, places, strict=True)]
         rows = [_rows(shard, num_rows, place) for shard, place in zip(shards, places, strict=True)]
-        given: RowMap | None = None
-        if "row_map" in entry:
-            given = from_data(_typed(entry, "row_map", dict, where), kind.row_maps)
-        parts = _row_parts(given, rows, columns, num_rows, places)
         dataflow: Dataflow = Exchange()
         if "dataflow" in entry:
             dataflow = from_data(_typed(entry, "dataflow", dict, where), kind.dataflows)
+        given: RowMap | None = RowsRange(num_rows) if dataflow.is_replicated else None
+        if "row_map" in entry:
+            given = from_data(_typed(entry, "row_map", dict, where), kind.row_maps)
+        parts = _row_parts(given, rows, columns, num_rows, places)
         return Layout(
             [Block(part, span, rank=rank) for part, span, rank in zip(parts, columns, ranks, strict=True)],
             dataflow=dataflow,

@@ -14,7 +14,7 @@ from shardwright.contracts.sharding_type import ShardingType
 from shardwright.errors import PlanningError, UnknownNameError, UnknownPluginError
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.layouts import Layout
-from shardwright.planning.options import FREE, Ints, Options, Refusal
+from shardwright.planning.options import FREE, NO_GANG, Ints, Options, Refusal
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 
@@ -126,6 +126,9 @@ class _Shape:
     num_rows: Ints
     num_columns: Ints
     rank: Ints
+    gang: Ints
+    num_gangs: int
+    local_rank: Ints
     widths: Ints
     width: Ints
 
@@ -135,9 +138,23 @@ class _Shape:
         rows = np.array([row_map.num_rows_of(part) for part in range(row_map.num_parts)], dtype=np.int64)
         parts = [block.rows.index for block in layout.blocks]
         columns = np.array([block.num_columns for block in layout.blocks], dtype=np.int64)
-        ranks = [FREE if block.rank is None else block.rank for block in layout.blocks]
+        labels = sorted({block.host_group for block in layout.blocks if block.host_group is not None})
+        gangs: dict[int | None, int] = {None: NO_GANG, **{label: gang for gang, label in enumerate(labels)}}
         widths, width = np.unique(columns, return_inverse=True)
-        return cls(rows[parts], columns, np.array(ranks, dtype=np.int64), widths, width)
+        return cls(
+            num_rows=rows[parts],
+            num_columns=columns,
+            rank=_numbers([block.rank for block in layout.blocks]),
+            gang=np.array([gangs[block.host_group] for block in layout.blocks], dtype=np.int64),
+            num_gangs=len(labels),
+            local_rank=_numbers([block.local_rank for block in layout.blocks]),
+            widths=widths,
+            width=width,
+        )
+
+
+def _numbers(values: Sequence[int | None]) -> Ints:
+    return np.array([FREE if value is None else value for value in values], dtype=np.int64)
 
 
 @frozen(eq=False)
@@ -163,11 +180,15 @@ class _Offer:
                 f"{type(error).__name__}: {error}"
             ) from error
         for layout, shape in layouts:
-            if shape.rank.max() >= topology.world_size:
-                raise PlanningError(
-                    f"sharding type {kind.name!r} broke its contract: a block of its layout {layout.variant!r} of "
-                    f"table {table.describe()} is on rank {shape.rank.max()} of {topology.world_size} ranks"
-                )
+            for rank, count, of in (
+                (shape.rank.max(), topology.world_size, "ranks"),
+                (shape.local_rank.max(), topology.local_world_size, "ranks of a host"),
+            ):
+                if rank >= count:
+                    raise PlanningError(
+                        f"sharding type {kind.name!r} broke its contract: a block of its layout {layout.variant!r} "
+                        f"of table {table.describe()} is on rank {rank} of {count} {of}"
+                    )
         return cls(layouts, "" if layouts else "offers no layout for this table")
 
 
@@ -314,13 +335,25 @@ class _Columns:
             compute_kernel=np.array(self._kernels, dtype=np.int64),
             layouts=tuple(self._layouts),
             cuts_rows=np.array([layout.cuts_rows for layout in self._layouts], dtype=bool),
+            is_replicated=np.array([layout.dataflow.is_replicated for layout in self._layouts], dtype=bool),
+            sums_inside_host=np.array([layout.dataflow.sums_inside_host for layout in self._layouts], dtype=bool),
             first_shard=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             option=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
             num_rows=_joined([shape.num_rows for shape in self._shapes]),
             num_columns=_joined([shape.num_columns for shape in self._shapes]),
             rank=_joined([shape.rank for shape in self._shapes]),
+            gang=_joined(self._gangs()),
+            local_rank=_joined([shape.local_rank for shape in self._shapes]),
             request=_joined(self._requests),
         )
+
+    def _gangs(self) -> list[Ints]:
+        """The gangs of each option, with numbers that no other has."""
+        gangs, first = [], 0
+        for shape in self._shapes:
+            gangs.append(np.where(shape.gang == NO_GANG, NO_GANG, shape.gang + first) if shape.num_gangs else shape.gang)
+            first += shape.num_gangs
+        return gangs
 
 
 def _joined(arrays: Sequence[Ints]) -> Ints:

@@ -93,6 +93,9 @@ def _nearest_text(space: SearchSpace, result: SearchResult, misfit: Misfit) -> s
         f"the shards that must live on rank {misfit.rank} need {needed} together, the largest is of table "
         f"{table}; it {has}"
         if misfit.is_fixed
+        else f"a shard of table {table}, one of {misfit.gang_size} that must share a host, needs {needed}; on the "
+        f"host that came nearest, the rank with most room ({misfit.rank}) {has}"
+        if misfit.gang_size > 1
         else f"a shard of table {table} needs {needed}; the emptiest rank ({misfit.rank}) {has}"
     )
     return (

@@ -9,6 +9,7 @@ here imports torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -227,6 +228,10 @@ class Dataflow(ABC):
     """
 
     name: ClassVar[str]
+    is_replicated: ClassVar[bool] = False
+    """Whether every rank has a copy of the whole table and looks up its own batch there."""
+    sums_inside_host: ClassVar[bool] = False
+    """Whether partial sums are added inside a host before they cross to others."""
 
     @abstractmethod
     def part(self) -> type[Part]:
@@ -270,6 +275,7 @@ class Hierarchical(Routed):
     """
 
     name: ClassVar[str] = "hierarchical"
+    sums_inside_host: ClassVar[bool] = True
 
     def return_path(self, *, is_pooled: bool) -> type[ReturnPath]:  # noqa: D102
         from shardwright.runtime.host_return import HostReturn
@@ -280,9 +286,13 @@ class Hierarchical(Routed):
 
 @frozen
 class Replicate(Dataflow):
-    """Every rank has all blocks and looks up its own batch; updates are synchronised in the backward pass."""
+    """Every rank has a copy and looks up its own batch; updates are synchronised in the backward pass.
+
+    A layout lists the copies: one block of all rows and columns for each rank.
+    """
 
     name: ClassVar[str] = "replicate"
+    is_replicated: ClassVar[bool] = True
 
     def part(self) -> type[Part]:  # noqa: D102
         from shardwright.runtime.replicated import ReplicatedTables
@@ -298,11 +308,31 @@ class Block:
         rows: the part of a row map.
         columns: the range of columns.
         rank: the rank it must live on; ``None`` leaves the choice to the partitioner.
+        host_group: a label. The blocks of a layout with one label go to ranks of one host, whichever; those of
+            different labels may share a host or not. ``None``: any rank of any host.
+        local_rank: with a ``host_group``, the rank inside that host that it must have; ``None``: any of them.
+
+    Raises:
+        InvalidInputError: a number is negative, a block has both a rank and a ``host_group``, or a ``local_rank``
+            without one.
     """
 
     rows: RowPart
     columns: ColumnRange
     rank: int | None = field(default=None, validator=attrs.validators.optional(_not_negative))
+    host_group: int | None = field(default=None, validator=attrs.validators.optional(_not_negative))
+    local_rank: int | None = field(default=None, validator=attrs.validators.optional(_not_negative))
+
+    def __attrs_post_init__(self) -> None:
+        if self.rank is not None and self.host_group is not None:
+            raise InvalidInputError(
+                f"a block has rank {self.rank} and host_group {self.host_group}; with a rank its host is given, "
+                "leave host_group out"
+            )
+        if self.local_rank is not None and self.host_group is None:
+            raise InvalidInputError(
+                f"a block has local_rank {self.local_rank} and no host_group; a rank inside a host needs one"
+            )
 
     @property
     def num_rows(self) -> int:
@@ -330,7 +360,8 @@ class Layout:
     """The blocks of a table and the dataflow that serves them.
 
     Args:
-        blocks: all of one row map; together they cover every row and column exactly once.
+        blocks: all of one row map; together they cover every row and column exactly once. Where the dataflow is
+            replicated, each is the whole table, and every rank has one.
         dataflow: how ids and results travel.
         variant: tells layouts of one sharding type for one table apart (``"4 columns blocks"``); part of an
             option's identity.
@@ -365,15 +396,16 @@ class Layout:
         return self.blocks[0].rows.bounds != (0, self.row_map.num_rows)
 
     def placed(self, ranks: Iterable[int]) -> Layout:
-        """The same layout with block ``i`` on ``ranks[i]``."""
-        blocks = [attrs.evolve(block, rank=rank) for block, rank in zip(self.blocks, ranks, strict=True)]
+        """The same layout with block ``i`` on ``ranks[i]``, where it then must live."""
+        blocks = [Block(block.rows, block.columns, rank) for block, rank in zip(self.blocks, ranks, strict=True)]
         return attrs.evolve(self, blocks=blocks)
 
     def check(self, table: TableSpec, *, world_size: int | None = None) -> None:
-        """Check that each row and column of ``table`` is covered exactly once, and ranks exist.
+        """Check that each row and column of ``table`` is covered exactly once, or once on every rank, and ranks exist.
 
         Raises:
-            InvalidInputError: naming the table and the rows and columns that are missing or covered twice.
+            InvalidInputError: naming the table and the rows and columns, or the ranks, that are missing or covered
+                twice.
         """
         where = f"table {table.describe()}"
         if self.row_map.num_rows != table.num_embeddings:
@@ -381,15 +413,37 @@ class Layout:
         covered = sum(self.row_map.num_rows_of(part) for part in range(self.row_map.num_parts))
         if covered != table.num_embeddings:
             raise InvalidInputError(f"{where}: the parts of the row map hold {covered} rows together")
-        spans: dict[int, list[ColumnRange]] = {part: [] for part in range(self.row_map.num_parts)}
         for block in self.blocks:
-            spans[block.rows.index].append(block.columns)
             if world_size is not None and block.rank is not None and block.rank >= world_size:
                 raise InvalidInputError(
                     f"{where}: a block is placed on rank {block.rank} of {world_size} ranks"
                 )
+        if self.dataflow.is_replicated:
+            self._check_copies(where, table, world_size)
+            return
+        spans: dict[int, list[ColumnRange]] = {part: [] for part in range(self.row_map.num_parts)}
+        for block in self.blocks:
+            spans[block.rows.index].append(block.columns)
         for part, columns in spans.items():
             _check_columns(f"{where}, row part {part}", columns, table.embedding_dim)
+
+    def _check_copies(self, where: str, table: TableSpec, world_size: int | None) -> None:
+        """Check that every rank has one copy of the whole table."""
+        for block in self.blocks:
+            size = (block.num_rows, block.num_columns)
+            if size != (table.num_embeddings, table.embedding_dim):
+                raise InvalidInputError(
+                    f"{where}: the copy on rank {block.rank} has {size[0]} rows and {size[1]} columns; "
+                    f"dataflow {self.dataflow.name!r} needs the whole table on every rank"
+                )
+        copies = Counter(block.rank for block in self.blocks)
+        count = len(self.blocks) if world_size is None else world_size
+        for rank in range(count):
+            if copies[rank] != 1:
+                raise InvalidInputError(
+                    f"{where}: rank {rank} has {copies[rank]} copies; dataflow {self.dataflow.name!r} needs one on "
+                    f"each of {count} ranks"
+                )
 
 
 def _check_columns(where: str, columns: list[ColumnRange], dim: int) -> None:

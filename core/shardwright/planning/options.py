@@ -31,7 +31,10 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 FREE = -1
-"""The rank of a shard that may go to any."""
+"""The rank, or rank inside a host, of a shard that may go to any."""
+
+NO_GANG = -1
+"""The gang of a shard that needs no other on its host."""
 
 
 @frozen
@@ -72,11 +75,16 @@ class Options:
         compute_kernel: code of its kernel, ``[O]``.
         layouts: its layout.
         cuts_rows: its rows are cut, so that pooled results are partial sums: ``[O]``.
+        is_replicated: each of its shards is the whole table, and every rank has one: ``[O]``.
+        sums_inside_host: its partial sums are added inside a host before they cross to others: ``[O]``.
         first_shard: ``[O + 1]``.
         option: option of each shard, ``[S]``.
         num_rows: ``[S]``.
         num_columns: ``[S]``.
         rank: the rank it must live on, or ``FREE``: ``[S]``.
+        gang: shards of one number, which no other option has, must go to ranks of one host; ``NO_GANG``: no
+            other shard matters. ``[S]``.
+        local_rank: the rank inside its host that it must have, or ``FREE``: ``[S]``.
         request: code of what its kernel is asked, ``[S]``.
     """
 
@@ -93,11 +101,15 @@ class Options:
     compute_kernel: Ints
     layouts: tuple[Layout, ...]
     cuts_rows: Bools
+    is_replicated: Bools
+    sums_inside_host: Bools
     first_shard: Ints
     option: Ints
     num_rows: Ints
     num_columns: Ints
     rank: Ints
+    gang: Ints
+    local_rank: Ints
     request: Ints
 
     @property
@@ -129,6 +141,11 @@ class Options:
     def is_weighted(self) -> Bools:
         """Whether ids carry weights: ``[T]``."""
         return np.array([table.is_weighted for table in self.tables], dtype=bool)
+
+    @cached_property
+    def num_row_parts(self) -> Ints:
+        """Into how many parts the rows of each option are cut: ``[O]``."""
+        return np.array([layout.row_map.num_parts for layout in self.layouts], dtype=np.int64)
 
     @cached_property
     def row_fraction(self) -> Floats:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import Factory, frozen
 
-from shardwright.planning.options import FREE, Bools, Floats, Ints
+from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 
 if TYPE_CHECKING:
     from shardwright.planning.space import SearchSpace
@@ -25,6 +25,10 @@ class ProposedShards:
         rank: the rank it must live on, or ``FREE``: ``[N]``.
         tiers: the names of the tiers.
         capacity_bytes: what each rank has: ``[W, M]``.
+        gang: shards of one number must go to ranks of one host; ``NO_GANG``: no other shard matters. ``[N]``; by
+            default there are no gangs.
+        local_rank: the rank inside its host that a shard of a gang must have, or ``FREE``: ``[N]``.
+        local_world_size: ranks of one host, neighbours; by default all.
     """
 
     shard: Ints
@@ -34,11 +38,23 @@ class ProposedShards:
     rank: Ints
     tiers: tuple[str, ...]
     capacity_bytes: Ints
+    gang: Ints = Factory(lambda self: np.full(len(self.rank), NO_GANG), takes_self=True)
+    local_rank: Ints = Factory(lambda self: np.full(len(self.rank), FREE), takes_self=True)
+    local_world_size: int = Factory(lambda self: len(self.capacity_bytes), takes_self=True)
 
     @property
     def world_size(self) -> int:
         """``W``."""
         return len(self.capacity_bytes)
+
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts the ranks are on."""
+        return self.world_size // self.local_world_size
+
+    def ranks_of(self, host: int) -> range:
+        """The ranks of a host."""
+        return range(host * self.local_world_size, (host + 1) * self.local_world_size)
 
     def loads_ms(self, ranks: Ints) -> Floats:
         """Each rank's time when the shards live on ``ranks``: ``[W]``."""
@@ -57,16 +73,21 @@ class ProposedShards:
         """Which shards must live on a given rank: ``[N]``."""
         return np.not_equal(self.rank, FREE)
 
-    def misfit(self, shard: int, used_bytes: Ints) -> Misfit:
-        """Why a free shard fits on no rank.
+    def misfit(self, shard: int, used_bytes: Ints, *, host: int | None = None) -> Misfit:
+        """Why a free shard fits on no rank, or a shard of a gang on no rank of a host where it may be.
 
         Args:
             shard: its position among these.
-            used_bytes: what the ranks hold without it: ``[W, M]``.
+            used_bytes: what the ranks hold without it: ``[W, M]``. Where it is of a gang, those of ``host`` also
+                hold what was placed of the gang before it.
+            host: the host that came nearest to having room for the gang.
         """
         free = self.capacity_bytes - used_bytes
         short = self.memory_bytes[shard] - free
-        rank = int(np.argmin(short.max(axis=1)))
+        ranks = np.arange(self.world_size) if host is None else np.array(self.ranks_of(host))
+        if self.local_rank[shard] != FREE:
+            ranks = ranks[ranks % self.local_world_size == self.local_rank[shard]]
+        rank = int(ranks[np.argmin(short[ranks].max(axis=1))])
         tier = int(np.argmax(short[rank]))
         return self._misfit(shard, rank, tier, self.memory_bytes[shard, tier], free[rank, tier])
 
@@ -89,6 +110,7 @@ class ProposedShards:
             shard=shard,
             rank=rank,
             is_fixed=bool(self.rank[shard] != FREE),
+            gang_size=1 if self.gang[shard] == NO_GANG else int((self.gang == self.gang[shard]).sum()),
             tier=self.tiers[tier],
             needed_bytes=int(needed_bytes),
             free_bytes=int(free_bytes),
@@ -111,6 +133,7 @@ class Misfit:
             need.
         free_bytes: what is left of it on ``rank``, for that.
         capacity_bytes: what ``rank`` has of it.
+        gang_size: how many shards, it among them, had to go to one host; 1 for a shard on its own.
     """
 
     table: int
@@ -121,6 +144,12 @@ class Misfit:
     needed_bytes: int
     free_bytes: int
     capacity_bytes: int
+    gang_size: int = 1
+
+    @property
+    def short_bytes(self) -> int:
+        """How many bytes were missing."""
+        return self.needed_bytes - self.free_bytes
 
 
 @frozen(eq=False)
@@ -163,4 +192,7 @@ def propose(space: SearchSpace, proposal: Ints) -> ProposedShards:
         rank=options.rank[shard],
         tiers=space.tiers,
         capacity_bytes=space.capacity_bytes,
+        gang=options.gang[shard],
+        local_rank=options.local_rank[shard],
+        local_world_size=space.topology.local_world_size,
     )

@@ -57,8 +57,10 @@ class ParameterSharding:
         return [_rank(block) for block in self.layout.blocks]
 
     @property
-    def sharding_spec(self) -> EnumerableShardingSpec:
-        """The shards in TorchRec's form."""
+    def sharding_spec(self) -> EnumerableShardingSpec | None:
+        """The shards in TorchRec's form; ``None`` where every rank has a copy of the whole table."""
+        if self.layout.dataflow.is_replicated:
+            return None
         return EnumerableShardingSpec([_metadata(block, self.device) for block in self.layout.blocks])
 
     def __repr__(self) -> str:
@@ -131,18 +133,19 @@ def _module_text(path: str, plan: Mapping[str, ParameterSharding]) -> str:
         (name, sharding.sharding_type, sharding.compute_kernel, ranks_text(sharding.ranks))
         for name, sharding in plan.items()
     ]
+    specs = [(name, sharding.sharding_spec) for name, sharding in plan.items()]
     shards = [
         (name, shard.shard_offsets, shard.shard_sizes, shard.placement)
-        for name, sharding in plan.items()
-        for shard in sharding.sharding_spec.shards
+        for name, spec in specs
+        for shard in (spec.shards if spec else ())
     ]
-    return "\n".join(
-        [
-            f"module: {path or '(root)'}",
-            aligned(("table", "sharding type", "compute kernel", "ranks"), tables),
-            aligned(("table", "shard offsets", "shard sizes", "placement"), shards),
-        ]
-    )
+    parts = [
+        f"module: {path or '(root)'}",
+        aligned(("table", "sharding type", "compute kernel", "ranks"), tables),
+    ]
+    if shards:
+        parts.append(aligned(("table", "shard offsets", "shard sizes", "placement"), shards))
+    return "\n".join(parts)
 
 
 def aligned(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import PlanningError
-from shardwright.planning.options import Ints
+from shardwright.planning.options import FREE, NO_GANG, Ints
 from shardwright.planning.placement import Feedback, Misfit, ProposedShards, propose
 from shardwright.planning.space import SearchSpace
 
@@ -129,7 +129,7 @@ def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
 
 
 def _shortage(misfit: Misfit | None) -> float:
-    return math.inf if misfit is None else misfit.needed_bytes - misfit.free_bytes
+    return math.inf if misfit is None else misfit.short_bytes
 
 
 def _check_proposal(space: SearchSpace, proposal: Ints, proposer: str) -> None:
@@ -155,10 +155,32 @@ def _check_placement(shards: ProposedShards, ranks: Ints, partitioner: str) -> N
         raise PlanningError(
             f"{broke} shard {shard} must live on rank {shards.rank[shard]}, and was placed on {ranks[shard]}"
         )
+    _check_gangs(shards, ranks, broke)
     over = np.argwhere(shards.used_bytes(ranks) > shards.capacity_bytes)
     if len(over):
         rank, tier = over[0]
         raise PlanningError(
             f"{broke} rank {rank} was given {shards.used_bytes(ranks)[rank, tier]} bytes of "
             f"{shards.tiers[tier]}, it has {shards.capacity_bytes[rank, tier]}"
+        )
+
+
+def _check_gangs(shards: ProposedShards, ranks: Ints, broke: str) -> None:
+    hosts, local = ranks // shards.local_world_size, ranks % shards.local_world_size
+    moved = np.flatnonzero((shards.local_rank != FREE) & (local != shards.local_rank))
+    if len(moved):
+        shard = int(moved[0])
+        raise PlanningError(
+            f"{broke} shard {shard} must have rank {shards.local_rank[shard]} of the {shards.local_world_size} of its "
+            f"host, and was placed on rank {ranks[shard]}, which is {local[shard]} of host {hosts[shard]}"
+        )
+    member = np.flatnonzero(shards.gang != NO_GANG)
+    _, first, gang = np.unique(shards.gang[member], return_index=True, return_inverse=True)
+    leader = member[first][gang]
+    parted = np.flatnonzero(hosts[member] != hosts[leader])
+    if len(parted):
+        shard, other = int(member[parted[0]]), int(leader[parted[0]])
+        raise PlanningError(
+            f"{broke} shards {other} and {shard} must be on one host, and were placed on ranks {ranks[other]} and "
+            f"{ranks[shard]}, of hosts {hosts[other]} and {hosts[shard]}"
         )

@@ -118,13 +118,36 @@ def _checked(estimator: Estimator, what: str, column: Floats, options: Options) 
 def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
     """What each shard receives and sends in a step, ids spread evenly over rows: ``[S]`` each, in bytes.
 
-    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, as 32-bit or
-    as the table's elements. A shard without rows has neither.
+    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, as the table's
+    elements; if they are added inside the host, then also the sums for this rank's counterparts on all hosts. A copy
+    of the whole table has its own rank's ids and vectors only. A shard without rows has neither.
     """
     table = options.shard_table
     fraction = options.row_fraction
-    ids = options.ids_per_batch[table] * topology.world_size * fraction
-    bags = np.where(options.is_pooled[table], options.bags_per_batch[table] * topology.world_size, ids)
-    input_bytes = ids * (ID_BYTES + 4 * options.is_weighted[table])
-    output_bytes = bags * (fraction > 0) * options.num_columns * options.element_bytes[table]
-    return input_bytes, output_bytes
+    pooled = options.is_pooled[table]
+    num_batches = np.where(options.is_replicated, 1, topology.world_size)[options.option]
+    ids = options.ids_per_batch[table] * num_batches * fraction
+    crossing = topology.num_hosts if topology.num_hosts > 1 else 0
+    num_sums = num_batches + np.where(options.sums_inside_host, crossing, 0)[options.option]
+    vectors = np.where(pooled, options.bags_per_batch[table] * num_sums * (fraction > 0), ids)
+    input_bytes = ids * _input_bytes_of_id(options)
+    return input_bytes, vectors * options.num_columns * options.element_bytes[table]
+
+
+def synchronised_bytes(options: Options, topology: Topology) -> Floats:
+    """What a copy receives to stay equal to the others: ``[S]``, in bytes; 0 for shards that are no copies.
+
+    Either the ids of all ranks with the 32-bit gradients of their vectors, or the gradient of all rows, whichever is
+    less.
+    """
+    table = options.shard_table
+    vectors = np.where(options.is_pooled[table], options.bags_per_batch[table], options.ids_per_batch[table])
+    row_bytes = 4 * options.num_columns
+    of_a_batch = options.ids_per_batch[table] * _input_bytes_of_id(options) + vectors * row_bytes
+    least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
+    return np.where(options.is_replicated[options.option], least, 0.0)
+
+
+def _input_bytes_of_id(options: Options) -> Ints:
+    """Bytes of an id, with its 32-bit weight where it has one: ``[S]``."""
+    return ID_BYTES + 4 * options.is_weighted[options.shard_table].astype(np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.planning.options import Floats, Options, fold_requests
-from shardwright.planning.space import traffic_bytes
+from shardwright.planning.space import synchronised_bytes, traffic_bytes
 from shardwright.planning.topology import Topology
 
 
@@ -17,7 +17,7 @@ class WeightsAndBuffers(Estimator):
     """Weights and optimizer state as the kernel declares them, and a step's input and output.
 
     The buffers are those of TorchRec's storage model without a pipeline (one input, one output); an id is
-    taken to go to each row with equal chance.
+    taken to go to each row with equal chance. A copy of a table also holds what it is synchronised by.
     """
 
     name: ClassVar[str] = "weights_and_buffers"
@@ -33,5 +33,6 @@ class WeightsAndBuffers(Estimator):
             for tier, size in declared.items():
                 used[topology.tier_of(tier)][shards] += size
         received, sent = traffic_bytes(options, topology)
-        used[topology.device_tier] += np.ceil(received) + np.ceil(sent)
+        buffers = np.ceil(received) + np.ceil(sent) + np.ceil(synchronised_bytes(options, topology))
+        used[topology.device_tier] += buffers
         return used

@@ -93,8 +93,10 @@ class _Descent:
         largest, total = self.bytes[self.space.tiers.index(feedback.misfit.tier)]
         size = largest.values[proposal]
         if feedback.misfit.is_fixed:
-            # What is cut over all ranks is too much: each cut costs buffers, and small tables fit whole.
-            return self._move([total], np.argsort(size, kind="stable"))
+            # What every rank has a part of is too much. Copies first, the largest; then what is cut over all ranks:
+            # each cut costs buffers, and small tables fit whole.
+            copied = self.space.options.is_replicated[proposal]
+            return self._move([total], np.lexsort((np.where(copied, -size, size), ~copied)))
         return self._move([largest], np.argsort(-size, kind="stable"))
 
     def _bottleneck_tables(self, proposal: Ints, feedback: Feedback) -> Ints:

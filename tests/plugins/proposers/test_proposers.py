@@ -93,7 +93,7 @@ def test_greedy_leaves_small_tables_whole_where_memory_is_tight():
     assert isinstance(partitioner.place(propose(space, all_cut)), Misfit)
     kinds = types_of(space, run(space, "greedy").proposal)
     assert "table_wise" not in kinds[:2]
-    assert "table_wise" in kinds[2:]
+    assert {"table_wise", "data_parallel"} & set(kinds[2:])
 
 
 @settings(max_examples=30, deadline=None)

@@ -11,7 +11,8 @@ from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
-from shardwright_plugins.sharding_types.column_wise import ColumnWise, column_cuts
+from shardwright_plugins.sharding_types._column_cuts import column_cuts
+from shardwright_plugins.sharding_types.column_wise import ColumnWise
 from shardwright_plugins.sharding_types.row_wise import RowWise
 from shardwright_plugins.sharding_types.table_wise import TableWise
 

@@ -1,0 +1,27 @@
+"""data_parallel: a copy of the whole table on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from shardwright.contracts.sharding_type import ShardingType
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.layouts import Block, Layout, Replicate
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+
+
+class DataParallel(ShardingType):
+    """A copy on every rank: no ids and no results travel, gradients are synchronised."""
+
+    name: ClassVar[str] = "data_parallel"
+    abbreviation: ClassVar[str] = "DP"
+    answers_by_shape: ClassVar[bool] = True
+
+    def layouts(
+        self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
+    ) -> Iterable[Layout]:
+        """One block of everything for each rank."""
+        rows, columns = table.all_rows, table.all_columns
+        yield Layout([Block(rows, columns, rank=rank) for rank in range(topology.world_size)], dataflow=Replicate())

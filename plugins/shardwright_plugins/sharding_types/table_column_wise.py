@@ -1,0 +1,29 @@
+"""table_column_wise: the columns cut into blocks on ranks of one host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from shardwright.contracts.sharding_type import ShardingType
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.layouts import Block, Layout
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright_plugins.sharding_types._column_cuts import column_blocks
+
+
+class TableColumnWise(ShardingType):
+    """The blocks of ``column_wise``, on any ranks of one host, whichever."""
+
+    name: ClassVar[str] = "table_column_wise"
+    abbreviation: ClassVar[str] = "TWCW"
+    answers_by_shape: ClassVar[bool] = True
+
+    def layouts(
+        self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
+    ) -> Iterable[Layout]:
+        """One layout for each number of blocks."""
+        for columns in column_blocks(table, constraints, type_name=self.name):
+            blocks = [Block(table.all_rows, span, host_group=0) for span in columns]
+            yield Layout(blocks, variant=f"{len(columns)} blocks")

@@ -1,0 +1,31 @@
+"""table_row_wise: the rows cut over the ranks of one host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from shardwright.contracts.sharding_type import ShardingType
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.layouts import Block, Hierarchical, Layout, RowsRange
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+
+
+class TableRowWise(ShardingType):
+    """Neighbouring rows in as many runs as a host has ranks, run ``i`` on its rank ``i``; any host.
+
+    Partial sums are added inside the host before they cross to others.
+    """
+
+    name: ClassVar[str] = "table_row_wise"
+    abbreviation: ClassVar[str] = "TWRW"
+    answers_by_shape: ClassVar[bool] = True
+
+    def layouts(
+        self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
+    ) -> Iterable[Layout]:
+        """One block for each rank of a host."""
+        rows, columns = RowsRange(table.num_embeddings, parts=topology.local_world_size), table.all_columns
+        blocks = [Block(part, columns, host_group=0, local_rank=rank) for rank, part in enumerate(rows)]
+        yield Layout(blocks, dataflow=Hierarchical())

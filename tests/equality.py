@@ -14,7 +14,7 @@ from shardwright.contracts import ShardingType
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Layout
+from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import EmbeddingBagConfig, EmbeddingConfig, TableSpec
 from shardwright.planning.topology import Topology
@@ -139,26 +139,38 @@ class RankResult:
 
 
 def layouts_of(
-    name: str, table: TableSpec, world_size: int, *, constraints: ParameterConstraints | None = None
+    name: str,
+    table: TableSpec,
+    world_size: int,
+    *,
+    local_world_size: int | None = None,
+    constraints: ParameterConstraints | None = None,
 ) -> list[Layout]:
-    """The layouts that a registered sharding type offers for ``table`` on one simulated host."""
+    """The layouts that a registered sharding type offers for ``table`` on simulated hosts, by default one."""
     sharding_type: ShardingType = host().sharding_types.create(name)
-    topology = Topology(world_size=world_size, compute_device="cpu")
+    topology = Topology(world_size=world_size, compute_device="cpu", local_world_size=local_world_size)
     return list(sharding_type.layouts(table, topology, constraints or ParameterConstraints(min_partition=1)))
 
 
 def shardings_of(case: Case, specs: Sequence[TableSpec]) -> dict[str, ParameterSharding]:
-    """A plan for the case: blocks that may go anywhere are dealt to the ranks, beginning at the table's offset."""
+    """A plan for the case: what may go anywhere is dealt to ranks or hosts, beginning at the table's offset."""
     plan = {}
     for table, spec in zip(case.tables, specs, strict=True):
-        choices = layouts_of(table.sharding_type, spec, case.world_size)
+        choices = layouts_of(table.sharding_type, spec, case.world_size, local_world_size=case.local_world_size)
         layout = choices[table.variant % len(choices)]
-        ranks = [
-            block.rank if block.rank is not None else (index + table.offset) % case.world_size
-            for index, block in enumerate(layout.blocks)
-        ]
+        ranks = [_rank_of(block, index, table.offset, case) for index, block in enumerate(layout.blocks)]
         plan[spec.name] = ParameterSharding(table.sharding_type, table.kernel, layout.placed(ranks))
     return plan
+
+
+def _rank_of(block: Block, index: int, offset: int, case: Case) -> int:
+    if block.rank is not None:
+        return block.rank
+    if block.host_group is None:
+        return (index + offset) % case.world_size
+    host_size = case.local_world_size or case.world_size
+    first = (block.host_group + offset) * host_size % case.world_size
+    return first + (index % host_size if block.local_rank is None else block.local_rank)
 
 
 def shard_case(case: Case, env: ShardingEnv, module: nn.Module) -> Any:

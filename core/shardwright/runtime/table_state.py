@@ -50,7 +50,8 @@ class TableState:
         """
         whole = torch.empty(self.table.num_embeddings, columns, dtype=dtype)
         mine = {id(local.block): local for local in self.local}
-        for block in self.sharding.layout.blocks:
+        layout = self.sharding.layout
+        for block in layout.blocks[:1] if layout.dataflow.is_replicated else layout.blocks:
             if block.num_rows == 0 or (columns == 1 and block.columns.start > 0):
                 continue
             piece = self._piece(mine.get(id(block)), block, values, columns, dtype)

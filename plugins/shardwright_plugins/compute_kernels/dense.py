@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright_plugins.compute_kernels._optimizers import trained_bytes
+from shardwright_plugins.compute_kernels._optimizers import can_train, trained_bytes
 
 if TYPE_CHECKING:
     from shardwright.runtime.lookup import BlockSpec, Lookup
@@ -23,7 +23,7 @@ class Dense(ComputeKernel):
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
         if not request.is_pooled:
             return "sequence outputs are not built yet"
-        return True
+        return can_train(request.data_type)
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
         """Weights, their gradient, and the optimizer state the user's optimizer will hold."""

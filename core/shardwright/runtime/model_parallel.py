@@ -65,6 +65,10 @@ class DistributedModelParallel(nn.Module):
         # The one submodule: the model, or its data-parallel wrapper once there is one.
         self._wrapped: nn.Module = self._shard(module, sharders)
         self._materialise()
+        # One object, since learning-rate schedulers mark the optimizer that they are given.
+        self._fused_optimizer = CombinedOptimizer(
+            [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
+        )
         if init_data_parallel:
             self.init_data_parallel()
 
@@ -155,9 +159,7 @@ class DistributedModelParallel(nn.Module):
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
         """The optimizers that run in the backward pass, those of each sharded module under its path."""
-        return CombinedOptimizer(
-            [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
-        )
+        return self._fused_optimizer
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

@@ -259,6 +259,17 @@ def test_learning_rate_of_a_group_holds_from_the_next_forward_pass(group_of_one)
     assert moved[0] > 1
 
 
+def test_learning_rate_scheduler_and_step_of_the_fused_optimizer_belong_together(group_of_one):
+    model = wrapped(ALONE, group_of_one, ALONE.module(), path="")
+    assert model.fused_optimizer is model.fused_optimizer
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(model.fused_optimizer, gamma=0.5)
+    for _ in range(2):
+        model(ALONE.batch(2)).values().sum().backward()
+        model.fused_optimizer.step()  # else torch warns that the scheduler came first
+        scheduler.step()
+    assert [group["lr"] for group in model.fused_optimizer.param_groups] == [RATE / 4]
+
+
 def test_environment_of_a_group_of_one(group_of_one, monkeypatch):
     env = group_of_one
     assert (env.rank, env.world_size, env.device_type) == (0, 1, "cpu")

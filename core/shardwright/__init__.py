@@ -31,6 +31,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.contracts": (
             "CommBackend",
             "ComputeKernel",
+            "EmbeddingComputeKernel",
             "Estimator",
             "Partitioner",
             "Proposer",

@@ -1,7 +1,7 @@
 """The six kinds of plugins, one abstract class a file."""
 
 from shardwright.contracts.comm_backend import CommBackend, Communicator, Work
-from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
+from shardwright.contracts.compute_kernel import ComputeKernel, EmbeddingComputeKernel, KernelRequest
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
@@ -11,6 +11,7 @@ __all__ = [
     "CommBackend",
     "Communicator",
     "ComputeKernel",
+    "EmbeddingComputeKernel",
     "Estimator",
     "KernelRequest",
     "Partitioner",

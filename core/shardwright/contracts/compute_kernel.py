@@ -118,3 +118,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
             blocks: the local blocks, in the engine's order.
             device: a ``torch.device``.
         """
+
+
+EmbeddingComputeKernel = ComputeKernel
+"""TorchRec's name: ``EmbeddingComputeKernel.FUSED.value`` names a registered kernel."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,13 @@ from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan import ShardingPlan
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.sharded_module import ModuleSharder, default_sharders, shardable_modules
+
+# Buffers are copied when the model is wrapped, not in each step: under its new name where torch has it.
+_BUFFERS_ONCE: Mapping[str, Any] = (
+    {"forward_sync_buffers": False}
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else {"broadcast_buffers": False}
+)
 
 
 class DistributedModelParallel(nn.Module):
@@ -57,6 +65,10 @@ class DistributedModelParallel(nn.Module):
         # The one submodule: the model, or its data-parallel wrapper once there is one.
         self._wrapped: nn.Module = self._shard(module, sharders)
         self._materialise()
+        # One object, since learning-rate schedulers mark the optimizer that they are given.
+        self._fused_optimizer = CombinedOptimizer(
+            [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
+        )
         if init_data_parallel:
             self.init_data_parallel()
 
@@ -117,7 +129,7 @@ class DistributedModelParallel(nn.Module):
             device_ids=None if self.device.type == "cpu" else [self.device],
             process_group=self._env.process_group,
             gradient_as_bucket_view=True,
-            broadcast_buffers=False,
+            **_BUFFERS_ONCE,
         )
 
     def _sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -147,9 +159,7 @@ class DistributedModelParallel(nn.Module):
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
         """The optimizers that run in the backward pass, those of each sharded module under its path."""
-        return CombinedOptimizer(
-            [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
-        )
+        return self._fused_optimizer
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import GenericAlias
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,8 @@ class ModuleSharder(ABC):
     """
 
     module_type: ClassVar[type[nn.Module]]
+    # TorchRec's is generic over the module: ``cast(ModuleSharder[nn.Module], ...)`` is in its tutorials.
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
     def __init__(self, fused_params: Mapping[str, Any] | None = None) -> None:
         self.fused_params = dict(fused_params) if fused_params is not None else None

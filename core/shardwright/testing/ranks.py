@@ -175,14 +175,13 @@ def _run(
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size)
     )
+    timeout = timedelta(seconds=_GROUP_TIMEOUT_S)
     try:
-        dist.init_process_group(
-            backend,
-            store=torch.distributed.FileStore(store, world_size),  # type: ignore[attr-defined]
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=_GROUP_TIMEOUT_S),
-        )
+        shared = torch.distributed.FileStore(store, world_size)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=shared, rank=rank, world_size=world_size, timeout=timeout)
+        # A rank that is done must not hang up on one that is still connecting.
+        shared.set(f"connected/{rank}", "")
+        shared.wait([f"connected/{other}" for other in range(world_size)], timeout)
         return True, function(*args, **kwargs)
     except BaseException:
         return False, traceback.format_exc()

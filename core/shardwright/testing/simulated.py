@@ -18,6 +18,10 @@ T = TypeVar("T")
 _TIMEOUT_S = 60.0
 
 
+class _LeftAlone(DistributedError):
+    """What a rank gets because another one failed."""
+
+
 class _Board:
     """Where the ranks of one world meet: each posts a value, all read all."""
 
@@ -32,7 +36,7 @@ class _Board:
             values = list(self._values)
             self._barrier.wait()
         except threading.BrokenBarrierError:
-            raise DistributedError(
+            raise _LeftAlone(
                 f"simulated rank {rank}: another rank failed or did not come to this collective"
             ) from None
         return values
@@ -145,6 +149,10 @@ def run_simulated(
         thread.join()
     raised = [error for error in errors if error is not None]
     if raised:
-        causes = [error for error in raised if not isinstance(error, DistributedError)]
-        raise (causes or raised)[0]
+        raise min(raised, key=_remoteness)
     return results
+
+
+def _remoteness(error: BaseException) -> int:
+    """How far an error is from the cause: a rank's own, what ranks say of each other, what a lone rank gets."""
+    return 2 if isinstance(error, _LeftAlone) else int(isinstance(error, DistributedError))

@@ -7,8 +7,12 @@ from typing import Literal
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables import DataType
 
 _FLOAT_BYTES = 4
+
+TRAINABLE: frozenset[DataType] = frozenset({DataType.FP32, DataType.FP16, DataType.BF16})
+"""The element types of weights that plain torch looks up and updates."""
 
 PARAMETERS: Mapping[str, frozenset[str]] = {
     "sgd": frozenset(),
@@ -40,6 +44,14 @@ def can_run(optimizer: OptimizerSpec, known: Collection[str], who: str) -> Liter
         if name not in PARAMETERS[optimizer.name] and _NEUTRAL.get(name, object()) not in (None, value):
             return f"{who}: {optimizer.name!r} has no parameter {name}={value!r} here"
     return True
+
+
+def can_train(data_type: DataType) -> Literal[True] | str:
+    """``True`` if torch can train tables of ``data_type``, else the reason."""
+    if data_type in TRAINABLE:
+        return True
+    trainable = ", ".join(sorted(known.value for known in TRAINABLE))
+    return f"torch trains {trainable} tables, not {data_type.value}"
 
 
 def trained_bytes(request: KernelRequest, num_rows: int) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright_plugins.compute_kernels._optimizers import trained_bytes
+from shardwright_plugins.compute_kernels._optimizers import can_train, trained_bytes
 
 if TYPE_CHECKING:
     from shardwright.runtime.lookup import BlockSpec, Lookup
@@ -21,7 +21,7 @@ class Dense(ComputeKernel):
     fuses_optimizer: ClassVar[bool] = False
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
-        return True
+        return can_train(request.data_type)
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
         """Weights, their gradient, and the optimizer state the user's optimizer will hold."""

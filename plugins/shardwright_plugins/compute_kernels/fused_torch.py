@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright_plugins.compute_kernels._optimizers import PARAMETERS, ROW_WISE, can_run, trained_bytes
+from shardwright_plugins.compute_kernels._optimizers import (
+    PARAMETERS,
+    ROW_WISE,
+    can_run,
+    can_train,
+    trained_bytes,
+)
 
 if TYPE_CHECKING:
     from shardwright.runtime.lookup import BlockSpec, Lookup
@@ -21,6 +27,9 @@ class FusedTorch(ComputeKernel):
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
         if request.optimizer is None:
             return "no optimizer was named to run in the backward pass"
+        trainable = can_train(request.data_type)
+        if trainable is not True:
+            return trainable
         return can_run(request.optimizer, PARAMETERS.keys(), "the plain-torch kernel")
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:

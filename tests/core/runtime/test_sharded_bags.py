@@ -225,6 +225,18 @@ def test_backward_on_one_rank_only_is_an_error_there_not_a_hang():
         simulate(case_of(), work, timeout_s=0.5)
 
 
+def test_input_dist_of_the_next_batch_may_begin_before_this_ones_lookup():
+    def work(sharded, batch, env):
+        steps = [sharded.input_dist(batch), sharded.input_dist(batch.permute([1, 0]))]
+        outputs = [sharded.output_dist(sharded.compute(step)) for step in steps]
+        return [output.values().detach() for output in reversed(outputs)]
+
+    case = case_of()
+    for outputs, expected in zip(simulate(case, work), unsharded(case), strict=True):
+        for output in outputs:
+            torch.testing.assert_close(output, expected)
+
+
 def test_moves_and_casts_of_the_model_leave_blocks_where_the_plan_put_them():
     case = case_of()
 

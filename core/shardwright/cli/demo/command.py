@@ -8,7 +8,12 @@ from typing import Annotated
 
 import typer
 
-from shardwright.cli.demo.settings import DEFAULT_BATCH_SIZE, DemoSettings, make_source
+from shardwright.cli.demo.settings import (
+    DEFAULT_BATCH_SIZE,
+    DEFAULT_SYNTHETIC_STEPS,
+    DemoSettings,
+    make_source,
+)
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 
 __all__ = ["demo"]
@@ -26,7 +31,10 @@ def demo(
     ] = None,
     more_data: Annotated[list[Path] | None, typer.Argument(metavar="", hidden=True)] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Training steps; by default 250, or one pass over the files.")
+        int | None,
+        typer.Option(
+            help=f"Training steps; by default {DEFAULT_SYNTHETIC_STEPS}, or one pass over the files."
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Examples of a step, over all ranks.")] = DEFAULT_BATCH_SIZE,
     types: Annotated[

@@ -1,0 +1,105 @@
+"""The built-in comm backends: what they declare, and NCCL in earnest where there is a CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.equality import Case, Table, shardings_of
+
+from shardwright import EmbeddingBagCollectionSharder, ShardingEnv, spec_to_torch
+from shardwright.contracts import CommBackend
+from shardwright.contracts.comm_backend import Communicator
+from shardwright.errors import DistributedError
+from shardwright.plugins import host
+
+
+@pytest.mark.parametrize(("name", "devices"), [("gloo", ("cpu",)), ("nccl", ("cuda",))])
+def test_backend_declares_its_name_and_devices(name: str, devices: tuple[str, ...]) -> None:
+    backend = host().comm_backends.create(name)
+    assert isinstance(backend, CommBackend)
+    assert (backend.name, backend.devices, backend.api) == (name, devices, 1)
+    assert getattr(CommBackend, name.upper()).value == name
+
+
+@pytest.fixture
+def gloo_group() -> Iterator[object]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def test_gloo_connects_and_serves_the_cpu(gloo_group: object) -> None:
+    communicator = host().comm_backends.create("gloo").connect(gloo_group)
+    assert isinstance(communicator, Communicator)
+    assert (communicator.rank, communicator.world_size) == (0, 1)
+    output = torch.empty(2)
+    communicator.all_to_all(output, torch.ones(2), [2], [2]).wait()
+    assert output.tolist() == [1, 1]
+    assert ShardingEnv.from_process_group(gloo_group).device_type == "cpu"
+
+
+def test_gloo_group_has_no_backend_for_cuda(gloo_group: object) -> None:
+    with pytest.raises(DistributedError, match=r"on cuda\. Known: gloo \(cpu\), nccl \(cuda\)\."):
+        ShardingEnv.from_process_group(gloo_group, device_type="cuda")
+
+
+@pytest.fixture
+def nccl_group() -> Iterator[object]:
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        pytest.skip("no CUDA device, or torch without NCCL")
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+def test_nccl_connects_and_serves_cuda(nccl_group: object) -> None:
+    env = ShardingEnv.from_process_group(nccl_group)
+    assert env.device_type == "cuda"
+    output = torch.empty(3, device="cuda")
+    env.communicator.all_to_all(output, torch.ones(3, device="cuda"), [3], [3]).wait()
+    assert output.tolist() == [1, 1, 1]
+    assert env.communicator.broadcast_object({"a": 1}) == {"a": 1}
+    assert [item.tolist() for item in env.communicator.all_gather(torch.ones(2, device="cuda"))] == [[1, 1]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["sgd", "row_wise_adagrad", "adam"])
+@pytest.mark.parametrize("kernel", ["fused", "fused_torch", "dense"])
+def test_nccl_trains_equal_to_the_unsharded_module_on_the_cpu(
+    nccl_group: object, kernel: str, optimizer: str
+) -> None:
+    tables = [
+        Table(17, 8, ("a",), "SUM", "table_wise", kernel),
+        Table(9, 8, ("b", "a"), "MEAN", "row_wise", kernel),
+    ]
+    case = Case(tables, (5,), optimizer, is_weighted=True)
+    sharder = EmbeddingBagCollectionSharder(fused_params=case.fused_params)
+    shardings = shardings_of(case, sharder.tables(case.module()))
+    env = ShardingEnv.from_process_group(nccl_group)
+    sharded, unsharded = sharder.shard(case.module(), shardings, env, torch.device("cuda")), case.module()
+    dense = [p for p in sharded.parameters() if not hasattr(p, "_in_backward_optimizers")]
+    optimizers = [spec_to_torch(sharder.optimizer, list(unsharded.parameters()))]
+    optimizers += [spec_to_torch(sharder.optimizer, dense)] if dense else []
+    for step in range(4):
+        expected = unsharded(case.batch(step, 0)).values()
+        actual = sharded(case.batch(step, 0).to(torch.device("cuda"))).values()
+        assert actual.device.type == "cuda"
+        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-5)
+        for each in optimizers:
+            each.zero_grad()
+        gradient = case.gradient(step, 0, expected)
+        expected.backward(gradient)
+        actual.backward(gradient.cuda())
+        for each in optimizers:
+            each.step()
+    for name, weight in unsharded.state_dict().items():
+        torch.testing.assert_close(sharded.state_dict()[name].cpu(), weight, rtol=1e-4, atol=1e-5)

@@ -206,7 +206,8 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.timeout(400)
+@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_random_tables_plans_and_batches_equal_unsharded(case: Case) -> None:
     check(case)

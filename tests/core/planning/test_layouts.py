@@ -20,7 +20,9 @@ from shardwright.planning.layouts import (
     Block,
     ColumnRange,
     Exchange,
+    Hierarchical,
     Layout,
+    Replicate,
     RowMap,
     RowPart,
     RowsModulo,
@@ -298,3 +300,49 @@ def test_table_spec_makes_its_own_parts():
     assert TABLE.all_columns == ColumnRange(0, 8)
     assert TABLE.columns(2, 4) == ColumnRange(2, 4)
     Layout([Block(TABLE.all_rows, TABLE.all_columns)]).check(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ({"rank": 1, "host_group": 0}, "rank 1 and host_group 0; with a rank its host is given"),
+        ({"local_rank": 2}, "local_rank 2 and no host_group"),
+        ({"host_group": -1}, "Block.host_group must not be negative, got -1"),
+        ({"host_group": 0, "local_rank": -3}, "Block.local_rank must not be negative, got -3"),
+    ],
+)
+def test_block_place_that_contradicts_itself_raises_with_the_numbers(place, text):
+    with pytest.raises(InvalidInputError, match=re.escape(text)):
+        Block(RowsRange(4)[0], ColumnRange(0, 1), **place)
+
+
+def test_layout_placed_gives_blocks_of_a_host_their_ranks_only():
+    layout = Layout([Block(part, ColumnRange(0, 8), host_group=1, local_rank=i) for i, part in enumerate(RowsRange(4, 2))])
+    assert [(b.rank, b.host_group, b.local_rank) for b in layout.placed([4, 5]).blocks] == [(4, None, None), (5, None, None)]
+
+
+def copies(ranks, row_map=None, columns=(0, 8)):
+    blocks = [Block((row_map or RowsRange(10))[0], ColumnRange(*columns), rank=rank) for rank in ranks]
+    return Layout(blocks, dataflow=Replicate())
+
+
+def test_layout_check_takes_a_copy_on_every_rank_and_says_what_dataflows_do():
+    copies([1, 0, 2]).check(TABLE, world_size=3)
+    copies([0]).check(TABLE)
+    assert [d().is_replicated for d in (Exchange, Hierarchical, Replicate)] == [False, False, True]
+    assert [d().sums_inside_host for d in (Exchange, Hierarchical, Replicate)] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (copies([0, 1]), "rank 2 has 0 copies; dataflow 'replicate' needs one on each of 3 ranks"),
+        (copies([0, 1, 1, 2]), "rank 1 has 2 copies"),
+        (copies([0, 1, 2, 3]), "a block is placed on rank 3 of 3 ranks"),
+        (copies([0, 1, 2], columns=(0, 4)), "the copy on rank 0 has 10 rows and 4 columns; dataflow 'replicate'"),
+        (copies([0, 1, 2], RowsRange(10, parts=2)), "the copy on rank 0 has 5 rows and 8 columns"),
+    ],
+)
+def test_layout_check_copies_that_are_not_one_on_each_rank_raise_with_the_numbers(layout, text):
+    with pytest.raises(InvalidInputError, match=f"^{re.escape(TEXT)}: {re.escape(text)}"):
+        layout.check(TABLE, world_size=3)

@@ -9,7 +9,7 @@ from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.options import FREE, fold_requests
+from shardwright.planning.options import FREE, NO_GANG, fold_requests
 from shardwright.planning.tables import PoolingType, TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
@@ -221,3 +221,33 @@ def test_enumerate_type_that_places_a_block_on_no_rank_is_named(host_with):
         ),
     ):
         options_of(TABLE)
+
+
+class Hosted(ShardingType):
+    """Two columns blocks on hosts with labels 5 and 2, the first with a place there."""
+
+    name, abbreviation = "hosted", "HO"
+
+    def layouts(self, table, topology, constraints):
+        yield Layout(
+            [
+                Block(table.all_rows, table.columns(0, 4), host_group=5, local_rank=1),
+                Block(table.all_rows, table.columns(4, 8), host_group=2),
+            ]
+        )
+
+
+def test_enumerate_gangs_have_numbers_that_no_other_option_has(host_with):
+    with host_with(sharding_types=[Hosted]):
+        options = options_of(TABLE, TableSpec("u", 3, 8, ["g"]))
+    assert options.gang.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
+    assert options.local_rank.tolist() == [1, FREE] * 4
+    assert set(options_of(TABLE).gang.tolist()) == {NO_GANG}
+
+
+def test_enumerate_type_that_names_a_rank_its_hosts_do_not_have_is_named(host_with):
+    with (
+        host_with(sharding_types=[Hosted]),
+        pytest.raises(PlanningError, match=r"'hosted' broke its contract: .* on rank 1 of 1 ranks of a host"),
+    ):
+        enumerate_options([TABLE], Topology(2, "cpu", local_world_size=1), Constraints(), host(), batch_size=1)

@@ -3,10 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.contracts import Partitioner, Proposer
+from shardwright.contracts import Partitioner, Proposer, ShardingType
 from shardwright.errors import PlanningError
 from shardwright.planning.constraints import Constraints
 from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.placement import ProposedShards, propose
 from shardwright.planning.search import search
 from shardwright.planning.space import estimate_costs
@@ -17,8 +18,8 @@ from shardwright.plugins import host
 TABLES = [TableSpec("a", 10, 8, ["f"]), TableSpec("b", 7, 4, ["g"]), TableSpec("c", 3, 8, ["h"])]
 
 
-def space_of(tables=TABLES, *, ddr_cap=10_000, ranks=2):
-    topology = Topology(ranks, "cpu", ddr_cap=ddr_cap)
+def space_of(tables=TABLES, *, ddr_cap=10_000, ranks=2, local_world_size=None):
+    topology = Topology(ranks, "cpu", ddr_cap=ddr_cap, local_world_size=local_world_size)
     options = enumerate_options(tables, topology, Constraints(), host(), batch_size=4)
     make = host().estimators.create
     return estimate_costs(options, topology, make("cells"), make("weights"), topology.capacity_bytes)
@@ -163,3 +164,37 @@ def test_fixed_misfit_counts_what_must_live_on_a_rank_together():
     assert (misfit.table, misfit.rank, misfit.needed_bytes, misfit.free_bytes) == (0, 1, 7, 6)
     assert misfit.is_fixed
     assert proposed([[4, 0], [3, 0]], [0, 1], [[9, 9], [6, 9]]).fixed_misfit() is None
+
+
+class Pair(ShardingType):
+    """Two column blocks on one host of two ranks, the second on its rank 1."""
+
+    name, abbreviation = "pair", "PA"
+
+    def layouts(self, table, topology, constraints):
+        yield Layout(
+            [
+                Block(table.all_rows, table.columns(0, 2), host_group=0),
+                Block(table.all_rows, table.columns(2, table.embedding_dim), host_group=0, local_rank=1),
+            ]
+        )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([0, 1, 2, 3], None),
+        ([1, 1, 0, 1], None),
+        ([0, 1, 3, 2], "shard 3 must have rank 1 of the 2 of its host, and was placed on rank 2, which is 0 of host 1"),
+        ([0, 3, 2, 3], "shards 0 and 1 must be on one host, and were placed on ranks 0 and 3, of hosts 0 and 1"),
+    ],
+)
+def test_search_placement_that_parts_a_gang_raises(host_with, ranks, text):
+    with host_with(sharding_types=[Pair]):
+        space = space_of(TABLES[:2], ranks=4, local_world_size=2)
+        answer = Unruly(lambda shards: np.array(ranks))
+        if text is None:
+            assert run(space, Fixed([0, 2]), answer).feedback.ranks.tolist() == ranks
+        else:
+            with pytest.raises(PlanningError, match=f"partitioner 'unruly' broke its contract: {text}"):
+                run(space, Fixed([0, 2]), answer)

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planning.options import FREE
+from shardwright.planning.options import FREE, NO_GANG
 from shardwright.planning.placement import Misfit, ProposedShards
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
 
 
-def proposed(cost_ms, memory_bytes, rank, capacity_bytes):
+def proposed(cost_ms, memory_bytes, rank, capacity_bytes, **gangs):
     return ProposedShards(
         shard=np.arange(len(rank)),
         table=np.arange(len(rank)),
@@ -18,6 +18,7 @@ def proposed(cost_ms, memory_bytes, rank, capacity_bytes):
         rank=np.array(rank, dtype=np.int64),
         tiers=("hbm", "ddr")[: len(capacity_bytes[0])],
         capacity_bytes=np.array(capacity_bytes, dtype=np.int64),
+        **{name: np.array(value) if isinstance(value, list) else value for name, value in gangs.items()},
     )
 
 
@@ -99,3 +100,108 @@ def test_place_tries_largest_first_where_longest_first_leaves_no_room():
 def test_place_misfit_gives_the_numbers():
     misfit = GreedyPerf().place(proposed([3, 1], [[4], [6]], [FREE] * 2, [[5], [5]]))
     assert (misfit.table, misfit.needed_bytes, misfit.free_bytes, misfit.tier) == (1, 6, 5, "hbm")
+
+
+@st.composite
+def gang_problems(draw):
+    """Fixed shards, free ones, and gangs with and without ranks inside their host."""
+    local, num_hosts = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    units = draw(
+        st.lists(
+            st.one_of(
+                st.just([(FREE, False, FREE)]),
+                st.integers(0, local * num_hosts - 1).map(lambda rank: [(rank, False, FREE)]),
+                st.lists(st.integers(FREE, local - 1).map(lambda place: (FREE, True, place)), min_size=1, max_size=5),
+            ),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    rows = [
+        (rank, number if in_gang else NO_GANG, place)
+        for number, unit in enumerate(units)
+        for rank, in_gang, place in unit
+    ]
+    order = draw(st.permutations(range(len(rows))))
+    ranks, gangs, places = (list(column) for column in zip(*(rows[index] for index in order), strict=True))
+    count = len(rows)
+    capacity = st.tuples(st.integers(0, 60), st.integers(0, 60))
+    return proposed(
+        draw(st.lists(st.integers(0, 50), min_size=count, max_size=count)),
+        draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=count, max_size=count)),
+        ranks,
+        draw(st.lists(capacity, min_size=local * num_hosts, max_size=local * num_hosts)),
+        gang=gangs,
+        local_rank=places,
+        local_world_size=local,
+    )
+
+
+@settings(max_examples=500)
+@given(shards=gang_problems())
+def test_place_gangs_share_a_host_keep_their_places_and_exceed_no_capacity(shards):
+    placed = GreedyPerf().place(shards)
+    again = GreedyPerf().place(shards)
+    if isinstance(placed, Misfit):
+        assert placed == again
+        assert placed.needed_bytes > placed.free_bytes
+        assert placed.gang_size == max(1, (shards.gang == shards.gang[placed.shard]).sum() * (not _alone(shards, placed)))
+        place = shards.local_rank[placed.shard]
+        assert place in (FREE, placed.rank % shards.local_world_size)
+        return
+    assert (placed == again).all()
+    assert (placed[shards.is_fixed] == shards.rank[shards.is_fixed]).all()
+    assert (shards.used_bytes(placed) <= shards.capacity_bytes).all()
+    pinned = shards.local_rank != FREE
+    assert (placed[pinned] % shards.local_world_size == shards.local_rank[pinned]).all()
+    for gang in set(shards.gang.tolist()) - {NO_GANG}:
+        assert len(set((placed[shards.gang == gang] // shards.local_world_size).tolist())) == 1
+
+
+def _alone(shards, misfit):
+    return shards.gang[misfit.shard] == NO_GANG
+
+
+def test_place_gang_goes_where_the_most_loaded_rank_it_takes_is_least_loaded():
+    # Rank 0 is loaded, so a pair of places 0 and 1 goes to the other host, and one for place 1 alone stays.
+    ample = {"local_world_size": 2, "capacity_bytes": [[9]] * 4}
+    pair = proposed([5, 1, 1], [[1]] * 3, [0, FREE, FREE], gang=[NO_GANG, 0, 0], local_rank=[FREE, 0, 1], **ample)
+    assert GreedyPerf().place(pair).tolist() == [0, 2, 3]
+    one = proposed([5, 1], [[1]] * 2, [0, FREE], gang=[NO_GANG, 0], local_rank=[FREE, 1], **ample)
+    assert GreedyPerf().place(one).tolist() == [0, 1]
+
+
+def test_place_gang_without_places_spreads_over_the_ranks_of_its_host():
+    placed = GreedyPerf().place(
+        proposed([3, 2, 1], [[1]] * 3, [FREE] * 3, [[9]] * 4, gang=[7, 7, 7], local_world_size=2)
+    )
+    assert placed.tolist() == [0, 1, 1]
+
+
+def test_place_gangs_and_free_shards_are_placed_longest_first_together():
+    # The free shard is the longest: it takes rank 0; then the gang, on the other host; then the short shard.
+    placed = GreedyPerf().place(
+        proposed(
+            [4, 4, 9, 1],
+            [[1]] * 4,
+            [FREE] * 4,
+            [[9]] * 4,
+            gang=[3, 3, NO_GANG, NO_GANG],
+            local_rank=[0, 1, FREE, FREE],
+            local_world_size=2,
+        )
+    )
+    assert placed.tolist() == [2, 3, 0, 1]
+
+
+def test_place_gang_that_fits_on_no_host_gives_the_numbers_of_the_nearest():
+    gang = {"gang": [0, 0], "local_rank": [0, 1], "local_world_size": 2}
+    misfit = GreedyPerf().place(proposed([1, 1], [[4], [6]], [FREE] * 2, [[9], [2], [9], [5]], **gang))
+    assert (misfit.shard, misfit.rank, misfit.needed_bytes, misfit.free_bytes) == (1, 3, 6, 5)
+    assert (misfit.gang_size, misfit.is_fixed, misfit.short_bytes) == (2, False, 1)
+
+
+def test_place_gang_misfit_counts_what_the_gang_took_before():
+    gang = {"gang": [0, 0], "local_world_size": 1}
+    misfit = GreedyPerf().place(proposed([2, 1], [[4], [3]], [FREE] * 2, [[5], [6]], **gang))
+    assert (misfit.shard, misfit.rank, misfit.needed_bytes, misfit.free_bytes) == (1, 1, 3, 2)

@@ -8,20 +8,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.layouts import Exchange, Hierarchical, Replicate
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
 from shardwright_plugins.sharding_types._column_cuts import column_cuts
 from shardwright_plugins.sharding_types.column_wise import ColumnWise
+from shardwright_plugins.sharding_types.data_parallel import DataParallel
+from shardwright_plugins.sharding_types.grid_shard import GridShard
 from shardwright_plugins.sharding_types.row_wise import RowWise
+from shardwright_plugins.sharding_types.table_column_wise import TableColumnWise
+from shardwright_plugins.sharding_types.table_row_wise import TableRowWise
 from shardwright_plugins.sharding_types.table_wise import TableWise
 
-BUILT_IN = ("column_wise", "row_wise", "table_wise")
+ABBREVIATIONS = {
+    "column_wise": "CW",
+    "data_parallel": "DP",
+    "grid_shard": "GS",
+    "row_wise": "RW",
+    "table_column_wise": "TWCW",
+    "table_row_wise": "TWRW",
+    "table_wise": "TW",
+}
+BUILT_IN = tuple(ABBREVIATIONS)
 
 
-def layouts_of(kind, rows=10, dim=64, ranks=2, **rule):
+def layouts_of(kind, rows=10, dim=64, ranks=2, local=None, **rule):
     table = TableSpec("t", rows, dim, ["f"])
-    return list(kind.layouts(table, Topology(ranks, "cpu"), ParameterConstraints(**rule)))
+    topology = Topology(ranks, "cpu", local_world_size=local)
+    return list(kind.layouts(table, topology, ParameterConstraints(**rule)))
 
 
 def blocks_of(layout):
@@ -34,13 +49,16 @@ def blocks_of(layout):
 @given(
     rows=st.integers(1, 60),
     dim=st.integers(1, 300),
-    ranks=st.integers(1, 9),
+    local=st.integers(1, 4),
+    num_hosts=st.integers(1, 3),
     min_partition=st.none() | st.integers(1, 80),
 )
-def test_layouts_cover_every_cell_exactly_once(name, rows, dim, ranks, min_partition):
+def test_layouts_cover_every_cell_exactly_once_or_once_on_every_rank(name, rows, dim, local, num_hosts, min_partition):
+    ranks = local * num_hosts
     table = TableSpec("t", rows, dim, ["f"])
     rule = ParameterConstraints(sharding_types=[name], min_partition=min_partition)
-    layouts = list(host().sharding_types.create(name).layouts(table, Topology(ranks, "cpu"), rule))
+    topology = Topology(ranks, "cpu", local_world_size=local)
+    layouts = list(host().sharding_types.create(name).layouts(table, topology, rule))
     assert layouts
     assert len({layout.variant for layout in layouts}) == len(layouts)
     for layout in layouts:
@@ -48,13 +66,12 @@ def test_layouts_cover_every_cell_exactly_once(name, rows, dim, ranks, min_parti
         covered = np.zeros((rows, dim), dtype=int)
         for block in layout.blocks:
             covered[block.rows.rows, block.columns.start : block.columns.stop] += 1
-        assert (covered == 1).all()
+        assert (covered == (ranks if layout.dataflow.is_replicated else 1)).all()
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_types_are_registered_with_an_abbreviation(name):
-    kind = host().sharding_types.create(name)
-    assert kind.abbreviation == "".join(word[0] for word in name.split("_")).upper()
+def test_types_have_the_abbreviations_of_torchrecs_report(name):
+    assert host().sharding_types.create(name).abbreviation == ABBREVIATIONS[name]
 
 
 def test_table_wise_is_one_block_on_any_rank():
@@ -77,6 +94,46 @@ def test_row_wise_fewer_rows_than_ranks_leaves_empty_blocks():
     assert [block.rank for block in layout.blocks] == [0, 1, 2, 3]
 
 
+def places_of(layout):
+    return [
+        (block.rank, block.host_group, block.local_rank, block.rows.bounds, (block.columns.start, block.columns.stop))
+        for block in layout.blocks
+    ]
+
+
+def test_table_row_wise_part_i_is_on_rank_i_of_some_host():
+    (layout,) = layouts_of(TableRowWise(), rows=10, ranks=8, local=4)
+    bounds = [(0, 3), (3, 6), (6, 9), (9, 10)]
+    assert places_of(layout) == [(None, 0, rank, pair, (0, 64)) for rank, pair in enumerate(bounds)]
+    assert layout.dataflow == Hierarchical()
+
+
+def test_grid_shard_column_blocks_are_cut_by_rows_on_hosts_of_their_own_choice():
+    (layout,) = layouts_of(GridShard(), rows=5, ranks=4, local=2)
+    assert places_of(layout) == [
+        (None, 0, 0, (0, 3), (0, 32)),
+        (None, 0, 1, (3, 5), (0, 32)),
+        (None, 1, 0, (0, 3), (32, 64)),
+        (None, 1, 1, (3, 5), (32, 64)),
+    ]
+    assert layout.dataflow == Hierarchical()
+
+
+def test_table_column_wise_blocks_are_column_wises_on_any_ranks_of_one_host():
+    together, apart = (layouts_of(kind(), dim=128, ranks=4, local=2) for kind in (TableColumnWise, ColumnWise))
+    assert [blocks_of(layout) for layout in together] == [blocks_of(layout) for layout in apart]
+    for layout in together:
+        assert {(block.host_group, block.local_rank) for block in layout.blocks} == {(0, None)}
+        assert layout.dataflow == Exchange()
+
+
+def test_data_parallel_is_the_whole_table_on_each_rank():
+    (layout,) = layouts_of(DataParallel(), ranks=4, local=2)
+    assert places_of(layout) == [(rank, None, None, (0, 10), (0, 64)) for rank in range(4)]
+    assert layout.dataflow == Replicate()
+
+
+@pytest.mark.parametrize("kind", [ColumnWise, GridShard, TableColumnWise])
 @pytest.mark.parametrize(
     ("dim", "min_partition", "widths"),
     [
@@ -91,15 +148,18 @@ def test_row_wise_fewer_rows_than_ranks_leaves_empty_blocks():
         (63, None, []),
     ],
 )
-def test_column_wise_widths_of_every_variant(dim, min_partition, widths):
-    layouts = layouts_of(ColumnWise(), dim=dim, min_partition=min_partition)
+def test_widths_of_every_variant_of_the_types_that_cut_columns(kind, dim, min_partition, widths):
+    layouts = layouts_of(kind(), dim=dim, ranks=1, min_partition=min_partition)
     assert [[block.num_columns for block in layout.blocks] for layout in layouts] == widths
-    assert [layout.variant for layout in layouts] == [f"{len(blocks)} blocks" for blocks in widths]
+    word = "column blocks" if kind is GridShard else "blocks"
+    assert [layout.variant for layout in layouts] == [f"{len(blocks)} {word}" for blocks in widths]
 
 
-def test_column_wise_table_too_narrow_stays_whole_when_asked_by_name():
-    (layout,) = layouts_of(ColumnWise(), dim=16, sharding_types=["column_wise"])
+@pytest.mark.parametrize("kind", [ColumnWise, GridShard, TableColumnWise])
+def test_table_too_narrow_to_be_cut_stays_whole_when_asked_by_name(kind):
+    (layout,) = layouts_of(kind(), dim=16, ranks=1, sharding_types=[kind.name])
     assert blocks_of(layout) == [(None, (0, 10), (0, 16))]
+    assert not layouts_of(kind(), dim=16, ranks=1)
 
 
 @given(dim=st.integers(1, 300), min_columns=st.integers(1, 100))

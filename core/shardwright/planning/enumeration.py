@@ -351,7 +351,7 @@ class _Columns:
         """The gangs of each option, with numbers that no other has."""
         gangs, first = [], 0
         for shape in self._shapes:
-            gangs.append(np.where(shape.gang == NO_GANG, NO_GANG, shape.gang + first) if shape.num_gangs else shape.gang)
+            gangs.append(np.where(shape.gang == NO_GANG, NO_GANG, shape.gang + first))
             first += shape.num_gangs
         return gangs
 

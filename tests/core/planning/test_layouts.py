@@ -317,8 +317,10 @@ def test_block_place_that_contradicts_itself_raises_with_the_numbers(place, text
 
 
 def test_layout_placed_gives_blocks_of_a_host_their_ranks_only():
-    layout = Layout([Block(part, ColumnRange(0, 8), host_group=1, local_rank=i) for i, part in enumerate(RowsRange(4, 2))])
-    assert [(b.rank, b.host_group, b.local_rank) for b in layout.placed([4, 5]).blocks] == [(4, None, None), (5, None, None)]
+    parts, columns = enumerate(RowsRange(4, 2)), ColumnRange(0, 8)
+    layout = Layout([Block(part, columns, host_group=1, local_rank=place) for place, part in parts])
+    assert [block.rank for block in layout.placed([4, 5]).blocks] == [4, 5]
+    assert {(block.host_group, block.local_rank) for block in layout.placed([4, 5]).blocks} == {(None, None)}
 
 
 def copies(ranks, row_map=None, columns=(0, 8)):

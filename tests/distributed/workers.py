@@ -225,7 +225,7 @@ def with_plugins_of_rank(names_by_rank: list[str | None]) -> str:
 def die_before(label: str) -> str:
     """Rank 1 dies before the collective called ``label``; returns what another rank gets."""
     model = wrap(clicks(), ["table_wise"])
-    communicator = model.module.sparse.bags._exchange.communicator
+    communicator = model.module.sparse.bags._engine.env.communicator
     exchange: Callable[..., Any] = communicator.all_to_all
 
     def all_to_all(*args: Any, **kwargs: Any) -> Any:

@@ -80,6 +80,24 @@ class LazyAwaitable(Awaitable[T]):
         return func(*args, **kwargs)
 
 
+def _operator(name: str) -> Callable[..., Any]:
+    def operate(self: LazyAwaitable[Any], *operands: Any) -> Any:
+        operands = pytree.tree_map_only(LazyAwaitable, lambda item: item.wait(), operands)
+        return getattr(self.wait(), name)(*operands)
+
+    operate.__name__ = name
+    return operate
+
+
+# Python looks operators up on the class, so __getattr__ does not see them.
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+for _name in (
+    *(f"__{prefix}{operator}__" for operator in _BINARY for prefix in ("", "r")),
+    *(f"__{operator}__" for operator in ("neg", "abs", "len", "lt", "le", "gt", "ge", "contains")),
+):
+    setattr(LazyAwaitable, _name, _operator(_name))
+
+
 class LazyCall(LazyAwaitable[T]):
     """A lazy awaitable over a function without arguments."""
 

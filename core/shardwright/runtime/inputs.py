@@ -25,6 +25,7 @@ class Status(IntEnum):
     MISSING_WEIGHTS = 2
     ID_OUT_OF_RANGE = 3
     FAILED = 4
+    WEIGHTS_REQUIRE_GRAD = 5
 
 
 @frozen
@@ -47,6 +48,8 @@ class Problem:
             return f"{where} is missing from the KeyedJaggedTensor"
         if self.status is Status.MISSING_WEIGHTS:
             return f"{where}: the collection is weighted but the KeyedJaggedTensor has no weights"
+        if self.status is Status.WEIGHTS_REQUIRE_GRAD:
+            return f"{where}: the weights of ids require gradients, which do not travel back to them: detach() them"
         return (
             f"{where} has the id {self.value} at position {self.position} of its values; "
             f"ids must be 0 <= id < {table.num_embeddings}: hash or clamp them before the lookup"
@@ -104,6 +107,8 @@ class BatchReader:
                 raise BatchProblem(Problem(Status.MISSING_FEATURE, index))
         if self._is_weighted and features.weights_or_none() is None:
             raise BatchProblem(Problem(Status.MISSING_WEIGHTS))
+        if self._is_weighted and features.weights().requires_grad and torch.is_grad_enabled():
+            raise BatchProblem(Problem(Status.WEIGHTS_REQUIRE_GRAD))
         return [place[name] for name in self._features]
 
     def _check_ids(self, ids: Sequence[Tensor]) -> None:

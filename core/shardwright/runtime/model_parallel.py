@@ -75,6 +75,8 @@ class DistributedModelParallel(nn.Module):
     def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
         from shardwright.planning.planner import EmbeddingShardingPlanner
 
+        if not any(True for _ in shardable_modules(module, sharders)):
+            return ShardingPlan({})
         if self._env.process_group is None:
             raise InvalidInputError("without a process group a plan must be given")
         plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(

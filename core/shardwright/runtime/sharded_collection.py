@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from attrs import frozen
 from torch import nn
 
+from shardwright.errors import UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
 from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan import ParameterSharding
@@ -102,6 +103,13 @@ class ShardedCollection(nn.Module, ABC):
         """Where this rank's blocks are."""
         return self._device
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Copies and pickles would have to bring the other ranks' blocks and the process group along.
+        raise UnsupportedError(
+            f"a {type(self).__name__} lives on {self._env.world_size} ranks and cannot be copied or pickled: save its "
+            "state_dict(), and load it into a model sharded anew"
+        )
+
     def take_weights(self, module: TableCollection) -> None:
         """Take the unsharded module's weights over, or make them anew, the same for any plan, if it is on ``meta``."""
         if module.device.type == "meta":
@@ -133,7 +141,16 @@ def specs_of(sharder: ModuleSharder, module: TableCollection, path: str, *, is_w
     """The specifications of a collection's tables, with their optimizers.
 
     An optimizer applied to a table's parameter in the backward pass goes before the sharder's.
+
+    Raises:
+        UnsupportedError: a table is frozen.
     """
+    for config in module.tables:
+        if not module.table_weight(config.name).requires_grad:
+            raise UnsupportedError(
+                f"table {config.name!r} at {path!r} is frozen (requires_grad is False), but a sharded table is trained: "
+                "give it a learning rate of 0 with apply_optimizer_in_backward, or shard it with the rest unfrozen"
+            )
     return [
         TableSpec.from_config(
             config,

@@ -12,7 +12,7 @@ from shardwright.testing.ranks import RankPool
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[RankPool]:
-    with RankPool(3, backend="gloo") as ranks:
+    with RankPool(4, backend="gloo") as ranks:
         yield ranks
 
 

@@ -83,6 +83,13 @@ def test_types_and_kernels_mixed_equal_unsharded_with_four_collectives(pool: Ran
     assert_equals_unsharded(case, pool.run(workers.train_case, 3, case))
 
 
+@pytest.mark.parametrize("sharding_type", ["table_row_wise", "grid_shard", "table_column_wise"])
+def test_types_of_hosts_equal_unsharded_on_two_hosts_of_two_ranks(pool: RankPool, sharding_type: str) -> None:
+    tables = [*tables_of(sharding_type, "fused_torch"), *tables_of("row_wise", "fused")[:2]]
+    case = Case(tables, (3, 0, 2, 4), "row_wise_adagrad", is_weighted=True, local_world_size=2)
+    assert_equals_unsharded(case, pool.run(workers.train_case_on_hosts, 4, case))
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
 def test_without_fbgemm_equals_unsharded(pool_without_fbgemm: RankPool, optimizer: str) -> None:
     tables = [tables_of(name, "fused_torch")[index % 4] for index, name in enumerate(TYPES)]

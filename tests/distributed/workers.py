@@ -46,6 +46,12 @@ def train_case(case: Case) -> RankResult:
     return train_rank(case, ShardingEnv.from_process_group(), case.module(), count_profiled)
 
 
+def train_case_on_hosts(case: Case) -> RankResult:
+    """Train with as many ranks a host as the case says; the launcher's variable is all that tells hosts apart."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(case.local_world_size)
+    return train_case(case)
+
+
 class Clicks(nn.Module):
     """A small model with a collection two levels down, and a dense rest."""
 

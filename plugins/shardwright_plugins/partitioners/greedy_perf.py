@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -80,6 +80,9 @@ class _Ranks:
         ).tolist()
         self._needs, self._costs = shards.memory_bytes.tolist(), shards.cost_ms.tolist()
         self._local_rank = shards.local_rank.tolist()
+        # Gangs are tried on all hosts at once, on arrays that are kept in step with the lists.
+        self._has_gangs = bool((shards.gang != NO_GANG).any())
+        self._load_array, self._room_array = np.array(self._loads), np.array(self._room, dtype=np.int64)
         # Every rank with its load; entries with a load that a rank no longer has are passed over.
         self._heap = [(load, rank) for rank, load in enumerate(self._loads)]
         heapq.heapify(self._heap)
@@ -104,70 +107,87 @@ class _Ranks:
 
     def place_gang(self, members: Sequence[int]) -> list[int] | Misfit:
         """Take room for a gang on the host where the most loaded of the ranks it takes is least loaded."""
-        best: _HostFit | None = None
-        for host in range(self._shards.num_hosts):
-            fit = self._fit(members, host)
-            if fit.stuck is None and (best is None or fit.largest_ms < best.largest_ms):
-                best = fit
-        if best is None:
-            return self._gang_misfit(members)
-        for rank in dict.fromkeys(best.ranks):
-            local = rank - best.first
-            self._take(rank, best.loads[local], best.room[local])
-        return best.ranks
-
-    def _fit(self, members: Sequence[int], host: int) -> _HostFit:
-        fit = _HostFit(self._shards.ranks_of(host), self._loads, self._room)
-        for shard in members:
-            if not fit.add(self._needs[shard], self._costs[shard], self._local_rank[shard]):
-                fit.stuck = shard
-                break
-        return fit
+        trial = _GangTrial(self._shards, self._load_array, self._room_array)
+        for step in _steps(members, self._local_rank):
+            trial.add(step)
+        if len(trial.stuck) == self._shards.num_hosts:
+            return min(
+                (self._misfit(shard, room, host=host) for host, (shard, room) in sorted(trial.stuck.items())),
+                key=lambda misfit: misfit.short_bytes,
+            )
+        host = trial.best_host()
+        ranks = [trial.rank_of(host, shard) for shard in members]
+        for rank in dict.fromkeys(ranks):
+            self._take(rank, float(trial.loads.flat[rank]), trial.room.reshape(len(self._room), -1)[rank].tolist())
+        return ranks
 
     def _take(self, rank: int, load: float, room: list[int]) -> None:
         self._loads[rank], self._room[rank] = load, room
+        if self._has_gangs:
+            self._load_array[rank], self._room_array[rank] = load, room
         heapq.heappush(self._heap, (load, rank))
 
-    def _gang_misfit(self, members: Sequence[int]) -> Misfit:
-        """Why a gang fits on no host: what is missing on the one that came nearest."""
-        misfits = []
-        for host in range(self._shards.num_hosts):
-            fit = self._fit(members, host)
-            assert fit.stuck is not None  # no host had room
-            room = list(self._room)
-            room[fit.first : fit.first + len(fit.room)] = fit.room
-            misfits.append(self._misfit(fit.stuck, room, host=host))
-        return min(misfits, key=lambda misfit: misfit.short_bytes)
-
-    def _misfit(self, shard: int, room: list[list[int]], *, host: int | None = None) -> Misfit:
+    def _misfit(self, shard: int, room: Sequence[list[int]] | Ints, *, host: int | None = None) -> Misfit:
         return self._shards.misfit(shard, self._shards.capacity_bytes - np.array(room), host=host)
 
 
-class _HostFit:
-    """A gang on a host, on trial."""
+def _steps(members: Sequence[int], local_rank: Sequence[int]) -> list[list[int]]:
+    """The members of a gang, those with a rank inside their host first: together, as long as their ranks differ."""
+    places = [local_rank[shard] for shard in members]
+    pinned = [shard for shard, place in zip(members, places, strict=True) if place != FREE]
+    free = [[shard] for shard, place in zip(members, places, strict=True) if place == FREE]
+    if len({local_rank[shard] for shard in pinned}) == len(pinned):
+        return ([pinned] if pinned else []) + free
+    return [[shard] for shard in pinned] + free
 
-    def __init__(self, ranks: range, loads: Sequence[float], room: Sequence[list[int]]) -> None:
-        self.first = ranks.start
-        self.loads = list(loads[ranks.start : ranks.stop])
-        self.room = list(room[ranks.start : ranks.stop])
-        self.ranks: list[int] = []
-        self.largest_ms = 0.0
-        self.stuck: int | None = None
 
-    def add(self, need: list[int], cost: float, local_rank: int) -> bool:
-        """Put a shard on its rank of the host, or on the least loaded with room; whether there was room."""
-        candidates: Iterable[int] = (local_rank,)
-        if local_rank == FREE:
-            candidates = sorted(range(len(self.loads)), key=self.loads.__getitem__)
-        for local in candidates:
-            left = _left(self.room[local], need)
-            if left is not None:
-                self.room[local] = left
-                self.loads[local] += cost
-                self.largest_ms = max(self.largest_ms, self.loads[local])
-                self.ranks.append(self.first + local)
-                return True
-        return False
+class _GangTrial:
+    """A gang on every host at once, on trial. Legend: H hosts, L ranks of each, M tiers, K shards of a step."""
+
+    def __init__(self, shards: ProposedShards, loads_ms: Floats, room_bytes: Ints) -> None:
+        self._shards = shards
+        size = (shards.num_hosts, shards.local_world_size)
+        self.loads: Floats = loads_ms.reshape(size).copy()
+        self.room: Ints = room_bytes.reshape(*size, -1).copy()
+        self.stuck: dict[int, tuple[int, Ints]] = {}
+        """Hosts without room: the shard that had none there, and what was left of all ranks, ``[W, M]``."""
+        self._largest_ms = np.zeros(size[0])
+        self._hosts = np.arange(size[0])[:, None]
+        self._columns: dict[int, Ints] = {}
+
+    def add(self, step: list[int]) -> None:
+        """Put shards on their ranks of each host, or one shard on the least loaded rank with room."""
+        need = self._shards.memory_bytes[step]
+        places: Ints = self._shards.local_rank[step]
+        if places[0] == FREE:
+            has_room = (self.room >= need).all(axis=2)
+            columns = np.where(has_room, self.loads, np.inf).argmin(axis=1)[:, None]
+        else:
+            columns = np.broadcast_to(places, (len(self._hosts), len(step)))
+        left = self.room[self._hosts, columns] - need
+        if left.min() < 0:
+            self._note_stuck(step, left)
+        self.room[self._hosts, columns] = left
+        loads = self.loads[self._hosts, columns] + self._shards.cost_ms[step]
+        self.loads[self._hosts, columns] = loads
+        np.maximum(self._largest_ms, loads.max(axis=1), out=self._largest_ms)
+        self._columns.update((shard, columns[:, index]) for index, shard in enumerate(step))
+
+    def _note_stuck(self, step: list[int], left: Ints) -> None:
+        short = np.less(left.min(axis=2), 0)
+        for host in np.flatnonzero(short.any(axis=1)).tolist():
+            if host not in self.stuck:
+                room = self.room.reshape(self._shards.world_size, -1).copy()
+                self.stuck[host] = (step[int(np.argmax(short[host]))], room)
+                self._largest_ms[host] = np.inf
+
+    def best_host(self) -> int:
+        """The host where the most loaded of the ranks taken is least loaded; the first of equal ones."""
+        return int(np.argmin(self._largest_ms))
+
+    def rank_of(self, host: int, shard: int) -> int:
+        """The rank of a shard if the gang is on ``host``."""
+        return host * self._shards.local_world_size + int(self._columns[shard][host])
 
 
 def _left(room: list[int], need: list[int]) -> list[int] | None:

@@ -282,13 +282,21 @@ def expected_collectives(case: Case) -> set[int]:
     collective, or two for the dense form, if there is anybody to talk to.
     """
     specs = case.sharder().tables(case.module())
-    dataflows = {sharding.layout.dataflow for sharding in shardings_of(case, specs).values()}
-    routed = {flow for flow in dataflows if isinstance(flow, Routed)}
+    flow_of = {name: own.layout.dataflow for name, own in shardings_of(case, specs).items()}
+    routed = {flow for flow in flow_of.values() if isinstance(flow, Routed)}
     ways = {flow.return_path(is_pooled=case.is_pooled).__name__ for flow in routed}
     count = 1 + bool(ways) + sum({"DirectReturn": 2, "HostReturn": 4}[way] for way in ways)
-    if dataflows == routed or case.world_size == 1:
+    copied = {f for spec in specs if flow_of[spec.name].is_replicated for f in spec.feature_names}
+    if not copied or case.world_size == 1:
         return {count}
-    return {count, count + 1, count + 2, count + 3} if case.max_length == 0 else {count + 1, count + 2, count + 3}
+    more = {count + 1, count + 2, count + 3}
+    return more if all(_has_ids(case, step, copied) for step in range(NUM_STEPS)) else {count, *more}
+
+
+def _has_ids(case: Case, step: int, features: set[str]) -> bool:
+    """Whether any rank looks a row of ``features`` up; copies are not synchronised where nobody does."""
+    batches = [case.batch(step, rank) for rank in range(case.world_size)]
+    return any(batch[feature].values().numel() for batch in batches for feature in features)
 
 
 def _assert_states(

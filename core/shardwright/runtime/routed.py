@@ -145,8 +145,11 @@ class RoutedStep(PartStep):
         return [view for trip in self._trips for view in trip.views()]
 
     def backward(self, gradient_of: GradientOf) -> list[Tensor | None]:  # noqa: D102
-        received = [gradient for trip in self._trips for gradient in trip.backward(gradient_of)]
+        received: dict[int, Tensor] = {}
+        for flow, trip in zip(self._tables.flows, self._trips, strict=True):
+            first, _ = flow.spans[self._tables.env.rank]  # flows need not stand in the order of this rank's groups
+            received.update(enumerate(trip.backward(gradient_of), first))
         gradients: list[Tensor | None] = []
-        for lookup, saved, own in zip(self._tables.lookups, self._saved, received, strict=True):
-            gradients += lookup.backward(saved, own)
+        for index, (lookup, saved) in enumerate(zip(self._tables.lookups, self._saved, strict=True)):
+            gradients += lookup.backward(saved, received[index])
         return gradients

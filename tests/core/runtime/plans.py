@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from shardwright import hookimpl
 from shardwright.contracts import ComputeKernel
-from shardwright.modules.embedding_modules import EmbeddingBagCollection
+from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.planning.layouts import (
     Block,
     ColumnRange,
+    Dataflow,
+    Exchange,
     Layout,
     RowMap,
     RowsModulo,
@@ -23,12 +25,18 @@ from shardwright.planning.layouts import (
     RowsSplit,
 )
 from shardwright.planning.plan import ParameterSharding
-from shardwright.planning.tables import EmbeddingBagConfig
+from shardwright.planning.tables import EmbeddingBagConfig, EmbeddingConfig
 from shardwright.plugins import PluginHost
+from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.exchange_plan import ExchangePlan, plan_exchange
+from shardwright.runtime.inputs import BatchReader
 from shardwright.runtime.lookup import Lookup
-from shardwright.runtime.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.routing_plan import RoutingPlan, plan_routing
+from shardwright.runtime.sharders import (
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    ModuleSharder,
+)
 from shardwright.sparse import KeyedJaggedTensor
 
 torch.set_num_threads(1)
@@ -39,49 +47,53 @@ class LoopLookup(Lookup):
     """Bag by bag; plain SGD in the backward pass."""
 
     def __init__(self, blocks, *, batch_major):
-        self.blocks, self._batch_major = blocks, batch_major
+        self.blocks = blocks
+        self._batch_major = batch_major and blocks[0].request.is_pooled
         self._rate = blocks[0].request.optimizer.learning_rate
         self._weights = [torch.zeros(spec.block.num_rows, spec.block.num_columns) for spec in blocks]
         self._block_of_slot = [index for index, spec in enumerate(blocks) for _ in range(spec.num_slots)]
 
     def _bags(self, bags):
-        """Source, slot and sample of each bag, its ids and their weights."""
+        """Source, slot and number of each bag, its ids and their weights."""
         start = bag = 0
-        for source, size in enumerate(bags.batch_sizes):
-            for slot in range(bags.num_slots):
-                for sample in range(size):
-                    stop = start + int(bags.lengths[bag])
+        for source, counts in enumerate(bags.counts):
+            for slot, count in enumerate(counts):
+                for number in range(count):
+                    stop = start + (1 if bags.lengths is None else int(bags.lengths[bag]))
                     weights = torch.ones(stop - start) if bags.weights is None else bags.weights[start:stop]
-                    yield source, slot, sample, bags.ids[start:stop], weights
+                    yield source, slot, number, bags.ids[start:stop], weights
                     start, bag = stop, bag + 1
 
+    def _dims(self):
+        return [self.blocks[index].block.num_columns for index in self._block_of_slot]
+
     def _regions(self, flat, bags):
-        """For each source and slot a view `[B_w, D]` into the flat results."""
-        dims = [self.blocks[index].block.num_columns for index in self._block_of_slot]
-        regions, start = [], 0
-        for size in bags.batch_sizes:
-            own = flat[start : start + size * sum(dims)]
+        """For each source and slot a view `[bags, D]` into the flat results."""
+        dims, regions, start = self._dims(), [], 0
+        for counts in bags.counts:
+            sizes = [count * dim for count, dim in zip(counts, dims, strict=True)]
+            own = flat[start : start + sum(sizes)]
             start += own.numel()
             if self._batch_major:
-                regions.append(own.view(size, sum(dims)).split(dims, 1))
+                regions.append(own.view(counts[0], sum(dims)).split(dims, 1))
             else:
-                pieces = own.split([size * dim for dim in dims])
-                regions.append([piece.view(size, dim) for piece, dim in zip(pieces, dims, strict=True)])
+                pieces = zip(own.split(sizes), counts, dims, strict=True)
+                regions.append([piece.view(count, dim) for piece, count, dim in pieces])
         return regions
 
     def forward(self, bags, *, training):
-        dims = sum(self.blocks[index].block.num_columns for index in self._block_of_slot)
-        flat = torch.zeros(bags.batch_size * dims)
+        pairs = [pair for counts in bags.counts for pair in zip(counts, self._dims(), strict=True)]
+        flat = torch.zeros(sum(count * dim for count, dim in pairs))
         regions = self._regions(flat, bags)
-        for source, slot, sample, ids, weights in self._bags(bags):
+        for source, slot, number, ids, weights in self._bags(bags):
             rows = self._weights[self._block_of_slot[slot]][ids]
-            regions[source][slot][sample] = (rows * weights[:, None]).sum(0)
+            regions[source][slot][number] = (rows * weights[:, None]).sum(0)
         return flat, bags if training else None
 
     def backward(self, saved, gradient):
         regions = self._regions(gradient, saved)
-        for source, slot, sample, ids, weights in self._bags(saved):
-            change = weights[:, None] * regions[source][slot][sample] * -self._rate
+        for source, slot, number, ids, weights in self._bags(saved):
+            change = weights[:, None] * regions[source][slot][number] * -self._rate
             self._weights[self._block_of_slot[slot]].index_add_(0, ids, change)
         return ()
 
@@ -155,14 +167,19 @@ class Cut:
     edges: tuple[int, ...] = ()
     ranks: tuple[int, ...] = (0,)
     kernel: str = "loop"
+    dataflow: Dataflow = Exchange()
 
     def layout(self) -> Layout:
+        """The blocks; of a replicated table, a copy on each of `ranks`."""
         edges = [0, *sorted({edge for edge in self.edges if 0 < edge < self.dim}), self.dim]
         row_map = self.row_map or RowsRange(self.rows, parts=1)
         blocks = [
             Block(part, ColumnRange(start, stop)) for part in row_map for start, stop in pairwise(edges)
         ]
-        return Layout(blocks).placed([self.ranks[index % len(self.ranks)] for index in range(len(blocks))])
+        if self.dataflow.is_replicated:
+            blocks *= len(self.ranks)
+        ranks = [self.ranks[index % len(self.ranks)] for index in range(len(blocks))]
+        return Layout(blocks, self.dataflow).placed(ranks)
 
 
 @frozen
@@ -177,21 +194,28 @@ class Cuts:
     def features(self) -> list[str]:
         return sorted({feature for table in self.tables for feature in table.features}, reverse=True)
 
-    def configs(self) -> list[EmbeddingBagConfig]:
-        return [
-            EmbeddingBagConfig(
-                name=f"t{index}",
-                num_embeddings=table.rows,
-                embedding_dim=table.dim,
-                feature_names=list(table.features),
-                pooling=table.pooling,
-            )
+    @property
+    def is_pooled(self) -> bool:
+        return self.tables[0].pooling != "NONE"
+
+    def module(self, device: str = "cpu") -> EmbeddingBagCollection | EmbeddingCollection:
+        torch.manual_seed(3)
+        common = [
+            {
+                "name": f"t{index}",
+                "num_embeddings": table.rows,
+                "embedding_dim": table.dim,
+                "feature_names": list(table.features),
+            }
             for index, table in enumerate(self.tables)
         ]
-
-    def module(self, device: str = "cpu") -> EmbeddingBagCollection:
-        torch.manual_seed(3)
-        return EmbeddingBagCollection(self.configs(), is_weighted=self.is_weighted, device=device)
+        if not self.is_pooled:
+            return EmbeddingCollection([EmbeddingConfig(**config) for config in common], device=device)
+        bags = [
+            EmbeddingBagConfig(pooling=table.pooling, **config)
+            for table, config in zip(self.tables, common, strict=True)
+        ]
+        return EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device=device)
 
     def shardings(self) -> dict[str, ParameterSharding]:
         return {
@@ -199,12 +223,27 @@ class Cuts:
             for index, table in enumerate(self.tables)
         }
 
-    def plan(self) -> ExchangePlan:
-        specs = SHARDER.tables(self.module("meta"))
-        return plan_exchange(specs, self.shardings(), world_size=self.world_size, device_type="cpu")
+    @property
+    def sharder(self) -> ModuleSharder:
+        return SHARDER if self.is_pooled else SEQUENCE_SHARDER
 
-    def shard(self, env: ShardingEnv, module: EmbeddingBagCollection) -> Any:
-        return SHARDER.shard(module, self.shardings(), env, "cpu")
+    def collection(self) -> Collection:
+        return Collection.of(self.sharder.tables(self.module("meta")))
+
+    def plan(self) -> RoutingPlan:
+        return plan_routing(
+            self.collection(),
+            range(len(self.tables)),
+            self.shardings(),
+            world_size=self.world_size,
+            device_type="cpu",
+        )
+
+    def read(self, batch: KeyedJaggedTensor) -> FeatureBatch:
+        return BatchReader(self.collection(), is_weighted=self.is_weighted).read(batch)
+
+    def shard(self, env: ShardingEnv, module: Any) -> Any:
+        return self.sharder.shard(module, self.shardings(), env, "cpu")
 
     def batch(self, batch_size: int, seed: int = 0, *, max_length: int = 3) -> KeyedJaggedTensor:
         generator = torch.Generator().manual_seed(seed)
@@ -220,11 +259,13 @@ class Cuts:
         )
 
 
-SHARDER = EmbeddingBagCollectionSharder({"optimizer": "sgd", "learning_rate": RATE})
+FUSED = {"optimizer": "sgd", "learning_rate": RATE}
+SHARDER = EmbeddingBagCollectionSharder(FUSED)
+SEQUENCE_SHARDER = EmbeddingCollectionSharder(FUSED)
 
 
 @st.composite
-def cut_tables(draw: st.DrawFn, world_size: int) -> Cut:
+def cut_tables(draw: st.DrawFn, world_size: int, *, is_pooled: bool = True) -> Cut:
     rows, dim = draw(st.integers(1, 12)), draw(st.integers(1, 6))
     kind = draw(st.sampled_from([None, RowsRange, RowsModulo, RowsMirrored, RowsSplit]))
     if kind is RowsSplit:
@@ -236,7 +277,7 @@ def cut_tables(draw: st.DrawFn, world_size: int) -> Cut:
         rows,
         dim,
         tuple(draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True))),
-        draw(st.sampled_from(["SUM", "MEAN"])),
+        draw(st.sampled_from(["SUM", "MEAN"])) if is_pooled else "NONE",
         row_map,
         tuple(draw(st.lists(st.integers(1, 5), max_size=2))),
         tuple(draw(st.lists(st.integers(0, world_size - 1), min_size=1, max_size=4))),
@@ -245,8 +286,12 @@ def cut_tables(draw: st.DrawFn, world_size: int) -> Cut:
 
 
 @st.composite
-def cuts(draw: st.DrawFn, world_size: int | None = None) -> Cuts:
-    """Collections whose tables are cut by rows, columns or both, with empty parts, and dealt anywhere."""
+def cuts(draw: st.DrawFn, world_size: int | None = None, *, is_pooled: bool | None = True) -> Cuts:
+    """Collections whose tables are cut by rows, columns or both, with empty parts, and dealt anywhere.
+
+    With `is_pooled=None` of bags or of sequences.
+    """
     world_size = world_size or draw(st.integers(1, 3))
-    tables = draw(st.lists(cut_tables(world_size), min_size=1, max_size=3))
-    return Cuts(tables, world_size, draw(st.booleans()))
+    pooled = draw(st.booleans()) if is_pooled is None else is_pooled
+    tables = draw(st.lists(cut_tables(world_size, is_pooled=pooled), min_size=1, max_size=3))
+    return Cuts(tables, world_size, pooled and draw(st.booleans()))

@@ -93,7 +93,6 @@ def with_parts(batch, **changes):
         lambda batch: with_parts(batch, lengths=strided(batch.lengths())),
         lambda batch: with_parts(batch, weights=strided(batch.weights())),
         lambda batch: with_parts(batch, weights=batch.weights().double()),
-        lambda batch: with_parts(batch, weights=batch.weights().requires_grad_()),
         lambda batch: with_parts(batch, values=batch.values().int(), lengths=batch.lengths().long()),
         lambda batch: batch.permute([1, 0]),
         lambda batch: batch.permute([1, 0, 1, 0][:2]),
@@ -114,7 +113,6 @@ def with_parts(batch, **changes):
         "strided lengths",
         "strided weights",
         "float64 weights",
-        "weights with gradient",
         "int32 ids",
         "another order",
         "copies",
@@ -279,6 +277,33 @@ def test_problems_of_several_ranks_are_all_told():
     assert "rank 1: feature 'a' of table 't1' (9 x 6 FP32) has the id 4611686018427387904" in texts[0]
 
 
+def test_headers_of_a_bad_batch_carry_its_problem_and_no_ids():
+    def work(sharded, batch, env):
+        headers = []
+        exchange = env.communicator.all_to_all
+
+        def recorded(output, input, *splits, label):
+            headers.append((label, input.view(env.world_size, -1).tolist()))
+            return exchange(output, input, *splits, label=label)
+
+        env.communicator.all_to_all = recorded
+        values = batch.values().clone()
+        values[2] = -(2**62)
+        with pytest.raises(InvalidInputError):
+            sharded(with_parts(batch, values=values) if env.rank else batch)
+        return headers
+
+    case = Cuts([Cut(4, 2, ("a",)), Cut(4, 2, ("b",), ranks=(1,))], 2)
+    seen = simulate(case, work)
+    assert [[label for label, _ in headers] for headers in seen] == [["headers"], ["headers"]]
+    problem = [0, 3, 1, -(2**62), 2]  # no samples, an id out of range, the second feature, the id, its position
+    batch = case.batch(3, seed=1)
+    place = 2 - batch.offset_per_key()[batch.keys().index("b")]
+    assert seen[1][0][1] == [[*problem[:4], place, 0]] * 2
+    own = case.batch(2, seed=0)
+    assert seen[0][0][1] == [[2, 0, 0, 0, 0, own[name].values().numel()] for name in "ab"]
+
+
 def test_missing_weights_are_told_by_feature_and_table():
     def work(sharded, batch, env):
         with pytest.raises(InvalidInputError) as error:
@@ -287,6 +312,16 @@ def test_missing_weights_are_told_by_feature_and_table():
 
     for text in simulate(case_of(is_weighted=True), work):
         assert text.startswith("rank 1: feature 'a' of table 't1' (9 x 6 FP32): the collection is weighted")
+
+
+def test_weights_that_require_gradients_are_refused_on_all_ranks():
+    def work(sharded, batch, env):
+        with pytest.raises(InvalidInputError) as error:
+            sharded(with_parts(batch, weights=batch.weights().requires_grad_()) if env.rank else batch)
+        return str(error.value)
+
+    for text in simulate(case_of(is_weighted=True), work):
+        assert text.startswith("rank 1: feature 'a' of table 't1' (9 x 6 FP32): the weights of ids require gradients")
 
 
 def test_state_dict_whole_tables_whatever_is_asked_of_it():

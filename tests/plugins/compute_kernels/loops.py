@@ -68,8 +68,7 @@ class Batch:
             weights=torch.tensor([weight for _, weight in pairs], device=device)
             if self.is_weighted
             else None,
-            batch_sizes=tuple(len(slots[0]) for slots in self.bags),
-            num_slots=len(self.bags[0]),
+            counts=tuple(tuple(len(samples) for samples in slots) for slots in self.bags),
         )
 
 

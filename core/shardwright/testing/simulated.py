@@ -51,15 +51,17 @@ class _Done:
 
 
 class SimulatedCommunicator(Communicator):
-    """The collectives of one simulated rank; counts them and the elements they carry.
+    """The collectives of one simulated rank; counts them and the bytes they carry.
 
     Attributes:
         labels: the label of every all-to-all, in order; other collectives are noted as ``"object"`` or ``"tensor"``.
+        sent_bytes: for every all-to-all, in order, its label and the bytes sent to each rank (this one included).
     """
 
     def __init__(self, board: _Board, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.labels: list[str] = []
+        self.sent_bytes: list[tuple[str, list[int]]] = []
         self._board = board
 
     def all_to_all(  # noqa: D102 - described in the base class
@@ -72,6 +74,7 @@ class SimulatedCommunicator(Communicator):
         label: str = "",
     ) -> Work:
         self.labels.append(label)
+        self.sent_bytes.append((label, [count * input.element_size() for count in input_splits]))
         sent = [piece.clone() for piece in torch.split(input, list(input_splits))]
         posted = self._board.exchange(self.rank, (label, sent))
         if len({other for other, _ in posted}) != 1:

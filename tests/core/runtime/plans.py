@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -295,3 +296,34 @@ def cuts(draw: st.DrawFn, world_size: int | None = None, *, is_pooled: bool | No
     pooled = draw(st.booleans()) if is_pooled is None else is_pooled
     tables = draw(st.lists(cut_tables(world_size, is_pooled=pooled), min_size=1, max_size=3))
     return Cuts(tables, world_size, pooled and draw(st.booleans()))
+
+
+def output_of(case: Cuts, result: Any) -> torch.Tensor:
+    """A module's result as one tensor: pooled columns, or all sequences' rows, flat."""
+    if case.is_pooled:
+        return result.values()
+    return torch.cat([result[name].values().reshape(-1) for name in sorted(result.keys())])
+
+
+def gradient_like(output: torch.Tensor, seed: int) -> torch.Tensor:
+    return torch.rand(output.shape, generator=torch.Generator().manual_seed(seed)) - 0.3
+
+
+def train_unsharded(case: Cuts, batches: Sequence[Sequence[KeyedJaggedTensor]]) -> dict[str, torch.Tensor]:
+    """Weights of the unsharded module after a step of SGD for each of `batches[step][rank]`."""
+    module = case.module()
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    for step, by_rank in enumerate(batches):
+        optimizer.zero_grad()
+        for rank, batch in enumerate(by_rank):
+            values = output_of(case, module(batch))
+            ((values * gradient_like(values, 10 * step + rank)).sum() / case.world_size).backward()
+        optimizer.step()
+    return module.state_dict()
+
+
+def train_step(case: Cuts, sharded: Any, batch: KeyedJaggedTensor, step: int, rank: int) -> torch.Tensor:
+    """One rank's part of such a step; returns the output."""
+    values = output_of(case, sharded(batch))
+    values.backward(gradient_like(values, 10 * step + rank))
+    return values.detach()

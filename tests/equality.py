@@ -91,7 +91,10 @@ class Case:
     def module(self) -> EmbeddingBagCollection | EmbeddingCollection:
         torch.manual_seed(0)
         if self.is_pooled:
-            bags = [EmbeddingBagConfig(pooling=table.pooling, **self._common(i)) for i, table in enumerate(self.tables)]
+            bags = [
+                EmbeddingBagConfig(pooling=table.pooling, **self._common(i))
+                for i, table in enumerate(self.tables)
+            ]
             return EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device="cpu")
         configs = [EmbeddingConfig(**self._common(index)) for index in range(len(self.tables))]
         return EmbeddingCollection(configs, device="cpu")
@@ -155,7 +158,9 @@ def shardings_of(case: Case, specs: Sequence[TableSpec]) -> dict[str, ParameterS
     """A plan for the case: what may go anywhere is dealt to ranks or hosts, beginning at the table's offset."""
     plan = {}
     for table, spec in zip(case.tables, specs, strict=True):
-        choices = layouts_of(table.sharding_type, spec, case.world_size, local_world_size=case.local_world_size)
+        choices = layouts_of(
+            table.sharding_type, spec, case.world_size, local_world_size=case.local_world_size
+        )
         layout = choices[table.variant % len(choices)]
         ranks = [_rank_of(block, index, table.offset, case) for index, block in enumerate(layout.blocks)]
         plan[spec.name] = ParameterSharding(table.sharding_type, table.kernel, layout.placed(ranks))

@@ -336,7 +336,9 @@ class _Columns:
             layouts=tuple(self._layouts),
             cuts_rows=np.array([layout.cuts_rows for layout in self._layouts], dtype=bool),
             is_replicated=np.array([layout.dataflow.is_replicated for layout in self._layouts], dtype=bool),
-            sums_inside_host=np.array([layout.dataflow.sums_inside_host for layout in self._layouts], dtype=bool),
+            sums_inside_host=np.array(
+                [layout.dataflow.sums_inside_host for layout in self._layouts], dtype=bool
+            ),
             first_shard=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             option=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
             num_rows=_joined([shape.num_rows for shape in self._shapes]),

@@ -397,7 +397,9 @@ class Layout:
 
     def placed(self, ranks: Iterable[int]) -> Layout:
         """The same layout with block ``i`` on ``ranks[i]``, where it then must live."""
-        blocks = [Block(block.rows, block.columns, rank) for block, rank in zip(self.blocks, ranks, strict=True)]
+        blocks = [
+            Block(block.rows, block.columns, rank) for block, rank in zip(self.blocks, ranks, strict=True)
+        ]
         return attrs.evolve(self, blocks=blocks)
 
     def check(self, table: TableSpec, *, world_size: int | None = None) -> None:

@@ -60,13 +60,16 @@ class CollectionEngine:
         for index, table in enumerate(tables):
             members.setdefault(shardings[table.name].layout.dataflow.part(), []).append(index)
         self.parts = [
-            part(PartConfig(self.collection, own, shardings, env, device, is_weighted)) for part, own in members.items()
+            part(PartConfig(self.collection, own, shardings, env, device, is_weighted))
+            for part, own in members.items()
         ]
         self.lookups: list[Lookup] = [lookup for part in self.parts for lookup in part.lookups]
         self.groups: list[Group] = [group for part in self.parts for group in part.groups]
         arrange = PooledArrangement if self.collection.is_pooled else SequenceArrangement
         arrivals = [arrival for part in self.parts for arrival in part.arrivals]
-        self.arrangement: Arrangement = arrange(self.collection, arrivals, gradient_scale=1.0 / env.world_size)
+        self.arrangement: Arrangement = arrange(
+            self.collection, arrivals, gradient_scale=1.0 / env.world_size
+        )
 
     def start(self, features: KeyedJaggedTensor) -> EngineStep:
         """Route a batch, exchange headers, and start the payloads.
@@ -110,7 +113,9 @@ class EngineStep:
             problem.position,
         ]
         by_part = [part.headers() for part in self._parts]
-        rows = [[*fixed, *(field for part in by_part for field in part[rank])] for rank in range(env.world_size)]
+        rows = [
+            [*fixed, *(field for part in by_part for field in part[rank])] for rank in range(env.world_size)
+        ]
         sent = torch.tensor(rows, dtype=torch.int64).view(-1).to(self._engine.device)
         received = torch.empty_like(sent)
         size = _FIXED_FIELDS + sum(sizes)

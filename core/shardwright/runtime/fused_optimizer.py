@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from shardwright.errors import InvalidInputError, UnknownNameError
+from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError
 from shardwright.optim._keyed_state import check_names, write_groups
 from shardwright.optim.fused import spec_to_torch
 from shardwright.optim.keyed import KeyedOptimizer
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from shardwright.runtime.table_state import LocalBlock, TableState
 
 _STEP = "step"
+_FIXED = ("betas", "eps", "weight_decay")
+"""Hyperparameters that kernels are built with; only learning rates can change."""
 
 
 class FusedOptimizer(KeyedOptimizer):
@@ -50,6 +52,7 @@ class FusedOptimizer(KeyedOptimizer):
         self._specs = list(by_optimizer)
         self._names_of = list(by_optimizer.values())
         self._applied = [spec.learning_rate for spec in self._specs]
+        self._fixed = [{name: group[name] for name in _FIXED if name in group} for group in groups]
 
     def __repr__(self) -> str:
         lines = [
@@ -70,6 +73,8 @@ class FusedOptimizer(KeyedOptimizer):
 
     def apply_learning_rates(self) -> None:
         """Hand changed learning rates to the kernels."""
+        for group, fixed in zip(self.param_groups, self._fixed, strict=True):
+            _check_fixed(group, fixed)
         rates = [float(group["lr"]) for group in self.param_groups]
         if rates == self._applied:
             return
@@ -208,6 +213,16 @@ def _group_of(spec: OptimizerSpec) -> dict[str, Any]:
     except (UnknownNameError, InvalidInputError):  # a plugin's own optimizer
         return {"lr": spec.learning_rate, **dict(spec.parameters)}
     return {name: value for name, value in group.items() if name != "params"}
+
+
+def _check_fixed(group: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    for name, value in fixed.items():
+        given = group[name]
+        if (tuple(given) if isinstance(given, list | tuple) else given) != value:
+            raise UnsupportedError(
+                f"{name} was changed from {value!r} to {given!r}, but kernels are built with it: only learning rates "
+                "can change. Shard again with other fused_params"
+            )
 
 
 def _listed(group: Mapping[str, Any]) -> str:

@@ -142,7 +142,11 @@ class GroupBuilder:
             if block.num_rows == 0:  # fewer rows than parts: nothing is ever sent there
                 continue
             request = KernelRequest.of(
-                table, block.num_columns, device=self._device_type, here=True, first_column=block.columns.start
+                table,
+                block.num_columns,
+                device=self._device_type,
+                here=True,
+                first_column=block.columns.start,
             )
             _check_supported(table, sharding, kernel, request)
             slots = self._slots(index, block, stream_of, whole=kernel.needs_whole_rows(request))
@@ -184,7 +188,8 @@ class GroupBuilder:
                     bucket = buckets.setdefault((way, member.key), [[] for _ in range(self._world_size)])
                     bucket[member.rank].append(member)
         return [
-            [_group(bucket[rank]) for bucket in buckets.values() if bucket[rank]] for rank in range(self._world_size)
+            [_group(bucket[rank]) for bucket in buckets.values() if bucket[rank]]
+            for rank in range(self._world_size)
         ]
 
 

@@ -98,7 +98,11 @@ class _HostTrip(TripStep):
         partial = self._partial_sums(width)
         sizes = {rank: sum(self._sizes(rank % path.host_size)) for rank in path.neighbours()}
         sent = torch.cat(
-            [partial[other] for rank in path.neighbours() for other in path.counterparts(rank % path.host_size)]
+            [
+                partial[other]
+                for rank in path.neighbours()
+                for other in path.counterparts(rank % path.host_size)
+            ]
         ).view(-1)
         mine = sum(self._sizes(self._local)) * width
         received = sent.new_empty(path.host_size * mine)
@@ -193,7 +197,9 @@ class _HostTrip(TripStep):
             label="gradients inside the host",
         ).wait()
         by_rank: dict[int, Tensor] = {}
-        pieces = iter(spread.split([size * width for local in range(path.host_size) for size in self._sizes(local)]))
+        pieces = iter(
+            spread.split([size * width for local in range(path.host_size) for size in self._sizes(local)])
+        )
         for local in range(path.host_size):
             for rank in path.counterparts(local):
                 by_rank[rank] = next(pieces).view(self._batch_sizes[rank], width)
@@ -213,4 +219,3 @@ class _HostTrip(TripStep):
                 pack_slots(group, [own[place] for place in places], region)
             dealt.append(flat)
         return dealt
-

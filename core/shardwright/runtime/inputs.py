@@ -84,6 +84,10 @@ class BatchReader:
         Raises:
             BatchProblem: a feature or weights are missing, or an id is out of range.
         """
+        if not isinstance(features, KeyedJaggedTensor):
+            raise InvalidInputError(
+                f"a sharded collection takes a KeyedJaggedTensor, got {type(features).__name__}"
+            )
         positions = self._positions(features)
         bounds = features.offset_per_key()
         spans = [(bounds[position], bounds[position + 1]) for position in positions]

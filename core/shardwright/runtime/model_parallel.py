@@ -14,7 +14,7 @@ from shardwright.errors import InvalidInputError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan import ShardingPlan
 from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.sharded_module import ModuleSharder, default_sharders, shardable_modules
+from shardwright.runtime.sharders import ModuleSharder, default_sharders, shardable_modules
 
 # Buffers are copied when the model is wrapped, not in each step: under its new name where torch has it.
 _BUFFERS_ONCE: Mapping[str, Any] = (
@@ -109,12 +109,16 @@ class DistributedModelParallel(nn.Module):
         """Allocate and initialise what is on ``meta``, from rank 0's seed; move the rest to the device."""
         seed = self._env.communicator.broadcast_object(torch.initial_seed())
         own = [path + "." if path else "" for path in self._sharded]
+        tied = _shared_parameters(self.module)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for path, child in self.module.named_modules():
                 if any((path + ".").startswith(prefix) for prefix in own):
                     continue
                 _initialise_if_meta(path, child, self.device)
+        for (first, name), *others in tied:
+            for holder, other in others:
+                setattr(holder, other, getattr(first, name))
         self.module.to(self.device)
 
     def init_data_parallel(self) -> None:
@@ -166,7 +170,11 @@ class DistributedModelParallel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names, as in the unsharded model, and parameters; those of sharded tables are this rank's blocks."""
+        """Names and parameters; those of sharded tables are this rank's blocks.
+
+        A table's first block here bears the unsharded name, further ones ``..._1`` and so on; a table without a block
+        here is not named. Optimizer state made for these parameters is per block as well.
+        """
         yield from self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(
@@ -195,6 +203,15 @@ def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     for path in [path for path, child in model.named_modules(remove_duplicate=False) if child is old]:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, new)
+
+
+def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """The places of each parameter that stands in more than one; materialising would tear them apart."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(parameter), []).append((module, name))
+    return [own for own in places.values() if len(own) > 1]
 
 
 def _default_device(env: ShardingEnv) -> torch.device:

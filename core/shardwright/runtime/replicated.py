@@ -97,8 +97,8 @@ class ReplicatedStep(PartStep):
         for index, group in enumerate(self._tables.groups):
             gradients = [gradient_of(slot.gradient) for slot in group.slots]
             shares = [self._share(group, peer) for peer in self._peers]
-            form = min(FORMS, key=lambda form: form.bytes_moved(group, shares))
-            forms.append(form(self._tables.env, group, shares, self._bags[index], gradients))
+            cheapest = min(FORMS, key=lambda form: form.bytes_moved(group, shares))
+            forms.append(cheapest(self._tables.env, group, shares, self._bags[index], gradients))
         _exchange(self._tables, forms)
         dense = [form for form in forms if isinstance(form, DenseForm)]
         if dense:

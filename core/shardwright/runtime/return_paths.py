@@ -157,7 +157,10 @@ class _DirectTrip(TripStep):
                 pack_slots(group, [gradient_of(slot.gradient) for slot in group.slots], sent[start:stop])
                 start = stop
         sizes = [
-            [_elements(g, own, gradient=True) for g, own in zip(path.groups[path.env.rank], counts, strict=True)]
+            [
+                _elements(g, own, gradient=True)
+                for g, own in zip(path.groups[path.env.rank], counts, strict=True)
+            ]
             for counts in self._trip.counts
         ]
         splits = [sum(own) for own in sizes]
@@ -183,4 +186,3 @@ def _by_group(received: Tensor, sizes: Sequence[Sequence[int]]) -> list[Tensor]:
         return [received]
     pieces = received.split([size for own in sizes for size in own])
     return [torch.cat(pieces[group::num_groups]) for group in range(num_groups)]
-

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -110,7 +109,9 @@ class RoutedStep(PartStep):
     def _own_counts(self, routed: Routed) -> list[list[list[int]]]:
         """For each rank and group of it, the bags of each slot that this rank asks for."""
         if self._tables.is_pooled:
-            return [[[routed.batch_size] * len(g.slots) for g in groups] for groups in self._tables.plan.groups]
+            return [
+                [[routed.batch_size] * len(g.slots) for g in groups] for groups in self._tables.plan.groups
+            ]
         return [
             [[routed.ids[slot.stream].numel() for slot in group.slots] for group in groups]
             for groups in self._tables.plan.groups
@@ -147,7 +148,9 @@ class RoutedStep(PartStep):
     def backward(self, gradient_of: GradientOf) -> list[Tensor | None]:  # noqa: D102
         received: dict[int, Tensor] = {}
         for flow, trip in zip(self._tables.flows, self._trips, strict=True):
-            first, _ = flow.spans[self._tables.env.rank]  # flows need not stand in the order of this rank's groups
+            first, _ = flow.spans[
+                self._tables.env.rank
+            ]  # flows need not stand in the order of this rank's groups
             received.update(enumerate(trip.backward(gradient_of), first))
         gradients: list[Tensor | None] = []
         for index, (lookup, saved) in enumerate(zip(self._tables.lookups, self._saved, strict=True)):

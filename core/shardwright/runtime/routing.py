@@ -78,7 +78,10 @@ class Router:
             pieces = _cut_by_rows(cut, batch)
             num_parts = cut.row_map.num_parts
             for index, first in enumerate(cut.first_streams):
-                parts, own = slice(first, first + num_parts), slice(index * num_parts, (index + 1) * num_parts)
+                parts, own = (
+                    slice(first, first + num_parts),
+                    slice(index * num_parts, (index + 1) * num_parts),
+                )
                 lengths[parts] = pieces.lengths[own]
                 ids[parts], positions[parts] = pieces.ids[own], pieces.positions[own]
                 if pieces.weights is not None:

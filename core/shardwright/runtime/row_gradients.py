@@ -41,4 +41,6 @@ def bag_sums(ids: Tensor, rows: Tensor, lengths: Tensor, weights: Tensor | None)
     """
     offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
-    return F.embedding_bag(ids, rows, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True)
+    return F.embedding_bag(
+        ids, rows, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+    )

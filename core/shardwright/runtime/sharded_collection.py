@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from shardwright.errors import UnsupportedError
+from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
 from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan import ParameterSharding
@@ -61,6 +62,7 @@ class ShardedCollection(nn.Module, ABC):
     def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
         super().__init__()
         check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
+        _compare_plans(inputs)
         self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.configs)
         self._engine = CollectionEngine(
             inputs.specs, inputs.params, env=inputs.env, device=inputs.device, is_weighted=inputs.is_weighted
@@ -76,7 +78,8 @@ class ShardedCollection(nn.Module, ABC):
         self._lookups = anatomy.lookups(self._engine)
         self._output_dists = anatomy.output_dists(self._engine)
         self._fused_optimizer = FusedOptimizer(
-            {f"{tables_name}.{name}.weight": table for name, table in self._tables.items()}, self._engine.lookups
+            {f"{tables_name}.{name}.weight": table for name, table in self._tables.items()},
+            self._engine.lookups,
         )
 
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
@@ -129,6 +132,30 @@ class ShardedCollection(nn.Module, ABC):
                 initialize(table.weight_of(local), config, local.block, path=path, seed=seed)
 
 
+def _compare_plans(inputs: ShardingInputs) -> None:
+    """Check that all ranks shard the same tables in the same way; else they would not meet in their collectives.
+
+    Raises:
+        DistributedError: naming the ranks that differ from rank 0, and the first table in which they do.
+    """
+    mine = {
+        spec.name: (repr(spec), repr(inputs.params[spec.name].layout), repr(inputs.params[spec.name]))
+        for spec in inputs.specs
+    }
+    gathered = inputs.env.communicator.all_gather_objects(
+        {name: hashlib.sha256("".join(parts).encode()).hexdigest() for name, parts in mine.items()}
+    )
+    different = [rank for rank, other in enumerate(gathered) if other != gathered[0]]
+    if different:
+        other = gathered[different[0]]
+        names = [name for name in {**gathered[0], **other} if gathered[0].get(name) != other.get(name)]
+        raise DistributedError(
+            f"the ranks shard differently: rank {', '.join(map(str, different))} differs from rank 0 in "
+            f"{len(names)} tables, {names[0]!r} first. Plan once, with collective_plan, and give every rank the same "
+            "tables, plan and fused_params"
+        )
+
+
 def _local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:
     local: dict[str, list[LocalBlock]] = {}
     for lookup, group in enumerate(engine.groups):
@@ -137,7 +164,9 @@ def _local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:
     return local
 
 
-def specs_of(sharder: ModuleSharder, module: TableCollection, path: str, *, is_weighted: bool) -> list[TableSpec]:
+def specs_of(
+    sharder: ModuleSharder, module: TableCollection, path: str, *, is_weighted: bool
+) -> list[TableSpec]:
     """The specifications of a collection's tables, with their optimizers.
 
     An optimizer applied to a table's parameter in the backward pass goes before the sharder's.

@@ -14,7 +14,12 @@ from shardwright.planning.tables import EmbeddingConfig, TableSpec
 from shardwright.runtime.awaitable import LazyAwaitable, LazyCall
 from shardwright.runtime.engine import EngineStep
 from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.sharded_collection import ShardedCollection, ShardingInputs, shard_collection, specs_of
+from shardwright.runtime.sharded_collection import (
+    ShardedCollection,
+    ShardingInputs,
+    shard_collection,
+    specs_of,
+)
 from shardwright.runtime.sharded_module import ModuleSharder, register_sharder
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 

@@ -14,7 +14,12 @@ from shardwright.planning.tables import EmbeddingBagConfig, TableSpec
 from shardwright.runtime.awaitable import LazyAwaitable, LazyCall
 from shardwright.runtime.engine import EngineStep
 from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.sharded_collection import ShardedCollection, ShardingInputs, shard_collection, specs_of
+from shardwright.runtime.sharded_collection import (
+    ShardedCollection,
+    ShardingInputs,
+    shard_collection,
+    specs_of,
+)
 from shardwright.runtime.sharded_module import ModuleSharder, register_sharder
 from shardwright.sparse import KeyedJaggedTensor, KeyedTensor
 
@@ -77,5 +82,11 @@ class EmbeddingBagCollectionSharder(ModuleSharder):
         assert isinstance(module, EmbeddingBagCollection)  # find_sharder
         specs = self.tables(module, module_fqn or "")
         return shard_collection(
-            ShardedEmbeddingBagCollection, module, specs, params, env, device, is_weighted=module.is_weighted()
+            ShardedEmbeddingBagCollection,
+            module,
+            specs,
+            params,
+            env,
+            device,
+            is_weighted=module.is_weighted(),
         )

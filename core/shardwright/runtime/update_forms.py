@@ -100,7 +100,9 @@ def _padded(num_bytes: int) -> int:
 def _pad(tensor: Tensor) -> Tensor:
     """The tensor, flat, filled up with zeros to a multiple of 8 bytes."""
     flat = tensor.reshape(-1)
-    missing = (_padded(flat.numel() * flat.element_size()) - flat.numel() * flat.element_size()) // flat.element_size()
+    missing = (
+        _padded(flat.numel() * flat.element_size()) - flat.numel() * flat.element_size()
+    ) // flat.element_size()
     return torch.cat([flat, flat.new_zeros(missing)]) if missing else flat
 
 
@@ -140,7 +142,9 @@ class BatchForm(UpdateForm):
             weights=columns[-1] if first.is_weighted else None,
             counts=tuple(share.num_bags for share in self.shares),
         )
-        self._pieces = [_slots(self.group, share, own[-1]) for own, share in zip(exact, self.shares, strict=True)]
+        self._pieces = [
+            _slots(self.group, share, own[-1]) for own, share in zip(exact, self.shares, strict=True)
+        ]
 
     def update(self) -> Update:  # noqa: D102
         return self._bags, self._pieces
@@ -234,7 +238,10 @@ class RowsForm(UpdateForm):
         start = 0
         for room, _, size in self._row_sections(self.group, self.shares[rank]):
             middle = start + room * _ID_BYTES
-            pieces += [buffer[start:middle].view(torch.int64), buffer[middle : start + size].view(torch.float32)]
+            pieces += [
+                buffer[start:middle].view(torch.int64),
+                buffer[middle : start + size].view(torch.float32),
+            ]
             start += size
         return pieces
 

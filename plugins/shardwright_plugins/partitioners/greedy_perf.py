@@ -118,7 +118,9 @@ class _Ranks:
         host = trial.best_host()
         ranks = [trial.rank_of(host, shard) for shard in members]
         for rank in dict.fromkeys(ranks):
-            self._take(rank, float(trial.loads.flat[rank]), trial.room.reshape(len(self._room), -1)[rank].tolist())
+            self._take(
+                rank, float(trial.loads.flat[rank]), trial.room.reshape(len(self._room), -1)[rank].tolist()
+            )
         return ranks
 
     def _take(self, rank: int, load: float, room: list[int]) -> None:

@@ -16,7 +16,9 @@ MIN_COLUMNS = 32
 _VECTOR = 4
 
 
-def column_blocks(table: TableSpec, constraints: ParameterConstraints, *, type_name: str) -> list[list[ColumnRange]]:
+def column_blocks(
+    table: TableSpec, constraints: ParameterConstraints, *, type_name: str
+) -> list[list[ColumnRange]]:
     """The columns of the blocks of every cut, fewest blocks first.
 
     Blocks are at least ``min_partition`` columns wide (32 by default). A table too narrow to be cut is offered as one

@@ -24,4 +24,6 @@ class DataParallel(ShardingType):
     ) -> Iterable[Layout]:
         """One block of everything for each rank."""
         rows, columns = table.all_rows, table.all_columns
-        yield Layout([Block(rows, columns, rank=rank) for rank in range(topology.world_size)], dataflow=Replicate())
+        yield Layout(
+            [Block(rows, columns, rank=rank) for rank in range(topology.world_size)], dataflow=Replicate()
+        )

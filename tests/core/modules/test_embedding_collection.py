@@ -87,9 +87,14 @@ def test_id_out_of_range_names_everything() -> None:
         EmbeddingCollection([config("t", "f", "g", rows=9)])(INPUT)
 
 
-def test_tables_of_different_dim_are_refused_with_both_numbers() -> None:
-    with pytest.raises(InvalidInputError, match=r"'a' has 3, 'b' has 5"):
-        EmbeddingCollection([config("a", "f"), config("b", "g", dim=5)])
+def test_tables_of_different_dim_give_rows_of_their_own_dim() -> None:
+    collection = EmbeddingCollection([config("a", "f"), config("b", "g", dim=5)])
+    output = collection(INPUT)
+    for name, table in (("f", "a"), ("g", "b")):
+        weight = collection.embeddings[table].weight
+        assert torch.equal(output[name].values(), weight[INPUT[name].values()])
+    with pytest.raises(InvalidInputError, match=r"different dims: {'a': 3, 'b': 5}"):
+        collection.embedding_dim()
 
 
 def test_public_surface_answers_with_the_configuration() -> None:

@@ -250,4 +250,6 @@ def test_enumerate_type_that_names_a_rank_its_hosts_do_not_have_is_named(host_wi
         host_with(sharding_types=[Hosted]),
         pytest.raises(PlanningError, match=r"'hosted' broke its contract: .* on rank 1 of 1 ranks of a host"),
     ):
-        enumerate_options([TABLE], Topology(2, "cpu", local_world_size=1), Constraints(), host(), batch_size=1)
+        enumerate_options(
+            [TABLE], Topology(2, "cpu", local_world_size=1), Constraints(), host(), batch_size=1
+        )

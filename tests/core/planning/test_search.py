@@ -185,8 +185,14 @@ class Pair(ShardingType):
     [
         ([0, 1, 2, 3], None),
         ([1, 1, 0, 1], None),
-        ([0, 1, 3, 2], "shard 3 must have rank 1 of the 2 of its host, and was placed on rank 2, which is 0 of host 1"),
-        ([0, 3, 2, 3], "shards 0 and 1 must be on one host, and were placed on ranks 0 and 3, of hosts 0 and 1"),
+        (
+            [0, 1, 3, 2],
+            "shard 3 must have rank 1 of the 2 of its host, and was placed on rank 2, which is 0 of host 1",
+        ),
+        (
+            [0, 3, 2, 3],
+            "shards 0 and 1 must be on one host, and were placed on ranks 0 and 3, of hosts 0 and 1",
+        ),
     ],
 )
 def test_search_placement_that_parts_a_gang_raises(host_with, ranks, text):

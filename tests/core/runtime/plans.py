@@ -168,7 +168,7 @@ class Cut:
     edges: tuple[int, ...] = ()
     ranks: tuple[int, ...] = (0,)
     kernel: str = "loop"
-    dataflow: Dataflow = Exchange()
+    dataflow: Dataflow = field(factory=Exchange)
 
     def layout(self) -> Layout:
         """The blocks; of a replicated table, a copy on each of `ranks`."""

@@ -67,7 +67,8 @@ def test_sequence_arrangement_puts_each_ids_columns_in_their_place(case, batch_s
     views = [torch.rand(count, arrival.dim) for count, arrival in zip(counts, arrivals, strict=True)]
     kept = [view.clone() for view in views]
     expected = [
-        torch.full((batch.ids[output.feature].numel(), output.dim), torch.nan) for output in collection.outputs
+        torch.full((batch.ids[output.feature].numel(), output.dim), torch.nan)
+        for output in collection.outputs
     ]
     for view, place, arrival in zip(views, places, arrivals, strict=True):
         for index in range(view.shape[0]):

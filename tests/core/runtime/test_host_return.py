@@ -39,7 +39,9 @@ def train(case, *, host_size=HOST_SIZE):
         sharded = case.shard(env, module)
         first = len(env.communicator.sent_bytes)
         outputs = [
-            train_step(case, sharded, case.batch(BATCH_SIZES[env.rank], seed=10 * step + env.rank), step, env.rank)
+            train_step(
+                case, sharded, case.batch(BATCH_SIZES[env.rank], seed=10 * step + env.rank), step, env.rank
+            )
             for step in range(3)
         ]
         return outputs, env.communicator.sent_bytes[first:], sharded.state_dict()
@@ -59,7 +61,9 @@ def between_hosts(results):
     return total
 
 
-@pytest.mark.parametrize("tables", [BY_ROWS_INSIDE_HOSTS, BY_ROWS_AND_COLUMNS], ids=["rows", "rows and columns"])
+@pytest.mark.parametrize(
+    "tables", [BY_ROWS_INSIDE_HOSTS, BY_ROWS_AND_COLUMNS], ids=["rows", "rows and columns"]
+)
 def test_host_sums_send_one_rank_of_a_hosts_share_of_bytes_to_other_hosts(tables):
     straight = between_hosts(train(with_flow(tables, Exchange())))
     summed = between_hosts(train(with_flow(tables, Hierarchical())))
@@ -71,20 +75,25 @@ def test_host_sums_send_one_rank_of_a_hosts_share_of_bytes_to_other_hosts(tables
 def test_host_sums_bytes_to_other_hosts_are_those_of_one_sum_a_bag():
     summed = between_hosts(train(with_flow(BY_ROWS_INSIDE_HOSTS[:1], Hierarchical())))
     samples_of_the_other_host = sum(BATCH_SIZES[2:])
-    assert summed["results"] == summed["gradients"] == 3 * samples_of_the_other_host * 4 * 4  # steps, columns, bytes
+    assert (
+        summed["results"] == summed["gradients"] == 3 * samples_of_the_other_host * 4 * 4
+    )  # steps, columns, bytes
 
 
 FLOWS = [(Hierarchical(),), (Exchange(), Hierarchical()), (Hierarchical(), Exchange())]
 
 
 @pytest.mark.parametrize("flows", FLOWS, ids=lambda flows: " ".join(flow.name for flow in flows))
-@pytest.mark.parametrize("tables", [BY_ROWS_INSIDE_HOSTS, BY_ROWS_AND_COLUMNS], ids=["rows", "rows and columns"])
+@pytest.mark.parametrize(
+    "tables", [BY_ROWS_INSIDE_HOSTS, BY_ROWS_AND_COLUMNS], ids=["rows", "rows and columns"]
+)
 @pytest.mark.parametrize("host_size", [1, 2, 4])
 def test_host_sums_equal_unsharded(tables, flows, host_size):
     case = with_flow(tables, *flows)
     results = train(case, host_size=host_size)
     batches = [
-        [case.batch(size, seed=10 * step + rank) for rank, size in enumerate(BATCH_SIZES)] for step in range(3)
+        [case.batch(size, seed=10 * step + rank) for rank, size in enumerate(BATCH_SIZES)]
+        for step in range(3)
     ]
     expected = train_unsharded(case, batches)
     for rank, (outputs, _, state) in enumerate(results):
@@ -100,7 +109,10 @@ def test_gradients_reach_their_groups_where_the_first_rank_lacks_the_first_way_h
         Cut(2, 8, ("a",), "SUM", rows, (4,), (0, 0, 1, 1), dataflow=Hierarchical()),
     ]
     case = Cuts(tables, 4)
-    batches = [[case.batch(size, seed=10 * step + rank) for rank, size in enumerate(BATCH_SIZES)] for step in range(3)]
+    batches = [
+        [case.batch(size, seed=10 * step + rank) for rank, size in enumerate(BATCH_SIZES)]
+        for step in range(3)
+    ]
     expected = train_unsharded(case, batches)
     for *_, state in train(case):
         for name, weight in expected.items():

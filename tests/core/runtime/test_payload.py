@@ -40,9 +40,12 @@ def test_payload_what_the_ranks_pack_for_a_rank_is_what_it_unpacks(case, batch_s
         groups = formats[rank].unpack(torch.cat(pieces), peers)
         for group, bags in zip(plan.groups[rank], groups, strict=True):
             by_slot = [
-                [stream_bags(case, plan.streams[slot.stream], batch) for slot in group.slots] for batch in batches
+                [stream_bags(case, plan.streams[slot.stream], batch) for slot in group.slots]
+                for batch in batches
             ]
-            assert_bags(bags.lengths, bags.ids, bags.weights, [bag for own in by_slot for slot in own for bag in slot])
+            assert_bags(
+                bags.lengths, bags.ids, bags.weights, [bag for own in by_slot for slot in own for bag in slot]
+            )
             assert (bags.lengths is None) != case.is_pooled
             count = len if case.is_pooled else lambda slot: sum(len(bag) for bag in slot)
             assert bags.counts == tuple(tuple(count(slot) for slot in own) for own in by_slot)

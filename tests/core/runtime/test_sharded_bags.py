@@ -296,7 +296,13 @@ def test_headers_of_a_bad_batch_carry_its_problem_and_no_ids():
     case = Cuts([Cut(4, 2, ("a",)), Cut(4, 2, ("b",), ranks=(1,))], 2)
     seen = simulate(case, work)
     assert [[label for label, _ in headers] for headers in seen] == [["headers"], ["headers"]]
-    problem = [0, 3, 1, -(2**62), 2]  # no samples, an id out of range, the second feature, the id, its position
+    problem = [
+        0,
+        3,
+        1,
+        -(2**62),
+        2,
+    ]  # no samples, an id out of range, the second feature, the id, its position
     batch = case.batch(3, seed=1)
     place = 2 - batch.offset_per_key()[batch.keys().index("b")]
     assert seen[1][0][1] == [[*problem[:4], place, 0]] * 2
@@ -321,7 +327,9 @@ def test_weights_that_require_gradients_are_refused_on_all_ranks():
         return str(error.value)
 
     for text in simulate(case_of(is_weighted=True), work):
-        assert text.startswith("rank 1: feature 'a' of table 't1' (9 x 6 FP32): the weights of ids require gradients")
+        assert text.startswith(
+            "rank 1: feature 'a' of table 't1' (9 x 6 FP32): the weights of ids require gradients"
+        )
 
 
 def test_state_dict_whole_tables_whatever_is_asked_of_it():

@@ -118,7 +118,9 @@ def test_each_form_makes_the_unsharded_update_on_equal_copies_with_the_bytes_it_
     ],
     ids=["long bags", "short bags", "few rows", "ids on one rank"],
 )
-def test_form_that_moves_the_fewest_bytes_is_taken(monkeypatch, rows, batch_sizes, max_length, cheapest, kind):
+def test_form_that_moves_the_fewest_bytes_is_taken(
+    monkeypatch, rows, batch_sizes, max_length, cheapest, kind
+):
     case = case_of(kind, 2, [Cut(rows, 6, ("a",))])
     batches = batches_of(case, batch_sizes, max_length=max_length)
     counted = {}
@@ -132,11 +134,14 @@ def test_form_that_moves_the_fewest_bytes_is_taken(monkeypatch, rows, batch_size
     assert counted[cheapest[kind]] < max(counted.values())
 
 
+ROWS_DIM_FEATURES = st.tuples(st.integers(1, 9), st.integers(1, 5), st.sampled_from(["ab", "b", "ca"]))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["pooled", "weighted", "sequence"]),
     st.integers(1, 3),
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.sampled_from(["ab", "b", "ca"])), min_size=1, max_size=3),
+    st.lists(ROWS_DIM_FEATURES, min_size=1, max_size=3),
     st.lists(st.integers(0, 4), min_size=3, max_size=3),
     st.integers(0, 4),
 )
@@ -163,4 +168,6 @@ def test_nothing_is_sent_where_nobody_has_ids():
     case = case_of("pooled", 2)
     results = train(case, batches_of(case, (0, 0)))
     assert [sent for *_, sent in results] == [0, 0]
-    assert all(torch.equal(results[0][2][name], weight) for name, weight in case.module().state_dict().items())
+    assert all(
+        torch.equal(results[0][2][name], weight) for name, weight in case.module().state_dict().items()
+    )

@@ -38,9 +38,10 @@ def block_spec(
     optimizer: OptimizerSpec | None,
     data_type: str = "FP32",
     device: str = "cpu",
+    pooling: str = "SUM",
 ) -> BlockSpec:
     names = tuple(f"f{slot}" for slot in range(slots))
-    table = TableSpec("t", rows, dim, names, data_type, optimizer=optimizer)
+    table = TableSpec("t", rows, dim, names, data_type, pooling, optimizer=optimizer)
     span = table.columns(*(columns or (0, dim)))
     request = KernelRequest.of(table, len(span), device=device, here=True, first_column=span.start)
     return BlockSpec(table, Block(table.all_rows, span, rank=0), request, slots)
@@ -52,10 +53,14 @@ def supports(name: str, blocks: Sequence[BlockSpec]) -> bool:
 
 @frozen(eq=False)
 class Batch:
-    """Bags of ids and weights: `bags[source][slot][sample]` is a list of (id, weight)."""
+    """Bags of ids and weights: `bags[source][slot][sample]` is a list of (id, weight).
+
+    Of sequences, every bag has one id, and slots may have different numbers of them.
+    """
 
     bags: list[list[list[list[tuple[int, float]]]]]
     is_weighted: bool
+    is_pooled: bool = True
 
     def flat(self) -> list[list[tuple[int, float]]]:
         return [bag for slots in self.bags for samples in slots for bag in samples]
@@ -64,7 +69,9 @@ class Batch:
         pairs = [pair for bag in self.flat() for pair in bag]
         return Bags(
             ids=torch.tensor([id for id, _ in pairs], dtype=torch.int64, device=device),
-            lengths=torch.tensor([len(bag) for bag in self.flat()], dtype=torch.int32, device=device),
+            lengths=torch.tensor([len(bag) for bag in self.flat()], dtype=torch.int32, device=device)
+            if self.is_pooled
+            else None,
             weights=torch.tensor([weight for _, weight in pairs], device=device)
             if self.is_weighted
             else None,
@@ -105,6 +112,16 @@ def draw_batch(
     )
 
 
+def draw_sequences(
+    blocks: Sequence[BlockSpec], num_sources: int, *, seed: int = 0, max_ids: int = 6
+) -> Batch:
+    """For each source and slot up to `max_ids` ids, each a bag of its own."""
+    drawn = draw_batch(blocks, (1,) * num_sources, is_weighted=False, seed=seed, max_length=max_ids)
+    return Batch(
+        [[[[pair] for pair in bag] for (bag,) in slots] for slots in drawn.bags], False, is_pooled=False
+    )
+
+
 @frozen(eq=False)
 class Loops:
     """The blocks of a group, updated row by row.
@@ -141,15 +158,15 @@ class Loops:
         ]
         base = 0
         for slots in batch.bags:
-            size = len(slots[0])
+            sizes = [len(samples) * dim for samples, dim in zip(slots, dims, strict=True)]
             for slot, samples in enumerate(slots):
                 for sample, bag in enumerate(samples):
-                    if self.batch_major:
+                    if self.batch_major and batch.is_pooled:
                         start = base + sample * sum(dims) + sum(dims[:slot])
                     else:
-                        start = base + size * sum(dims[:slot]) + sample * dims[slot]
+                        start = base + sum(sizes[:slot]) + sample * dims[slot]
                     yield self.block_of_slot[slot], bag, start, start + dims[slot]
-            base += size * sum(dims)
+            base += sum(sizes)
 
     def size(self, batch: Batch, *, of_gradients: bool) -> int:
         return max([stop for *_, stop in self._places(batch, of_gradients=of_gradients)], default=0)

@@ -40,8 +40,6 @@ def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "changes", "reason"),
     [
-        ("dense", {"is_pooled": False}, "sequence outputs are not built yet"),
-        ("fused", {"is_pooled": False}, "sequence outputs are not built yet"),
         ("fused", {"device": "tpu"}, "FBGEMM has no table-batched embedding for 'tpu'; it has for cpu, cuda"),
         ("fused", {"optimizer": None}, "no optimizer was named to run in the backward pass"),
         (
@@ -81,7 +79,6 @@ def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
             "'row_wise_adagrad' on 8 of 16 columns needs the gradient of whole rows, "
             "FBGEMM sees its own columns only",
         ),
-        ("fused_torch", {"is_pooled": False}, "sequence outputs are not built yet"),
         ("fused_torch", {"optimizer": None}, "no optimizer was named to run in the backward pass"),
         (
             "fused_torch",
@@ -103,6 +100,9 @@ def test_supports_refuses_with_its_reason(kernel: str, changes: dict[str, Any], 
     ("kernel", "changes"),
     [
         ("dense", {"optimizer": None}),
+        ("dense", {"is_pooled": False}),
+        ("fused", {"is_pooled": False}),
+        ("fused_torch", {"is_pooled": False}),
         ("dense", {"optimizer": OptimizerSpec("shampoo"), "device": "tpu"}),
         ("dense", {"data_type": DataType.BF16, "num_columns": 7}),
         ("fused", {"device": "cuda", "here": False, "optimizer": OptimizerSpec("adam")}),

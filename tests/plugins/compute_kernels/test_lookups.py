@@ -13,6 +13,7 @@ from tests.plugins.compute_kernels.loops import (
     block_spec,
     built,
     draw_batch,
+    draw_sequences,
     kernel_names,
     kernel_of,
     supports,
@@ -29,10 +30,12 @@ def spec_of(name: str, **parameters: float) -> OptimizerSpec:
     return OptimizerSpec(name, 0.1, parameters)
 
 
-def groups_of(kernel: str, optimizer: OptimizerSpec, *, data_type: str = "FP32") -> list[list[BlockSpec]]:
+def groups_of(
+    kernel: str, optimizer: OptimizerSpec, *, data_type: str = "FP32", pooling: str = "SUM"
+) -> list[list[BlockSpec]]:
     """Blocks of several sizes, widths and numbers of features, in the groups that the kernel asks for."""
     blocks = [
-        block_spec(rows, dim, slots=slots, optimizer=optimizer, data_type=data_type)
+        block_spec(rows, dim, slots=slots, optimizer=optimizer, data_type=data_type, pooling=pooling)
         for rows, dim, slots in ((5, 8, 2), (1, 8, 1), (3, 4, 1), (4, 8, 1))
     ]
     groups: dict[object, list[BlockSpec]] = {}
@@ -114,6 +117,81 @@ def test_backward_updates_rows_or_shows_their_gradients(
             loops.update(batch, gradient, 0.1)
             for index, expected in enumerate(loops.weights):
                 torch.testing.assert_close(lookup.weight(index).double(), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("num_sources", [1, 2, 3])
+@pytest.mark.parametrize("data_type", ["FP32", "FP16", "BF16"])
+@pytest.mark.parametrize("kernel", kernel_names())
+def test_forward_of_sequences_is_the_ids_rows_in_the_order_they_came(
+    kernel: str, data_type: str, num_sources: int
+) -> None:
+    groups = groups_of(kernel, spec_of("sgd"), data_type=data_type, pooling="NONE")
+    skip_unless_supported(kernel, groups)
+    for blocks in groups:
+        lookup, loops = built(kernel, blocks)
+        for max_ids in (0, 6):
+            batch = draw_sequences(blocks, num_sources, max_ids=max_ids)
+            rows, _ = lookup.forward(batch.as_bags(), training=False)
+            assert (rows.dtype, rows.requires_grad) == (torch.float32, False)
+            wanted = [
+                loops.weights[loops.block_of_slot[slot]][row]
+                for slots in batch.bags
+                for slot, ids in enumerate(slots)
+                for ((row, _),) in ids
+            ]
+            expected = torch.cat(wanted).float() if wanted else torch.empty(0)
+            assert torch.equal(rows.reshape(-1), expected)
+
+
+@pytest.mark.parametrize("num_sources", [1, 3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kernel", kernel_names())
+def test_backward_of_sequences_updates_rows_or_shows_their_gradients(
+    kernel: str, optimizer: str, num_sources: int
+) -> None:
+    groups = groups_of(kernel, spec_of(optimizer), pooling="NONE")
+    skip_unless_supported(kernel, groups)
+    for blocks in groups:
+        lookup, loops = built(kernel, blocks)
+        for step, max_ids in enumerate((6, 0, 1, 30)):
+            batch = draw_sequences(blocks, num_sources, seed=step, max_ids=max_ids)
+            gradient = gradient_for(loops, batch, step)
+            _, saved = lookup.forward(batch.as_bags(), training=True)
+            if lookup.parameters():
+                assert_gradients(lookup, loops, batch, gradient, saved)
+                continue
+            assert list(lookup.backward(saved, gradient)) == []
+            loops.update(batch, gradient, 0.1)
+            for index, expected in enumerate(loops.weights):
+                torch.testing.assert_close(lookup.weight(index).double(), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("is_pooled", [True, False], ids=["bags", "sequences"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kernel", kernel_names())
+def test_prepare_serves_backward_as_what_forward_saved_does(
+    kernel: str, optimizer: str, is_pooled: bool
+) -> None:
+    groups = groups_of(kernel, spec_of(optimizer), pooling="SUM" if is_pooled else "NONE")
+    skip_unless_supported(kernel, groups)
+    for blocks in groups:
+        looked_up, loops = built(kernel, blocks)
+        prepared, _ = built(kernel, blocks)
+        for step in range(3):
+            if is_pooled:
+                batch = draw_batch(blocks, (2, 3), is_weighted=True, seed=step)
+            else:
+                batch = draw_sequences(blocks, 2, seed=step)
+            gradient = gradient_for(loops, batch, step)
+            _, saved = looked_up.forward(batch.as_bags(), training=True)
+            shown = looked_up.backward(saved, gradient.clone())
+            shown_too = prepared.backward(prepared.prepare(batch.as_bags()), gradient.clone())
+            assert len(shown) == len(shown_too)
+            assert all(torch.equal(one, other) for one, other in zip(shown, shown_too, strict=True))
+            for index in range(len(blocks)):
+                assert torch.equal(looked_up.weight(index), prepared.weight(index))
+        if not prepared.parameters():  # they did move
+            assert not torch.equal(prepared.weight(0).double(), loops.weights[0])
 
 
 def assert_gradients(lookup, loops, batch, gradient, saved) -> None:

@@ -93,7 +93,10 @@ TORCHREC = [
         (16, 4, True, 512, "wide", "grid_shard", 16),
         (0.013744817795429208, 0.042317708333333336, 0.042608935165830544, 0.04766321767001115),
     ),
-    ((8, 4, False, 4096, "wide", "table_column_wise", 2), (0.3712461677814939, 1.25, 0.7424923355629878, 1.25)),
+    (
+        (8, 4, False, 4096, "wide", "table_column_wise", 2),
+        (0.3712461677814939, 1.25, 0.7424923355629878, 1.25),
+    ),
     (
         (4, 4, True, 100, "wide", "table_column_wise", 2),
         (0.0045982624508997, 0.00031789143880208337, 0.014254613597789071, 0.00031789143880208337),
@@ -241,7 +244,9 @@ def test_weights_and_buffers_of_a_copy_are_whole_on_every_rank_and_those_of_its_
 
 
 @pytest.mark.parametrize(("ranks", "num_sums"), [(4, 4), (8, 8 + 2)])
-def test_weights_and_buffers_of_sums_inside_a_host_hold_the_partial_sums_and_those_that_cross(ranks, num_sums):
+def test_weights_and_buffers_of_sums_inside_a_host_hold_the_partial_sums_and_those_that_cross(
+    ranks, num_sums
+):
     topology = Topology(ranks, "cpu", local_world_size=4)
     table = TableSpec("t", 40, 64, ["f"], optimizer=OptimizerSpec("sgd"))
     options = options_of(

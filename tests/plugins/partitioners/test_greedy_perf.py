@@ -111,7 +111,11 @@ def gang_problems(draw):
             st.one_of(
                 st.just([(FREE, False, FREE)]),
                 st.integers(0, local * num_hosts - 1).map(lambda rank: [(rank, False, FREE)]),
-                st.lists(st.integers(FREE, local - 1).map(lambda place: (FREE, True, place)), min_size=1, max_size=5),
+                st.lists(
+                    st.integers(FREE, local - 1).map(lambda place: (FREE, True, place)),
+                    min_size=1,
+                    max_size=5,
+                ),
             ),
             min_size=1,
             max_size=6,
@@ -162,7 +166,9 @@ def test_place_gangs_share_a_host_keep_their_places_and_exceed_no_capacity(shard
 def test_place_gang_goes_where_the_most_loaded_rank_it_takes_is_least_loaded():
     # Rank 0 is loaded, so a pair of places 0 and 1 goes to the other host, and one for place 1 alone stays.
     ample = {"local_world_size": 2, "capacity_bytes": [[9]] * 4}
-    pair = proposed([5, 1, 1], [[1]] * 3, [0, FREE, FREE], gang=[NO_GANG, 0, 0], local_rank=[FREE, 0, 1], **ample)
+    pair = proposed(
+        [5, 1, 1], [[1]] * 3, [0, FREE, FREE], gang=[NO_GANG, 0, 0], local_rank=[FREE, 0, 1], **ample
+    )
     assert GreedyPerf().place(pair).tolist() == [0, 2, 3]
     one = proposed([5, 1], [[1]] * 2, [0, FREE], gang=[NO_GANG, 0], local_rank=[FREE, 1], **ample)
     assert GreedyPerf().place(one).tolist() == [0, 1]

@@ -53,7 +53,9 @@ def blocks_of(layout):
     num_hosts=st.integers(1, 3),
     min_partition=st.none() | st.integers(1, 80),
 )
-def test_layouts_cover_every_cell_exactly_once_or_once_on_every_rank(name, rows, dim, local, num_hosts, min_partition):
+def test_layouts_cover_every_cell_exactly_once_or_once_on_every_rank(
+    name, rows, dim, local, num_hosts, min_partition
+):
     ranks = local * num_hosts
     table = TableSpec("t", rows, dim, ["f"])
     rule = ParameterConstraints(sharding_types=[name], min_partition=min_partition)
@@ -96,7 +98,13 @@ def test_row_wise_fewer_rows_than_ranks_leaves_empty_blocks():
 
 def places_of(layout):
     return [
-        (block.rank, block.host_group, block.local_rank, block.rows.bounds, (block.columns.start, block.columns.stop))
+        (
+            block.rank,
+            block.host_group,
+            block.local_rank,
+            block.rows.bounds,
+            (block.columns.start, block.columns.stop),
+        )
         for block in layout.blocks
     ]
 
@@ -120,7 +128,9 @@ def test_grid_shard_column_blocks_are_cut_by_rows_on_hosts_of_their_own_choice()
 
 
 def test_table_column_wise_blocks_are_column_wises_on_any_ranks_of_one_host():
-    together, apart = (layouts_of(kind(), dim=128, ranks=4, local=2) for kind in (TableColumnWise, ColumnWise))
+    together, apart = (
+        layouts_of(kind(), dim=128, ranks=4, local=2) for kind in (TableColumnWise, ColumnWise)
+    )
     assert [blocks_of(layout) for layout in together] == [blocks_of(layout) for layout in apart]
     for layout in together:
         assert {(block.host_group, block.local_rank) for block in layout.blocks} == {(0, None)}

@@ -25,7 +25,11 @@ TYPES = (
     "table_wise",
 )
 HOSTS = [(1, 1), (1, 4), (2, 2), (4, 2)]
-TABLES = [TableSpec("a", 1000, 64, ["f"]), TableSpec("b", 3, 128, ["g"], module="tower"), TableSpec("c", 70, 70, ["h"])]
+TABLES = [
+    TableSpec("a", 1000, 64, ["f"]),
+    TableSpec("b", 3, 128, ["g"], module="tower"),
+    TableSpec("c", 70, 70, ["h"]),
+]
 
 
 def planned(tables, num_hosts, local, kinds, **arguments):
@@ -121,7 +125,9 @@ def test_data_parallel_document_edited_wrongly_raises(change, text):
 def test_gang_that_fits_on_no_host_has_no_plan_and_the_numbers_are_given():
     # Each half of 'a' fits on the large ranks, one of each host: never both halves on one host.
     caps = [4_000_000, 100_000, 4_000_000, 100_000]
-    with pytest.raises(NoPlanError, match=r"one of 2 that must share a host, needs .* rank with most room \((1|3)\)"):
+    with pytest.raises(
+        NoPlanError, match=r"one of 2 that must share a host, needs .* rank with most room \((1|3)\)"
+    ):
         planned([TableSpec("a", 10_000, 64, ["f"])], 2, 2, ["table_row_wise"], ddr_cap=caps)
 
 

@@ -215,6 +215,21 @@ def test_plan_that_cannot_be_made_is_the_same_error_on_every_rank(pool: RankPool
     assert "table 'sparse.bags.user' (50 x 8 FP32) needs" in texts.pop()
 
 
+def test_plans_that_differ_between_ranks_are_an_error_naming_rank_and_table(pool: RankPool) -> None:
+    texts = set(pool.run(workers.plans_that_differ, 2, timeout_s=30))
+    assert len(texts) == 1
+    assert "rank 1 differs from rank 0 in 3 tables, 'user' first" in texts.pop()
+
+
+def test_hyperparameters_that_kernels_are_built_with_cannot_be_changed(pool: RankPool) -> None:
+    for text in pool.run(workers.change_eps, 1):
+        assert text.startswith("UnsupportedError: eps was changed from 1e-08 to 0.5")
+
+
+def test_weights_shared_on_meta_stay_shared(pool: RankPool) -> None:
+    assert pool.run(workers.tied_weights, 1) == [True]
+
+
 @pytest.mark.parametrize("label", ["headers", "ids", "results", "gradients"])
 def test_rank_that_dies_is_an_error_on_the_others_naming_the_collective(label: str) -> None:
     with RankPool(2, backend="gloo") as ranks, pytest.raises(RankError) as error:

@@ -247,6 +247,46 @@ def die_before(label: str) -> str:
     return "nothing was raised"
 
 
+def plans_that_differ() -> str:
+    """Every rank brings a plan of its own making; returns the error's text."""
+    env = ShardingEnv.from_process_group()
+    sharders = [EmbeddingBagCollectionSharder(fused_params=FUSED)]
+    model = clicks()
+    plan = planner(env.world_size, ["row_wise"] if env.rank else ["table_wise"]).plan(model, sharders)
+    try:
+        DistributedModelParallel(model, env=env, plan=plan, sharders=sharders, device="cpu")
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def change_eps() -> str:
+    """Change what kernels are built with; returns the error's text."""
+    model = wrap(clicks(), ["table_wise"])
+    model.fused_optimizer.param_groups[0]["eps"] = 0.5
+    try:
+        model.fused_optimizer.step()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+class Tied(nn.Module):
+    """Two dense layers of one weight beside a collection, on meta."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clicks = Clicks("meta")
+        self.first, self.second = nn.Linear(3, 3, device="meta"), nn.Linear(3, 3, device="meta")
+        self.second.weight = self.first.weight
+
+
+def tied_weights() -> bool:
+    """Whether a weight that was shared on meta is shared after materialising."""
+    module = wrap(Tied(), ["table_wise"]).module
+    return module.first.weight is module.second.weight
+
+
 def plan_impossible() -> str:
     """Ask for a plan of a table that fits nowhere; returns the error's text."""
     env = ShardingEnv.from_process_group()

@@ -100,9 +100,14 @@ class FusedOptimizer(KeyedOptimizer):
         Raises:
             UnknownNameError: it names a parameter that the optimizer does not have.
             InvalidInputError: state is missing, or entries, shapes or groups differ.
+            UnsupportedError: a group has other values of what kernels are built with.
         """
         groups = {name: value for name, value in state_dict.items() if name != "state"}
         super().check_state_dict({**groups, "state": {}} if "state" in state_dict else groups)
+        for names, fixed in zip(self._names_of, self._fixed, strict=True):
+            for group in state_dict.get("param_groups", ()):
+                if set(names) & set(group["params"]):
+                    _check_fixed({**fixed, **group}, fixed)
         given = state_dict["state"]
         check_names(self.params, given)
         for name, table in self._tables.items():

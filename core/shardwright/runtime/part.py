@@ -1,7 +1,7 @@
 """A part of the engine: all tables of a module that share a way of moving ids, results and gradients.
 
-The engine calls, on every rank and in this order: ``route`` (once a batch), ``headers``, ``send``, ``lookup``, ``views``,
-and, in training, ``backward``. Headers of all parts travel in one collective, which the engine makes.
+The engine calls, on every rank and in this order: ``route`` (once a batch), ``headers``, ``send``, ``lookup``,
+``views``, and, in training, ``backward``. Headers of all parts travel in one collective, which the engine makes.
 """
 
 from __future__ import annotations

@@ -53,10 +53,10 @@ class ReplicatedTables(Part):
         self.header_size = len(self.plan.streams)
         self.arrivals = [slot.arrival for group in self.groups for slot in group.slots]
 
-    def route(self, batch: FeatureBatch | None) -> PartStep:
+    def route(self, batch: FeatureBatch | None) -> PartStep:  # noqa: D102 - described in the base class
         return ReplicatedStep(self, None if batch is None else self.router.route(batch))
 
-    def anatomy(self) -> Mapping[str, list[str]]:
+    def anatomy(self) -> Mapping[str, list[str]]:  # noqa: D102
         tables = len({spec.table.name for group in self.groups for spec in group.blocks})
         return {
             "input": [f"{tables} tables on every rank: ids stay"],
@@ -70,29 +70,29 @@ class ReplicatedStep(PartStep):
     def __init__(self, tables: ReplicatedTables, routed: Routed | None) -> None:
         self._tables, self._routed = tables, routed
 
-    def headers(self) -> Sequence[Sequence[int]]:
+    def headers(self) -> Sequence[Sequence[int]]:  # noqa: D102 - described in the base class
         world_size = self._tables.env.world_size
         if self._routed is None:
             return [[0] * self._tables.header_size] * world_size
         return [[ids.numel() for ids in self._routed.ids]] * world_size
 
-    def send(self, peers: Sequence[Peer]) -> None:
+    def send(self, peers: Sequence[Peer]) -> None:  # noqa: D102
         self._peers = peers
 
-    def lookup(self, *, training: bool) -> None:
+    def lookup(self, *, training: bool) -> None:  # noqa: D102
         assert self._routed is not None  # the engine raised what is wrong with the batch
         self._bags = [_own_bags(group, self._routed, self._tables.is_pooled) for group in self._tables.groups]
         pairs = zip(self._tables.lookups, self._bags, strict=True)
         self._results = [lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs]
 
-    def views(self) -> list[Tensor]:
+    def views(self) -> list[Tensor]:  # noqa: D102
         groups = zip(self._tables.groups, self._results, self._bags, strict=True)
         return [view for group, result, bags in groups for view in split_slots(group, result, bags.counts[0])]
 
-    def place_of(self, arrival: Arrival) -> Tensor | None:
+    def place_of(self, arrival: Arrival) -> Tensor | None:  # noqa: D102
         return None
 
-    def backward(self, gradient_of: GradientOf) -> list[Tensor | None]:
+    def backward(self, gradient_of: GradientOf) -> list[Tensor | None]:  # noqa: D102
         forms: list[UpdateForm] = []
         for index, group in enumerate(self._tables.groups):
             gradients = [gradient_of(slot.gradient) for slot in group.slots]

@@ -64,14 +64,15 @@ class RoutedTables(Part):
         return RoutedStep(self, None if batch is None else self.router.route(batch))
 
     def anatomy(self) -> Mapping[str, list[str]]:  # noqa: D102
-        slots = [self.plan.slots_of(rank) for rank in range(self.plan.world_size)]
         return {
-            "input": [
-                f"rank {rank}: {len(own)} slots of {len({self.plan.streams[slot.stream].feature for slot in own})} features"
-                for rank, own in enumerate(slots)
-            ],
+            "input": [f"rank {rank}: {self._reads(rank)}" for rank in range(self.plan.world_size)],
             "output": [f"columns from {flow.path.summary()}" for flow in self.flows],
         }
+
+    def _reads(self, rank: int) -> str:
+        slots = self.plan.slots_of(rank)
+        features = {self.plan.streams[slot.stream].feature for slot in slots}
+        return f"{len(slots)} slots of {len(features)} features"
 
 
 def _span(groups: Sequence[Group], way: object) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import shardwright
@@ -43,6 +44,10 @@ def test_hook_signature_stands_in_the_readme(hook):
 def test_hook_has_a_test(hook):
     tree = ast.parse((ROOT / "tests/core/test_hookspecs.py").read_text())
     assert hook in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+
+
+def test_no_property_is_held_to_a_deadline():
+    assert hypothesis.settings.default.deadline is None
 
 
 def test_public_names_are_sorted_and_unique():

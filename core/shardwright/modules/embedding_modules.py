@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +32,12 @@ class TableCollection(nn.Module, ABC):
 
     Args:
         tables: the tables' configurations.
+        kind: what they must be.
     """
 
-    def __init__(self, tables: Sequence[EmbeddingConfig]) -> None:
+    def __init__(self, tables: Sequence[EmbeddingConfig], kind: type[EmbeddingConfig]) -> None:
         super().__init__()
-        if not tables:
-            raise InvalidInputError(f"{type(self).__name__} got no tables; at least one is needed")
+        _check_kind(type(self).__name__, tables, kind)
         check_tables(tables)
         names = embedding_names({table.name: table.feature_names for table in tables})
         self._embedding_names_by_table = [names[table.name] for table in tables]
@@ -116,7 +117,7 @@ class EmbeddingBagCollection(TableCollection):
         is_weighted: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(tables)
+        super().__init__(tables, EmbeddingBagConfig)
         self._is_weighted = is_weighted
         self._embedding_bag_configs = list(tables)
         self.embedding_bags = nn.ModuleDict()
@@ -194,7 +195,7 @@ class EmbeddingCollection(TableCollection):
         device: torch.device | str | None = None,
         need_indices: bool = False,
     ) -> None:
-        super().__init__(tables)
+        super().__init__(tables, EmbeddingConfig)
         self._need_indices = need_indices
         self._embedding_configs = list(tables)
         self.embeddings = nn.ModuleDict()
@@ -259,6 +260,18 @@ class EmbeddingCollection(TableCollection):
     def table_weight(self, table: str) -> nn.Parameter:
         """The weights of the table of that name: ``[num_embeddings, embedding_dim]``."""
         return _weight(self.embeddings, table)
+
+
+def _check_kind(owner: str, tables: Any, kind: type[EmbeddingConfig]) -> None:
+    # A bag configuration is an EmbeddingConfig too: its pooling would be passed over in silence.
+    if not isinstance(tables, Sequence):
+        raise InvalidInputError(f"{owner} takes a list of {kind.__name__}s, got {tables!r}")
+    if not tables:
+        raise InvalidInputError(f"{owner} got no tables; at least one is needed")
+    pools = issubclass(kind, EmbeddingBagConfig)
+    for index, table in enumerate(tables):
+        if not isinstance(table, kind) or isinstance(table, EmbeddingBagConfig) != pools:
+            raise InvalidInputError(f"{owner} takes a list of {kind.__name__}s; number {index} is {table!r}")
 
 
 def _empty_weight(table: EmbeddingConfig, device: torch.device | str | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,6 +19,8 @@ def _plain_names(values: Iterable[Any] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(values, str):
         raise InvalidInputError(f"expected a list of names, got the string {values!r}; write [{values!r}]")
+    if not isinstance(values, Iterable):
+        raise InvalidInputError(f"expected a list of names, got {values!r}")
     names = tuple(str(getattr(value, "value", value)) for value in values)
     if not names:
         raise InvalidInputError(
@@ -27,11 +30,33 @@ def _plain_names(values: Iterable[Any] | None) -> tuple[str, ...] | None:
 
 
 def _floats(values: Iterable[float] | None) -> tuple[float, ...] | None:
-    return None if values is None else tuple(float(value) for value in values)
+    return None if values is None else tuple(_number(value) for value in _listed(values))
 
 
 def _whole_numbers(values: Iterable[int] | None) -> tuple[int, ...] | None:
-    return None if values is None else tuple(int(value) for value in values)
+    if values is None:
+        return None
+    numbers = [_number(value) for value in _listed(values)]
+    for number in numbers:
+        if not number.is_integer():
+            raise InvalidInputError(f"expected whole numbers, got {number!r}")
+    return tuple(int(number) for number in numbers)
+
+
+def _listed(values: Any) -> Iterable[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InvalidInputError(f"expected a list of numbers, got {values!r}; write [{values!r}]")
+    return values
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise InvalidInputError(f"expected a number, got {value!r}") from None
+    if not math.isfinite(number):
+        raise InvalidInputError(f"expected a finite number, got {value!r}")
+    return number
 
 
 def _not_negative(instance: Any, attribute: Any, values: tuple[float, ...] | None) -> None:
@@ -40,7 +65,7 @@ def _not_negative(instance: Any, attribute: Any, values: tuple[float, ...] | Non
 
 
 def _positive(instance: Any, attribute: Any, value: int | None) -> None:
-    if value is not None and value < 1:
+    if value is not None and (type(value) is not int or value < 1):
         raise InvalidInputError(f"{attribute.name} must be a positive number of columns, got {value!r}")
 
 
@@ -106,6 +131,10 @@ _NONE = ParameterConstraints()
 
 
 def _as_dict(rules: Mapping[str, ParameterConstraints] | None) -> Mapping[str, ParameterConstraints]:
+    if rules is not None and not isinstance(rules, Mapping):
+        raise InvalidInputError(
+            f"constraints must be a dict of table name (or pattern) -> ParameterConstraints, got {rules!r}"
+        )
     return dict(rules or {})
 
 

@@ -75,6 +75,8 @@ class EmbeddingShardingPlanner:
                 f"storage_reservation is a part of the device's memory, from 0 to below 1; "
                 f"got {storage_reservation!r}"
             )
+        if topology is not None and not isinstance(topology, Topology):
+            raise InvalidInputError(f"topology must be a Topology, got {topology!r}")
         self._topology = topology
         self._batch_size = batch_size
         self._constraints = Constraints(constraints)
@@ -110,7 +112,7 @@ class EmbeddingShardingPlanner:
                 "topology=Topology(world_size=..., compute_device=...)), "
                 "or call collective_plan, which derives it from the process group"
             )
-        return self._plan(tuple(tables), self._topology, here=False)
+        return self._plan(_as_tables(tables), self._topology, here=False)
 
     def collective_plan(
         self, module: Any, sharders: Sequence[Any], process_group: Any = None
@@ -189,7 +191,7 @@ class EmbeddingShardingPlanner:
         document = {
             "objective": {"name": OBJECTIVE, "value_ms": result.feedback.value_ms},
             "topology": topology.to_data(),
-            "inputs": {**inputs, "seconds": round(time.perf_counter() - start, 6)},
+            "inputs": inputs,
             "plugins": _origins(space, result, parts),
         }
         plan = ShardingPlan(plan=_shardings(space, result), document=document)
@@ -199,6 +201,16 @@ class EmbeddingShardingPlanner:
             _log.info("%s", text)
             print(text)
         return plan
+
+
+def _as_tables(tables: Any) -> tuple[TableSpec, ...]:
+    if not isinstance(tables, Iterable):
+        raise InvalidInputError(f"plan_tables takes a list of TableSpecs, got {tables!r}")
+    listed = tuple(tables)
+    for index, table in enumerate(listed):
+        if not isinstance(table, TableSpec):
+            raise InvalidInputError(f"plan_tables takes a list of TableSpecs; number {index} is {table!r}")
+    return listed
 
 
 def _check_tables(tables: Sequence[TableSpec]) -> None:

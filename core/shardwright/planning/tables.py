@@ -95,6 +95,9 @@ def _names(value: Any) -> list[str]:
     if isinstance(value, str):
         raise InvalidInputError(f"feature_names must be a list of names, got the string {value!r}")
     names = list(value)
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidInputError(f"feature_names must be a list of names, got {name!r} in it")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise InvalidInputError(f"feature_names repeats {repeated[0]!r}: {names}")
@@ -116,7 +119,8 @@ class EmbeddingConfig:
         init_fn: initialises a ``[rows, embedding_dim]`` tensor in place, instead of the uniform default.
 
     Raises:
-        InvalidInputError: a size is no positive integer, or a feature is named twice.
+        InvalidInputError: a size is no positive integer, a feature is no text or named twice, ``init_fn`` cannot
+            be called, or the ends of the initial weights are the wrong way round.
     """
 
     num_embeddings: int = field(validator=_positive)
@@ -127,6 +131,19 @@ class EmbeddingConfig:
     weight_init_max: float | None = field(default=None, converter=converters.optional(float))
     weight_init_min: float | None = field(default=None, converter=converters.optional(float))
     init_fn: Callable[[Any], Any] | None = field(default=None, eq=False)
+
+    @init_fn.validator
+    def _is_function(self, attribute: Any, value: Any) -> None:
+        if value is not None and not callable(value):
+            raise InvalidInputError(f"table {self.name!r}: init_fn must be a function, got {value!r}")
+
+    @weight_init_min.validator
+    def _is_interval(self, attribute: Any, value: Any) -> None:
+        low, high = self.get_weight_init_min(), self.get_weight_init_max()
+        if not low <= high:
+            raise InvalidInputError(
+                f"table {self.name!r}: weight_init_min is {low}, above weight_init_max, which is {high}"
+            )
 
     @property
     def pooling(self) -> PoolingType:

@@ -6,7 +6,9 @@ in milliseconds). What was not given is assumed, listed as such in the report an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
@@ -253,17 +255,24 @@ def _check_hosts(world_size: int, local_world_size: int) -> None:
 
 def _check_bandwidths(bandwidths: Mapping[str, float]) -> None:
     for name, value in bandwidths.items():
-        if not value > 0:
-            raise InvalidInputError(f"the bandwidth of {name!r} must be positive (bytes/ms), got {value!r}")
+        if not (_is_finite(value) and value > 0):
+            raise InvalidInputError(
+                f"the bandwidth of {name!r} must be positive and finite (bytes/ms), got {value!r}"
+            )
 
 
-def _per_rank(name: str, value: int | Sequence[int], world_size: int) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, Sequence) else (value,) * world_size
+def _per_rank(name: str, value: Any, world_size: int) -> tuple[int, ...]:
+    is_one = isinstance(value, str) or not isinstance(value, Sequence)
+    values = (value,) * world_size if is_one else tuple(value)
     if len(values) != world_size:
         raise InvalidInputError(f"{name} has {len(values)} values for {world_size} ranks")
-    if any(isinstance(item, bool) or item != int(item) or item < 0 for item in values):
+    if any(not _is_finite(item) or item != int(item) or item < 0 for item in values):
         raise InvalidInputError(f"{name} must be bytes, whole and not negative, got {value!r}")
     return tuple(int(item) for item in values)
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
 
 
 def _compact(values: tuple[int, ...]) -> int | list[int]:

@@ -59,6 +59,17 @@ def test_demo_count_below_one_is_refused(option: str, value: str) -> None:
     assert str(error) == f"{option} must be at least 1, got {value}."
 
 
+def test_demo_seed_that_torch_does_not_take_is_refused() -> None:
+    error = refusal("--seed", str(2**63))
+    assert isinstance(error, InvalidInputError)
+    assert str(error) == f"--seed must be at most {2**63 - 1}, got {2**63}."
+
+
+def test_demo_small_batches_are_not_evaluated_one_by_one() -> None:
+    assert DemoSettings(batch_size=2).evaluation_batch_size == 4096
+    assert DemoSettings(batch_size=5000).evaluation_batch_size == 5000
+
+
 def test_demo_more_ranks_than_examples_is_refused() -> None:
     assert "3 ranks cannot share it. Give at least 3." in str(refusal("--ranks", "3", "--batch-size", "2"))
 

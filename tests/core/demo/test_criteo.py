@@ -45,9 +45,19 @@ def write(path: Path, lines: Sequence[str], end: str = "\n") -> Path:
 
 
 def source_of(
-    *files: Path, batch_size: int = 4, skip: bool = False, num_held_out: int = 1000
+    *files: Path,
+    batch_size: int = 4,
+    skip: bool = False,
+    num_held_out: int = 1000,
+    held_out_batch_size: int = 4,
 ) -> CriteoSource:
-    return CriteoSource(files, batch_size, num_held_out=num_held_out, skip_bad_lines=skip)
+    return CriteoSource(
+        files,
+        batch_size,
+        num_held_out=num_held_out,
+        held_out_batch_size=held_out_batch_size,
+        skip_bad_lines=skip,
+    )
 
 
 def numbers_in(examples: Examples) -> list[int]:
@@ -189,7 +199,7 @@ def test_source_files_plain_and_gzip_are_one_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_source_ranks_take_alternate_examples_in_as_many_steps(tmp_path: Path, world_size: int) -> None:
     file = write(tmp_path / "a.tsv", [line_of(n) for n in range(47)])
-    source = source_of(file, batch_size=7)
+    source = source_of(file, batch_size=7, held_out_batch_size=7)
     alone = trained_on(source)
     assert [n for batch in alone for n in batch] == [n for n in range(47) if n % 10 != 9][:42]
     for rank in range(world_size):
@@ -203,7 +213,7 @@ def test_source_ranks_take_alternate_examples_in_as_many_steps(tmp_path: Path, w
 
 def test_source_held_out_limit_ends_the_pass(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tsv", [line_of(n) for n in range(100)])
-    source = source_of(file, batch_size=2, num_held_out=3)
+    source = source_of(file, batch_size=7, num_held_out=3, held_out_batch_size=2)
     assert [numbers_in(batch) for batch in source.held_out_batches(0, 1)] == [[9, 19], [29, 39]]
 
 
@@ -244,3 +254,30 @@ def test_source_cut_gzip_is_an_error_with_the_last_line(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(packed[: len(packed) // 2])
     with pytest.raises(InvalidInputError, match=r"cut\.gz: cannot be read after line \d+"):
         trained_on(source_of(tmp_path / "cut.gz"))
+
+
+@pytest.mark.parametrize("size", [2, 5, 9])
+def test_source_gzip_that_ends_in_its_first_bytes_is_an_error_naming_it(tmp_path: Path, size: int) -> None:
+    (tmp_path / "stub.gz").write_bytes(gzip.compress(line_of(1).encode())[:size])
+    with pytest.raises(InvalidInputError, match=r"--data .*stub\.gz: cannot be read: Compressed file ended"):
+        source_of(tmp_path / "stub.gz")
+
+
+def damaged_gzip(lines: Sequence[str]) -> bytes:
+    """Packed lines whose first bytes behind the header are no packed data."""
+    packed = bytearray(gzip.compress("".join(line + "\n" for line in lines).encode()))
+    packed[10:20] = b"\xff" * 10
+    return bytes(packed)
+
+
+def test_source_damaged_gzip_is_an_error_naming_it(tmp_path: Path) -> None:
+    (tmp_path / "damaged.gz").write_bytes(damaged_gzip([line_of(1)]))
+    with pytest.raises(InvalidInputError, match=r"damaged\.gz: cannot be read: Error -3 while decompressing"):
+        source_of(tmp_path / "damaged.gz")
+
+
+def test_source_gzip_damaged_further_on_is_an_error_with_the_last_line(tmp_path: Path) -> None:
+    good = gzip.compress("".join(line_of(n) + "\n" for n in range(6)).encode())
+    (tmp_path / "damaged.gz").write_bytes(good + damaged_gzip([line_of(6)]))
+    with pytest.raises(InvalidInputError, match=r"damaged\.gz: cannot be read after line \d: Error -3"):
+        trained_on(source_of(tmp_path / "damaged.gz"))

@@ -90,7 +90,7 @@ def test_model_no_examples_gives_empty_arrays() -> None:
     step=st.integers(0, 3),
 )
 def test_source_shares_of_ranks_joined_are_global_batch(batch_size: int, world_size: int, step: int) -> None:
-    source = SyntheticSource(3, batch_size, num_held_out=8)
+    source = SyntheticSource(3, batch_size, num_held_out=8, held_out_batch_size=4)
     parts = [
         next(islice(source.training_batches(rank, world_size), step, None)) for rank in range(world_size)
     ]
@@ -100,7 +100,7 @@ def test_source_shares_of_ranks_joined_are_global_batch(batch_size: int, world_s
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_source_held_out_batches_cover_each_example_once(world_size: int) -> None:
-    source = SyntheticSource(3, batch_size=16, num_held_out=50)
+    source = SyntheticSource(3, batch_size=2, num_held_out=50, held_out_batch_size=16)
     steps = list(zip(*(source.held_out_batches(rank, world_size) for rank in range(world_size)), strict=True))
     assert len(steps) == 4
     assert_same(joined([part for parts in steps for part in parts]), MODEL.held_out_examples(range(50)))

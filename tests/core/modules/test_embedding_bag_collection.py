@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwright.errors import InvalidInputError, UnknownNameError
-from shardwright.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType, dtype_of
+from shardwright.modules.embedding_configs import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    dtype_of,
+)
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.sparse import KeyedJaggedTensor, KeyedTensor
 
@@ -327,3 +333,18 @@ def test_introduction_tutorial_snippet_gives_what_it_shows() -> None:
     products = collection.embedding_bags["product_table"].weight
     torch.testing.assert_close(output["product"][1], products[202] + products[303])
     assert output["user"].shape == (2, 64)
+
+
+def test_configuration_of_the_other_collection_is_refused() -> None:
+    other = EmbeddingConfig(num_embeddings=4, embedding_dim=3, name="other", feature_names=["g"])
+    with pytest.raises(
+        InvalidInputError, match=r"takes a list of EmbeddingBagConfigs; number 1 is EmbeddingConfig\("
+    ):
+        EmbeddingBagCollection([config("t", "f"), other])
+
+
+def test_one_configuration_outside_a_list_is_refused() -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"takes a list of EmbeddingBagConfigs, got EmbeddingBagConfig\("
+    ):
+        EmbeddingBagCollection(config("t", "f"))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import InvalidInputError, UnknownNameError
-from shardwright.modules.embedding_configs import DataType, EmbeddingConfig, dtype_of
+from shardwright.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, dtype_of
 from shardwright.modules.embedding_modules import EmbeddingCollection
 from shardwright.sparse import KeyedJaggedTensor
 
@@ -115,3 +115,16 @@ def test_copies_are_equal(duplicate: Any) -> None:
     twin = duplicate(collection)
     torch.testing.assert_close(twin(INPUT)["f"].values(), collection(INPUT)["f"].values())
     assert twin.need_indices()
+
+
+def test_configuration_of_the_other_collection_is_refused() -> None:
+    other = EmbeddingBagConfig(num_embeddings=4, embedding_dim=3, name="other", feature_names=["g"])
+    with pytest.raises(
+        InvalidInputError, match=r"takes a list of EmbeddingConfigs; number 1 is EmbeddingBagConfig\("
+    ):
+        EmbeddingCollection([config("t", "f"), other])
+
+
+def test_one_configuration_outside_a_list_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"takes a list of EmbeddingConfigs, got EmbeddingConfig\("):
+        EmbeddingCollection(config("t", "f"))

@@ -68,11 +68,25 @@ def test_parameter_constraints_accept_members_with_a_value():
         ({"compute_kernels": []}, "leaves no option"),
         ({"pooling_factors": [-1.0]}, "pooling_factors must be one number a feature"),
         ({"min_partition": 0}, "min_partition must be a positive number of columns, got 0"),
+        ({"min_partition": "4"}, "min_partition must be a positive number of columns, got '4'"),
+        ({"sharding_types": 3}, "expected a list of names, got 3"),
+        ({"pooling_factors": 3.0}, r"expected a list of numbers, got 3\.0; write \[3\.0\]"),
+        ({"pooling_factors": "12"}, "expected a list of numbers, got '12'"),
+        ({"pooling_factors": ["many"]}, "expected a number, got 'many'"),
+        ({"pooling_factors": [float("nan")]}, "expected a finite number, got nan"),
+        ({"num_poolings": [float("inf")]}, "expected a finite number, got inf"),
+        ({"batch_sizes": [2.7]}, r"expected whole numbers, got 2\.7"),
     ],
 )
 def test_parameter_constraints_wrong_value_raises(arguments, text):
     with pytest.raises(InvalidInputError, match=text):
         ParameterConstraints(**arguments)
+
+
+@pytest.mark.parametrize("rules", [[rule(1)], "user_id", rule(1)])
+def test_constraints_that_are_no_mapping_raise(rules):
+    with pytest.raises(InvalidInputError, match="must be a dict of table name"):
+        Constraints(rules)
 
 
 def test_parameter_constraints_has_no_option_that_would_be_ignored():

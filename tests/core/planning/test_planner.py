@@ -132,6 +132,20 @@ def test_plan_tables_without_tables_raises():
         planner().plan_tables([])
 
 
+@pytest.mark.parametrize(
+    ("tables", "text"),
+    [(TABLES[0], "list of TableSpecs, got TableSpec"), ([TABLES[0], "b"], "TableSpecs; number 1 is 'b'")],
+)
+def test_plan_tables_other_things_than_tables_raise(tables, text):
+    with pytest.raises(InvalidInputError, match=text):
+        planner().plan_tables(tables)
+
+
+def test_planner_topology_of_another_type_raises():
+    with pytest.raises(InvalidInputError, match="topology must be a Topology, got 4"):
+        EmbeddingShardingPlanner(topology=4)
+
+
 def test_plan_tables_same_path_twice_raises():
     with pytest.raises(InvalidInputError, match="two tables have the path 'a'"):
         planner().plan_tables([TABLES[0], TABLES[0]])

@@ -60,11 +60,26 @@ def test_bag_config_without_pooling_raises_naming_the_other_collection():
     [
         ("user", "must be a list of names, got the string 'user'"),
         (["a", "b", "a"], "repeats 'a': ['a', 'b', 'a']"),
+        (["a", 1], "must be a list of names, got 1 in it"),
     ],
 )
 def test_config_wrong_feature_names_raise(names, text):
     with pytest.raises(InvalidInputError, match=re.escape(f"feature_names {text}")):
         EmbeddingBagConfig(1, 1, name="items", feature_names=names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"init_fn": 3}, "table 'items': init_fn must be a function, got 3"),
+        ({"weight_init_min": 1, "weight_init_max": 0}, "weight_init_min is 1.0, above weight_init_max"),
+        ({"weight_init_min": 1}, "weight_init_min is 1.0, above weight_init_max, which is 0.5"),
+        ({"weight_init_max": math.nan}, "above weight_init_max, which is nan"),
+    ],
+)
+def test_config_wrong_initialization_raises(arguments, text):
+    with pytest.raises(InvalidInputError, match=re.escape(text)):
+        EmbeddingBagConfig(4, 1, name="items", **arguments)
 
 
 def test_config_initial_weights_default_to_the_root_of_the_rows():

@@ -100,7 +100,12 @@ def test_topology_hosts_and_links():
         ({"local_world_size": 8}, "4 ranks do not divide into hosts of 8"),
         ({"hbm_cap": -1}, "hbm_cap must be bytes"),
         ({"hbm_cap": [1, 2]}, "hbm_cap has 2 values for 4 ranks"),
+        ({"hbm_cap": "1G"}, "hbm_cap must be bytes, whole and not negative, got '1G'"),
+        ({"hbm_cap": float("inf")}, "hbm_cap must be bytes"),
+        ({"ddr_cap": [1, 2, 3, None]}, "ddr_cap must be bytes"),
         ({"intra_host_bw": 0}, "bandwidth of 'intra_host' must be positive"),
+        ({"intra_host_bw": "fast"}, "bandwidth of 'intra_host' must be positive and finite .*, got 'fast'"),
+        ({"inter_host_bw": float("inf")}, "bandwidth of 'inter_host' must be positive and finite"),
     ],
 )
 def test_topology_wrong_value_raises(arguments, text):

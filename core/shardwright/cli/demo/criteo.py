@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -36,6 +37,8 @@ _INTEGER = rb"(?:-?[0-9]{1,18})?"
 _HEX = rb"[0-9a-fA-F]{0,16}"
 _GOOD_LINE = re.compile(rb"[01](?:\t%b){%d}(?:\t%b){%d}" % (_INTEGER, NUM_DENSE, _HEX, NUM_CATEGORICAL))
 _GZIP_MAGIC = b"\x1f\x8b"
+# What reading a file raises that is missing, cut off, or damaged amid what is packed.
+_UNREADABLE = (OSError, EOFError, zlib.error)
 _SHOWN_CHARACTERS = 40
 
 
@@ -43,7 +46,13 @@ class CriteoSource(Source):
     """Streams examples from files, one pass to train on and one to evaluate on."""
 
     def __init__(
-        self, files: Sequence[Path], batch_size: int, *, num_held_out: int, skip_bad_lines: bool = False
+        self,
+        files: Sequence[Path],
+        batch_size: int,
+        *,
+        num_held_out: int,
+        held_out_batch_size: int,
+        skip_bad_lines: bool = False,
     ) -> None:
         """Look at the files.
 
@@ -51,6 +60,7 @@ class CriteoSource(Source):
             files: Plain or gzip, told apart by their content; read in this order.
             batch_size: Of the global batch. What is left at the end and fills no batch is not trained on.
             num_held_out: How many examples to evaluate on at most, the first of the held-out ones.
+            held_out_batch_size: Of the global batches of these.
             skip_bad_lines: Count malformed lines and go on, instead of raising.
 
         Raises:
@@ -60,6 +70,7 @@ class CriteoSource(Source):
         self._files = tuple(files)
         self._batch_size = batch_size
         self._num_held_out = num_held_out
+        self._held_out_batch_size = held_out_batch_size
         self._skip_bad_lines = skip_bad_lines
         self._num_bad_lines = 0
         for file in self._files:
@@ -76,7 +87,7 @@ class CriteoSource(Source):
         Raises:
             InvalidInputError: If a line is malformed, or there are too few lines for one batch.
         """
-        batches = self._batches(rank, world_size, held_out=False)
+        batches = self._batches(rank, world_size, self._batch_size, held_out=False)
         num_batches = 0
         for count, mine in batches:
             if count == self._batch_size:
@@ -95,7 +106,7 @@ class CriteoSource(Source):
             InvalidInputError: If a line is malformed, or no line is held out.
         """
         remaining = self._num_held_out
-        for count, mine in self._batches(rank, world_size, held_out=True):
+        for count, mine in self._batches(rank, world_size, self._held_out_batch_size, held_out=True):
             if count == 0 and remaining == self._num_held_out:
                 raise InvalidInputError(
                     f"the data has fewer than {HELD_OUT_EVERY} good lines: none is held out to evaluate on."
@@ -105,16 +116,18 @@ class CriteoSource(Source):
             if remaining <= 0:
                 return
 
-    def _batches(self, rank: int, world_size: int, *, held_out: bool) -> Iterator[tuple[int, list[bytes]]]:
+    def _batches(
+        self, rank: int, world_size: int, batch_size: int, *, held_out: bool
+    ) -> Iterator[tuple[int, list[bytes]]]:
         """(examples of the global batch, the lines of this rank), the last with what is left, if only 0."""
         lines = (
             line
             for number, line in enumerate(self._good_lines())
             if (number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == held_out
         )
-        count = self._batch_size
-        while count == self._batch_size:
-            batch = list(islice(lines, self._batch_size))
+        count = batch_size
+        while count == batch_size:
+            batch = list(islice(lines, batch_size))
             count = len(batch)
             yield count, batch[rank::world_size]
 
@@ -211,7 +224,7 @@ def _check_file(file: Path) -> None:
     try:
         with _open(file) as stream:
             is_empty = not stream.read(1)
-    except OSError as error:
+    except _UNREADABLE as error:
         raise InvalidInputError(f"--data {file}: cannot be read: {error}.") from error
     if is_empty:
         raise InvalidInputError(f"--data {file}: is empty.")
@@ -234,7 +247,7 @@ def _lines(file: Path) -> Iterator[bytes]:
         with _open(file) as stream:
             for number, line in enumerate(stream, start=1):  # noqa: B007
                 yield line.rstrip(b"\r\n")
-    except (OSError, EOFError) as error:
+    except _UNREADABLE as error:
         raise InvalidInputError(f"{file}: cannot be read after line {number}: {error}") from error
 
 

@@ -130,7 +130,7 @@ class _Run:
     def _num_held_out_batches(self) -> int | None:
         if self._settings.data:
             return None
-        return -(-self._settings.num_held_out // self._settings.batch_size)
+        return -(-self._settings.num_held_out // self._settings.evaluation_batch_size)
 
     def _gather(self, pieces: list[torch.Tensor]) -> NDArray[Any]:
         gathered = self._env.communicator.all_gather(torch.cat(pieces).to(self._device))

@@ -153,15 +153,17 @@ class GenerativeModel:
 class SyntheticSource(Source):
     """Endless training batches and a fixed number of held-out examples of one generative model."""
 
-    def __init__(self, seed: int, batch_size: int, num_held_out: int) -> None:
+    def __init__(self, seed: int, batch_size: int, num_held_out: int, held_out_batch_size: int) -> None:
         """Name what is to be drawn; it is drawn batch by batch.
 
         Args:
             seed: Of the generative model and of all draws.
             batch_size: Of the global batch.
             num_held_out: How many examples to evaluate on.
+            held_out_batch_size: Of the global batches of these.
         """
         self._batch_size = batch_size
+        self._held_out_batch_size = held_out_batch_size
         self._num_held_out = num_held_out
         self._seed = seed
 
@@ -179,9 +181,9 @@ class SyntheticSource(Source):
             start += self._batch_size
 
     def held_out_batches(self, rank: int, world_size: int) -> Iterator[Examples]:
-        """Shares of the held-out examples, in batches of the global batch size."""
-        for start in range(0, self._num_held_out, self._batch_size):
-            count = min(self._batch_size, self._num_held_out - start)
+        """Shares of the held-out examples, batch by batch, the last with what is left."""
+        for start in range(0, self._num_held_out, self._held_out_batch_size):
+            count = min(self._held_out_batch_size, self._num_held_out - start)
             part = share(count, rank, world_size)
             yield self._model.held_out_examples(range(start + part.start, start + part.stop))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -155,7 +156,11 @@ def read_plan(text: str) -> ShardingPlan:
 
 def _parse(text: str) -> dict[str, Any]:
     try:
-        document = json.loads(text, object_pairs_hook=_without_repetition)
+        document = json.loads(
+            text, object_pairs_hook=_without_repetition, parse_float=_finite, parse_constant=_finite
+        )
+    except RecursionError as error:
+        raise PlanError("the plan document is nested too deeply to be one") from error
     except json.JSONDecodeError as error:
         raise PlanError(
             f"the plan document is no JSON: {error.msg} at line {error.lineno}, column {error.colno}"
@@ -163,6 +168,13 @@ def _parse(text: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise PlanError(f"a plan document is a JSON object, got {type(document).__name__}")
     return document
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise PlanError(f"the plan document has the number {number}, which is not finite")
+    return value
 
 
 def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

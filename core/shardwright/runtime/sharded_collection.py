@@ -177,8 +177,8 @@ def specs_of(
     for config in module.tables:
         if not module.table_weight(config.name).requires_grad:
             raise UnsupportedError(
-                f"table {config.name!r} at {path!r} is frozen (requires_grad is False), but a sharded table is trained: "
-                "give it a learning rate of 0 with apply_optimizer_in_backward, or shard it with the rest unfrozen"
+                f"table {config.name!r} at {path!r} is frozen (requires_grad is False), but a sharded table is "
+                "trained: unfreeze it, and give it a learning rate of 0 with apply_optimizer_in_backward"
             )
     return [
         TableSpec.from_config(

@@ -264,3 +264,10 @@ def test_repr_of_a_plan_has_torchrecs_shape():
         "sharding_spec=EnumerableShardingSpec(shards=[ShardMetadata(shard_offsets=[0, 0], shard_sizes=[10, 8], "
         "placement='rank:0/cuda:0')]))}}"
     )
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity"])
+def test_from_json_number_that_is_not_finite_is_an_error(number):
+    text = '{"format": "shardwright-plan", "version": 1, "objective": {"value_ms": %s}, "modules": {}}' % number
+    with pytest.raises(PlanError, match="not finite"):
+        ShardingPlan.from_json(text)

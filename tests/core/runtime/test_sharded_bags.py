@@ -258,7 +258,8 @@ def test_something_that_is_no_batch_raises_its_own_error_and_one_on_the_other_ra
         return sharded(batch).values().shape  # the next step works
 
     assert simulate(case_of(), work) == [(2, 19), (3, 19)]
-    assert isinstance(seen[1], AttributeError)
+    assert isinstance(seen[1], InvalidInputError)
+    assert str(seen[1]) == "a sharded collection takes a KeyedJaggedTensor, got Tensor"
     assert isinstance(seen[0], DistributedError)
     assert str(seen[0]) == "rank 1 could not route its batch; its own error says why"
 

@@ -268,6 +268,7 @@ def test_repr_of_a_plan_has_torchrecs_shape():
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity"])
 def test_from_json_number_that_is_not_finite_is_an_error(number):
-    text = '{"format": "shardwright-plan", "version": 1, "objective": {"value_ms": %s}, "modules": {}}' % number
+    objective = f'{{"value_ms": {number}}}'
+    text = f'{{"format": "shardwright-plan", "version": 1, "objective": {objective}, "modules": {{}}}}'
     with pytest.raises(PlanError, match="not finite"):
         ShardingPlan.from_json(text)

@@ -63,11 +63,6 @@ _MODULE_OF_NAME: dict[str, str] = {
             "Layout",
             "Replicate",
             "Routed",
-            "RowMap",
-            "RowPart",
-            "RowsModulo",
-            "RowsRange",
-            "RowsSplit",
         ),
         "shardwright.planning.optimizers": ("OptimizerSpec",),
         "shardwright.planning.plan": (
@@ -78,6 +73,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ShardingPlan",
         ),
         "shardwright.planning.planner": ("EmbeddingShardingPlanner",),
+        "shardwright.planning.row_maps": ("RowMap", "RowPart", "RowsModulo", "RowsRange", "RowsSplit"),
         "shardwright.planning.tables": (
             "DataType",
             "EmbeddingBagConfig",

@@ -48,8 +48,7 @@ class Fingerprint:
     Attributes:
         plugins: The loaded plugins.
         not_loaded: `(plugin, reason)` of those that are installed and not loaded. It explains a difference
-            and is
-            none itself: what is not loaded on one rank and not installed on another serves nothing on both.
+            and is none itself: what is not loaded on one rank and not installed on another serves nothing on both.
     """
 
     plugins: tuple[PluginIdentity, ...] = attrs.field(converter=_sort)

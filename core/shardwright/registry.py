@@ -95,8 +95,7 @@ class Registry(Generic[C]):
 
         Raises:
             UnknownPluginError: If nothing has this name. The text has the known names, the nearest, and which
-                plugins
-                are not loaded.
+                plugins are not loaded.
             DuplicateNameError: If several plugins claim it.
             PluginLoadError: If a plugin that failed to load would have offered it.
         """

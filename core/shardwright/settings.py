@@ -3,8 +3,7 @@
 It is three environment variables, so that it reaches every rank that a launcher starts:
 
 - `SHARDWRIGHT_PLUGINS=a,b` loads only these plugins (names of entry points); empty loads none; `-a,-b` loads
-  all
-  others.
+  all others.
 - `SHARDWRIGHT_STRICT_PLUGINS=1` raises when a plugin fails to load or two claim one name, and not only when
   something of theirs is asked for.
 - `SHARDWRIGHT_PREFER=name=distribution,...` chooses where several distributions offer one name.

@@ -15,10 +15,11 @@ from shardwright import hookimpl
 from shardwright.contracts import ShardingType
 from shardwright.errors import NoPlanError
 from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout, RowsModulo
+from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.plan import ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.row_maps import RowsModulo
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import PluginHost, use_host

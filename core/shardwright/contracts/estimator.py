@@ -50,8 +50,7 @@ class Estimator(ABC, metaclass=OpenNames):
 
         Returns:
             performance: phase -> milliseconds a step ``[S]``; storage: memory tier -> bytes ``[S]``. Phases
-                are open
-            names; their sum is what a shard adds to its rank's time.
+            are open names; their sum is what a shard adds to its rank's time.
         """
 
     def provenance(self) -> Mapping[str, Any]:

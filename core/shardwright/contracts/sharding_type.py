@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from shardwright.contracts.names import OpenNames
-from shardwright.planning.layouts import DATAFLOWS, ROW_MAPS, Dataflow, Layout, RowMap
+from shardwright.planning.layouts import DATAFLOWS, Dataflow, Layout
+from shardwright.planning.row_maps import ROW_MAPS, RowMap
 
 if TYPE_CHECKING:
     from shardwright.planning.constraints import ParameterConstraints

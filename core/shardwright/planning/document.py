@@ -18,20 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.errors import PlanError, ShardwrightError
-from shardwright.planning.layouts import (
-    Block,
-    ColumnRange,
-    Dataflow,
-    Exchange,
-    Layout,
-    RowMap,
-    RowPart,
-    RowsRange,
-    RowsSplit,
-    from_data,
-    to_data,
-)
+from shardwright.planning.layouts import Block, ColumnRange, Dataflow, Exchange, Layout, from_data, to_data
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.row_maps import RowMap, RowPart, RowsRange, RowsSplit
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.text import json_text
 

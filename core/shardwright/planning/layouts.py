@@ -2,23 +2,21 @@
 
 A row map parts rows, ``ids -> (part, local row)``; a block is a part of the rows times a range of columns, on a
 rank or free to go to any; a layout is the blocks of a table with the dataflow that serves them. All the engine
-does follows from these (DESIGN, section 2). Row maps work on NumPy arrays and torch tensors alike, and nothing
-here imports torch.
+does follows from these. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import attrs
-import numpy as np
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError, nearest
+from shardwright.planning.row_maps import RowMap, RowPart, not_negative
 
 if TYPE_CHECKING:
     from shardwright.planning.tables import TableSpec
@@ -26,18 +24,11 @@ if TYPE_CHECKING:
     from shardwright.runtime.return_paths import ReturnPath
 
 
-def _not_negative(instance: Any, attribute: Any, value: Any) -> None:
-    if value < 0:
-        raise InvalidInputError(
-            f"{type(instance).__name__}.{attribute.name} must not be negative, got {value}"
-        )
-
-
 @frozen
 class ColumnRange:
     """The columns ``start <= c < stop`` of a table."""
 
-    start: int = field(validator=_not_negative)
+    start: int = field(validator=not_negative)
     stop: int = field()
 
     @stop.validator
@@ -49,175 +40,6 @@ class ColumnRange:
 
     def __len__(self) -> int:
         return self.stop - self.start
-
-
-class RowMap(ABC):
-    """Where each row of a table goes: ``ids -> (part, local row)``, a bijection from rows to (part, local row).
-
-    Subclasses are frozen attrs classes with a ``name`` of their own; their fields are plain data (numbers, strings,
-    tuples of them), so that a plan document can hold them. A plugin that brings a row map lists its class in its
-    sharding type's ``row_maps``.
-    """
-
-    name: ClassVar[str]
-    num_rows: int
-
-    @property
-    @abstractmethod
-    def num_parts(self) -> int:
-        """How many parts there are; some may be empty."""
-
-    @abstractmethod
-    def part_of(self, ids: Any) -> Any:
-        """The part of each id: an array or tensor ``[N]`` of the kind given."""
-
-    @abstractmethod
-    def local_row_of(self, ids: Any) -> Any:
-        """The row of each id inside its part: ``[N]`` of the kind given."""
-
-    @abstractmethod
-    def rows_of(self, part: int) -> slice | np.ndarray[Any, Any]:
-        """The table's rows that ``part`` holds, in the order of its local rows: a slice, or an index array."""
-
-    def num_rows_of(self, part: int) -> int:
-        """How many rows ``part`` holds."""
-        rows = self.rows_of(part)
-        if isinstance(rows, slice):
-            return len(range(*rows.indices(self.num_rows)))
-        return len(rows)
-
-    def __len__(self) -> int:
-        return self.num_parts
-
-    def __getitem__(self, part: int) -> RowPart:
-        if not 0 <= part < self.num_parts:
-            raise IndexError(f"part {part} of a row map with {self.num_parts} parts")
-        return RowPart(self, part)
-
-    def __iter__(self) -> Iterator[RowPart]:
-        return (RowPart(self, part) for part in range(self.num_parts))
-
-
-@frozen
-class RowPart:
-    """One part of a row map."""
-
-    row_map: RowMap
-    index: int
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows it holds."""
-        return self.row_map.num_rows_of(self.index)
-
-    @property
-    def rows(self) -> slice | np.ndarray[Any, Any]:
-        """The table's rows it holds, in local order."""
-        return self.row_map.rows_of(self.index)
-
-    @property
-    def bounds(self) -> tuple[int, int] | None:
-        """``(start, stop)`` if it is a run of neighbouring rows, else ``None``."""
-        rows = self.rows
-        if isinstance(rows, slice) and rows.step in (None, 1):
-            return rows.start, rows.stop
-        return None
-
-
-@frozen
-class RowsRange(RowMap):
-    """Neighbouring rows in ``parts`` runs of ``ceil(num_rows / parts)``; the last runs may be shorter or empty."""
-
-    name: ClassVar[str] = "range"
-    num_rows: int = field(validator=_not_negative)
-    parts: int = field(default=1, validator=attrs.validators.ge(1))
-
-    @property
-    def num_parts(self) -> int:  # noqa: D102 - described in the base class
-        return self.parts
-
-    @property
-    def block_rows(self) -> int:
-        """Rows of every run but the last ones."""
-        return max(1, -(-self.num_rows // self.parts))
-
-    def part_of(self, ids: Any) -> Any:  # noqa: D102
-        return ids // self.block_rows
-
-    def local_row_of(self, ids: Any) -> Any:  # noqa: D102
-        return ids % self.block_rows
-
-    def rows_of(self, part: int) -> slice:  # noqa: D102
-        start = min(part * self.block_rows, self.num_rows)
-        return slice(start, min(start + self.block_rows, self.num_rows))
-
-
-@frozen
-class RowsModulo(RowMap):
-    """Row ``r`` in part ``r % parts``, so that neighbours are spread."""
-
-    name: ClassVar[str] = "modulo"
-    num_rows: int = field(validator=_not_negative)
-    parts: int = field(default=1, validator=attrs.validators.ge(1))
-
-    @property
-    def num_parts(self) -> int:  # noqa: D102
-        return self.parts
-
-    def part_of(self, ids: Any) -> Any:  # noqa: D102
-        return ids % self.parts
-
-    def local_row_of(self, ids: Any) -> Any:  # noqa: D102
-        return ids // self.parts
-
-    def rows_of(self, part: int) -> slice:  # noqa: D102
-        return slice(part, self.num_rows, self.parts)
-
-
-def _increasing(instance: Any, attribute: Any, value: tuple[int, ...]) -> None:
-    if len(value) < 2 or value[0] != 0 or any(a > b for a, b in pairwise(value)):
-        raise InvalidInputError(f"bounds must rise from 0 to the number of rows, got {value}")
-
-
-def _whole_numbers(values: Iterable[int]) -> tuple[int, ...]:
-    return tuple(values)
-
-
-@frozen
-class RowsSplit(RowMap):
-    """Neighbouring rows cut at given bounds: part ``i`` holds ``bounds[i] <= r < bounds[i + 1]``."""
-
-    name: ClassVar[str] = "split"
-    bounds: tuple[int, ...] = field(converter=_whole_numbers, validator=_increasing)
-
-    @property
-    def num_rows(self) -> int:  # type: ignore[override]  # derived here
-        """The last bound."""
-        return self.bounds[-1]
-
-    @property
-    def num_parts(self) -> int:  # noqa: D102
-        return len(self.bounds) - 1
-
-    def part_of(self, ids: Any) -> Any:  # noqa: D102
-        inner = self.bounds[1:-1]
-        if isinstance(ids, np.ndarray):
-            return np.searchsorted(np.asarray(inner, dtype=ids.dtype), ids, side="right")
-        import torch
-
-        return torch.bucketize(ids, torch.tensor(inner, dtype=ids.dtype, device=ids.device), right=True)
-
-    def local_row_of(self, ids: Any) -> Any:  # noqa: D102
-        starts = self.bounds[:-1]
-        part = self.part_of(ids)
-        if isinstance(ids, np.ndarray):
-            return ids - np.asarray(starts, dtype=ids.dtype)[part]
-        import torch
-
-        return ids - torch.tensor(starts, dtype=ids.dtype, device=ids.device)[part]
-
-    def rows_of(self, part: int) -> slice:  # noqa: D102
-        return slice(self.bounds[part], self.bounds[part + 1])
 
 
 class Dataflow(ABC):
@@ -319,9 +141,9 @@ class Block:
 
     rows: RowPart
     columns: ColumnRange
-    rank: int | None = field(default=None, validator=attrs.validators.optional(_not_negative))
-    host_group: int | None = field(default=None, validator=attrs.validators.optional(_not_negative))
-    local_rank: int | None = field(default=None, validator=attrs.validators.optional(_not_negative))
+    rank: int | None = field(default=None, validator=attrs.validators.optional(not_negative))
+    host_group: int | None = field(default=None, validator=attrs.validators.optional(not_negative))
+    local_rank: int | None = field(default=None, validator=attrs.validators.optional(not_negative))
 
     def __attrs_post_init__(self) -> None:
         if self.rank is not None and self.host_group is not None:
@@ -462,7 +284,6 @@ def _check_columns(where: str, columns: list[ColumnRange], dim: int) -> None:
 
 _Named = TypeVar("_Named", RowMap, Dataflow)
 
-ROW_MAPS: tuple[type[RowMap], ...] = (RowsModulo, RowsRange, RowsSplit)
 DATAFLOWS: tuple[type[Dataflow], ...] = (Exchange, Hierarchical, Replicate)
 
 

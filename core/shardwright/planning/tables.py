@@ -17,7 +17,8 @@ from shardwright.errors import InvalidInputError
 from shardwright.planning.optimizers import OptimizerSpec
 
 if TYPE_CHECKING:
-    from shardwright.planning.layouts import ColumnRange, RowPart
+    from shardwright.planning.layouts import ColumnRange
+    from shardwright.planning.row_maps import RowPart
 
 
 @unique
@@ -251,7 +252,7 @@ class TableSpec:
     @property
     def all_rows(self) -> RowPart:
         """The one part that holds every row."""
-        from shardwright.planning.layouts import RowsRange
+        from shardwright.planning.row_maps import RowsRange
 
         return RowsRange(self.num_embeddings, parts=1)[0]
 

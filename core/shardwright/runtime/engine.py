@@ -1,6 +1,6 @@
 """The engine of sharded collections: what all dataflows share, and the joint with autograd.
 
-A training step, made by every rank in the same order (DESIGN, section 7): 1. one header to every rank, for all parts;
+A training step, made by every rank in the same order: 1. one header to every rank, for all parts;
 2. each part's payload; 3. each part's results home; 4. backward: each part's gradients out, and updates. A rank without
 ids or blocks takes part with empty pieces. Exchanged tables alone make four collectives, whatever their types.
 """

@@ -1,6 +1,6 @@
 """Checking a batch before it is routed, so that bad input on one rank is an error on all, in the same step.
 
-A problem is four integers, which fit into the header every rank sends to every other (DESIGN, section 7).
+A problem is four integers, which fit into the header every rank sends to every other.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.planning.layouts import RowMap
+from shardwright.planning.row_maps import RowMap
 from shardwright.runtime.collection import FeatureBatch
 from shardwright.runtime.routing_plan import RoutingPlan
 

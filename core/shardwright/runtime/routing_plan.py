@@ -10,8 +10,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from attrs import frozen
 
-from shardwright.planning.layouts import Dataflow, Routed, RowMap
+from shardwright.planning.layouts import Dataflow, Routed
 from shardwright.planning.plan import ParameterSharding
+from shardwright.planning.row_maps import RowMap
 from shardwright.runtime.collection import Collection
 from shardwright.runtime.groups import Group, GroupBuilder, Slot, check_layout
 

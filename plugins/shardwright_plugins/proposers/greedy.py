@@ -24,8 +24,7 @@ class Greedy(Proposer):
 
     The idea is TorchRec's ``GreedyProposer``. Which table moves is learnt from what became of the last
     proposal: if it fitted, the dearest on the most loaded rank; if not, the one whose shard takes most of the
-        memory that was
-    short, or the smallest of those that are cut over all ranks, if these were too many.
+    memory that was short, or the smallest of those that are cut over all ranks, if these were too many.
     Four descents are made: from the options of least cost on any rank, of least cost over all ranks, of least
     memory on any rank, and of least memory over all ranks.
     """

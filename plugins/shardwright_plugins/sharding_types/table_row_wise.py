@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Hierarchical, Layout, RowsRange
+from shardwright.planning.layouts import Block, Hierarchical, Layout
+from shardwright.planning.row_maps import RowsRange
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 

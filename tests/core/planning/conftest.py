@@ -10,8 +10,9 @@ import pytest
 
 from shardwright import hookimpl
 from shardwright.contracts import ComputeKernel, Estimator, Partitioner, Proposer, ShardingType
-from shardwright.planning.layouts import Block, Layout, RowsModulo, RowsRange
+from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.options import fold_requests
+from shardwright.planning.row_maps import RowsModulo, RowsRange
 from shardwright.plugins import PluginHost, use_host
 
 

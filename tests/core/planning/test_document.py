@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
 from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout, RowsRange, RowsSplit
+from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.row_maps import RowsRange, RowsSplit
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 

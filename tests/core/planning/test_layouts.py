@@ -16,21 +16,16 @@ from hypothesis import strategies as st
 from shardwright.errors import InvalidInputError
 from shardwright.planning.layouts import (
     DATAFLOWS,
-    ROW_MAPS,
     Block,
     ColumnRange,
     Exchange,
     Hierarchical,
     Layout,
     Replicate,
-    RowMap,
-    RowPart,
-    RowsModulo,
-    RowsRange,
-    RowsSplit,
     from_data,
     to_data,
 )
+from shardwright.planning.row_maps import ROW_MAPS, RowMap, RowPart, RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.tables import TableSpec
 
 

@@ -12,8 +12,9 @@ import shardwright
 from shardwright.contracts import Estimator, Proposer, ShardingType
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError, UnknownPluginError
 from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout, RowsRange
+from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.row_maps import RowsRange
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
@@ -272,7 +273,8 @@ def test_public_names_are_those_of_torchrec():
 def test_planning_imports_no_torch():
     source = """
 import sys
-from shardwright.planning.layouts import Block, Layout, RowsRange
+from shardwright.planning.layouts import Block, Layout
+from shardwright.planning.row_maps import RowsRange
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host

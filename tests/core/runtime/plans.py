@@ -14,18 +14,9 @@ from hypothesis import strategies as st
 from shardwright import hookimpl
 from shardwright.contracts import ComputeKernel
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from shardwright.planning.layouts import (
-    Block,
-    ColumnRange,
-    Dataflow,
-    Exchange,
-    Layout,
-    RowMap,
-    RowsModulo,
-    RowsRange,
-    RowsSplit,
-)
+from shardwright.planning.layouts import Block, ColumnRange, Dataflow, Exchange, Layout
 from shardwright.planning.plan import ParameterSharding
+from shardwright.planning.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.tables import EmbeddingBagConfig, EmbeddingConfig
 from shardwright.plugins import PluginHost
 from shardwright.runtime.collection import Collection, FeatureBatch

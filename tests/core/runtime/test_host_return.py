@@ -10,7 +10,8 @@ from attrs import evolve
 from tests.core.runtime.plans import Cut, Cuts, output_of, train_step, train_unsharded
 
 from shardwright.errors import UnsupportedError
-from shardwright.planning.layouts import Exchange, Hierarchical, RowsModulo, RowsRange
+from shardwright.planning.layouts import Exchange, Hierarchical
+from shardwright.planning.row_maps import RowsModulo, RowsRange
 from shardwright.testing.simulated import run_simulated
 
 HOST_SIZE, WORLD_SIZE = 2, 4

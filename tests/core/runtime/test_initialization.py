@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.runtime.plans import RowsMirrored
 
-from shardwright.planning.layouts import Block, ColumnRange, RowsModulo, RowsRange, RowsSplit
+from shardwright.planning.layouts import Block, ColumnRange
+from shardwright.planning.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.tables import EmbeddingBagConfig
 from shardwright.runtime.initialization import initialize
 

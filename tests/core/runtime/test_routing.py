@@ -10,7 +10,8 @@ from tests.core.runtime.plans import Cut, Cuts, cuts, host_with_loops
 from tests.core.runtime.streams import EXAMPLES, assert_bags, bags_of, stream_bags
 
 from shardwright.errors import PlanError, UnsupportedError
-from shardwright.planning.layouts import Exchange, Hierarchical, RowsModulo, RowsRange
+from shardwright.planning.layouts import Exchange, Hierarchical
+from shardwright.planning.row_maps import RowsModulo, RowsRange
 from shardwright.plugins import use_host
 from shardwright.runtime.collection import Collection
 from shardwright.runtime.routing import Router

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.core.runtime.plans import RATE, Cut, Cuts, RowsMirrored, cuts, host_with_loops
 
 from shardwright.errors import DistributedError, InvalidInputError
-from shardwright.planning.layouts import RowsModulo, RowsRange
+from shardwright.planning.row_maps import RowsModulo, RowsRange
 from shardwright.plugins import use_host
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from shardwright import __version__
+from shardwright.cli.bench.command import bench
 from shardwright.cli.demo.command import demo
 from shardwright.cli.plugins import plugins
 from shardwright.errors import ShardwrightError
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 for _command in _COMMANDS:
     app.command()(_command)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

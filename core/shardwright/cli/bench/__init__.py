@@ -1,0 +1,1 @@
+"""`shardwright bench`: how long things take, beside another program where one is given."""

@@ -1,0 +1,126 @@
+"""What one rank does to time a training step of a sharded collection alone: forward, backward, fused update."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+from attrs import asdict, frozen
+
+from shardwright.modules.embedding_modules import EmbeddingBagCollection
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.tables import EmbeddingBagConfig
+from shardwright.planning.topology import Topology
+from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.model_parallel import DistributedModelParallel
+from shardwright.runtime.sharders import EmbeddingBagCollectionSharder
+from shardwright.sparse import KeyedJaggedTensor
+
+_NUM_BATCHES = 4
+_MIN_COLUMNS = 4  # of a block, where columns are cut: narrow tables too
+
+
+@frozen
+class StepSettings:
+    """The work of one step.
+
+    Args:
+        types: sharding types, dealt to the tables in turn.
+        ranks: processes, one thread each.
+        batch: samples of each rank.
+        tables: equal tables, one feature each.
+        rows: of each table.
+        dim: columns of each table.
+        ids: of each bag.
+        steps: timed steps.
+    """
+
+    types: tuple[str, ...]
+    ranks: int
+    batch: int
+    tables: int
+    rows: int
+    dim: int
+    ids: int
+    steps: int
+
+    def options(self) -> list[str]:
+        """As options of a command line."""
+        values = {**asdict(self), "types": ",".join(self.types)}
+        return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
+def time_step(settings: StepSettings) -> dict[str, object]:
+    """Time the step on this rank, inside a process group.
+
+    Returns:
+        ``{"median_ms", "min_ms", "collectives"}`` of this rank; every step begins at a barrier.
+    """
+    model = _model(settings)
+    batches = [_batch(settings, number) for number in range(_NUM_BATCHES)]
+    gradient = torch.rand(settings.batch, settings.tables * settings.dim)
+
+    def step(number: int) -> None:
+        model(batches[number % _NUM_BATCHES]).values().backward(gradient)
+
+    for number in range(_NUM_BATCHES):
+        step(number)
+    seconds = []
+    for number in range(settings.steps):
+        dist.barrier()
+        start = time.perf_counter()
+        step(number)
+        seconds.append(time.perf_counter() - start)
+    seconds.sort()
+    return {
+        "median_ms": round(1e3 * seconds[len(seconds) // 2], 3),
+        "min_ms": round(1e3 * seconds[0], 3),
+        "collectives": _count_collectives(lambda: step(0)),
+    }
+
+
+def _model(settings: StepSettings) -> DistributedModelParallel:
+    names = [f"t{index}" for index in range(settings.tables)]
+    configs = [
+        EmbeddingBagConfig(
+            name=name, num_embeddings=settings.rows, embedding_dim=settings.dim, feature_names=[f"f_{name}"]
+        )
+        for name in names
+    ]
+    constraints = {
+        name: ParameterConstraints(
+            sharding_types=[settings.types[index % len(settings.types)]], min_partition=_MIN_COLUMNS
+        )
+        for index, name in enumerate(names)
+    }
+    module = EmbeddingBagCollection(configs, device="meta")
+    optimizer = {"optimizer": "row_wise_adagrad", "learning_rate": 0.02, "eps": 1e-8}
+    sharders = [EmbeddingBagCollectionSharder(fused_params=optimizer)]
+    env = ShardingEnv.from_process_group()
+    topology = Topology(world_size=env.world_size, compute_device=env.device_type)
+    planner = EmbeddingShardingPlanner(
+        topology=topology, constraints=constraints, batch_size=settings.batch, storage_reservation=0.0
+    )
+    plan = planner.collective_plan(module, sharders, env.process_group)
+    return DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
+
+
+def _batch(settings: StepSettings, number: int) -> KeyedJaggedTensor:
+    generator = torch.Generator().manual_seed(1000 * number + dist.get_rank())
+    num_bags = settings.tables * settings.batch
+    return KeyedJaggedTensor(
+        keys=[f"f_t{index}" for index in range(settings.tables)],
+        values=torch.randint(0, settings.rows, (num_bags * settings.ids,), generator=generator),
+        lengths=torch.full((num_bags,), settings.ids, dtype=torch.int32),
+    )
+
+
+def _count_collectives(function: object) -> int:
+    from torch.profiler import ProfilerActivity, profile
+
+    assert callable(function)
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        function()
+    return sum(event.count for event in trace.key_averages() if event.key.startswith("c10d::"))

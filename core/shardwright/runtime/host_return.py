@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from shardwright.errors import UnsupportedError
@@ -83,6 +84,7 @@ class _HostTrip(TripStep):
         self._local = self._env.rank % path.host_size
         self._batch_sizes = trip.batch_sizes
         self._start_crossing(self._sum_inside())
+        self._trip = evolve(trip, results=())  # they are sent
 
     def _sizes(self, local_rank: int) -> list[int]:
         """The batch sizes of the ranks with that local rank, host by host."""
@@ -153,6 +155,7 @@ class _HostTrip(TripStep):
         for host, piece in enumerate(self._received.split(self._arriving)):
             dims = [slot.dim for slot in self._path.sums[host]]
             views += piece.view(batch_size, sum(dims)).split(dims, dim=1) if dims else []
+        del self._received, self._work
         return views
 
     def backward(self, gradient_of: GradientOf) -> list[Tensor]:

@@ -84,10 +84,15 @@ class ReplicatedStep(PartStep):
         self._bags = [_own_bags(group, self._routed, self._tables.is_pooled) for group in self._tables.groups]
         pairs = zip(self._tables.lookups, self._bags, strict=True)
         self._results = [lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs]
+        self._routed = None
 
     def views(self) -> list[Tensor]:  # noqa: D102
         groups = zip(self._tables.groups, self._results, self._bags, strict=True)
-        return [view for group, result, bags in groups for view in split_slots(group, result, bags.counts[0])]
+        views = [
+            view for group, result, bags in groups for view in split_slots(group, result, bags.counts[0])
+        ]
+        del self._results
+        return views
 
     def place_of(self, arrival: Arrival) -> Tensor | None:  # noqa: D102
         return None

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Work
@@ -118,7 +118,7 @@ class DirectReturn(ReturnPath):
 
 class _DirectTrip(TripStep):
     def __init__(self, path: DirectReturn, trip: Trip) -> None:
-        self._path, self._trip = path, trip
+        self._path, self._trip = path, evolve(trip, results=())  # results are sent here, not kept
         mine = path.groups[path.env.rank]
         sizes = [
             [_elements(group, own) for group, own in zip(mine, counts, strict=True)] for counts in trip.counts
@@ -144,6 +144,7 @@ class _DirectTrip(TripStep):
                 stop = start + _elements(group, counts)
                 views += split_slots(group, self._received[start:stop], counts)
                 start = stop
+        del self._received, self._work
         return views
 
     def backward(self, gradient_of: GradientOf) -> list[Tensor]:

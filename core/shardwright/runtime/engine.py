@@ -7,7 +7,7 @@ ids or blocks takes part with empty pieces. Exchanged tables alone make four col
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,13 +71,17 @@ class CollectionEngine:
             self.collection, arrivals, gradient_scale=1.0 / env.world_size
         )
 
-    def start(self, features: KeyedJaggedTensor) -> EngineStep:
+    def start(self, features: KeyedJaggedTensor, *, prepare: Callable[[], None] | None = None) -> EngineStep:
         """Route a batch, exchange headers, and start the payloads.
+
+        Args:
+            features: this rank's batch.
+            prepare: called first; what it raises here, the other ranks learn from the header.
 
         Raises:
             InvalidInputError: a rank's batch is wrong; the same text on every rank, and nothing is left under way.
         """
-        return EngineStep(self, features)
+        return EngineStep(self, features, prepare)
 
 
 class EngineStep:
@@ -89,10 +93,12 @@ class EngineStep:
 
     batch: FeatureBatch
 
-    def __init__(self, engine: CollectionEngine, features: KeyedJaggedTensor) -> None:
+    def __init__(
+        self, engine: CollectionEngine, features: KeyedJaggedTensor, prepare: Callable[[], None] | None
+    ) -> None:
         self._engine = engine
         self._training = torch.is_grad_enabled()
-        batch, problem, cause = _read(engine.reader, features)
+        batch, problem, cause = _read(engine.reader, features, prepare)
         self._parts, problem, cause = _route(engine.parts, batch, problem, cause)
         peers = self._exchange_headers(batch, problem, cause)
         assert batch is not None  # else the headers raised
@@ -153,6 +159,9 @@ class EngineStep:
         Returns:
             One tensor ``[B, C]`` for a pooled collection, ``[N, D]`` for each output of another; float32.
         """
+        if not self._training:  # started without gradients: nothing was kept for a backward pass
+            with torch.no_grad():
+                return self.arrange()
         # The token makes the outputs differentiable on a rank that owns no block: backward needs all ranks.
         token = torch.zeros((), requires_grad=True)
         outputs: tuple[Tensor, ...] = _Finish.apply(self, token, *parameters_of(self._engine.lookups))
@@ -185,19 +194,23 @@ class _Finish(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: EngineStep, token: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.step = step
+        ctx.save_for_backward(token)  # so that autograd refuses a second backward pass, as it does unsharded
         return step.arrange()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
+        _ = ctx.saved_tensors  # raises if the graph was freed: fused kernels must not update twice
         return None, None, *ctx.step.backward(gradients)
 
 
 def _read(
-    reader: BatchReader, features: KeyedJaggedTensor
+    reader: BatchReader, features: KeyedJaggedTensor, prepare: Callable[[], None] | None
 ) -> tuple[FeatureBatch | None, Problem, Exception | None]:
     """Read a batch; whatever goes wrong becomes a status, since the other ranks wait for this one's header."""
     try:
+        if prepare is not None:
+            prepare()
         return reader.read(features), Problem(Status.FINE), None
     except BatchProblem as error:
         return None, error.problem, None

@@ -61,8 +61,8 @@ class ShardedCollection(nn.Module, ABC):
 
     def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
         super().__init__()
+        _compare_plans(inputs)  # first: what one rank alone would raise leaves the others waiting
         check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
-        _compare_plans(inputs)
         self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.configs)
         self._engine = CollectionEngine(
             inputs.specs, inputs.params, env=inputs.env, device=inputs.device, is_weighted=inputs.is_weighted
@@ -84,8 +84,7 @@ class ShardedCollection(nn.Module, ABC):
 
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
         """Send the ids to the ranks that own their rows (headers and payload)."""
-        self._fused_optimizer.apply_learning_rates()
-        return self._engine.start(features)
+        return self._engine.start(features, prepare=self._fused_optimizer.apply_learning_rates)
 
     def compute(self, step: EngineStep) -> EngineStep:
         """Look up all local blocks and start to send the results home."""
@@ -138,10 +137,11 @@ def _compare_plans(inputs: ShardingInputs) -> None:
     Raises:
         DistributedError: naming the ranks that differ from rank 0, and the first table in which they do.
     """
-    mine = {
-        spec.name: (repr(spec), repr(inputs.params[spec.name].layout), repr(inputs.params[spec.name]))
-        for spec in inputs.specs
-    }
+    specs = {spec.name: spec for spec in inputs.specs}
+    mine = {}
+    for name in {**specs, **inputs.params}:  # a plan may leave tables out or name others
+        sharding = inputs.params.get(name)
+        mine[name] = (repr(specs.get(name)), repr(sharding and sharding.layout), repr(sharding))
     gathered = inputs.env.communicator.all_gather_objects(
         {name: hashlib.sha256("".join(parts).encode()).hexdigest() for name, parts in mine.items()}
     )

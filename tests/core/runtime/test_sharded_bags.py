@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.runtime.plans import RATE, Cut, Cuts, RowsMirrored, cuts, host_with_loops
 
-from shardwright.errors import DistributedError, InvalidInputError
+from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
+from shardwright.planning.layouts import Exchange, Hierarchical, Replicate
 from shardwright.planning.row_maps import RowsModulo, RowsRange
 from shardwright.plugins import use_host
 from shardwright.sparse import KeyedJaggedTensor
@@ -193,6 +194,108 @@ def test_loss_of_any_form_makes_the_unsharded_step(loss_of):
     actual = sharded_weights(lambda sharded, batch, env: loss_of(sharded, batch, env.rank).backward(), case)
     for name, weight in unsharded_weights(loss_of, case).items():
         torch.testing.assert_close(actual[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_output_begun_without_gradients_has_none_wherever_it_is_waited_for():
+    def work(sharded, batch, env):
+        with torch.no_grad():
+            output = sharded(batch)
+        return output.values()
+
+    case = case_of()
+    for output, expected in zip(simulate(case, work), unsharded(case), strict=True):
+        assert not output.requires_grad
+        torch.testing.assert_close(output, expected)
+
+
+def test_second_backward_of_one_graph_raises_and_changes_nothing():
+    def work(sharded, batch, env):
+        loss = sharded(batch).values().sum()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+
+    actual = sharded_weights(work)
+    for name, weight in unsharded_weights(lambda module, batch, rank: module(batch).values().sum()).items():
+        torch.testing.assert_close(actual[name], weight)
+
+
+def test_retained_graph_makes_an_update_for_each_backward():
+    def work(sharded, batch, env):
+        loss = sharded(batch).values().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    actual = sharded_weights(work)
+    expected = unsharded_weights(lambda module, batch, rank: 2 * module(batch).values().sum())
+    for name, weight in expected.items():
+        torch.testing.assert_close(actual[name], weight)
+
+
+@pytest.mark.parametrize(
+    "flow", [Exchange(), Hierarchical(), Replicate()], ids=lambda flow: type(flow).__name__
+)
+def test_step_that_was_waited_for_keeps_no_results(flow):
+    def work(sharded, batch, env):
+        step = sharded.compute(sharded.input_dist(batch))
+        before = float_elements(step)
+        output = sharded.output_dist(step).values()
+        return before, float_elements(step), output.numel()
+
+    case = Cuts([Cut(9, 4, ("a",), ranks=(0, 1), dataflow=flow), Cut(7, 4, ("b",), "SUM")], 2)
+    for before, after, size in simulate(case, work):
+        assert before >= size
+        assert after == 0
+
+
+def float_elements(step):
+    """How many float32 values a step of the engine holds on to, kernels' own notes left out."""
+    seen, found = set(), []
+
+    def visit(thing):
+        if id(thing) in seen:
+            return
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            found.append(thing.numel() if thing.dtype is torch.float32 else 0)
+        elif isinstance(thing, list | tuple):
+            for item in thing:
+                visit(item)
+        elif type(thing).__name__.endswith(("Step", "Trip")):
+            names = [name for cls in type(thing).__mro__ for name in getattr(cls, "__slots__", ())]
+            for name in [*names, *getattr(thing, "__dict__", ())]:
+                if name not in ("__weakref__", "_saved") and hasattr(thing, name):
+                    visit(getattr(thing, name))
+
+    visit(step)
+    return sum(found)
+
+
+def test_hyperparameter_changed_on_one_rank_raises_there_and_is_told_to_the_others():
+    def work(sharded, batch, env):
+        if env.rank == 1:
+            sharded.fused_optimizer.param_groups[0]["weight_decay"] = 0.5
+        with pytest.raises(UnsupportedError if env.rank == 1 else DistributedError) as caught:
+            sharded(batch)
+        return str(caught.value)
+
+    other, own = simulate(case_of(), work, timeout_s=5.0)
+    assert "weight_decay was changed" in own
+    assert "rank 1" in other
+
+
+def test_plan_that_leaves_a_table_out_on_one_rank_is_told_on_both():
+    case = case_of()
+    module = case.module()
+
+    def shard(env):
+        plan = case.shardings()
+        if env.rank == 1:
+            del plan["t1"]
+        with pytest.raises(DistributedError, match="rank 1 differs from rank 0 in 1 tables, 't1' first"):
+            case.sharder.shard(module, plan, env, "cpu")
+
+    run_simulated(shard, case.world_size, timeout_s=5.0)
 
 
 def test_eval_trains_as_the_unsharded_module_does():

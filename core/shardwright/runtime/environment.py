@@ -64,8 +64,18 @@ class ShardingEnv:
         backend, device_type = _choose_backend(group, device_type)
         communicator = backend.connect(group)
         _compare_plugins(communicator)
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", communicator.world_size))
-        return cls(communicator, device_type, group, min(local, communicator.world_size))
+        local = min(_local_world_size(communicator.world_size), communicator.world_size)
+        return cls(communicator, device_type, group, local)
+
+
+def _local_world_size(world_size: int) -> int:
+    """Ranks on this host: what the launcher says, or all."""
+    told = os.environ.get("LOCAL_WORLD_SIZE") or str(world_size)
+    if not told.isdecimal() or int(told) == 0:
+        raise DistributedError(
+            f"LOCAL_WORLD_SIZE is {told!r}; it must be the number of ranks on this host, at least 1"
+        )
+    return int(told)
 
 
 def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, str]:

@@ -13,7 +13,9 @@ def test_local_world_size_that_is_no_number_of_ranks_is_an_error(
     monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
-    with pytest.raises(DistributedError, match=f"LOCAL_WORLD_SIZE is '{told}'; it must be the number of ranks"):
+    with pytest.raises(
+        DistributedError, match=f"LOCAL_WORLD_SIZE is '{told}'; it must be the number of ranks"
+    ):
         environment._local_world_size(4)
 
 

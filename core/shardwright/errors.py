@@ -75,7 +75,7 @@ class DistributedError(ShardwrightError, RuntimeError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error text: `" Did you mean 'row_wise'?"`, or nothing if no known name is near.
+    """The end of an error text: `" Did you mean 'weight'?"`, or nothing if no known name is near.
 
     Args:
         name: What was asked for.

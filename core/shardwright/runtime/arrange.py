@@ -6,7 +6,7 @@ Legend: B batch size of this rank, C columns of the pooled output, D columns of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from attrs import frozen
@@ -15,8 +15,6 @@ from torch import Tensor
 from shardwright.planning.tables import PoolingType
 from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.groups import Arrival, Span
-
-PlaceOf = Callable[[Arrival], "Tensor | None"]
 
 
 class Arrangement(ABC):

@@ -75,7 +75,7 @@ class DistributedModelParallel(nn.Module):
     def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
         from shardwright.planning.planner import EmbeddingShardingPlanner
 
-        if not any(True for _ in shardable_modules(module, sharders)):
+        if next(shardable_modules(module, sharders), None) is None:
             return ShardingPlan({})
         if self._env.process_group is None:
             raise InvalidInputError("without a process group a plan must be given")

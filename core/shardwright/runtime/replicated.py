@@ -25,7 +25,7 @@ from shardwright.runtime.lookup import Bags
 from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Peer
 from shardwright.runtime.return_paths import pack_slots, split_slots
 from shardwright.runtime.routing import Routed, Router
-from shardwright.runtime.routing_plan import plan_routing
+from shardwright.runtime.routing_plan import plan_part
 from shardwright.runtime.update_forms import FORMS, DenseForm, Share, UpdateForm, sum_dense
 
 
@@ -39,14 +39,7 @@ class ReplicatedTables(Part):
 
     def __init__(self, config: PartConfig) -> None:
         self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
-        self.plan = plan_routing(
-            config.collection,
-            config.members,
-            config.shardings,
-            world_size=config.env.world_size,
-            device_type=config.device.type,
-            way_of=_of_one_size,
-        )
+        self.plan = plan_part(config, _of_one_size)
         self.groups = self.plan.groups[config.env.rank]
         self.lookups = [group.kernel.build(group.blocks, device=config.device) for group in self.groups]
         self.router = Router(self.plan)

@@ -14,7 +14,7 @@ from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Pee
 from shardwright.runtime.payload import PayloadFormat
 from shardwright.runtime.return_paths import ReturnPath, Trip, TripStep
 from shardwright.runtime.routing import Routed, Router
-from shardwright.runtime.routing_plan import plan_routing
+from shardwright.runtime.routing_plan import plan_part
 
 
 @frozen(eq=False)
@@ -30,13 +30,7 @@ class RoutedTables(Part):
 
     def __init__(self, config: PartConfig) -> None:
         self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
-        self.plan = plan_routing(
-            config.collection,
-            config.members,
-            config.shardings,
-            world_size=config.env.world_size,
-            device_type=config.device.type,
-        )
+        self.plan = plan_part(config)
         self.groups = self.plan.groups[config.env.rank]
         self.lookups = [group.kernel.build(group.blocks, device=config.device) for group in self.groups]
         self.router = Router(self.plan)

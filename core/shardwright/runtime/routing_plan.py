@@ -15,6 +15,7 @@ from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.row_maps import RowMap
 from shardwright.runtime.collection import Collection
 from shardwright.runtime.groups import Group, GroupBuilder, Slot, check_layout
+from shardwright.runtime.part import PartConfig
 
 
 @frozen
@@ -52,6 +53,20 @@ def way_home(collection: Collection, index: int, dataflow: Dataflow) -> Hashable
     """The return path of a routed table; tables of one path share its collectives."""
     assert isinstance(dataflow, Routed)  # the engine deals tables to parts by dataflow
     return dataflow.return_path(is_pooled=collection.is_pooled)
+
+
+def plan_part(
+    config: PartConfig, way_of: Callable[[Collection, int, Dataflow], Hashable] = way_home
+) -> RoutingPlan:
+    """Lay out the routing of a part's tables; see :func:`plan_routing`."""
+    return plan_routing(
+        config.collection,
+        config.members,
+        config.shardings,
+        world_size=config.env.world_size,
+        device_type=config.device.type,
+        way_of=way_of,
+    )
 
 
 def plan_routing(

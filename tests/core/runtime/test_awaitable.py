@@ -41,6 +41,27 @@ def keyed():
     return KeyedTensor(["a", "b"], [1, 2], torch.arange(6.0).view(2, 3))
 
 
+@pytest.mark.parametrize(
+    ("use", "expected"),
+    [
+        (lambda it: it + 1, [1.0, 2.0, 3.0]),
+        (lambda it: 2 - it, [2.0, 1.0, 0.0]),
+        (lambda it: it * it, [0.0, 1.0, 4.0]),
+        (lambda it: -it, [0.0, -1.0, -2.0]),
+        (lambda it: it > 1, [False, False, True]),
+        (lambda it: it @ torch.ones(3), 3.0),
+    ],
+)
+def test_operators_wait_once_and_act_on_the_result(use, expected):
+    awaitable = Counted(torch.arange(3.0))
+    assert use(awaitable).tolist() == expected
+    assert awaitable.num_waits == 1
+
+
+def test_length_is_the_results():
+    assert len(Counted(torch.zeros(4, 2))) == 4
+
+
 def test_example_of_the_introduction_waits_and_acts_as_its_tensor():
     awaitable = ExampleAwaitable([3, 2])
     assert torch.equal(awaitable.wait(), torch.ones(3, 2))

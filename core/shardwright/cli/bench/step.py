@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from attrs import asdict, frozen
 
+from shardwright.cli.collectives import CollectiveCounter
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.planner import EmbeddingShardingPlanner
@@ -74,10 +75,12 @@ def time_step(settings: StepSettings) -> dict[str, object]:
         step(number)
         seconds.append(time.perf_counter() - start)
     seconds.sort()
+    with CollectiveCounter() as counter:
+        step(0)
     return {
         "median_ms": round(1e3 * seconds[len(seconds) // 2], 3),
         "min_ms": round(1e3 * seconds[0], 3),
-        "collectives": _count_collectives(lambda: step(0)),
+        "collectives": counter.count,
     }
 
 
@@ -115,12 +118,3 @@ def _batch(settings: StepSettings, number: int) -> KeyedJaggedTensor:
         values=torch.randint(0, settings.rows, (num_bags * settings.ids,), generator=generator),
         lengths=torch.full((num_bags,), settings.ids, dtype=torch.int32),
     )
-
-
-def _count_collectives(function: object) -> int:
-    from torch.profiler import ProfilerActivity, profile
-
-    assert callable(function)
-    with profile(activities=[ProfilerActivity.CPU]) as trace:
-        function()
-    return sum(event.count for event in trace.key_averages() if event.key.startswith("c10d::"))

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright import (
     DistributedModelParallel,
@@ -23,6 +22,7 @@ from shardwright import (
     ShardingPlan,
     Topology,
 )
+from shardwright.cli.collectives import CollectiveCounter
 from shardwright.cli.demo.dlrm import DLRM
 from shardwright.cli.demo.examples import NUM_DENSE, Examples, Table
 from shardwright.cli.demo.settings import DemoSettings
@@ -140,26 +140,11 @@ def count_collectives(model: ShardedDLRM, batch: Batch) -> int:
     The lookup is run forward and backward by itself, without DistributedDataParallel's collectives for the
     dense rest. Its gradients are zeros, so that row-wise Adagrad changes nothing. Every rank makes this call.
     """
-    with _CollectiveCounter() as counter:
+    with CollectiveCounter() as counter:
         lookup: Any = model.module.module.embeddings
         pooled = lookup(batch.features).values()
         (pooled * 0.0).sum().backward()
     return counter.count
-
-
-class _CollectiveCounter(TorchDispatchMode):
-    """Counts the operators of torch.distributed, as torch's CommDebugMode does, which is slow to import."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Count and call."""
-        self.count += func.namespace == "c10d"
-        return func(*args, **(kwargs or {}))
 
 
 def _config(table: Table) -> EmbeddingBagConfig:

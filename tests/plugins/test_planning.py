@@ -95,8 +95,8 @@ def test_sharding_tutorial_tables_are_balanced_over_the_ranks():
     assert sorted(sharding.ranks[0] for sharding in made.values()) == [0, 0, 1, 1]
 
 
-def test_adam_on_cpu_takes_the_torch_kernel_and_the_report_says_so():
-    table = TableSpec("t", 1000, 64, ["f"], optimizer=OptimizerSpec("adam"))
+def test_bfloat16_on_cpu_takes_the_torch_kernel_and_the_report_says_so():
+    table = TableSpec("t", 1000, 64, ["f"], "BF16", optimizer=OptimizerSpec("adam"))
     made, report = plan(table, device="cpu")
     assert made.plan[""]["t"].compute_kernel == "fused_torch"
     assert "compute kernel 'fused' refused for 't'" in str(report)

@@ -1,4 +1,4 @@
-"""The built-in compute kernels. Thin: torch and FBGEMM are imported when a kernel is built."""
+"""The built-in compute kernels. Thin: torch, FBGEMM and Numba are imported when a kernel is built."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from shardwright.contracts import ComputeKernel
 from shardwright.hookspecs import hookimpl
 from shardwright_plugins.compute_kernels.dense import Dense
 from shardwright_plugins.compute_kernels.fused import Fused
+from shardwright_plugins.compute_kernels.fused_numba import FusedNumba
 from shardwright_plugins.compute_kernels.fused_torch import FusedTorch
 
 
 @hookimpl
 def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
     """Offer the built-in compute kernels."""
-    return [Dense, Fused, FusedTorch]
+    return [Dense, Fused, FusedNumba, FusedTorch]

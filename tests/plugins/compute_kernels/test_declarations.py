@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import attrs
@@ -79,6 +80,14 @@ def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
             "'row_wise_adagrad' on 8 of 16 columns needs the gradient of whole rows, "
             "FBGEMM sees its own columns only",
         ),
+        ("fused_numba", {"optimizer": None}, "no optimizer was named to run in the backward pass"),
+        ("fused_numba", {"device": "cuda"}, "Numba's loops run on the CPU, not on 'cuda'"),
+        ("fused_numba", {"data_type": DataType.FP16}, "Numba has no FP16 on the CPU, only FP32"),
+        (
+            "fused_numba",
+            {"optimizer": OptimizerSpec("shampoo")},
+            "the Numba kernel runs adagrad, adam, row_wise_adagrad, sgd, not 'shampoo'",
+        ),
         ("fused_torch", {"optimizer": None}, "no optimizer was named to run in the backward pass"),
         (
             "fused_torch",
@@ -108,6 +117,8 @@ def test_supports_refuses_with_its_reason(kernel: str, changes: dict[str, Any], 
         ("fused", {"device": "cuda", "here": False, "optimizer": OptimizerSpec("adam")}),
         ("fused", {"num_columns": 8, "optimizer": OptimizerSpec("adagrad")}),
         ("fused", {"data_type": DataType.FP16, "is_weighted": True}),
+        ("fused_numba", {"num_columns": 7, "optimizer": OptimizerSpec("row_wise_adagrad")}),
+        ("fused_numba", {"is_pooled": False, "optimizer": OptimizerSpec("adam")}),
         ("fused_torch", {"num_columns": 7, "optimizer": OptimizerSpec("row_wise_adagrad")}),
         ("fused_torch", {"data_type": DataType.BF16, "optimizer": OptimizerSpec("adam")}),
         ("fused_torch", {"optimizer": OptimizerSpec("sgd", parameters={"eps": 1.0, "beta1": 0.5})}),
@@ -200,11 +211,17 @@ def test_memory_of_dense_without_optimizer_is_weights_and_gradient() -> None:
     assert kernel_of("dense").memory_bytes(request_for(optimizer=None), 100) == {"device": 2 * 100 * 16 * 4}
 
 
-def test_preference_takes_fbgemm_where_it_can_and_gradients_only_when_asked() -> None:
-    kernels = {name: kernel_of(name) for name in ("dense", "fused", "fused_torch")}
-    assert kernels["fused"].preference > kernels["fused_torch"].preference
-    assert [name for name, kernel in kernels.items() if kernel.fuses_optimizer] == ["fused", "fused_torch"]
-    assert [name for name, kernel in kernels.items() if kernel.batch_major] == ["fused"]
+def test_supports_without_numba_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert kernel_of("fused_numba").supports(request_for()) == "Numba is not installed (the package is numba)"
+
+
+def test_preference_takes_the_fastest_where_it_can_and_gradients_only_when_asked() -> None:
+    kernels = {name: kernel_of(name) for name in ("dense", "fused", "fused_numba", "fused_torch")}
+    ranking = sorted(kernels, key=lambda name: kernels[name].preference, reverse=True)
+    assert ranking[:2] == ["fused_numba", "fused"]
+    assert {name for name, kernel in kernels.items() if not kernel.fuses_optimizer} == {"dense"}
+    assert [name for name, kernel in kernels.items() if kernel.batch_major] == ["fused", "fused_numba"]
     for kernel in kernels.values():
         assert 0 < kernel.bandwidth_fraction(request_for()) <= 1
 

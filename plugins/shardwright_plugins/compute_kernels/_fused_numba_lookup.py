@@ -1,0 +1,263 @@
+"""Lookup of the ``fused_numba`` kernel.
+
+Legend: W sources, S slots, K blocks, D columns of a block, C columns of a slot's gradient.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
+from shardwright_plugins.compute_kernels import _numba_loops as loops
+from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
+
+Ints = npt.NDArray[np.int64]
+
+_OPTIMIZERS = {
+    "sgd": loops.SGD,
+    "adagrad": loops.ADAGRAD,
+    "row_wise_adagrad": loops.ROW_WISE_ADAGRAD,
+    "adam": loops.ADAM,
+}
+# The torch optimizers' names for the states.
+_STATE_NAMES: Mapping[str, tuple[str, ...]] = {
+    "sgd": (),
+    "adagrad": ("sum",),
+    "row_wise_adagrad": ("sum",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+}
+_EPS = 1e-8  # FBGEMM's default
+# Fewer elements than this are not worth handing to a second thread, which takes some 50 microseconds to wake.
+_ELEMENTS_PER_THREAD = 200_000
+
+
+@frozen(eq=False)
+class _Cells:
+    """Bags as arrays; see :mod:`_numba_loops`."""
+
+    ids: Any
+    id_weights: Any
+    lengths: Any
+    bags: Ints
+    first_id: Ints
+    counts: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, bags: Bags) -> _Cells:
+        lengths = _NO_LENGTHS if bags.lengths is None else bags.lengths.contiguous().numpy()
+        per_cell = np.array(bags.counts, dtype=np.int64).reshape(-1)
+        return cls(
+            ids=bags.ids.contiguous().numpy(),
+            id_weights=_NO_FLOATS if bags.weights is None else bags.weights.contiguous().numpy(),
+            lengths=lengths,
+            bags=per_cell,
+            first_id=loops.first_ids(lengths, per_cell),
+            counts=bags.counts,
+        )
+
+
+_NO_LENGTHS = np.empty(0, np.int32)
+_NO_FLOATS = np.empty(0, np.float32)
+
+
+class FusedNumbaLookup(Lookup):
+    """The weights of all blocks in one tensor; loops read bags and gradients in the order in which they travel."""
+
+    def __init__(self, blocks: Sequence[BlockSpec]) -> None:
+        self.blocks = blocks
+        optimizer = blocks[0].request.optimizer
+        assert optimizer is not None  # the kernel's supports()
+        self._optimizer, self._learning_rate = optimizer, optimizer.learning_rate
+        self._names = _STATE_NAMES[optimizer.name]
+        self.states_per_row = frozenset(self._names if optimizer.name in ROW_WISE else ())
+        self._num_steps = torch.zeros(())
+        self._is_pooled = blocks[0].request.is_pooled
+        self._geometry = _Geometry(blocks, row_wise=bool(self.states_per_row))
+        self._weights = torch.zeros(self._geometry.num_elements)
+        num_values = self._geometry.num_rows if self.states_per_row else self._geometry.num_elements
+        self._states = [torch.zeros(num_values) for _ in self._names]
+
+    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
+        geometry, cells = self._geometry, _Cells.of(bags)
+        places, size = geometry.places(bags.counts, is_pooled=self._is_pooled)
+        result = torch.empty(size)
+        out, weights = result.data_ptr(), self._weights.data_ptr()
+
+        def look_up(start: int, stop: int) -> None:
+            loops.look_up(
+                weights, geometry.slots, (start, stop), cells.ids, cells.id_weights, cells.lengths, cells.bags,
+                cells.first_id, places, out,
+            )  # fmt: skip
+
+        _in_threads(look_up, geometry.slot_work(cells), len(geometry.slots))
+        return result, cells if training else None
+
+    def prepare(self, bags: Bags) -> Any:
+        return _Cells.of(bags)
+
+    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
+        self._num_steps += 1
+        geometry, cells = self._geometry, saved
+        places, _ = geometry.places(cells.counts, is_pooled=self._is_pooled, gradient=True)
+        optimizer, numbers = _OPTIMIZERS[self._optimizer.name], self._numbers()
+        gradient = gradient.contiguous()
+        weights, gradients = self._weights.data_ptr(), gradient.data_ptr()
+        first, second = [*(state.data_ptr() for state in self._states), 0, 0][:2]
+
+        def update(start: int, stop: int) -> None:
+            total = np.empty(geometry.widest_gradient, np.float32)
+            loops.update(
+                optimizer, numbers, weights, first, second, geometry.blocks, (start, stop), len(geometry.slots),
+                cells.ids, cells.id_weights, cells.lengths, cells.bags, cells.first_id, places, gradients,
+                total.ctypes.data,
+            )  # fmt: skip
+
+        _in_threads(update, geometry.block_work(cells), len(geometry.blocks))
+        return ()
+
+    def _numbers(self) -> npt.NDArray[np.float32]:
+        get, step = self._optimizer.get, float(self._num_steps)
+        beta1, beta2 = get("beta1", 0.9), get("beta2", 0.999)
+        numbers = (1 - beta1, beta2, 1 - beta2, 1 - beta1**step, 1 - beta2**step)
+        return np.array([self._learning_rate, get("eps", _EPS), *numbers], dtype=np.float32)
+
+    def weight(self, block: int) -> Tensor:
+        return self._geometry.elements_of(self._weights, block)
+
+    def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
+        if not self._names:
+            return {}
+        of_block = self._geometry.rows_of if self.states_per_row else self._geometry.elements_of
+        states = {name: of_block(state, block) for name, state in zip(self._names, self._states, strict=True)}
+        return {"step": self._num_steps, **states}
+
+    def load_step(self, step: float) -> None:
+        self._num_steps.fill_(step)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self._learning_rate = learning_rate
+
+
+class _Geometry:
+    """Where blocks, slots and rows stand; decided once.
+
+    Attributes:
+        slots: ``[S, 3]``, see :func:`_numba_loops.look_up`.
+        blocks: ``[K, 7]``, see :func:`_numba_loops.update`.
+        num_elements: weights of all blocks.
+        num_rows: rows of all blocks.
+        widest_gradient: the most columns a gradient has.
+    """
+
+    slots: Ints
+    blocks: Ints
+
+    def __init__(self, blocks: Sequence[BlockSpec], *, row_wise: bool) -> None:
+        rows = [spec.block.num_rows for spec in blocks]
+        dims = [spec.block.num_columns for spec in blocks]
+        sizes = [count * dim for count, dim in zip(rows, dims, strict=True)]
+        bases, self.num_elements = _starts(sizes), sum(sizes)
+        first_rows, self.num_rows = _starts(rows), sum(rows)
+        first_slots = _starts([spec.num_slots for spec in blocks])
+        own = [spec.table.embedding_dim if row_wise else dim for spec, dim in zip(blocks, dims, strict=True)]
+        offsets = [spec.block.columns.start if row_wise else 0 for spec in blocks]
+        stops = [start + spec.num_slots for start, spec in zip(first_slots, blocks, strict=True)]
+        self.blocks = _table(first_slots, stops, bases, dims, own, offsets, first_rows)
+        self.widest_gradient = max(own)
+        per_slot = np.repeat(np.arange(len(blocks)), [spec.num_slots for spec in blocks])
+        self.slots = _table(bases, dims, rows)[per_slot]
+        self._dims = {False: self.slots[:, 1], True: self.blocks[per_slot, 4]}
+        self._spans = list(zip(first_rows, rows, bases, dims, strict=True))
+        self._known: dict[Any, tuple[Ints, int]] = {}
+
+    def places(
+        self, counts: tuple[tuple[int, ...], ...], *, is_pooled: bool, gradient: bool = False
+    ) -> tuple[Ints, int]:
+        """A cell's first bag, where its result (or gradient) begins, and from bag to bag; and the size of all.
+
+        Pooled: ``[B_w, width]`` of each source; else slot after slot, ``[bags, D]``.
+        """
+        key = (counts, gradient)
+        if key not in self._known:
+            if len(self._known) > _MAX_KNOWN:  # the counts of sequences are new in every batch
+                self._known.clear()
+            self._known[key] = self._places(np.array(counts, dtype=np.int64), self._dims[gradient], is_pooled)
+        return self._known[key]
+
+    @staticmethod
+    def _places(counts: Ints, dims: Ints, is_pooled: bool) -> tuple[Ints, int]:
+        elements = counts * dims
+        if is_pooled:
+            totals = elements.sum(1)
+            starts = (np.cumsum(totals) - totals)[:, None] + (np.cumsum(dims) - dims)
+            strides = np.full(counts.shape, dims.sum())
+        else:
+            starts = (np.cumsum(elements) - elements.reshape(-1)).reshape(counts.shape)
+            strides = np.broadcast_to(dims, counts.shape)
+        first_bags = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
+        places = np.stack([first_bags, starts, strides], axis=2).reshape(-1, 3)
+        return np.ascontiguousarray(places), int(elements.sum())
+
+    def slot_work(self, cells: _Cells) -> Ints:
+        """Elements that each slot reads: ``[S]``."""
+        num_ids = np.diff(cells.first_id).reshape(-1, len(self.slots)).sum(0)
+        return np.asarray(num_ids * self.slots[:, 1])
+
+    def block_work(self, cells: _Cells) -> Ints:
+        """Elements that each block's update reads: ``[K]``."""
+        return np.add.reduceat(self.slot_work(cells), self.blocks[:, 0])
+
+    def rows_of(self, values: Tensor, block: int) -> Tensor:
+        """``[rows, 1]``: a block's part of one value a row; shared storage."""
+        first, rows, _, _ = self._spans[block]
+        return values[first : first + rows].view(rows, 1)
+
+    def elements_of(self, values: Tensor, block: int) -> Tensor:
+        """``[rows, D]``: a block's part of one value an element; shared storage."""
+        _, rows, base, dim = self._spans[block]
+        return values[base : base + rows * dim].view(rows, dim)
+
+
+_MAX_KNOWN = 16
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return [0, *accumulate(sizes)][:-1]
+
+
+def _table(*columns: Sequence[int]) -> Ints:
+    return np.array(columns, dtype=np.int64).T.copy()
+
+
+def _in_threads(work: Callable[[int, int], None], sizes: Ints, count: int) -> None:
+    """Call ``work`` for ranges that together are ``0 <= i < count``, of about equal size, in as many threads as pay."""
+    total = int(sizes.sum())
+    num_threads = min(torch.get_num_threads(), count, 1 + total // _ELEMENTS_PER_THREAD)
+    if num_threads == 1:
+        work(0, count)
+        return
+    shares = np.searchsorted(np.cumsum(sizes), total * np.arange(1, num_threads) / num_threads) + 1
+    bounds = [0, *(min(int(stop), count) for stop in shares), count]
+    others: list[Future[None]] = [
+        _threads(os.getpid(), num_threads).submit(work, *span) for span in pairwise(bounds[1:])
+    ]
+    work(bounds[0], bounds[1])
+    for other in others:
+        other.result()
+
+
+@lru_cache(maxsize=1)
+def _threads(process: int, count: int) -> ThreadPoolExecutor:
+    """Threads of this process; a forked one needs its own."""
+    return ThreadPoolExecutor(count, thread_name_prefix="shardwright-numba")

@@ -1,0 +1,381 @@
+"""The compiled loops of the ``fused_numba`` kernel.
+
+Legend: W sources, S slots, K blocks, N ids, D columns of a block, C columns of a slot's gradient. *Cells* are (source,
+slot) pairs in the order the bags arrived, cell ``source * S + slot``. Weights of all blocks stand in one flat array.
+Loops release the GIL and keep no state, so that threads may each take a range of slots or blocks.
+
+Equal ids are found with a table of twice as many places as ids, by open addressing and multiplicative hashing (Knuth,
+The Art of Computer Programming 3, section 6.4). A row's gradients are added in the order of its ids, however many
+threads there are, so that the same batch gives the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+SGD, ADAGRAD, ROW_WISE_ADAGRAD, ADAM = range(4)
+
+_LINE = 16  # float32 values of a cache line
+_AHEAD = (
+    8  # ids looked up, and rows updated, between a prefetch and its use; of 4, 8 and 16 the best measured
+)
+_FREE, _END = -1, -1
+
+# Sums may be made in any order and with fused multiply-adds, so that they use vector registers.
+_compiled = njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+
+
+# Numba counts references to arrays that are passed on or cut into slices, and tests every index for being negative: at
+# every row that costs more than the row's arithmetic. What is read and written row by row is therefore given as the
+# address of its first float32, and reached by the next three.
+
+
+def _pointer(builder: Any, address: Any, index: Any) -> Any:
+    return builder.gep(builder.inttoptr(address, ir.FloatType().as_pointer()), [index])
+
+
+@intrinsic
+def _get(typing_context: Any, address: Any, index: Any) -> Any:
+    """The float32 of that index."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_pointer(builder, *arguments))
+
+    return types.float32(types.int64, types.int64), generate
+
+
+@intrinsic
+def _set(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
+    """Set the float32 of that index."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[2], _pointer(builder, *arguments[:2]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), generate
+
+
+@intrinsic
+def _prefetch(typing_context: Any, address: Any, index: Any) -> Any:
+    """Ask for the cache line of the float32 of that index; an address that does not exist is ignored."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        line = builder.bitcast(_pointer(builder, *arguments), byte)
+        builder.call(function, [line, number(0), number(3), number(1)])  # read, keep, data
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@_compiled
+def _prefetch_row(values: int, start: int, size: int) -> None:
+    for column in range(0, size, _LINE):
+        _prefetch(values, start + column)
+
+
+@_compiled
+def _clear(values: int, start: int, size: int) -> None:
+    for column in range(size):
+        _set(values, start + column, np.float32(0))
+
+
+@_compiled
+def _add_row(values: int, start: int, size: int, factor: Any, sums: int, place: int) -> None:
+    """Add ``factor`` times a row to the sums that begin at ``place``."""
+    for column in range(size):
+        _set(sums, place + column, _get(sums, place + column) + factor * _get(values, start + column))
+
+
+@_compiled
+def _subtract(values: int, index: int, value: Any) -> None:
+    _set(values, index, _get(values, index) - value)
+
+
+@_compiled
+def first_ids(lengths: Any, bags: Any) -> Any:
+    """Where the ids of each cell begin, and the number of all: ``[W * S + 1]``.
+
+    Args:
+        lengths: ids of each bag; empty where each id is a bag of its own.
+        bags: bags of each cell.
+    """
+    first = np.zeros(bags.shape[0] + 1, np.int64)
+    bag = 0
+    for cell in range(bags.shape[0]):
+        count = bags[cell]
+        if lengths.shape[0]:
+            count = 0
+            for _ in range(bags[cell]):
+                count += lengths[bag]
+                bag += 1
+        first[cell + 1] = first[cell] + count
+    return first
+
+
+@_compiled
+def look_up(
+    weights: int,
+    slots: Any,
+    slot_range: Any,
+    ids: Any,
+    id_weights: Any,
+    lengths: Any,
+    bags: Any,
+    first_id: Any,
+    places: Any,
+    out: int,
+) -> None:
+    """Sum the rows of each bag of some slots.
+
+    Args:
+        weights: flat.
+        slots: ``[S, 3]``: where a slot's block begins in ``weights``, ``D``, and its rows.
+        slot_range: the first slot and the one after the last.
+        ids: ``[N]``.
+        id_weights: ``[N]``, or empty.
+        lengths: ids of each bag; empty where each id is a bag of its own.
+        bags: bags of each cell.
+        first_id: from :func:`first_ids`.
+        places: ``[W * S, 3]``: a cell's first bag, where its result goes in ``out``, and from bag to bag.
+        out: flat; all of it is written that belongs to these slots.
+
+    Raises:
+        IndexError: an id is no row of its block.
+    """
+    num_slots = slots.shape[0]
+    factor = np.float32(1)
+    for source in range(bags.shape[0] // num_slots):
+        for slot in range(slot_range[0], slot_range[1]):
+            cell = source * num_slots + slot
+            base, dim, num_rows = slots[slot]
+            bag, start, stride = places[cell]
+            at, stop = first_id[cell], first_id[cell + 1]
+            for number in range(bags[cell]):
+                place = start + number * stride
+                _clear(out, place, dim)
+                count = lengths[bag + number] if lengths.shape[0] else 1
+                for position in range(at, at + count):
+                    if position + _AHEAD < stop:
+                        _prefetch_row(weights, base + ids[position + _AHEAD] * dim, dim)
+                    if not 0 <= ids[position] < num_rows:
+                        raise IndexError("an id is no row of its table")
+                    if id_weights.shape[0]:
+                        factor = id_weights[position]
+                    _add_row(weights, base + ids[position] * dim, dim, factor, out, place)
+                at += count
+
+
+@_compiled
+def _list_ids(
+    block_slots: Any,
+    num_slots: int,
+    lengths: Any,
+    bags: Any,
+    first_id: Any,
+    places: Any,
+    position_of: Any,
+    gradient_of: Any,
+) -> int:
+    """The ids of a block, in the order of their cells: their positions among all, and where their gradients begin."""
+    number = 0
+    for source in range(bags.shape[0] // num_slots):
+        for slot in range(block_slots[0], block_slots[1]):
+            cell = source * num_slots + slot
+            bag, start, stride = places[cell]
+            position = first_id[cell]
+            for _ in range(bags[cell]):
+                count = lengths[bag] if lengths.shape[0] else 1
+                for _ in range(count):
+                    position_of[number] = position
+                    gradient_of[number] = start
+                    number += 1
+                    position += 1
+                bag += 1
+                start += stride
+    return number
+
+
+@_compiled
+def _chain_equal(
+    count: int, ids: Any, position_of: Any, table: Any, rows: Any, head: Any, following: Any
+) -> int:
+    """Chain the numbers of equal ids, rising; returns how many distinct rows there are."""
+    table[:] = _FREE
+    mask = table.shape[0] - 1
+    num_rows = 0
+    for number in range(count - 1, -1, -1):  # from the end, so that chains rise
+        row = ids[position_of[number]]
+        # Fibonacci hashing: 2^64 divided by the golden ratio.
+        place = np.int64((np.uint64(row) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & mask
+        while table[place] != _FREE and rows[table[place]] != row:
+            place = (place + 1) & mask
+        entry = table[place]
+        if entry == _FREE:
+            entry = num_rows
+            table[place], rows[entry], head[entry] = entry, row, _END
+            num_rows += 1
+        following[number] = head[entry]
+        head[entry] = number
+    return num_rows
+
+
+@_compiled
+def _update_row(
+    optimizer: int,
+    numbers: Any,
+    weights: int,
+    row: int,
+    dim: int,
+    total: int,
+    own: int,
+    offset: int,
+    first: int,
+    second: int,
+    state: int,
+) -> None:
+    """Advance the state of one row and subtract its update.
+
+    Args:
+        optimizer: which.
+        numbers: as for :func:`update`.
+        weights: flat, changed.
+        row: where the row begins in ``weights``.
+        dim: ``D``.
+        total: the row's gradient, ``C`` columns.
+        own: ``C``.
+        offset: the first of its own columns among those of the gradient.
+        first: first state, flat, changed.
+        second: second state, likewise.
+        state: where the row's state begins in them.
+    """
+    rate, eps = numbers[0], numbers[1]
+    if optimizer == SGD:
+        for column in range(dim):
+            _subtract(weights, row + column, rate * _get(total, offset + column))
+    elif optimizer == ADAGRAD:
+        for column in range(dim):
+            value = _get(total, offset + column)
+            squares = _get(first, state + column) + value * value
+            _set(first, state + column, squares)
+            _subtract(weights, row + column, rate * value / (np.sqrt(squares) + eps))
+    elif optimizer == ROW_WISE_ADAGRAD:
+        squares = np.float32(0)
+        for column in range(own):
+            squares += _get(total, column) * _get(total, column)
+        squares = _get(first, state) + squares / np.float32(own)
+        _set(first, state, squares)
+        step = rate / (np.sqrt(squares) + eps)
+        for column in range(dim):
+            _subtract(weights, row + column, step * _get(total, offset + column))
+    else:
+        rate /= numbers[5]
+        for column in range(dim):
+            value = _get(total, offset + column)
+            average = _get(first, state + column)
+            average += numbers[2] * (value - average)
+            squares = numbers[3] * _get(second, state + column) + numbers[4] * value * value
+            _set(first, state + column, average)
+            _set(second, state + column, squares)
+            _subtract(weights, row + column, rate * average / (np.sqrt(squares / numbers[6]) + eps))
+
+
+@_compiled
+def update(
+    optimizer: int,
+    numbers: Any,
+    weights: int,
+    first: int,
+    second: int,
+    blocks: Any,
+    block_range: Any,
+    num_slots: int,
+    ids: Any,
+    id_weights: Any,
+    lengths: Any,
+    bags: Any,
+    first_id: Any,
+    places: Any,
+    gradients: int,
+    total: int,
+) -> None:
+    """Update every row of some blocks that a bag had, once.
+
+    Args:
+        optimizer: :data:`SGD`, :data:`ADAGRAD`, :data:`ROW_WISE_ADAGRAD` or :data:`ADAM`.
+        numbers: float32 ``[7]``: learning rate, eps, ``1 - beta1``, ``beta2``, ``1 - beta2``, and the bias corrections
+            ``1 - beta1^step`` and ``1 - beta2^step``.
+        weights: flat, changed.
+        first: first state, flat, changed: one value a row for row-wise optimizers, else as many as ``weights``.
+        second: second state, likewise.
+        blocks: ``[K, 7]``: first slot, slot after the last, where it begins in ``weights``, ``D``, ``C``, the first of
+            its columns among those of the gradient, and its first row among the rows of all blocks.
+        block_range: the first block and the one after the last.
+        num_slots: ``S``.
+        ids: as for :func:`look_up`.
+        id_weights: as for :func:`look_up`.
+        lengths: as for :func:`look_up`.
+        bags: as for :func:`look_up`.
+        first_id: as for :func:`look_up`.
+        places: as for :func:`look_up`, of the gradients.
+        gradients: flat.
+        total: room for the widest ``C``.
+    """
+    most = 0
+    for block in range(block_range[0], block_range[1]):
+        count = 0
+        for source in range(bags.shape[0] // num_slots):
+            cell = source * num_slots
+            count += first_id[cell + blocks[block, 1]] - first_id[cell + blocks[block, 0]]
+        most = max(most, count)
+    size = 2
+    while size < 2 * most:
+        size *= 2
+    table = np.empty(size, np.int32)
+    rows, position_of, gradient_of = (
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+    )
+    head, following = np.empty(most, np.int32), np.empty(most, np.int32)
+    factor = np.float32(1)
+    for block in range(block_range[0], block_range[1]):
+        base, dim, own, offset, first_row = (
+            blocks[block, 2],
+            blocks[block, 3],
+            blocks[block, 4],
+            blocks[block, 5],
+            blocks[block, 6],
+        )
+        count = _list_ids(blocks[block], num_slots, lengths, bags, first_id, places, position_of, gradient_of)
+        used = 2
+        while used < 2 * count:
+            used *= 2
+        num_rows = _chain_equal(count, ids, position_of, table[:used], rows, head, following)
+        for index in range(num_rows):
+            if index + _AHEAD < num_rows:
+                soon = rows[index + _AHEAD]
+                _prefetch_row(weights, base + soon * dim, dim)
+                _prefetch_row(gradients, gradient_of[head[index + _AHEAD]], own)
+                if optimizer == ROW_WISE_ADAGRAD:
+                    _prefetch(first, first_row + soon)
+                elif optimizer != SGD:
+                    _prefetch_row(first, base + soon * dim, dim)
+            _clear(total, 0, own)
+            number = head[index]
+            while number != _END:
+                if id_weights.shape[0]:
+                    factor = id_weights[position_of[number]]
+                _add_row(gradients, gradient_of[number], own, factor, total, 0)
+                number = following[number]
+            row = base + rows[index] * dim
+            state = first_row + rows[index] if optimizer == ROW_WISE_ADAGRAD else row
+            _update_row(optimizer, numbers, weights, row, dim, total, own, offset, first, second, state)

@@ -21,7 +21,7 @@ from shardwright.runtime.arrange import Arrangement, PooledArrangement, Sequence
 from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Arrival, Group
-from shardwright.runtime.inputs import BatchProblem, BatchReader, Problem, Status
+from shardwright.runtime.inputs import BatchProblem, BatchReader, Problem, Status, goes_on
 from shardwright.runtime.lookup import Lookup
 from shardwright.runtime.part import Part, PartConfig, PartStep, Peer, parameters_of
 from shardwright.sparse import KeyedJaggedTensor
@@ -81,74 +81,125 @@ class CollectionEngine:
         Raises:
             InvalidInputError: a rank's batch is wrong; the same text on every rank, and nothing is left under way.
         """
-        return EngineStep(self, features, prepare)
+        step = self.begin(features, prepare=prepare)
+        step.send()
+        return step
+
+    def begin(
+        self,
+        features: KeyedJaggedTensor | None,
+        *,
+        status: Status = Status.FINE,
+        prepare: Callable[[], None] | None = None,
+    ) -> EngineStep:
+        """Route a batch and start the headers, without waiting for anybody: :meth:`EngineStep.send` does.
+
+        Args:
+            features: this rank's batch; ``None`` where it has none, and ``status`` says why.
+            status: this rank's status word if its batch is fine.
+            prepare: called first; what it raises here, the other ranks learn from the header.
+        """
+        return EngineStep(self, features, status, prepare)
 
 
 class EngineStep:
-    """One batch on its way through the engine: :meth:`lookup`, then :meth:`finish`, each called once.
+    """One batch on its way through the engine.
+
+    After it is begun: :meth:`send`, :meth:`receive`, :meth:`lookup` and :meth:`finish`, each called once. Every rank
+    begins, sends, looks up and goes back in the same order, but may do other things between.
 
     Attributes:
         batch: what was asked for.
+        statuses: what each rank says of its batch, known once sent.
     """
 
     batch: FeatureBatch
+    statuses: Sequence[Status]
 
     def __init__(
-        self, engine: CollectionEngine, features: KeyedJaggedTensor, prepare: Callable[[], None] | None
+        self,
+        engine: CollectionEngine,
+        features: KeyedJaggedTensor | None,
+        status: Status,
+        prepare: Callable[[], None] | None,
     ) -> None:
         self._engine = engine
-        self._training = torch.is_grad_enabled()
-        batch, problem, cause = _read(engine.reader, features, prepare)
-        self._parts, problem, cause = _route(engine.parts, batch, problem, cause)
-        peers = self._exchange_headers(batch, problem, cause)
-        assert batch is not None  # else the headers raised
-        self.batch = batch
-        for part, own in zip(self._parts, peers, strict=True):
-            part.send(own)
+        batch, self._problem, self._cause = _read(engine.reader, features, status, prepare)
+        self._parts, self._problem, self._cause = _route(engine.parts, batch, self._problem, self._cause)
+        if batch is not None:
+            self.batch = batch
+        self._start_headers(batch.batch_size if batch is not None else 0)
+        self._received = False
 
-    def _exchange_headers(
-        self, batch: FeatureBatch | None, problem: Problem, cause: Exception | None
-    ) -> list[list[Peer]]:
-        """Collective 1. Raises what any rank has to say against its batch, on all of them."""
-        env, sizes = self._engine.env, [part.header_size for part in self._engine.parts]
-        fixed = [
-            batch.batch_size if batch is not None else 0,
-            int(problem.status),
-            problem.feature,
-            problem.value,
-            problem.position,
-        ]
+    def _start_headers(self, batch_size: int) -> None:
+        """Collective 1, started."""
+        env, problem = self._engine.env, self._problem
+        fixed = [batch_size, int(problem.status), problem.feature, problem.value, problem.position]
         by_part = [part.headers() for part in self._parts]
         rows = [
             [*fixed, *(field for part in by_part for field in part[rank])] for rank in range(env.world_size)
         ]
         sent = torch.tensor(rows, dtype=torch.int64).view(-1).to(self._engine.device)
-        received = torch.empty_like(sent)
-        size = _FIXED_FIELDS + sum(sizes)
-        splits = [size] * env.world_size
-        env.communicator.all_to_all(received, sent, splits, splits, label="headers").wait()
-        headers: list[list[int]] = received.view(env.world_size, size).tolist()
-        self._complain(headers, problem, cause)
-        return [
-            [Peer(header[0], header[stop - own : stop]) for header in headers]
-            for own, stop in zip(sizes, _stops(sizes), strict=True)
-        ]
+        self._headers = torch.empty_like(sent)
+        splits = [len(rows[0])] * env.world_size
+        self._work = env.communicator.all_to_all(self._headers, sent, splits, splits, label="headers")
 
-    def _complain(self, headers: list[list[int]], problem: Problem, cause: Exception | None) -> None:
+    def send(self) -> bool:
+        """Wait for the headers and start the payloads.
+
+        Returns:
+            Whether the batch goes on; if not, since a rank has none or all have come to their end, nothing is under
+            way, and :attr:`statuses` says why.
+
+        Raises:
+            InvalidInputError: a rank's batch is wrong; the same text on every rank, and nothing is left under way.
+        """
+        headers = self._read_headers()
+        self.statuses = [Status(header[1]) for header in headers]
+        if not goes_on(self.statuses):
+            return False
+        self._complain(headers)
+        sizes = [part.header_size for part in self._engine.parts]
+        for part, own, stop in zip(self._parts, sizes, _stops(sizes), strict=True):
+            part.send([Peer(header[0], header[stop - own : stop]) for header in headers])
+        return True
+
+    def _read_headers(self) -> list[list[int]]:
+        """Collective 1, waited for."""
+        self._work.wait()
+        headers: list[list[int]] = self._headers.view(self._engine.env.world_size, -1).tolist()
+        del self._work, self._headers
+        return headers
+
+    def _complain(self, headers: list[list[int]]) -> None:
+        """Raise what any rank has to say against its batch, on all of them."""
         problems = [Problem(Status(header[1]), *header[2:_FIXED_FIELDS]) for header in headers]
         complaints = [
             other.message(self._engine.collection, rank)
             for rank, other in enumerate(problems)
-            if other.status is not Status.FINE
+            if other.status.is_complaint
         ]
-        if cause is not None and problem.status is Status.FAILED:
-            raise cause
+        if self._cause is not None and self._problem.status is Status.FAILED:
+            raise self._cause
         if complaints:
             failed = any(other.status is Status.FAILED for other in problems)
             raise (DistributedError if failed else InvalidInputError)("; ".join(complaints))
 
+    def receive(self) -> list[Tensor]:
+        """Wait for the ids; done by :meth:`lookup` if not before.
+
+        Returns:
+            The tensors that are read from now on: who looks up on another stream records it there.
+        """
+        self._received = True
+        received = [tensor for part in self._parts for tensor in part.receive()]
+        return [*received, self.batch.lengths, *self.batch.ids, *(self.batch.weights or ())]
+
     def lookup(self) -> None:
         """Wait for the ids, look up all local groups, and start to send the results home."""
+        self._training = torch.is_grad_enabled()
+        if not self._received:
+            self.receive()
         with torch.no_grad():
             for part in self._parts:
                 part.lookup(training=self._training)
@@ -159,7 +210,7 @@ class EngineStep:
         Returns:
             One tensor ``[B, C]`` for a pooled collection, ``[N, D]`` for each output of another; float32.
         """
-        if not self._training:  # started without gradients: nothing was kept for a backward pass
+        if not self._training:  # looked up without gradients: nothing was kept for a backward pass
             with torch.no_grad():
                 return self.arrange()
         # The token makes the outputs differentiable on a rank that owns no block: backward needs all ranks.
@@ -205,13 +256,16 @@ class _Finish(torch.autograd.Function):
 
 
 def _read(
-    reader: BatchReader, features: KeyedJaggedTensor, prepare: Callable[[], None] | None
+    reader: BatchReader,
+    features: KeyedJaggedTensor | None,
+    status: Status,
+    prepare: Callable[[], None] | None,
 ) -> tuple[FeatureBatch | None, Problem, Exception | None]:
     """Read a batch; whatever goes wrong becomes a status, since the other ranks wait for this one's header."""
     try:
         if prepare is not None:
             prepare()
-        return reader.read(features), Problem(Status.FINE), None
+        return None if features is None else reader.read(features), Problem(status), None
     except BatchProblem as error:
         return None, error.problem, None
     except Exception as error:

@@ -26,6 +26,21 @@ class Status(IntEnum):
     ID_OUT_OF_RANGE = 3
     FAILED = 4
     WEIGHTS_REQUIRE_GRAD = 5
+    NO_BATCH = 6  # its data has ended, and it takes no further part
+    EMPTY_BATCH = 7  # its data has ended, and it goes on with empty batches
+    STOPPED = 8  # the step before this batch's failed there
+
+    @property
+    def is_complaint(self) -> bool:
+        """Whether it says that a batch is wrong."""
+        return self not in (Status.FINE, Status.NO_BATCH, Status.EMPTY_BATCH, Status.STOPPED)
+
+
+def goes_on(statuses: Sequence[Status]) -> bool:
+    """Whether the batches of which the ranks say this are trained on, or complained about."""
+    if any(status in (Status.NO_BATCH, Status.STOPPED) for status in statuses):
+        return False
+    return any(status is not Status.EMPTY_BATCH for status in statuses)
 
 
 @frozen

@@ -72,8 +72,12 @@ class ReplicatedStep(PartStep):
     def send(self, peers: Sequence[Peer]) -> None:  # noqa: D102
         self._peers = peers
 
-    def lookup(self, *, training: bool) -> None:  # noqa: D102
+    def receive(self) -> Sequence[Tensor]:  # noqa: D102
         assert self._routed is not None  # the engine raised what is wrong with the batch
+        return [self._routed.lengths, *self._routed.ids, *(self._routed.weights or ())]
+
+    def lookup(self, *, training: bool) -> None:  # noqa: D102
+        assert self._routed is not None
         self._bags = [_own_bags(group, self._routed, self._tables.is_pooled) for group in self._tables.groups]
         pairs = zip(self._tables.lookups, self._bags, strict=True)
         self._results = [lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs]

@@ -115,8 +115,12 @@ class RoutedStep(PartStep):
     def place_of(self, arrival: Arrival) -> Tensor | None:  # noqa: D102
         return self._places[arrival.stream]
 
-    def lookup(self, *, training: bool) -> None:  # noqa: D102
+    def receive(self) -> Sequence[Tensor]:  # noqa: D102
         self._work.wait()
+        del self._work
+        return [self._payload, *(places for places in self._places if places is not None)]
+
+    def lookup(self, *, training: bool) -> None:  # noqa: D102
         bags = self._tables.format.unpack(self._payload, self._peers)
         results = []
         for lookup, own in zip(self._tables.lookups, bags, strict=True):
@@ -135,7 +139,7 @@ class RoutedStep(PartStep):
                 device=self._tables.device,
             )
             self._trips.append(flow.path.start(trip))
-        del self._payload, self._work
+        del self._payload
 
     def views(self) -> list[Tensor]:  # noqa: D102
         return [view for trip in self._trips for view in trip.views()]

@@ -236,7 +236,9 @@ class EngineStep:
         def gradient_of(part: PartStep, arrival: Arrival) -> Tensor:
             return arrangement.gradient(scaled, arrival, part.place_of(arrival))
 
-        return [gradient for part in self._parts for gradient in part.backward(partial(gradient_of, part))]
+        for part in self._parts:  # all are under way before any is waited for
+            part.send_gradients(partial(gradient_of, part))
+        return [gradient for part in self._parts for gradient in part.update()]
 
 
 class _Finish(torch.autograd.Function):

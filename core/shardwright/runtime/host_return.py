@@ -83,8 +83,12 @@ class _HostTrip(TripStep):
         self._host = self._env.rank // path.host_size
         self._local = self._env.rank % path.host_size
         self._batch_sizes = trip.batch_sizes
-        self._start_crossing(self._sum_inside())
+        self._start_inside()
         self._trip = evolve(trip, results=())  # they are sent
+
+    def proceed(self) -> None:
+        self._work.wait()
+        self._start_crossing(self._received.view(self._path.host_size, -1).sum(0))
 
     def _sizes(self, local_rank: int) -> list[int]:
         """The batch sizes of the ranks with that local rank, host by host."""
@@ -94,8 +98,8 @@ class _HostTrip(TripStep):
         """Splits over the world, zero but for the ranks given."""
         return [by_rank.get(rank, 0) for rank in range(self._env.world_size)]
 
-    def _sum_inside(self) -> Tensor:
-        """Collective: partial sums inside the host; returns their sums for this rank's counterparts."""
+    def _start_inside(self) -> None:
+        """Collective, started: partial sums inside the host, those for its counterparts to each rank."""
         path, width = self._path, self._path.width(self._host)
         partial = self._partial_sums(width)
         sizes = {rank: sum(self._sizes(rank % path.host_size)) for rank in path.neighbours()}
@@ -107,15 +111,14 @@ class _HostTrip(TripStep):
             ]
         ).view(-1)
         mine = sum(self._sizes(self._local)) * width
-        received = sent.new_empty(path.host_size * mine)
-        self._env.communicator.all_to_all(
-            received,
+        self._received = sent.new_empty(path.host_size * mine)
+        self._work = self._env.communicator.all_to_all(
+            self._received,
             sent,
             self._splits(dict.fromkeys(path.neighbours(), mine)),
             self._splits({rank: size * width for rank, size in sizes.items()}),
             label="results inside the host",
-        ).wait()
-        return received.view(path.host_size, mine).sum(0)
+        )
 
     def _partial_sums(self, width: int) -> list[Tensor]:
         """For each rank's batch, this rank's partial sums ``[B_w, width]`` in the order of the host's sums."""
@@ -158,11 +161,12 @@ class _HostTrip(TripStep):
         del self._received, self._work
         return views
 
-    def backward(self, gradient_of: GradientOf) -> list[Tensor]:
-        return self._deal(self._spread_inside(self._cross_back(gradient_of)))
+    def gradients(self) -> list[Tensor]:
+        self._work.wait()
+        return self._deal(self._spread_inside(self._received))
 
-    def _cross_back(self, gradient_of: GradientOf) -> Tensor:
-        """Collective: this rank's gradients to its counterparts; returns theirs for this host's sums."""
+    def send_gradients(self, gradient_of: GradientOf) -> None:
+        """Collective, started: this rank's gradients to its counterparts, theirs for this host's sums."""
         path = self._path
         batch_size = self._batch_sizes[self._env.rank]
         ranks = path.counterparts(self._local)
@@ -177,15 +181,14 @@ class _HostTrip(TripStep):
             place += len(sums)
         width = path.width(self._host, gradient=True)
         arriving = {rank: self._batch_sizes[rank] * width for rank in ranks}
-        received = sent.new_empty(sum(arriving.values()))
-        self._env.communicator.all_to_all(
-            received,
+        self._received = sent.new_empty(sum(arriving.values()))
+        self._work = self._env.communicator.all_to_all(
+            self._received,
             sent,
             self._splits(arriving),
             self._splits(dict(zip(ranks, leaving, strict=True))),
             label="gradients across hosts",
-        ).wait()
-        return received
+        )
 
     def _spread_inside(self, received: Tensor) -> list[Tensor]:
         """Collective: each neighbour's gradients to all; returns ``[B_w, width]`` for each rank's batch."""

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from shardwright.contracts.comm_backend import Work
 from shardwright.planning.layouts import Dataflow
 from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.groups import Arrival, Group
@@ -94,14 +95,18 @@ class ReplicatedStep(PartStep):
     def place_of(self, arrival: Arrival) -> Tensor | None:  # noqa: D102
         return None
 
-    def backward(self, gradient_of: GradientOf) -> list[Tensor | None]:  # noqa: D102
-        forms: list[UpdateForm] = []
+    def send_gradients(self, gradient_of: GradientOf) -> None:  # noqa: D102
+        self._forms: list[UpdateForm] = []
         for index, group in enumerate(self._tables.groups):
             gradients = [gradient_of(slot.gradient) for slot in group.slots]
             shares = [self._share(group, peer) for peer in self._peers]
             cheapest = min(FORMS, key=lambda form: form.bytes_moved(group, shares))
-            forms.append(cheapest(self._tables.env, group, shares, self._bags[index], gradients))
-        _exchange(self._tables, forms)
+            self._forms.append(cheapest(self._tables.env, group, shares, self._bags[index], gradients))
+        self._exchange = _Exchange(self._tables, self._forms)
+
+    def update(self) -> list[Tensor | None]:  # noqa: D102
+        self._exchange.finish()
+        forms = self._forms
         dense = [form for form in forms if isinstance(form, DenseForm)]
         if dense:
             sum_dense(self._tables.env, dense)
@@ -132,30 +137,45 @@ def _own_bags(group: Group, routed: Routed, is_pooled: bool) -> Bags:
     )
 
 
-def _exchange(tables: ReplicatedTables, forms: Sequence[UpdateForm]) -> None:
+class _Exchange:
     """One collective for all groups: every rank's bytes to every rank; none where nobody has any."""
-    env = tables.env
-    if env.world_size == 1:
-        for form in forms:
-            form.receive([form.pieces()])
-        return
-    sizes = [sum(form.num_bytes(rank) for form in forms) for rank in range(env.world_size)]
-    nothing = torch.empty(0, dtype=torch.uint8, device=tables.device)
-    own = torch.cat([nothing, *(_bytes(piece) for form in forms for piece in form.pieces())])
-    received = own.new_empty(sum(sizes))
-    if received.numel():
-        env.communicator.all_to_all(
-            received, own.repeat(env.world_size), sizes, [own.numel()] * env.world_size, label="gradients"
-        ).wait()
-    by_rank = received.split(sizes)
-    starts = [0] * env.world_size
-    for form in forms:
-        arrived = []
-        for rank, buffer in enumerate(by_rank):
-            stop = starts[rank] + form.num_bytes(rank)
-            arrived.append(form.unpack(rank, buffer[starts[rank] : stop]))
-            starts[rank] = stop
-        form.receive(arrived)
+
+    def __init__(self, tables: ReplicatedTables, forms: Sequence[UpdateForm]) -> None:
+        self._env, self._forms = tables.env, forms
+        self._work: Work | None = None
+        world_size = self._env.world_size
+        if world_size == 1:
+            return
+        self._sizes = [sum(form.num_bytes(rank) for form in forms) for rank in range(world_size)]
+        nothing = torch.empty(0, dtype=torch.uint8, device=tables.device)
+        own = torch.cat([nothing, *(_bytes(piece) for form in forms for piece in form.pieces())])
+        self._received = own.new_empty(sum(self._sizes))
+        if self._received.numel():
+            self._work = self._env.communicator.all_to_all(
+                self._received,
+                own.repeat(world_size),
+                self._sizes,
+                [own.numel()] * world_size,
+                label="gradients",
+            )
+
+    def finish(self) -> None:
+        """Wait, and give each form what arrived for it."""
+        if self._env.world_size == 1:
+            for form in self._forms:
+                form.receive([form.pieces()])
+            return
+        if self._work is not None:
+            self._work.wait()
+        by_rank = self._received.split(self._sizes)
+        starts = [0] * self._env.world_size
+        for form in self._forms:
+            arrived = []
+            for rank, buffer in enumerate(by_rank):
+                stop = starts[rank] + form.num_bytes(rank)
+                arrived.append(form.unpack(rank, buffer[starts[rank] : stop]))
+                starts[rank] = stop
+            form.receive(arrived)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -38,15 +38,27 @@ class Trip:
 
 
 class TripStep(ABC):
-    """One batch's results on their way."""
+    """One batch's results on their way, then their gradients.
+
+    Each method is called once, in this order, and for all ways before the next of any is: so the ways' collectives are
+    under way together.
+    """
+
+    @abstractmethod
+    def proceed(self) -> None:
+        """Go on where results take more than one collective: wait for the one before, and start the last."""
 
     @abstractmethod
     def views(self) -> list[Tensor]:
         """Wait: ``[bags, D]`` for each of the path's arrivals."""
 
     @abstractmethod
-    def backward(self, gradient_of: GradientOf) -> list[Tensor]:
-        """Send gradients; returns each local group's, flat, in the order of its result."""
+    def send_gradients(self, gradient_of: GradientOf) -> None:
+        """Start sending gradients."""
+
+    @abstractmethod
+    def gradients(self) -> list[Tensor]:
+        """Wait for gradients; returns each local group's, flat, in the order of its result."""
 
 
 class ReturnPath(ABC):
@@ -135,6 +147,9 @@ class _DirectTrip(TripStep):
         pairs = zip(self._path.groups[rank], self._trip.own[rank], strict=True)
         return sum(_elements(group, counts, gradient=gradient) for group, counts in pairs)
 
+    def proceed(self) -> None:
+        """Results take one collective, which is under way."""
+
     def views(self) -> list[Tensor]:
         self._work.wait()
         views: list[Tensor] = []
@@ -147,7 +162,7 @@ class _DirectTrip(TripStep):
         del self._received, self._work
         return views
 
-    def backward(self, gradient_of: GradientOf) -> list[Tensor]:
+    def send_gradients(self, gradient_of: GradientOf) -> None:
         path = self._path
         send_splits = [self._asked(rank, gradient=True) for rank in range(path.env.world_size)]
         sent = torch.empty(sum(send_splits), device=self._trip.device)
@@ -157,17 +172,22 @@ class _DirectTrip(TripStep):
                 stop = start + _elements(group, counts, gradient=True)
                 pack_slots(group, [gradient_of(slot.gradient) for slot in group.slots], sent[start:stop])
                 start = stop
-        sizes = [
+        self._sizes = [
             [
                 _elements(g, own, gradient=True)
                 for g, own in zip(path.groups[path.env.rank], counts, strict=True)
             ]
             for counts in self._trip.counts
         ]
-        splits = [sum(own) for own in sizes]
-        received = sent.new_empty(sum(splits))
-        path.env.communicator.all_to_all(received, sent, splits, send_splits, label="gradients").wait()
-        return _by_group(received, sizes)
+        splits = [sum(own) for own in self._sizes]
+        self._received = sent.new_empty(sum(splits))
+        self._work = path.env.communicator.all_to_all(
+            self._received, sent, splits, send_splits, label="gradients"
+        )
+
+    def gradients(self) -> list[Tensor]:
+        self._work.wait()
+        return _by_group(self._received, self._sizes)
 
 
 def _by_source(results: Sequence[Tensor], sizes: Sequence[Sequence[int]], device: torch.device) -> Tensor:

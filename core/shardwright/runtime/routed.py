@@ -139,18 +139,24 @@ class RoutedStep(PartStep):
                 device=self._tables.device,
             )
             self._trips.append(flow.path.start(trip))
+        for started in self._trips:
+            started.proceed()
         del self._payload
 
     def views(self) -> list[Tensor]:  # noqa: D102
         return [view for trip in self._trips for view in trip.views()]
 
-    def backward(self, gradient_of: GradientOf) -> list[Tensor | None]:  # noqa: D102
+    def send_gradients(self, gradient_of: GradientOf) -> None:  # noqa: D102
+        for trip in self._trips:
+            trip.send_gradients(gradient_of)
+
+    def update(self) -> list[Tensor | None]:  # noqa: D102
         received: dict[int, Tensor] = {}
         for flow, trip in zip(self._tables.flows, self._trips, strict=True):
             first, _ = flow.spans[
                 self._tables.env.rank
             ]  # flows need not stand in the order of this rank's groups
-            received.update(enumerate(trip.backward(gradient_of), first))
+            received.update(enumerate(trip.gradients(), first))
         gradients: list[Tensor | None] = []
         for index, (lookup, saved) in enumerate(zip(self._tables.lookups, self._saved, strict=True)):
             gradients += lookup.backward(saved, received[index])

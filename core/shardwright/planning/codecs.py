@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, field, frozen
+from attrs import asdict, field, fields, frozen
 
-from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.errors import InvalidInputError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
     from shardwright.contracts.codec import Codec
@@ -85,38 +85,40 @@ class QCommsConfig:
         return asdict(self, filter=lambda _, value: value is not None)
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any], where: str) -> QCommsConfig:
-        """From JSON data.
-
-        Args:
-            data: what :meth:`to_data` gave, perhaps edited.
-            where: whose it is, for errors.
+    def from_data(cls, data: Mapping[str, Any]) -> QCommsConfig:
+        """From JSON data: what :meth:`to_data` gave, perhaps edited.
 
         Raises:
             InvalidInputError: it has other keys, or values that are no names.
-            UnknownPluginError: a codec is not known.
         """
-        known = ("forward_precision", "backward_precision")
+        known = [attribute.name for attribute in fields(cls)]
         for key in data:
             if key not in known:
-                raise InvalidInputError(f"{where} has the key {key!r}; known are {', '.join(known)}")
-        return cls(**data).resolved()
+                raise InvalidInputError(
+                    f"codecs are given as {' and '.join(known)}, got {key!r}.{nearest(str(key), known)}"
+                )
+        return cls(**data)
 
 
-def check_qcomms(value: Any, where: str) -> QCommsConfig | None:
-    """``value``, if it is a ``QCommsConfig`` of known codecs or ``None``.
+def as_qcomms(value: Any) -> QCommsConfig | None:
+    """A ``QCommsConfig``, one as JSON data, or ``None``: for attributes that hold one.
 
     Raises:
         InvalidInputError: it is something else.
-        UnknownPluginError: a codec is not known; the text has the nearest.
     """
-    if value is None:
-        return None
-    if not isinstance(value, QCommsConfig):
-        raise InvalidInputError(
-            f"{where} must be a QCommsConfig, such as QCommsConfig(forward_precision=...), got {value!r}"
-        )
-    return value.resolved()
+    if value is None or isinstance(value, QCommsConfig):
+        return value
+    if isinstance(value, Mapping):
+        return QCommsConfig.from_data(value)
+    raise InvalidInputError(
+        f"codecs are given as a QCommsConfig(forward_precision=..., backward_precision=...), got {value!r}"
+    )
+
+
+def codecs_of(config: QCommsConfig | None) -> list[Codec]:
+    """The codecs that a configuration names, those that change nothing among them."""
+    names = (config.forward_precision, config.backward_precision) if config is not None else ()
+    return [_codecs().create(name) for name in names if name]
 
 
 def get_qcomm_codecs_registry(
@@ -140,8 +142,7 @@ def get_qcomm_codecs_registry(
             f"comm_ops={list(comm_ops)!r}: codecs are chosen for tables, not for collectives. Leave comm_ops out, and "
             "give tables that are to differ ParameterConstraints(qcomms_config=...)"
         )
-    resolved = check_qcomms(qcomms_config, "qcomms_config")
-    return resolved if resolved is not None else QCommsConfig()
+    return (as_qcomms(qcomms_config) or QCommsConfig()).resolved()
 
 
 def _codecs() -> Registry[Codec]:

@@ -3,8 +3,9 @@
 ``{"format": "shardwright-plan", "version": 1, "objective": {...}, "topology": {...}, "inputs": {...},
 "plugins": [...], "modules": {path: {table: {"sharding_type", "compute_kernel", "num_embeddings",
 "embedding_dim", "shards": [{"rank", "rows": [a, b], "columns": [a, b]}, ...]}}}}``. A table may also have
-``qcomms_config`` (the codecs of results and gradients, where they have any), ``row_map`` (where rows are not parted in neighbouring runs; then a shard's ``rows`` are ``{"part": i,
-"num_rows": n}``), ``dataflow``, ``variant`` and ``extras``. Keys that are not known here are kept.
+``qcomms_config`` (the codecs of results and gradients, where they have any), ``row_map`` (where rows are not parted in
+neighbouring runs; then a shard's ``rows`` are ``{"part": i, "num_rows": n}``), ``dataflow``, ``variant`` and
+``extras``. Keys that are not known here are kept.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def time_step(settings: StepSettings) -> dict[str, Any]:
     Returns:
         ``{"median_ms", "min_ms", "collectives"}`` of this rank; every step begins at a barrier.
     """
-    model = _model(settings)
-    batches = [_batch(settings, number) for number in range(_NUM_BATCHES)]
+    model = bench_model(settings)
+    batches = [bench_batch(settings, number) for number in range(_NUM_BATCHES)]
     gradient = torch.rand(settings.batch, settings.tables * settings.dim)
 
     def step(number: int) -> None:
@@ -104,7 +104,8 @@ def time_step(settings: StepSettings) -> dict[str, Any]:
     }
 
 
-def _model(settings: StepSettings) -> DistributedModelParallel:
+def bench_model(settings: StepSettings) -> DistributedModelParallel:
+    """The sharded collection, planned by the constraints that ``settings.types`` makes; every rank calls this."""
     names = [f"t{index}" for index in range(settings.tables)]
     configs = [
         EmbeddingBagConfig(
@@ -132,7 +133,8 @@ def _model(settings: StepSettings) -> DistributedModelParallel:
     return DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
 
 
-def _batch(settings: StepSettings, number: int) -> KeyedJaggedTensor:
+def bench_batch(settings: StepSettings, number: int) -> KeyedJaggedTensor:
+    """This rank's batch of that number, drawn from both."""
     generator = torch.Generator().manual_seed(1000 * number + dist.get_rank())
     num_bags = settings.tables * settings.batch
     return KeyedJaggedTensor(

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
 from shardwright.runtime.arrange import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.runtime.complaints import Complaint, complain
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Arrival, Group
-from shardwright.runtime.inputs import BatchProblem, BatchReader, Problem, Status, goes_on
+from shardwright.runtime.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.lookup import Lookup
 from shardwright.runtime.part import Part, PartConfig, PartStep, Peer, parameters_of
 from shardwright.sparse import KeyedJaggedTensor
 
-_FIXED_FIELDS = 5  # batch size, status, feature, value, position
+_FIXED_FIELDS = 5  # collection, checksum of calls, batch size, status, number of what is not looked at
 
 
 class CollectionEngine:
@@ -38,6 +38,7 @@ class CollectionEngine:
         env: the ranks.
         device: where the local blocks live.
         is_weighted: ids carry weights.
+        checks: how closely batches are looked at.
 
     Raises:
         PlanError: the plan names a rank that does not exist or does not cover a table.
@@ -52,10 +53,11 @@ class CollectionEngine:
         env: ShardingEnv,
         device: torch.device,
         is_weighted: bool,
+        checks: InputChecks = InputChecks.STANDARD,
     ) -> None:
         self.collection = Collection.of(tables)
         self.env, self.device = env, device
-        self.reader = BatchReader(self.collection, is_weighted=is_weighted)
+        self.reader = BatchReader(self.collection, is_weighted=is_weighted, checks=checks)
         members: dict[type[Part], list[int]] = {}
         for index, table in enumerate(tables):
             members.setdefault(shardings[table.name].layout.dataflow.part(), []).append(index)
@@ -70,6 +72,8 @@ class CollectionEngine:
         self.arrangement: Arrangement = arrange(
             self.collection, arrivals, gradient_scale=1.0 / env.world_size
         )
+        self.header_size = _FIXED_FIELDS + sum(part.header_size for part in self.parts)
+        self.number = env.lockstep.join(self.collection.name, self.header_size)
 
     def start(self, features: KeyedJaggedTensor, *, prepare: Callable[[], None] | None = None) -> EngineStep:
         """Route a batch, exchange headers, and start the payloads.
@@ -124,20 +128,26 @@ class EngineStep:
         prepare: Callable[[], None] | None,
     ) -> None:
         self._engine = engine
-        batch, self._problem, self._cause = _read(engine.reader, features, status, prepare)
-        self._parts, self._problem, self._cause = _route(engine.parts, batch, self._problem, self._cause)
-        if batch is not None:
+        batch, self._status, self._cause = _read(engine.reader, features, status, prepare)
+        self._parts, self._status, self._cause = _route(engine.parts, batch, self._status, self._cause)
+        self._extras, extra_word = None, 0
+        if batch is not None and features is not None:
             self.batch = batch
-        self._start_headers(batch.batch_size if batch is not None else 0)
+            self._extras, extra_word = engine.reader.extras(features)
+        self._start_headers(batch.batch_size if batch is not None else 0, extra_word)
         self._received = False
 
-    def _start_headers(self, batch_size: int) -> None:
+    def _start_headers(self, batch_size: int, extra_word: int) -> None:
         """Collective 1, started."""
-        env, problem = self._engine.env, self._problem
-        fixed = [batch_size, int(problem.status), problem.feature, problem.value, problem.position]
+        env, number = self._engine.env, self._engine.number
+        env.lockstep.note("headers", number)
+        fixed = [*env.lockstep.words(number), batch_size, int(self._status), extra_word]
         by_part = [part.headers() for part in self._parts]
+        # As long as any collection's, so that one that is taken for another's is read to its end.
+        unused = [0] * (env.lockstep.header_size - self._engine.header_size)
         rows = [
-            [*fixed, *(field for part in by_part for field in part[rank])] for rank in range(env.world_size)
+            [*fixed, *(field for part in by_part for field in part[rank]), *unused]
+            for rank in range(env.world_size)
         ]
         sent = torch.tensor(rows, dtype=torch.int64).view(-1).to(self._engine.device)
         self._headers = torch.empty_like(sent)
@@ -155,13 +165,13 @@ class EngineStep:
             InvalidInputError: a rank's batch is wrong; the same text on every rank, and nothing is left under way.
         """
         headers = self._read_headers()
-        self.statuses = [Status(header[1]) for header in headers]
+        self.statuses = [Status(header[3]) for header in headers]
         if not goes_on(self.statuses):
             return False
         self._complain(headers)
         sizes = [part.header_size for part in self._engine.parts]
         for part, own, stop in zip(self._parts, sizes, _stops(sizes), strict=True):
-            part.send([Peer(header[0], header[stop - own : stop]) for header in headers])
+            part.send([Peer(header[2], header[stop - own : stop]) for header in headers])
         return True
 
     def _read_headers(self) -> list[list[int]]:
@@ -169,21 +179,20 @@ class EngineStep:
         self._work.wait()
         headers: list[list[int]] = self._headers.view(self._engine.env.world_size, -1).tolist()
         del self._work, self._headers
+        self._engine.env.lockstep.check_collections([header[0] for header in headers])
         return headers
 
     def _complain(self, headers: list[list[int]]) -> None:
         """Raise what any rank has to say against its batch, on all of them."""
-        problems = [Problem(Status(header[1]), *header[2:_FIXED_FIELDS]) for header in headers]
-        complaints = [
-            other.message(self._engine.collection, rank)
-            for rank, other in enumerate(problems)
-            if other.status.is_complaint
-        ]
-        if self._cause is not None and self._problem.status is Status.FAILED:
-            raise self._cause
-        if complaints:
-            failed = any(other.status is Status.FAILED for other in problems)
-            raise (DistributedError if failed else InvalidInputError)("; ".join(complaints))
+        env = self._engine.env
+        env.lockstep.check_calls([header[1] for header in headers], env.communicator)
+        own = Complaint.of(self._cause, self._extras)
+        try:
+            complain(self.statuses, [header[4] for header in headers], env.communicator, own)
+        except Exception:
+            if self._cause is not None and self._status is Status.FAILED:
+                raise self._cause from None  # here it says more than its text
+            raise
 
     def receive(self) -> list[Tensor]:
         """Wait for the ids; done by :meth:`lookup` if not before.
@@ -232,6 +241,7 @@ class EngineStep:
         """Send each rank its gradients; update fused blocks, return the gradients of the others."""
         arrangement = self._engine.arrangement
         scaled = arrangement.scaled(gradients, self.batch)
+        self._engine.env.lockstep.note("gradients", self._engine.number)
 
         def gradient_of(part: PartStep, arrival: Arrival) -> Tensor:
             return arrangement.gradient(scaled, arrival, part.place_of(arrival))
@@ -262,26 +272,26 @@ def _read(
     features: KeyedJaggedTensor | None,
     status: Status,
     prepare: Callable[[], None] | None,
-) -> tuple[FeatureBatch | None, Problem, Exception | None]:
+) -> tuple[FeatureBatch | None, Status, Exception | None]:
     """Read a batch; whatever goes wrong becomes a status, since the other ranks wait for this one's header."""
     try:
         if prepare is not None:
             prepare()
-        return None if features is None else reader.read(features), Problem(status), None
+        return None if features is None else reader.read(features), status, None
     except BatchProblem as error:
-        return None, error.problem, None
+        return None, Status.BAD_INPUT, error
     except Exception as error:
-        return None, Problem(Status.FAILED), error
+        return None, Status.FAILED, error
 
 
 def _route(
-    parts: Sequence[Part], batch: FeatureBatch | None, problem: Problem, cause: Exception | None
-) -> tuple[list[PartStep], Problem, Exception | None]:
+    parts: Sequence[Part], batch: FeatureBatch | None, status: Status, cause: Exception | None
+) -> tuple[list[PartStep], Status, Exception | None]:
     """Route a batch through all parts; a failure becomes a status, as in :func:`_read`."""
     try:
-        return [part.route(batch) for part in parts], problem, cause
+        return [part.route(batch) for part in parts], status, cause
     except Exception as error:
-        return [part.route(None) for part in parts], Problem(Status.FAILED), error
+        return [part.route(None) for part in parts], Status.FAILED, error
 
 
 def _stops(sizes: Sequence[int]) -> list[int]:

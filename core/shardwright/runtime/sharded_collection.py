@@ -21,6 +21,7 @@ from shardwright.runtime.engine import CollectionEngine, EngineStep
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.fused_optimizer import FusedOptimizer
 from shardwright.runtime.initialization import initialize
+from shardwright.runtime.inputs import InputChecks
 from shardwright.runtime.sharded_module import ModuleSharder, check_plan_covers
 from shardwright.runtime.sharded_table import ShardedTable
 from shardwright.runtime.table_state import LocalBlock, TableState
@@ -38,6 +39,7 @@ class ShardingInputs:
         env: the ranks.
         device: where this rank's blocks are.
         is_weighted: ids carry weights.
+        checks: how closely batches are looked at.
     """
 
     configs: Sequence[EmbeddingConfig]
@@ -46,6 +48,7 @@ class ShardingInputs:
     env: ShardingEnv
     device: torch.device
     is_weighted: bool = False
+    checks: InputChecks = InputChecks.STANDARD
 
 
 class ShardedCollection(nn.Module, ABC):
@@ -65,7 +68,12 @@ class ShardedCollection(nn.Module, ABC):
         check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
         self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.configs)
         self._engine = CollectionEngine(
-            inputs.specs, inputs.params, env=inputs.env, device=inputs.device, is_weighted=inputs.is_weighted
+            inputs.specs,
+            inputs.params,
+            env=inputs.env,
+            device=inputs.device,
+            is_weighted=inputs.is_weighted,
+            checks=inputs.checks,
         )
         local = _local_blocks(self._engine)
         self._tables: dict[str, ShardedTable] = {}
@@ -203,10 +211,12 @@ def shard_collection(
     env: ShardingEnv,
     device: torch.device | str | None,
     *,
+    checks: InputChecks,
     is_weighted: bool = False,
 ) -> _Sharded:
     """The sharded form of ``module``, with its weights."""
     place = torch.device(device if device is not None else env.device_type)
-    sharded = kind(ShardingInputs(module.tables, specs, params, env, place, is_weighted))  # type: ignore[call-arg]
+    inputs = ShardingInputs(module.tables, specs, params, env, place, is_weighted, checks)
+    sharded = kind(inputs)  # type: ignore[call-arg]
     sharded.take_weights(module)
     return sharded

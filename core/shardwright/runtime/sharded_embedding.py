@@ -88,6 +88,8 @@ class EmbeddingCollectionSharder(ModuleSharder):
         """See :meth:`ModuleSharder.shard`."""
         assert isinstance(module, EmbeddingCollection)  # find_sharder
         specs = self.tables(module, module_fqn or "")
-        sharded = shard_collection(ShardedEmbeddingCollection, module, specs, params, env, device)
+        sharded = shard_collection(
+            ShardedEmbeddingCollection, module, specs, params, env, device, checks=self.input_checks
+        )
         sharded.need_indices = module.need_indices()
         return sharded

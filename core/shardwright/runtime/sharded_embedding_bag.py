@@ -88,5 +88,6 @@ class EmbeddingBagCollectionSharder(ModuleSharder):
             params,
             env,
             device,
+            checks=self.input_checks,
             is_weighted=module.is_weighted(),
         )

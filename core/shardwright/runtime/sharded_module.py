@@ -16,6 +16,7 @@ from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
 from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.inputs import InputChecks
 
 
 class ModuleSharder(ABC):
@@ -29,9 +30,11 @@ class ModuleSharder(ABC):
         qcomm_codecs_registry: the codecs that results and gradients of the module's tables travel by, under TorchRec's
             name: what ``get_qcomm_codecs_registry`` returns, or a ``QCommsConfig``; float32 as they are by default.
             ``ParameterConstraints(qcomms_config=...)`` and a plan that has codecs of its own prevail.
+        input_checks: how closely batches are looked at: ``"off"``, ``"standard"`` or ``"strict"`` (see
+            :class:`InputChecks`); what the variable ``SHARDWRIGHT_INPUT_CHECKS`` says by default, else the standard.
 
     Raises:
-        InvalidInputError: the optimizer or the codecs are of the wrong form.
+        InvalidInputError: the optimizer or the codecs are of the wrong form, or there are no such checks.
         UnknownPluginError: a codec is not known; the text has the nearest.
     """
 
@@ -43,11 +46,14 @@ class ModuleSharder(ABC):
         self,
         fused_params: Mapping[str, Any] | None = None,
         qcomm_codecs_registry: QCommsConfig | None = None,
+        *,
+        input_checks: str | None = None,
     ) -> None:
         self.fused_params = dict(fused_params) if fused_params is not None else None
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
         codecs = as_qcomms(qcomm_codecs_registry)
         self.qcomm_codecs_registry = None if codecs is None else codecs.resolved()
+        self.input_checks = InputChecks.of(input_checks)
 
     @abstractmethod
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:

@@ -98,6 +98,11 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ShardedEmbeddingCollection",
             "register_sharder",
         ),
+        "shardwright.runtime.train_pipeline": (
+            "TrainPipelineBase",
+            "TrainPipelineSparseDist",
+            "lockstep_batches",
+        ),
         "shardwright.sparse": ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"),
     }.items()
     for name in names

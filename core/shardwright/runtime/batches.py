@@ -356,15 +356,14 @@ class BatchesInStep:
             if not exchanges:
                 exchanges = [_StatusWord(self._env, fetched)]
             error, sent = _send_all(exchanges)
-        if error is None and goes_on(exchanges[0].statuses):
+        statuses = exchanges[0].statuses if error is None else ()
+        if error is None and goes_on(statuses):
             for call, features, step in begun:
                 call.collection.inputs_ahead.put(Begun(features, step, self._side))
         else:
             self._discard([step for _, _, step in begun if step in sent])
-        is_over = error is None and not goes_on(exchanges[0].statuses)
-        return _Coming(fetched.batch, fetched.error or error if error else None, is_over), exchanges[
-            0
-        ].statuses
+        is_over = error is None and not goes_on(statuses)
+        return _Coming(fetched.batch, error and (fetched.error or error), is_over), statuses
 
     def _begin(self, call: _Call, fetched: _Fetched) -> tuple[Any, Any]:
         features, error = None, fetched.error

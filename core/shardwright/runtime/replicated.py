@@ -27,7 +27,7 @@ from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Pee
 from shardwright.runtime.return_paths import pack_slots, split_slots
 from shardwright.runtime.routing import Routed, Router
 from shardwright.runtime.routing_plan import plan_part
-from shardwright.runtime.update_forms import FORMS, DenseForm, Share, UpdateForm, sum_dense
+from shardwright.runtime.update_forms import FORMS, DenseForm, DenseSum, Share, UpdateForm
 
 
 def _of_one_size(collection: Collection, index: int, dataflow: Dataflow) -> Hashable:
@@ -103,15 +103,15 @@ class ReplicatedStep(PartStep):
             cheapest = min(FORMS, key=lambda form: form.bytes_moved(group, shares))
             self._forms.append(cheapest(self._tables.env, group, shares, self._bags[index], gradients))
         self._exchange = _Exchange(self._tables, self._forms)
+        dense = [form for form in self._forms if isinstance(form, DenseForm)]
+        self._dense = DenseSum(self._tables.env, dense) if dense else None
 
     def update(self) -> list[Tensor | None]:  # noqa: D102
         self._exchange.finish()
-        forms = self._forms
-        dense = [form for form in forms if isinstance(form, DenseForm)]
-        if dense:
-            sum_dense(self._tables.env, dense)
+        if self._dense is not None:
+            self._dense.finish()
         updated: list[Tensor | None] = []
-        for lookup, form in zip(self._tables.lookups, forms, strict=True):
+        for lookup, form in zip(self._tables.lookups, self._forms, strict=True):
             bags, pieces = form.update()
             updated += lookup.backward(lookup.prepare(bags), _packed(form.group, bags, pieces))
         return updated

@@ -166,14 +166,20 @@ class _LockstepIterator(Iterator[In]):
     def __init__(self, model: nn.Module, batches: Iterable[In], settings: BatchSettings) -> None:
         self._batches = BatchesInStep(model, settings)
         self._iterator = iter(batches)
-        self._has_begun = False
+        self._has_begun = self._is_over = False
 
     def __next__(self) -> In:
+        if self._is_over:
+            raise StopIteration
         if self._has_begun and self._batches.learns:
             self._batches.learn()
         self._batches.drop_unused()
         self._has_begun = True
-        batch: In = self._batches.take(self._iterator)
+        try:
+            batch: In = self._batches.take(self._iterator)
+        except StopIteration:
+            self._is_over = True
+            raise
         return batch
 
 

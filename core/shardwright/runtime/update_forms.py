@@ -286,7 +286,7 @@ class DenseForm(UpdateForm):
         return []
 
     def receive(self, arrived: Sequence[Sequence[Tensor]]) -> None:
-        """Nothing: :func:`sum_dense` brings what all such groups need, together."""
+        """Nothing: :class:`DenseSum` brings what all such groups need, together."""
 
     def gradient(self) -> Tensor:
         """This rank's gradient of all rows, block after block, each row followed by a 1 if it was touched."""
@@ -312,22 +312,39 @@ class DenseForm(UpdateForm):
         return rows_as_bags(self.group, blocks, is_pooled=self.shares[0].is_pooled)
 
 
-def sum_dense(env: ShardingEnv, forms: Sequence[DenseForm]) -> None:
-    """Two collectives for all dense groups: slices to the ranks that sum them, and the sums to all."""
-    parts = [form.gradient() for form in forms]
-    whole = torch.cat(parts)
-    world_size = env.world_size
-    if world_size > 1:
-        first, rest = divmod(whole.numel(), world_size)
-        slices = [first + (rank < rest) for rank in range(world_size)]
-        mine = slices[env.rank]
-        partial = whole.new_empty(world_size * mine)
-        send = env.communicator.all_to_all
-        send(partial, whole, [mine] * world_size, slices, label="dense gradients").wait()
-        sums = partial.view(world_size, mine).sum(0).repeat(world_size)
-        send(whole, sums, slices, [mine] * world_size, label="dense sums").wait()
-    for form, summed in zip(forms, whole.split([part.numel() for part in parts]), strict=True):
-        form.take(summed)
+class DenseSum:
+    """Two collectives for all dense groups: slices to the ranks that sum them, started, and the sums to all."""
+
+    def __init__(self, env: ShardingEnv, forms: Sequence[DenseForm]) -> None:
+        self._env, self._forms = env, forms
+        parts = [form.gradient() for form in forms]
+        self._sizes = [part.numel() for part in parts]
+        self._whole = torch.cat(parts)
+        if env.world_size == 1:
+            return
+        first, rest = divmod(self._whole.numel(), env.world_size)
+        self._slices = [first + (rank < rest) for rank in range(env.world_size)]
+        mine = [self._slices[env.rank]] * env.world_size
+        self._partial = self._whole.new_empty(sum(mine))
+        self._work = env.communicator.all_to_all(
+            self._partial, self._whole, mine, self._slices, label="dense gradients"
+        )
+
+    def finish(self) -> None:
+        """Wait, and give each form its sum."""
+        if self._env.world_size > 1:
+            self._gather()
+        for form, summed in zip(self._forms, self._whole.split(self._sizes), strict=True):
+            form.take(summed)
+
+    def _gather(self) -> None:
+        self._work.wait()
+        world_size = self._env.world_size
+        mine = self._slices[self._env.rank]
+        sums = self._partial.view(world_size, mine).sum(0).repeat(world_size)
+        self._env.communicator.all_to_all(
+            self._whole, sums, self._slices, [mine] * world_size, label="dense sums"
+        ).wait()
 
 
 FORMS: Sequence[type[UpdateForm]] = (BatchForm, RowsForm, DenseForm)

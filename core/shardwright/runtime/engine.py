@@ -109,7 +109,7 @@ class CollectionEngine:
 class EngineStep:
     """One batch on its way through the engine.
 
-    After it is begun: :meth:`send`, :meth:`receive`, :meth:`lookup` and :meth:`finish`, each called once. Every rank
+    After it is begun: :meth:`send`, :meth:`receive`, :meth:`lookup` and :meth:`promise`, each called once. Every rank
     begins, sends, looks up and goes back in the same order, but may do other things between.
 
     Attributes:
@@ -213,21 +213,31 @@ class EngineStep:
             for part in self._parts:
                 part.lookup(training=self._training)
 
-    def finish(self) -> tuple[Tensor, ...]:
-        """Wait for the results and arrange them, differentiable.
+    def promise(self) -> Callable[[], tuple[Tensor, ...]]:
+        """The outputs, differentiable.
+
+        Their place in the backward pass is taken now, not when they are waited for: ranks may wait for collections in
+        different orders, but must exchange gradients in one.
 
         Returns:
-            One tensor ``[B, C]`` for a pooled collection, ``[N, D]`` for each output of another; float32.
+            A function to call once, which waits for the results and arranges them: one tensor ``[B, C]`` for a pooled
+            collection, ``[N, D]`` for each output of another; float32.
         """
         if not self._training:  # looked up without gradients: nothing was kept for a backward pass
-            with torch.no_grad():
-                return self.arrange()
+            return self._arrange
         # The token makes the outputs differentiable on a rank that owns no block: backward needs all ranks.
         token = torch.zeros((), requires_grad=True)
-        outputs: tuple[Tensor, ...] = _Finish.apply(self, token, *parameters_of(self._engine.lookups))
-        return outputs
+        outputs: tuple[Tensor, ...] = _Outputs.apply(self, token, *parameters_of(self._engine.lookups))
 
-    def arrange(self) -> tuple[Tensor, ...]:
+        def fulfil() -> tuple[Tensor, ...]:
+            for output, values in zip(outputs, self._arrange(), strict=True):
+                output.data = values
+            return outputs
+
+        return fulfil
+
+    @torch.no_grad()
+    def _arrange(self) -> tuple[Tensor, ...]:
         """The outputs' values, waited for."""
         views = [view for part in self._parts for view in part.views()]
         places = [
@@ -236,6 +246,13 @@ class EngineStep:
             for arrival in part.arrivals
         ]
         return self._engine.arrangement.outputs(views, places, self.batch)
+
+    def outputs_to_come(self) -> tuple[Tensor, ...]:
+        """The outputs' shapes, with no memory behind them."""
+        shapes = self._engine.arrangement.shapes(self.batch)
+        return tuple(
+            torch.empty_strided(shape, (0,) * len(shape), device=self._engine.device) for shape in shapes
+        )
 
     def backward(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """Send each rank its gradients; update fused blocks, return the gradients of the others."""
@@ -251,14 +268,14 @@ class EngineStep:
         return [gradient for part in self._parts for gradient in part.update()]
 
 
-class _Finish(torch.autograd.Function):
-    """Joins a step to autograd: forward waits and arranges, backward sends gradients and updates."""
+class _Outputs(torch.autograd.Function):
+    """Joins a step to autograd: forward makes outputs without values, backward sends gradients and updates."""
 
     @staticmethod
     def forward(ctx: Any, step: EngineStep, token: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.step = step
         ctx.save_for_backward(token)  # so that autograd refuses a second backward pass, as it does unsharded
-        return step.arrange()
+        return step.outputs_to_come()
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -7,7 +7,7 @@ it is for, and carries a checksum of the calls that its rank made before; that c
 from __future__ import annotations
 
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from shardwright.contracts.comm_backend import Communicator
@@ -29,13 +29,15 @@ class Lockstep:
     def __init__(self) -> None:
         self.header_size = 0
         self._names: list[str] = []
+        self._named: Counter[str] = Counter()
         self._checksum = 0
         self._recent: deque[str] = deque(maxlen=_NUM_RECENT)
 
     def join(self, name: str, header_size: int) -> int:
         """Take a collection in; returns its number, by which headers call it."""
         self.header_size = max(self.header_size, header_size)
-        self._names.append(name)
+        self._named[name] += 1
+        self._names.append(name if self._named[name] == 1 else f"{name} (no. {self._named[name]})")
         return len(self._names) - 1
 
     def note(self, what: str, number: int) -> None:

@@ -39,11 +39,10 @@ class Fp16(Codec):
         values.copy_(encoded.view(torch.float16))
 
     def error_bound(self, values: Tensor) -> Tensor:
-        """Half a unit in the last place, or what is beyond ±65504."""
+        """Half a unit in the last place; what is beyond ±65504 may lose nearly all of itself."""
         import torch
 
         from shardwright_plugins.codecs._rounding import rounding_bound
 
-        return torch.maximum(
-            rounding_bound(values.clamp(-LARGEST, LARGEST), torch.float16), values.abs() - LARGEST
-        )
+        size = values.abs()
+        return torch.where(size > LARGEST, size, rounding_bound(values, torch.float16))

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.runtime.batches import BatchesInStep, BatchSettings
@@ -76,7 +77,7 @@ class TrainPipeline(ABC, Generic[In, Out]):
         """Whether ids are sent before their forward pass."""
 
     def progress(self, dataloader_iter: Iterator[In]) -> Out:
-        """Make the next step; every rank makes this call.
+        """Make the next step; every rank makes this call. Its parts have names in a profile: ``## backward ##``, ...
 
         Args:
             dataloader_iter: this rank's batches. One batch ahead of the step is read.
@@ -98,11 +99,12 @@ class TrainPipeline(ABC, Generic[In, Out]):
         batch = self._batches.take(dataloader_iter)
         if self._model.training:
             self._optimizer.zero_grad()
-        with self._batches.forward():
+        with self._batches.forward(), record_function("## forward ##"):
             losses, output = self._pair(self._forward(batch))
         if self._batches.learns:
             self._batches.learn()
-        self._batches.advance(dataloader_iter)
+        with record_function("## next batch ##"):
+            self._batches.advance(dataloader_iter)
         if self._model.training:
             self._update(losses)
         return output
@@ -118,8 +120,10 @@ class TrainPipeline(ABC, Generic[In, Out]):
 
     def _update(self, losses: Tensor) -> None:
         try:
-            losses.sum().backward()
-            self._optimizer.step()
+            with record_function("## backward ##"):
+                losses.sum().backward()
+            with record_function("## optimizer ##"):
+                self._optimizer.step()
         except BaseException as error:
             self._closed_by = error
             raise

@@ -61,7 +61,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", CODECS)
 def test_codec_keeps_its_contract_for_any_floats(name: str, implementation: str) -> None:
-    @settings(max_examples=500)
+    @settings(max_examples=250)
     @given(blocks())
     def check(values: Tensor) -> None:
         check_codec(codec_of(name), values)

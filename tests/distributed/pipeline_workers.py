@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,6 +108,25 @@ def profile_steps(num_steps: int) -> list[tuple[str, float, float]]:
         for event in trace.events()
         if event.name.startswith(("##", "gloo:", "c10d::"))
     ]
+
+
+def die_in_step(step: int) -> str:
+    """Rank 1 dies when its batch of that step is read; returns what another rank gets."""
+    model, optimizer = model_and_optimizer()
+
+    def loader() -> Iterator[Example]:
+        for number, example in enumerate(examples(5, dist.get_rank())):
+            if number == step and dist.get_rank() == 1:
+                os._exit(17)
+            yield example
+
+    pipeline, batches = TrainPipelineSparseDist(model, optimizer, "cpu"), loader()
+    try:
+        for _ in range(5):
+            pipeline.progress(batches)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
 
 
 def fail_on_one_rank(where: str) -> list[str]:

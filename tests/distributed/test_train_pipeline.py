@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.distributed import pipeline_workers
 
-from shardwright.testing.ranks import RankPool
+from shardwright.testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 
@@ -76,3 +76,11 @@ def test_failure_of_one_rank_is_an_error_on_all_in_its_step_and_the_next_ones_tr
     assert own in second.pop(1)
     assert others in first.pop(1)
     assert first == second == ["fine"] * 3
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_rank_that_dies_is_an_error_on_the_others(step: int) -> None:
+    with RankPool(2, backend="gloo") as ranks, pytest.raises(RankError) as error:
+        ranks.run(pipeline_workers.die_in_step, 2, step)
+    assert error.value.errors == {1: "the process died"}
+    assert error.value.results[0].startswith("DistributedError: rank 0: ")

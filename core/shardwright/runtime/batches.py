@@ -39,7 +39,8 @@ from shardwright.runtime.batch_tree import (
 )
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.inputs import Status, goes_on
-from shardwright.runtime.inputs_ahead import Begun, SideStream, ranks_text, who_ended
+from shardwright.runtime.inputs_ahead import Begun, SideStream, who_ended
+from shardwright.runtime.lockstep import name_ranks
 from shardwright.runtime.model_parallel import DistributedModelParallel
 from shardwright.runtime.sharded_collection import ShardedCollection
 from shardwright.sparse import KeyedJaggedTensor
@@ -156,7 +157,7 @@ class _StatusWord:
         failed = [rank for rank, status in enumerate(self.statuses) if status is Status.FAILED]
         if failed and goes_on(self.statuses):
             raise self._fetched.error or DistributedError(
-                f"{ranks_text(failed)} could not read a batch; the error there says why"
+                f"{name_ranks(failed)} could not read a batch; the error there says why"
             )
         return goes_on(self.statuses)
 

@@ -13,24 +13,20 @@ from attrs import frozen
 from shardwright.errors import DistributedError
 from shardwright.runtime.batch_tree import is_same
 from shardwright.runtime.inputs import Status
+from shardwright.runtime.lockstep import name_ranks
 from shardwright.sparse import KeyedJaggedTensor
 
 if TYPE_CHECKING:
     from shardwright.runtime.engine import EngineStep
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 0, 3``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
 def who_ended(statuses: Sequence[Status]) -> str:
     """Which ranks do not go on, and why."""
     stopped = [rank for rank, status in enumerate(statuses) if status is Status.STOPPED]
     if stopped:
-        return f"{ranks_text(stopped)} failed in the forward pass of this step or the last; the error there says why"
+        return f"{name_ranks(stopped)} failed in the forward pass of this step or the last; the error there says why"
     ended = [rank for rank, status in enumerate(statuses) if status in (Status.NO_BATCH, Status.EMPTY_BATCH)]
-    return f"the data of {ranks_text(ended)} has ended"
+    return f"the data of {name_ranks(ended)} has ended"
 
 
 Observer: TypeAlias = Callable[[KeyedJaggedTensor], None]

@@ -67,7 +67,7 @@ def step(
         cases = each_type(settings, host().sharding_types.names)
     else:
         cases = [Case(types, settings.of_types(types))]
-    sides = [Ranks(), *([Program(beside)] if beside is not None else [])]
+    sides = [Ranks(is_kept=True)] if beside is None else [Ranks(), Program(beside)]
     run_suite(Suite(cases, sides, rounds), json=json, keep_going=types is None)
 
 

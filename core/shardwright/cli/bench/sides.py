@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from shardwright.errors import DistributedError, InvalidInputError
 
 if TYPE_CHECKING:
     from shardwright.cli.bench.step import StepSettings
+    from shardwright.testing.ranks import RankPool
 
 TIMEOUT_S = 600.0
 
@@ -52,29 +53,53 @@ class Side(ABC):
             ShardwrightError: it failed; says why.
         """
 
+    def close(self) -> None:  # noqa: B027 - most sides keep nothing
+        """End what was kept between measurements."""
 
-@frozen
+
+@define(eq=False)
 class Ranks(Side):
-    """The installed shardwright, one process a rank."""
+    """The installed shardwright, one process a rank.
 
-    name: str = "shardwright"
+    Args:
+        is_kept: the processes are used again by the next measurement; beside another program, which starts anew
+            each time, each has its own.
+    """
+
+    is_kept: bool = False
+    name: str = field(default="shardwright", init=False)
+    _pool: RankPool | None = field(default=None, init=False)
 
     def measure(self, settings: StepSettings) -> Figures:  # noqa: D102 - described in the base class
         from shardwright.cli.bench.step import time_step
         from shardwright.plugins import host
-        from shardwright.testing.ranks import RankPool
 
         for name in settings.types:
             host().sharding_types.canonical(name)  # an unknown name costs no processes
-        backend = next(
-            (name for name, entry in host().comm_backends.entries.items() if "cpu" in entry.item.devices),
-            None,
-        )
-        if backend is None:
-            raise DistributedError("no comm backend serves the device 'cpu': see `shardwright plugins`")
-        with RankPool(settings.ranks, backend=backend, initializer=_leave_interrupts_to_the_parent) as pool:
+        try:
+            pool = self._pool_of(settings.ranks)
             results = pool.run(time_step, settings.ranks, settings, timeout_s=TIMEOUT_S)
+        finally:
+            if not self.is_kept:
+                self.close()
         return Figures(**results[0])
+
+    def _pool_of(self, ranks: int) -> RankPool:
+        from shardwright.plugins import host
+        from shardwright.testing.ranks import RankPool
+
+        if self._pool is None:
+            backends = host().comm_backends.entries.items()
+            backend = next((name for name, entry in backends if "cpu" in entry.item.devices), None)
+            if backend is None:
+                raise DistributedError("no comm backend serves the device 'cpu': see `shardwright plugins`")
+            self._pool = RankPool(ranks, backend=backend, initializer=_leave_interrupts_to_the_parent)
+        return self._pool
+
+    def close(self) -> None:  # noqa: D102
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
 
 
 @frozen

@@ -196,4 +196,7 @@ def run_to_the_end(suite: Suite, *, keep_going: bool, after_each: Callable[[str]
             after_each(note)
     except KeyboardInterrupt:
         return False
+    finally:
+        for side in suite.sides:
+            side.close()
     return True

@@ -289,11 +289,17 @@ def check(loop: LeanLoop, options: argparse.Namespace) -> None:
         for table in range(options.tables):
             rows = by_table[:, table, None].expand(-1, options.ids, -1).reshape(-1, options.dim)
             gradient[table].index_add_(0, ids[table].reshape(-1), rows)
-    for (table, start, stop), weight in zip(blocks, loop.tbe.split_embedding_weights(), strict=True):
+    states = [state for (state,) in loop.tbe.split_optimizer_states()]
+    for (table, start, stop), weight, state in zip(
+        blocks, loop.tbe.split_embedding_weights(), states, strict=True
+    ):
         own = gradient[table, first : first + weight.shape[0], start:stop]
-        # Row-wise Adagrad of the block's own columns, from no state.
-        change = RATE * own / (own.square().mean(1, keepdim=True).sqrt() + EPSILON)
-        expected = tables[table, first : first + weight.shape[0], start:stop] - change
+        # Row-wise Adagrad of the block's own columns, from no state. The first change has no scale, the state has.
+        mean_square = own.square().mean(1, keepdim=True)
+        torch.testing.assert_close(state.view(-1, 1), mean_square)
+        expected = tables[table, first : first + weight.shape[0], start:stop] - RATE * own / (
+            mean_square.sqrt() + EPSILON
+        )
         torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -156,7 +156,7 @@ class _Exchange:
                 own.repeat(world_size),
                 self._sizes,
                 [own.numel()] * world_size,
-                label="gradients",
+                label="updates of copies",
             )
 
     def finish(self) -> None:

@@ -15,7 +15,7 @@ from shardwright.runtime import replicated
 from shardwright.runtime.update_forms import FORMS, BatchForm, DenseForm, RowsForm
 from shardwright.testing.simulated import run_simulated
 
-SYNCHRONISING = ("gradients", "dense gradients", "dense sums")
+SYNCHRONISING = ("updates of copies", "dense gradients", "dense sums")
 STEPS = 3
 TABLES = (  # t0 and t1 are of one size and share a group; t2 is alone
     Cut(5, 4, ("a", "b"), "SUM"),

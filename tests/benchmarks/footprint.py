@@ -25,7 +25,9 @@ from rich.progress import track
 from rich.table import Table
 
 from shardwright.cli.bench.step import StepSettings, bench_batch, bench_model
+from shardwright.cli.bench.suite import last_line
 from shardwright.cli.bench.table import bar
+from shardwright.errors import ShardwrightError
 from shardwright.plugins import host
 from shardwright.testing.ranks import RankPool
 
@@ -90,12 +92,24 @@ def memory(
     settings = StepSettings((), ranks, batch, tables, rows, dim, ids, steps)
     names = types.split(",") if types else host().sharding_types.names
     figures: dict[str, dict[str, float]] = {}
-    for name in track(names, "measuring", console=Console(stderr=True)):
-        with RankPool(ranks, backend="gloo") as pool:
-            measured = pool.run(peak_memory, ranks, settings.of_types(name), timeout_s=TIMEOUT_S)
-        figures |= {f"{name}, rank {rank}": own for rank, own in enumerate(measured)}
+    try:
+        for name in track(names, "measuring", console=Console(stderr=True)):
+            figures |= memory_of(name, settings.of_types(name))
+    except KeyboardInterrupt:
+        typer.echo("interrupted: shown is what was measured until then", err=True)
     title = f"memory above what a rank had before: {' '.join(settings.options()[2:])}"
     show(figures, json=json, title=title, bars=("tables_mib", "peak_mib"))
+
+
+def memory_of(name: str, settings: StepSettings) -> dict[str, dict[str, float]]:
+    """The figures of each rank in fresh processes; none, and a line that says why, where it fails."""
+    try:
+        with RankPool(settings.ranks, backend="gloo") as pool:
+            measured = pool.run(peak_memory, settings.ranks, settings, timeout_s=TIMEOUT_S)
+    except ShardwrightError as error:
+        typer.echo(f"{name}: {last_line(str(error))}", err=True)
+        return {}
+    return {f"{name}, rank {rank}": own for rank, own in enumerate(measured)}
 
 
 def peak_memory(settings: StepSettings) -> dict[str, float]:
@@ -155,6 +169,8 @@ def show(figures: dict[str, dict[str, float]], *, json: bool, title: str, bars: 
     """Print the figures, with bars of two of them, or as JSON."""
     if json:
         typer.echo(json_format.dumps({"title": title, "figures": figures}))
+        return
+    if not figures:
         return
     table = Table(title=title, box=box.SIMPLE_HEAD)
     table.title_justify = "left"

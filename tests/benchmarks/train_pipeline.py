@@ -87,11 +87,11 @@ def run(options: argparse.Namespace) -> dict[str, float]:
     """Milliseconds a step of either loop on this rank, the smallest of all rounds."""
     model, optimizer = sharded(options)
     pipeline = TrainPipelineSparseDist(model, optimizer, "cpu")
-    endless = itertools.cycle(batches(options))
+    endless, others = itertools.cycle(batches(options)), itertools.cycle(batches(options))
 
     def plain_step() -> None:
         optimizer.zero_grad()
-        model(next(endless))[0].backward()
+        model(next(others))[0].backward()
         optimizer.step()
 
     loops = {"plain": plain_step, "pipeline": lambda: pipeline.progress(endless)}

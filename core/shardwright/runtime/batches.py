@@ -39,7 +39,7 @@ from shardwright.runtime.batch_tree import (
 )
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.inputs import Status, goes_on
-from shardwright.runtime.inputs_ahead import Begun, SideStream, who_ended
+from shardwright.runtime.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
 from shardwright.runtime.lockstep import name_ranks
 from shardwright.runtime.model_parallel import DistributedModelParallel
 from shardwright.runtime.sharded_collection import ShardedCollection
@@ -119,9 +119,9 @@ class _Coming:
 
 @frozen(eq=False)
 class _Call:
-    """A forward pass of a collection, and where in the batch its input stands."""
+    """A forward pass of a collection, by its path in the model, and where in the batch its input stands."""
 
-    collection: ShardedCollection
+    name: str
     path: Path
 
 
@@ -176,7 +176,10 @@ class BatchesInStep:
         self._collections = {
             path: module for path, module in inner.named_modules() if isinstance(module, ShardedCollection)
         }
-        self._name_of = {id(module): path for path, module in self._collections.items()}
+        self._ahead = {
+            name: InputsAhead(partial(self._note, name), is_strict=settings.is_strict)
+            for name in self._collections
+        }
         self._env = _env_of(model, list(self._collections.values()))
         self._side = SideStream.on(settings.device or torch.device(self._env.device_type))
         self._has_met, self._template = False, settings.empty_batch
@@ -186,8 +189,8 @@ class BatchesInStep:
         """Forget all batches under way and where inputs stand; every rank makes this call, or none."""
         self.drop_unused()
         self._calls: list[_Call] | None = None if self._settings.is_ahead and self._collections else []
-        self._expected = list(self._collections.values())
-        self._made: list[tuple[ShardedCollection, KeyedJaggedTensor]] = []
+        self._expected = list(self._collections)
+        self._made: list[tuple[str, KeyedJaggedTensor]] = []
         self._fetched: _Fetched | None = None
         self._coming: _Coming | None = None
         self._batch: Any = None
@@ -210,7 +213,8 @@ class BatchesInStep:
         current = self._side.join()
         if current is not None:
             record_stream(coming.batch, current)
-        self._watch(coming.batch)
+        if self.learns:
+            self._batch = coming.batch
         return coming.batch
 
     def advance(self, iterator: Iterator[Any]) -> None:
@@ -229,25 +233,26 @@ class BatchesInStep:
 
     # Where inputs stand
 
-    def _watch(self, batch: Any) -> None:
-        self._batch, self._made = batch, []
-        for collection in self._collections.values():
-            collection.inputs_ahead.observer = partial(self._note, collection)
+    def _note(self, name: str, features: KeyedJaggedTensor) -> None:
+        self._made.append((name, features))
 
-    def _note(self, collection: ShardedCollection, features: KeyedJaggedTensor) -> None:
-        self._made.append((collection, features))
+    def serve(self) -> None:
+        """Let the collections take what was begun for the batch last taken, and see what they are given."""
+        self._made = []
+        for name, collection in self._collections.items():
+            collection.inputs_ahead = self._ahead[name]
 
     def release(self) -> None:
-        """Leave the collections to others, until the next batch is taken."""
-        for collection in self._collections.values():
-            collection.inputs_ahead.observer = None
-            collection.inputs_ahead.is_strict = False
+        """Leave the collections to others."""
+        for name, collection in self._collections.items():
+            if collection.inputs_ahead is self._ahead[name]:
+                collection.inputs_ahead = None
 
     def drop_unused(self) -> None:
         """Forget exchanges that no forward pass used."""
         self.release()
-        for collection in self._collections.values():
-            collection.inputs_ahead.discard()
+        for ahead in self._ahead.values():
+            ahead.discard()
 
     @property
     def learns(self) -> bool:
@@ -260,19 +265,16 @@ class BatchesInStep:
         Raises:
             DistributedError: that pass failed on a rank; on all ranks.
         """
-        mine = [
-            (self._name_of[id(collection)], self._path_of(features)) for collection, features in self._made
-        ]
+        mine = [(name, self._path_of(features)) for name, features in self._made]
         if not self._settings.is_strict:  # other batches may have come between
             mine = [call for call in mine if call[1] is not None]
         told = self._env.communicator.all_gather_objects(mine)
         _raise_if_stopped([Status.FINE if calls is not None else Status.STOPPED for calls in told])
         if any(told):
-            self._expected = [self._collections[name] for name, _ in mine]
-            agreed = _agreed(told)
-            self._calls = [_Call(self._collections[name], path) for name, path in agreed]
-            self._tell_who_stays({name for name, _ in agreed})
-        self._batch = None
+            self._expected = [name for name, _ in mine]
+            self._calls = [_Call(name, path) for name, path in _agreed(told)]
+            self._tell_who_stays({call.name for call in self._calls})
+        self._batch, self._made = None, []
 
     def _path_of(self, features: KeyedJaggedTensor) -> Path | None:
         for path, leaf in leaves(self._batch):
@@ -281,7 +283,7 @@ class BatchesInStep:
         return None
 
     def _tell_who_stays(self, ahead: set[str]) -> None:
-        stays = sorted({self._name_of[id(collection)] for collection, _ in self._made} - ahead)
+        stays = sorted({name for name, _ in self._made} - ahead)
         if stays:
             _log.warning(
                 "the input of %s is not in the batch, or stands elsewhere on other ranks (the model makes it): its ids "
@@ -360,7 +362,7 @@ class BatchesInStep:
         statuses = exchanges[0].statuses if error is None else ()
         if error is None and goes_on(statuses):
             for call, features, step in begun:
-                call.collection.inputs_ahead.put(Begun(features, step, self._side))
+                self._ahead[call.name].put(Begun(features, step, self._side))
         else:
             self._discard([step for _, _, step in begun if step in sent])
         is_over = error is None and not goes_on(statuses)
@@ -381,7 +383,7 @@ class BatchesInStep:
                 "this rank's data has ended, and there is no batch to make an empty one of: give empty_batch"
             )
         prepare = None if error is None else partial(_raise, error)
-        step = call.collection.begin_input_dist(features, status=fetched.status, prepare=prepare)
+        step = self._collections[call.name].begin_input_dist(features, status=fetched.status, prepare=prepare)
         return features, step
 
     def _discard(self, steps: Sequence[Any]) -> None:
@@ -398,8 +400,7 @@ class BatchesInStep:
         Raises:
             DistributedError: the pass did not use what was exchanged for it.
         """
-        for collection in self._collections.values():
-            collection.inputs_ahead.is_strict = self._settings.is_strict
+        self.serve()
         try:
             yield
             self._check_used()
@@ -408,12 +409,14 @@ class BatchesInStep:
             raise
         finally:
             self.release()
+            if not self.learns:
+                self._made = []
 
     def _check_used(self) -> None:
-        for path, collection in self._collections.items():
-            if len(collection.inputs_ahead):
+        for name, ahead in self._ahead.items():
+            if len(ahead):
                 raise DistributedError(
-                    f"the collection at {path!r} was called in the first forward pass but not in this one: call it for "
+                    f"the collection at {name!r} was called in the first forward pass but not in this one: call it for "
                     "every batch, or train with TrainPipelineBase"
                 )
 
@@ -428,14 +431,14 @@ class BatchesInStep:
 
     def _finish_for_others(self) -> None:
         """Do this rank's part of the step's remaining collectives of the forward pass, then say that it stopped."""
-        made = Counter(id(collection) for collection, _ in self._made)
-        for collection in self._expected:
-            if made[id(collection)]:
-                made[id(collection)] -= 1
-            elif len(collection.inputs_ahead):
-                collection.inputs_ahead.next().lookup()
+        made = Counter(name for name, _ in self._made)
+        for name in self._expected:
+            if made[name]:
+                made[name] -= 1
+            elif len(self._ahead[name]):
+                self._ahead[name].next().lookup()
             else:
-                collection.begin_input_dist(None, status=Status.STOPPED).send()
+                self._collections[name].begin_input_dist(None, status=Status.STOPPED).send()
         if self.learns:
             self._env.communicator.all_gather_objects(None)  # as in learn
         else:

@@ -95,14 +95,13 @@ class Begun:
 class InputsAhead:
     """The exchanges of one collection that were begun, in the order of the forward passes they are for.
 
-    Attributes:
+    Args:
         observer: called with what each forward pass is given.
         is_strict: a forward pass that is given something else than the next of them is an error; else it begins anew.
     """
 
-    def __init__(self) -> None:
-        self.observer: Observer | None = None
-        self.is_strict = False
+    def __init__(self, observer: Observer, *, is_strict: bool) -> None:
+        self._observer, self._is_strict = observer, is_strict
         self._begun: deque[Begun] = deque()
 
     def __len__(self) -> int:
@@ -116,17 +115,16 @@ class InputsAhead:
         """The exchange for ``features``, arrived; ``None`` if none was begun.
 
         Raises:
-            DistributedError: another one is next, and :attr:`is_strict`.
+            DistributedError: another one is next, and the exchanges are strict.
         """
         is_next = bool(self._begun) and is_same(self._begun[0].features, features)
-        if self._begun and not is_next and self.is_strict:
+        if self._begun and not is_next and self._is_strict:
             raise DistributedError(
                 "the exchange of the ids that stand where the first batch had this collection's input was begun before "
                 "the forward pass, which now gives the collection others: give it the KeyedJaggedTensor of the batch "
                 "that stands there, or train with TrainPipelineBase"
             )
-        if self.observer is not None:
-            self.observer(features)
+        self._observer(features)
         return self.next() if is_next else None
 
     def next(self) -> EngineStep:

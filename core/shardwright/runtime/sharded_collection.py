@@ -63,7 +63,8 @@ class ShardedCollection(nn.Module, ABC):
         tables_name: the attribute that holds the tables, part of the state-dict keys.
 
     Attributes:
-        inputs_ahead: the exchanges of ids that were begun before the forward pass they are for.
+        inputs_ahead: the exchanges of ids that were begun before the forward passes to come; a pipeline's, while it
+            makes them.
     """
 
     def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
@@ -93,7 +94,7 @@ class ShardedCollection(nn.Module, ABC):
             {f"{tables_name}.{name}.weight": table for name, table in self._tables.items()},
             self._engine.lookups,
         )
-        self.inputs_ahead = InputsAhead()
+        self.inputs_ahead: InputsAhead | None = None
 
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
         """Send the ids to the ranks that own their rows (headers and payload), if that was not done ahead.
@@ -103,11 +104,11 @@ class ShardedCollection(nn.Module, ABC):
             DistributedError: a rank has no batch for this step; the same text on every rank that has.
         """
         rates = self._fused_optimizer.apply_learning_rates
-        if len(self.inputs_ahead):
+        if self.inputs_ahead is not None:
             rates()
-        ahead = self.inputs_ahead.take(features)
-        if ahead is not None:
-            return ahead
+            ahead = self.inputs_ahead.take(features)
+            if ahead is not None:
+                return ahead
         step = self.begin_input_dist(features, prepare=rates)
         if not step.send():
             raise DistributedError(f"{who_ended(step.statuses)}: this step is not made")

@@ -184,6 +184,7 @@ class _LockstepIterator(Iterator[In]):
         except StopIteration:
             self._is_over = True
             raise
+        self._batches.serve()
         return batch
 
 

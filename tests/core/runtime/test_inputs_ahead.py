@@ -29,12 +29,16 @@ class Step:
         return self.tensors
 
 
+def ignore(given: KeyedJaggedTensor) -> None:
+    """Observes nothing."""
+
+
 def begun(given: KeyedJaggedTensor) -> Begun:
     return Begun(given, Step([], []), SideStream(torch.device("cpu"), None))  # type: ignore[arg-type]
 
 
 def test_next_exchange_is_taken_by_what_it_is_for_and_no_other():
-    ahead, one, other = InputsAhead(), features(), features()
+    ahead, one, other = InputsAhead(ignore, is_strict=False), features(), features()
     ahead.put(begun(one))
     assert ahead.take(other) is None
     assert len(ahead) == 1
@@ -43,9 +47,8 @@ def test_next_exchange_is_taken_by_what_it_is_for_and_no_other():
 
 
 def test_strict_collection_refuses_another_input_and_keeps_the_exchange():
-    ahead, one = InputsAhead(), features()
     seen: list[KeyedJaggedTensor] = []
-    ahead.is_strict, ahead.observer = True, seen.append
+    ahead, one = InputsAhead(seen.append, is_strict=True), features()
     ahead.put(begun(one))
     with pytest.raises(
         DistributedError, match="give it the KeyedJaggedTensor of the batch that stands there"
@@ -59,7 +62,7 @@ def test_strict_collection_refuses_another_input_and_keeps_the_exchange():
 
 
 def test_discard_waits_for_what_is_under_way():
-    ahead, exchanges = InputsAhead(), [begun(features()) for _ in range(2)]
+    ahead, exchanges = InputsAhead(ignore, is_strict=True), [begun(features()) for _ in range(2)]
     for exchange in exchanges:
         ahead.put(exchange)
     ahead.discard()

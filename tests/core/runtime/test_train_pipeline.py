@@ -551,6 +551,56 @@ def test_evaluation_between_steps_leaves_them_alone():
         assert_same(actual, expected)
 
 
+def test_batch_under_way_that_one_rank_evaluates_is_exchanged_again_for_it():
+    def train(model, env, *, evaluates):
+        own = list(batches(4, env.rank, 2))
+        pipeline, loader = piped(model), iter(own)
+        for step in range(4):
+            pipeline.progress(loader)
+            if evaluates:
+                with torch.no_grad():  # on rank 0 the next batch, whose ids are under way, on rank 1 another
+                    model(own[min(step + 1, 3)] if env.rank == 0 else examples(90, 1, 2))
+        return model.state_dict()
+
+    for actual, expected in zip(
+        on_ranks(lambda model, env: train(model, env, evaluates=True), 2),
+        on_ranks(lambda model, env: train(model, env, evaluates=False), 2),
+        strict=True,
+    ):
+        assert_same(actual, expected)
+
+
+def test_two_pipelines_of_one_model_take_turns():
+    def train(model, env, loop):
+        training, others = batches(5, env.rank, 2), batches(5, env.rank, 2, start=50)
+        return loop(model, training, others), model.state_dict()
+
+    def pipelines(model, training, others):
+        first, second = piped(model), piped(model, end_of_data="last_rank")
+        outputs = []
+        for _ in range(5):
+            model.train()
+            outputs.append(first.progress(training))
+            model.eval()
+            outputs.append(second.progress(others))
+        return outputs
+
+    def plainly(model, training, others):
+        outputs = []
+        for batch, other in zip(training, others, strict=True):
+            outputs += train_plainly(model, iter([batch]))
+            outputs.append(model(other)[1])
+        return outputs
+
+    for actual, expected in zip(
+        on_ranks(lambda model, env: train(model, env, pipelines), 2),
+        on_ranks(lambda model, env: train(model, env, plainly), 2),
+        strict=True,
+    ):
+        assert all(torch.equal(*pair) for pair in zip(actual[0], expected[0], strict=True))
+        assert_same(actual[1], expected[1])
+
+
 def test_evaluation_mode_gives_outputs_and_updates_nothing():
     def evaluate(model, env):
         before = model.state_dict()

@@ -4,7 +4,7 @@ In the backward pass the ranks exchange what each group of tables of one size ne
 bytes; every rank then makes the same update from the same numbers in the same order, so that copies stay equal, bit
 for bit:
 
-- *batch*: every rank's ids and output gradients; each rank then makes the whole batch's update;
+- *batch*: every rank's ids and output gradients (by their codecs); each rank then makes the whole batch's update;
 - *rows*: the rows touched and their gradients;
 - *dense*: the gradient of all rows, summed in slices and gathered.
 
@@ -18,6 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from shardwright.contracts.codec import Codec
 from shardwright.contracts.comm_backend import Work
 from shardwright.planning.layouts import Dataflow
 from shardwright.runtime.collection import Collection, FeatureBatch
@@ -28,6 +29,7 @@ from shardwright.runtime.return_paths import pack_slots, split_slots
 from shardwright.runtime.routing import Routed, Router
 from shardwright.runtime.routing_plan import plan_part
 from shardwright.runtime.update_forms import FORMS, DenseForm, DenseSum, Share, UpdateForm
+from shardwright.runtime.wire import OutputCodecs
 
 
 def _of_one_size(collection: Collection, index: int, dataflow: Dataflow) -> Hashable:
@@ -46,6 +48,8 @@ class ReplicatedTables(Part):
         self.router = Router(self.plan)
         self.header_size = len(self.plan.streams)
         self.arrivals = [slot.arrival for group in self.groups for slot in group.slots]
+        gradients = OutputCodecs.of(config).gradients
+        self.codecs = [_codecs_of(group, gradients) for group in self.groups]
 
     def route(self, batch: FeatureBatch | None) -> PartStep:  # noqa: D102 - described in the base class
         return ReplicatedStep(self, None if batch is None else self.router.route(batch))
@@ -99,7 +103,7 @@ class ReplicatedStep(PartStep):
         self._forms: list[UpdateForm] = []
         for index, group in enumerate(self._tables.groups):
             gradients = [gradient_of(slot.gradient) for slot in group.slots]
-            shares = [self._share(group, peer) for peer in self._peers]
+            shares = [self._share(index, peer) for peer in self._peers]
             cheapest = min(FORMS, key=lambda form: form.bytes_moved(group, shares))
             self._forms.append(cheapest(self._tables.env, group, shares, self._bags[index], gradients))
         self._exchange = _Exchange(self._tables, self._forms)
@@ -116,13 +120,21 @@ class ReplicatedStep(PartStep):
             updated += lookup.backward(lookup.prepare(bags), _packed(form.group, bags, pieces))
         return updated
 
-    def _share(self, group: Group, peer: Peer) -> Share:
+    def _share(self, index: int, peer: Peer) -> Share:
+        group = self._tables.groups[index]
         return Share(
             batch_size=peer.batch_size,
             num_ids=tuple(peer.fields[slot.stream] for slot in group.slots),
             is_pooled=self._tables.is_pooled,
             is_weighted=group.blocks[0].request.is_weighted,
+            codecs=self._tables.codecs[index],
         )
+
+
+def _codecs_of(group: Group, codecs: Sequence[Codec | None]) -> tuple[Codec | None, ...]:
+    """The codec of each slot's gradients, given by output; none if all travel as they are."""
+    own = tuple(codecs[slot.output] for slot in group.slots)
+    return () if all(codec is None for codec in own) else own
 
 
 def _own_bags(group: Group, routed: Routed, is_pooled: bool) -> Bags:

@@ -15,6 +15,7 @@ from shardwright.runtime.payload import PayloadFormat
 from shardwright.runtime.return_paths import ReturnPath, Trip, TripStep
 from shardwright.runtime.routing import Routed, Router
 from shardwright.runtime.routing_plan import plan_part
+from shardwright.runtime.wire import OutputCodecs
 
 
 @frozen(eq=False)
@@ -42,16 +43,16 @@ class RoutedTables(Part):
             device=config.device,
         )
         self.header_size = self.format.header_size
-        self.flows = self._make_flows()
+        self.flows = self._make_flows(OutputCodecs.of(config))
         self.arrivals = [arrival for flow in self.flows for arrival in flow.path.arrivals]
 
-    def _make_flows(self) -> list[_Flow]:
+    def _make_flows(self, codecs: OutputCodecs) -> list[_Flow]:
         ways: list[Any] = list(dict.fromkeys(group.way for groups in self.plan.groups for group in groups))
         flows = []
         for way in ways:
             spans = [_span(groups, way) for groups in self.plan.groups]
             own = [groups[start:stop] for groups, (start, stop) in zip(self.plan.groups, spans, strict=True)]
-            flows.append(_Flow(spans, way(own, self.env)))
+            flows.append(_Flow(spans, way(own, self.env, codecs)))
         return flows
 
     def route(self, batch: FeatureBatch | None) -> PartStep:  # noqa: D102 - described in the base class

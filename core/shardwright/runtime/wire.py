@@ -9,7 +9,7 @@ Legend: B bags, D columns of a slot, n rows of a piece.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.comm_backend import Communicator, Work
-from shardwright.errors import UnsupportedError
+from shardwright.errors import UnknownPluginError, UnsupportedError
 from shardwright.planning.codecs import QCommsConfig
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import PoolingType, TableSpec
-from shardwright.runtime.collection import Collection
+from shardwright.runtime.part import PartConfig
 
 _ALIGNMENT = 8
 """Encoded pieces begin at multiples of so many bytes, so that codecs may view them as numbers."""
@@ -59,28 +59,37 @@ class OutputCodecs:
     gradients: Sequence[Codec | None]
 
     @classmethod
-    def of(cls, collection: Collection, shardings: Mapping[str, ParameterSharding]) -> OutputCodecs:
+    def of(cls, config: PartConfig) -> OutputCodecs:
         """What the plan says of each output's table, and where it says nothing, what the table's sharder says.
 
         Raises:
             UnknownPluginError: a codec is not known; the text has the nearest.
             UnsupportedError: a table's partial sums are to travel by a codec that does not carry such.
         """
-        configs = [_config_of(table, shardings[table.name]) for table in collection.tables]
-        for table, config in zip(collection.tables, configs, strict=True):
-            _check_sums(table, shardings[table.name], config.forward)
-        names = {name for config in configs for name in (config.forward_precision, config.backward_precision)}
+        tables = config.collection.tables
+        chosen = [_config_of(table, config.shardings[table.name]) for table in tables]
+        for table, own in zip(tables, chosen, strict=True):
+            _check_sums(table, config.shardings[table.name], own.forward)
+        names = {name for own in chosen for name in (own.forward_precision, own.backward_precision)}
         # One object a name: neighbours with the same codec are encoded in one call.
         codecs = {name: QCommsConfig(forward_precision=name).forward for name in names}
-        own = [configs[output.table] for output in collection.outputs]
+        by_output = [chosen[output.table] for output in config.collection.outputs]
         return cls(
-            results=[codecs[config.forward_precision] for config in own],
-            gradients=[codecs[config.backward_precision] for config in own],
+            results=[codecs[own.forward_precision] for own in by_output],
+            gradients=[codecs[own.backward_precision] for own in by_output],
         )
+
+    def wires(self, communicator: Communicator, outputs: Iterable[int]) -> tuple[Wire, Wire]:
+        """The wires of results and of gradients, for these outputs."""
+        return Wire(communicator, self.results, outputs), Wire(communicator, self.gradients, outputs)
 
 
 def _config_of(table: TableSpec, sharding: ParameterSharding) -> QCommsConfig:
-    return (sharding.qcomms_config or QCommsConfig()).over(table.qcomms_config).resolved()
+    config = (sharding.qcomms_config or QCommsConfig()).over(table.qcomms_config)
+    try:
+        return config.resolved()
+    except UnknownPluginError as error:
+        raise UnknownPluginError(f"the codecs of table {table.describe()}: {error}") from error
 
 
 def _check_sums(table: TableSpec, sharding: ParameterSharding, codec: Codec | None) -> None:
@@ -141,11 +150,18 @@ class Wire:
     Args:
         communicator: the collectives.
         codecs: by output; ``None`` where values travel as they are.
+        outputs: those that travel by this wire; all by default.
     """
 
-    def __init__(self, communicator: Communicator, codecs: Sequence[Codec | None]) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        codecs: Sequence[Codec | None],
+        outputs: Iterable[int] | None = None,
+    ) -> None:
         self._communicator, self._codecs = communicator, codecs
-        self._is_plain = not any(codec is not None for codec in codecs)
+        used = range(len(codecs)) if outputs is None else outputs
+        self._is_plain = all(codecs[output] is None for output in used)
 
     def exchange(
         self,

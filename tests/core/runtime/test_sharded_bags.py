@@ -262,7 +262,7 @@ def float_elements(step):
         elif isinstance(thing, list | tuple):
             for item in thing:
                 visit(item)
-        elif type(thing).__name__.endswith(("Step", "Trip")):
+        elif type(thing).__name__.endswith(("Step", "Trip", "Transfer")):
             names = [name for cls in type(thing).__mro__ for name in getattr(cls, "__slots__", ())]
             for name in [*names, *getattr(thing, "__dict__", ())]:
                 if name not in ("__weakref__", "_saved") and hasattr(thing, name):

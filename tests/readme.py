@@ -1,4 +1,4 @@
-"""The README as tests read it: its fenced blocks, by the name after the language."""
+"""The README, or another page, as tests read it: its fenced blocks, by the name after the language."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Block:
     text: str
 
 
-def blocks() -> list[Block]:
+def blocks(page: Path = README) -> list[Block]:
     """All fenced blocks, in order."""
-    return [Block(**match.groupdict()) for match in _FENCED.finditer(README.read_text())]
+    return [Block(**match.groupdict()) for match in _FENCED.finditer(page.read_text())]
 
 
-def source(name: str) -> str:
+def source(name: str, page: Path = README) -> str:
     """The text of the only block of this name."""
-    (block,) = (block for block in blocks() if block.name == name)
+    (block,) = (block for block in blocks(page) if block.name == name)
     return block.text
 
 
-def output_of(name: str) -> str:
-    """The text block that follows the block of this name: what the README says it prints."""
-    shown = blocks()
+def output_of(name: str, page: Path = README) -> str:
+    """The text block that follows the block of this name: what the page says it prints."""
+    shown = blocks(page)
     following = shown[[block.name for block in shown].index(name) + 1]
     assert following.language == "text", f"after {name} comes {following}"
     return following.text

@@ -29,7 +29,9 @@ _MODULE_OF_NAME: dict[str, str] = {
             "UnsupportedError",
         ),
         "shardwright.contracts": (
+            "Codec",
             "CommBackend",
+            "CommType",
             "ComputeKernel",
             "EmbeddingComputeKernel",
             "Estimator",
@@ -53,6 +55,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "register_fused_optimizer",
             "spec_to_torch",
         ),
+        "shardwright.planning.codecs": ("QCommsConfig", "get_qcomm_codecs_registry"),
         "shardwright.planning.constraints": ("ParameterConstraints",),
         "shardwright.planning.layouts": (
             "Block",
@@ -94,6 +97,11 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ShardedEmbeddingBagCollection",
             "ShardedEmbeddingCollection",
             "register_sharder",
+        ),
+        "shardwright.runtime.train_pipeline": (
+            "TrainPipelineBase",
+            "TrainPipelineSparseDist",
+            "lockstep_batches",
         ),
         "shardwright.sparse": ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"),
     }.items()

@@ -1,4 +1,4 @@
-"""All that a plugin can hook into: one hook for each of the six kinds, and nothing else.
+"""All that a plugin can hook into: one hook for each kind of part, and nothing else.
 
 A plugin is a module named by an entry point of the group `shardwright`. It implements any of these hooks,
 marked with `shardwright.hookimpl`. Each hook is called once in a process, when the first thing of any kind is
@@ -20,6 +20,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from shardwright.contracts import (
+        Codec,
         CommBackend,
         ComputeKernel,
         Estimator,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "hookimpl",
     "hookspec",
+    "shardwright_codecs",
     "shardwright_comm_backends",
     "shardwright_compute_kernels",
     "shardwright_estimators",
@@ -93,4 +95,13 @@ def shardwright_comm_backends() -> Sequence[type[CommBackend] | CommBackend]:  #
 
     Implement it for a new library or transport. A backend names the devices it serves; autograd over its
     collectives is written once, in core.
+    """
+
+
+@hookspec
+def shardwright_codecs() -> Sequence[type[Codec] | Codec]:  # type: ignore[empty-body]
+    """Offer codecs: ways to write vectors into fewer bytes for the way between ranks.
+
+    Implement it for a new precision or compression of pooled outputs, sequence outputs and their gradients. A codec
+    is independent of the comm backend, which moves its bytes; users choose it for all tables or for one, by name.
     """

@@ -1,4 +1,4 @@
-"""The plugin host: finds the installed plugins, loads them once, and keeps what they offer in six registries.
+"""The plugin host: finds the installed plugins, loads them once, and keeps what they offer in registries.
 
 Nobody else touches pluggy. Discovery happens on first use, not at import; a plugin that fails is recorded and
 the rest goes on; the outcome depends on what is installed and configured, never on an order.
@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar, cast
 import attrs
 
 from shardwright.contracts import (
+    Codec,
     CommBackend,
     ComputeKernel,
     Estimator,
@@ -51,8 +52,9 @@ KINDS: Final[tuple[Kind[Any], ...]] = (
     Kind("shardwright_partitioners", "partitioner", Partitioner),
     Kind("shardwright_compute_kernels", "compute kernel", ComputeKernel),
     Kind("shardwright_comm_backends", "comm backend", CommBackend),
+    Kind("shardwright_codecs", "codec", Codec),
 )
-"""The six kinds, in the order of the documentation."""
+"""The kinds of parts, in the order of the documentation."""
 
 C = TypeVar("C")
 _log = logging.getLogger(__name__)
@@ -126,8 +128,13 @@ class PluginHost:
         return self.registry_of(CommBackend)
 
     @property
+    def codecs(self) -> Registry[Codec]:
+        """The codecs by name."""
+        return self.registry_of(Codec)
+
+    @property
     def registries(self) -> tuple[Registry[Any], ...]:
-        """All six, in the order of `KINDS`."""
+        """All of them, in the order of `KINDS`."""
         return tuple(self._discover().registries.values())
 
     @property
@@ -139,7 +146,7 @@ class PluginHost:
         """The registry of a contract, or of a class that fulfils one.
 
         Raises:
-            InvalidInputError: If it is none of the six contracts.
+            InvalidInputError: If it is none of the contracts.
         """
         registries = self._discover().registries
         for owner in contract.__mro__:

@@ -178,7 +178,7 @@ def plugin_of() -> Callable[..., types.ModuleType]:
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.label)
 def kind(request: pytest.FixtureRequest) -> Any:
-    """Each of the six kinds."""
+    """Each of the kinds."""
     return request.param
 
 

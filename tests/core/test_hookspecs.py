@@ -1,4 +1,4 @@
-"""Every hook, with plugins that implement it. `kind` goes over all six."""
+"""Every hook, with plugins that implement it. `kind` goes over all kinds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from shardwright.plugins import KINDS, PluginHost
 
 # Each hook by name, so that a new hook without a test fails in test_meta.py.
 TESTED_HOOKS = (
+    "shardwright_codecs",
     "shardwright_comm_backends",
     "shardwright_compute_kernels",
     "shardwright_estimators",
@@ -39,7 +40,7 @@ def test_hook_classes_come_to_their_registry_and_to_no_other(kind, make_offer):
     registry = getattr(host, kind.label)
     assert registry is host.registry_of(kind.contract)
     assert {name: registry[name] for name in registry} == dict(zip(["first", "second"], items, strict=True))
-    assert [other.names for other in host.registries if other is not registry] == [()] * 5
+    assert [other.names for other in host.registries if other is not registry] == [()] * (len(KINDS) - 1)
 
 
 def test_hook_instances_come_to_their_registry(kind, make_offer):

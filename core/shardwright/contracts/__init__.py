@@ -1,5 +1,6 @@
-"""The six kinds of plugins, one abstract class a file."""
+"""The kinds of plugins, one abstract class a file."""
 
+from shardwright.contracts.codec import Codec, CommType
 from shardwright.contracts.comm_backend import CommBackend, Communicator, Work
 from shardwright.contracts.compute_kernel import ComputeKernel, EmbeddingComputeKernel, KernelRequest
 from shardwright.contracts.estimator import Estimator
@@ -8,7 +9,9 @@ from shardwright.contracts.proposer import Proposer
 from shardwright.contracts.sharding_type import ShardingType
 
 __all__ = [
+    "Codec",
     "CommBackend",
+    "CommType",
     "Communicator",
     "ComputeKernel",
     "EmbeddingComputeKernel",

@@ -10,6 +10,7 @@ from typing import Any
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.planning.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables import TableSpec
 
 
@@ -86,6 +87,7 @@ class ParameterConstraints:
         batch_sizes: samples per rank and step of each feature; the planner's batch size by default.
         is_weighted: whether ids carry weights; as the module says by default.
         device_group: type of the device that must hold the table; planning fails if the topology has another.
+        qcomms_config: the codecs that its results and gradients travel by; those of its module's sharder by default.
 
     Raises:
         InvalidInputError: a value is of the wrong form.
@@ -103,6 +105,7 @@ class ParameterConstraints:
     )
     is_weighted: bool | None = None
     device_group: str | None = None
+    qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
 
     def per_feature(self, name: str, table: TableSpec, default: float) -> tuple[float, ...]:
         """``pooling_factors``, ``num_poolings`` or ``batch_sizes``, one for each of a table's features.

@@ -3,8 +3,9 @@
 ``{"format": "shardwright-plan", "version": 1, "objective": {...}, "topology": {...}, "inputs": {...},
 "plugins": [...], "modules": {path: {table: {"sharding_type", "compute_kernel", "num_embeddings",
 "embedding_dim", "shards": [{"rank", "rows": [a, b], "columns": [a, b]}, ...]}}}}``. A table may also have
-``row_map`` (where rows are not parted in neighbouring runs; then a shard's ``rows`` are ``{"part": i,
-"num_rows": n}``), ``dataflow``, ``variant`` and ``extras``. Keys that are not known here are kept.
+``qcomms_config`` (the codecs of results and gradients, where they have any), ``row_map`` (where rows are not parted in
+neighbouring runs; then a shard's ``rows`` are ``{"part": i, "num_rows": n}``), ``dataflow``, ``variant`` and
+``extras``. Keys that are not known here are kept.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.errors import PlanError, ShardwrightError
+from shardwright.planning.codecs import QCommsConfig
 from shardwright.planning.layouts import Block, ColumnRange, Dataflow, Exchange, Layout, from_data, to_data
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.row_maps import RowMap, RowPart, RowsRange, RowsSplit
@@ -33,7 +35,7 @@ VERSION = 1
 _TABLE_KEYS = frozenset(
     [
         *("sharding_type", "compute_kernel", "num_embeddings", "embedding_dim", "shards"),
-        *("row_map", "dataflow", "variant", "extras"),
+        *("row_map", "dataflow", "variant", "extras", "qcomms_config"),
     ]
 )
 _SHARD_KEYS = frozenset(["rank", "rows", "columns"])
@@ -77,6 +79,8 @@ def _table_data(sharding: ParameterSharding, known: Mapping[str, Any]) -> dict[s
         data["dataflow"] = to_data(layout.dataflow)
     if layout.variant:
         data["variant"] = layout.variant
+    if sharding.qcomms_config:
+        data["qcomms_config"] = sharding.qcomms_config.to_data()
     if layout.extras:
         data["extras"] = copy.deepcopy(dict(layout.extras))
     data.update((key, value) for key, value in known.items() if key not in _TABLE_KEYS)
@@ -193,6 +197,7 @@ class _Reader:
             kind = self._types.entry(_typed(entry, "sharding_type", str, where))
             kernel = self._kernels.entry(_typed(entry, "compute_kernel", str, where)).name
             layout = self._layout(kind.item, entry, where)
+            codecs = _codecs(entry, where)
             layout.check(
                 TableSpec(name, layout.row_map.num_rows, entry["embedding_dim"], module=path),
                 world_size=self._world_size,
@@ -201,7 +206,7 @@ class _Reader:
             raise
         except ShardwrightError as error:
             raise PlanError(f"{where}: {error}") from error
-        return ParameterSharding(kind.name, kernel, layout, device=self._device)
+        return ParameterSharding(kind.name, kernel, layout, device=self._device, qcomms_config=codecs)
 
     def _layout(
         self, kind: type[ShardingType] | ShardingType, entry: Mapping[str, Any], where: str
@@ -238,6 +243,12 @@ class _Reader:
                 f"{place}: rank {rank!r} is not one of the {self._world_size} ranks of the topology"
             )
         return rank
+
+
+def _codecs(entry: Mapping[str, Any], where: str) -> QCommsConfig | None:
+    if "qcomms_config" not in entry:
+        return None
+    return QCommsConfig.from_data(_typed(entry, "qcomms_config", dict, where)).resolved()
 
 
 def _row_parts(

@@ -62,8 +62,8 @@ def enumerate_options(
     collected = _Columns()
     for table in tables:
         rule = constraints.of(table)
-        collected.add_table(_as_constrained(table, rule), rule, batch_size)
         try:
+            collected.add_table(_as_constrained(table, rule), rule, batch_size)
             _enumerate_table(collected, catalogue, rule)
         except UnknownPluginError as error:
             raise UnknownPluginError(f"constraints for table {table.describe()}: {error}") from error
@@ -71,7 +71,12 @@ def enumerate_options(
 
 
 def _as_constrained(table: TableSpec, rule: ParameterConstraints) -> TableSpec:
-    return table if rule.is_weighted is None else attrs.evolve(table, is_weighted=rule.is_weighted)
+    changes: dict[str, Any] = {}
+    if rule.is_weighted is not None:
+        changes["is_weighted"] = rule.is_weighted
+    if rule.qcomms_config is not None:
+        changes["qcomms_config"] = rule.qcomms_config.over(table.qcomms_config).resolved()
+    return attrs.evolve(table, **changes) if changes else table
 
 
 def _enumerate_table(collected: _Columns, catalogue: _Catalogue, rule: ParameterConstraints) -> None:
@@ -195,7 +200,7 @@ class _Offer:
 def _alike(table: TableSpec) -> tuple[Any, ...]:
     """What tables have in common for which a sharding type that answers by shape is asked once."""
     shape = (table.num_embeddings, table.embedding_dim, table.data_type)
-    return (*shape, table.pooling, table.is_weighted, table.optimizer)
+    return (*shape, table.pooling, table.is_weighted, table.optimizer, table.qcomms_config)
 
 
 class _Catalogue:

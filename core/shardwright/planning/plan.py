@@ -8,6 +8,7 @@ from typing import Any
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError
+from shardwright.planning.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.layouts import Block, Layout
 
 
@@ -39,12 +40,15 @@ class ParameterSharding:
         compute_kernel: name of the compute kernel.
         layout: its blocks, each on a rank.
         device: type of the device of its shards.
+        qcomms_config: the codecs that its results and gradients travel by; where it says nothing, those of the
+            module's sharder.
     """
 
     sharding_type: str
     compute_kernel: str
     layout: Layout = field(repr=False)
     device: str = field(default="cpu", repr=False)
+    qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
 
     @layout.validator
     def _all_placed(self, attribute: Any, value: Layout) -> None:
@@ -64,9 +68,10 @@ class ParameterSharding:
         return EnumerableShardingSpec([_metadata(block, self.device) for block in self.layout.blocks])
 
     def __repr__(self) -> str:
+        codecs = f", qcomms_config={self.qcomms_config}" if self.qcomms_config else ""
         return (
             f"ParameterSharding(sharding_type={self.sharding_type!r}, "
-            f"compute_kernel={self.compute_kernel!r}, ranks={self.ranks}, sharding_spec={self.sharding_spec})"
+            f"compute_kernel={self.compute_kernel!r}, ranks={self.ranks}, sharding_spec={self.sharding_spec}{codecs})"
         )
 
 

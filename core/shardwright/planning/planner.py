@@ -14,6 +14,7 @@ from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, PlanningError, ShardwrightError
+from shardwright.planning.codecs import codecs_of
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.failure import explain_no_plan
@@ -250,7 +251,11 @@ def _shardings(space: SearchSpace, result: SearchResult) -> dict[str, EmbeddingM
             raise PlanningError(f"sharding type {kind.name!r} broke its contract: {error}") from error
         module = modules.setdefault(table.module, EmbeddingModuleShardingPlan())
         module[table.name] = ParameterSharding(
-            kind.name, kernel.name, placed, device=space.topology.compute_device
+            kind.name,
+            kernel.name,
+            placed,
+            device=space.topology.compute_device,
+            qcomms_config=table.qcomms_config,
         )
         start = stop
     return modules
@@ -265,6 +270,7 @@ def _origins(space: SearchSpace, result: SearchResult, parts: Parts) -> list[dic
     used: list[tuple[Registry[Any], Any]] = [
         *((registries.sharding_types, options.type_of(option)) for option in chosen),
         *((registries.compute_kernels, options.kernel_of(option)) for option in chosen),
+        *((registries.codecs, codec) for table in options.tables for codec in codecs_of(table.qcomms_config)),
         (registries.estimators, parts.performance),
         (registries.estimators, parts.storage),
         *((registries.proposers, part) for part in parts.proposers if part.name == result.proposer),

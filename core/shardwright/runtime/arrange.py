@@ -31,6 +31,10 @@ class Arrangement(ABC):
         self._collection, self._arrivals, self._gradient_scale = collection, arrivals, gradient_scale
 
     @abstractmethod
+    def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:
+        """The outputs' shapes."""
+
+    @abstractmethod
     def outputs(
         self, views: Sequence[Tensor], places: Sequence[Tensor | None], batch: FeatureBatch
     ) -> tuple[Tensor, ...]:
@@ -87,7 +91,10 @@ class PooledArrangement(Arrangement):
         start = self._collection.outputs[arrival.output].start
         return start + arrival.columns[0], start + arrival.columns[1]
 
-    def outputs(  # noqa: D102 - described in the base class
+    def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:  # noqa: D102 - described in the base class
+        return [(batch.batch_size, self._collection.width)]
+
+    def outputs(  # noqa: D102
         self, views: Sequence[Tensor], places: Sequence[Tensor | None], batch: FeatureBatch
     ) -> tuple[Tensor, ...]:
         output = torch.cat([views[index] for index in self._first[0].arrivals], dim=1)
@@ -118,7 +125,10 @@ class PooledArrangement(Arrangement):
 class SequenceArrangement(Arrangement):
     """An output ``[N, D]`` for each feature of each table: rows in the order of the feature's ids."""
 
-    def outputs(  # noqa: D102 - described in the base class
+    def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:  # noqa: D102 - described in the base class
+        return [(batch.ids[output.feature].numel(), output.dim) for output in self._collection.outputs]
+
+    def outputs(  # noqa: D102
         self, views: Sequence[Tensor], places: Sequence[Tensor | None], batch: FeatureBatch
     ) -> tuple[Tensor, ...]:
         made: list[Tensor | None] = [None] * len(self._collection.outputs)

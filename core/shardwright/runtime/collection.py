@@ -57,6 +57,13 @@ class Collection:
         return cls(tuple(tables), features, outputs)
 
     @property
+    def name(self) -> str:
+        """What errors call it: its path in the model, or its tables where it is the model."""
+        names = ", ".join(repr(table.name) for table in self.tables[:3])
+        more = ", ..." if len(self.tables) > 3 else ""
+        return repr(self.tables[0].module) if self.tables[0].module else f"the tables {names}{more}"
+
+    @property
     def is_pooled(self) -> bool:
         """One vector per bag, else one per id; tables of both kinds do not mix."""
         return self.tables[0].pooling is not PoolingType.NONE

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,27 +12,27 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.errors import DistributedError
+from shardwright.runtime.roll_call import RollCall
 
 
 class _LabelledWork:
-    """A collective whose failure says what was exchanged and by which rank."""
+    """A collective whose failure says what was exchanged, and which ranks were not in it."""
 
-    def __init__(self, work: Any, label: str, rank: int, *kept: Tensor) -> None:
-        self._work, self._label, self._rank = work, label, rank
+    def __init__(self, work: Any, label: str, communicator: TorchCommunicator, *kept: Tensor) -> None:
+        self._work, self._label, self._communicator = work, label, communicator
         self._kept = kept  # the backend reads and writes these until it is done
 
     def wait(self) -> None:
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            raise DistributedError(
-                f"rank {self._rank}: the exchange of {self._label} failed: {error}"
-            ) from error
+        with self._communicator.named(f"the exchange of {self._label}"):
+            self._communicator.wait_for(self._work)
         self._kept = ()
 
 
 class TorchCommunicator(Communicator):
     """The collectives of ``torch.distributed`` over one process group.
+
+    A collective that fails raises ``DistributedError`` within the group's time-out; it names the collective, this
+    rank, and the ranks of which there is no word.
 
     Args:
         process_group: the group; every rank of it makes the same calls in the same order.
@@ -41,8 +42,34 @@ class TorchCommunicator(Communicator):
     def __init__(self, process_group: Any, device: torch.device) -> None:
         self._group = process_group
         self._device = device
+        self._roll_call = RollCall(process_group, device)
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
+
+    @contextmanager
+    def named(self, collective: str) -> Iterator[None]:
+        """What fails inside is the failure of that collective."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, DistributedError):  # has its name
+                raise
+            became = self._roll_call.after(collective)
+            raise DistributedError(
+                f"rank {self.rank}: {collective} failed: {became}{became and ': '}{error}"
+            ) from error
+
+    def wait_for(self, work: Any) -> None:
+        """Wait no longer than leaves time to ask who is missing."""
+        if self._roll_call.patience is None:
+            work.wait()
+        else:
+            work.wait(self._roll_call.patience)
+
+    def _run(self, collective: str, start: Callable[[], Any]) -> None:
+        """Start a collective and wait for it."""
+        with self.named(collective):
+            self.wait_for(start())
 
     def all_to_all(  # noqa: D102 - described in the base class
         self,
@@ -53,16 +80,17 @@ class TorchCommunicator(Communicator):
         *,
         label: str = "",
     ) -> Work:
-        try:
+        with self.named(f"the exchange of {label}"):
             work = dist.all_to_all_single(
                 output, input, list(output_splits), list(input_splits), group=self._group, async_op=True
             )
-        except RuntimeError as error:
-            raise DistributedError(f"rank {self.rank}: the exchange of {label} failed: {error}") from error
-        return _LabelledWork(work, label, self.rank, output, input)
+        return _LabelledWork(work, label, self, output, input)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
-        dist.broadcast(tensor, group=self._group, group_src=source)
+        self._run(
+            f"a broadcast from rank {source}",
+            lambda: dist.broadcast(tensor, group=self._group, group_src=source, async_op=True),
+        )
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:  # noqa: D102
         shapes = self.all_gather_objects(tuple(tensor.shape))
@@ -75,13 +103,15 @@ class TorchCommunicator(Communicator):
 
     def all_gather_objects(self, value: Any) -> list[Any]:  # noqa: D102
         gathered: list[Any] = [None] * self.world_size
-        dist.all_gather_object(gathered, value, group=self._group)
+        with self.named("a gathering of objects"):
+            dist.all_gather_object(gathered, value, group=self._group)
         return gathered
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:  # noqa: D102
         values = [value if self.rank == source else None]
-        dist.broadcast_object_list(values, group=self._group, group_src=source, device=self._device)
+        with self.named(f"a broadcast of an object from rank {source}"):
+            dist.broadcast_object_list(values, group=self._group, group_src=source, device=self._device)
         return values[0]
 
     def barrier(self) -> None:  # noqa: D102
-        dist.barrier(group=self._group)
+        self._run("a barrier", lambda: dist.barrier(group=self._group, async_op=True))

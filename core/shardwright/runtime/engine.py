@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
 from shardwright.runtime.arrange import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.runtime.complaints import Complaint, complain
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Arrival, Group
-from shardwright.runtime.inputs import BatchProblem, BatchReader, Problem, Status
+from shardwright.runtime.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.lookup import Lookup
 from shardwright.runtime.part import Part, PartConfig, PartStep, Peer, parameters_of
 from shardwright.sparse import KeyedJaggedTensor
 
-_FIXED_FIELDS = 5  # batch size, status, feature, value, position
+_FIXED_FIELDS = 5  # collection, checksum of calls, batch size, status, number of what is not looked at
 
 
 class CollectionEngine:
@@ -38,6 +38,7 @@ class CollectionEngine:
         env: the ranks.
         device: where the local blocks live.
         is_weighted: ids carry weights.
+        checks: how closely batches are looked at.
 
     Raises:
         PlanError: the plan names a rank that does not exist or does not cover a table.
@@ -52,10 +53,11 @@ class CollectionEngine:
         env: ShardingEnv,
         device: torch.device,
         is_weighted: bool,
+        checks: InputChecks = InputChecks.STANDARD,
     ) -> None:
         self.collection = Collection.of(tables)
         self.env, self.device = env, device
-        self.reader = BatchReader(self.collection, is_weighted=is_weighted)
+        self.reader = BatchReader(self.collection, is_weighted=is_weighted, checks=checks)
         members: dict[type[Part], list[int]] = {}
         for index, table in enumerate(tables):
             members.setdefault(shardings[table.name].layout.dataflow.part(), []).append(index)
@@ -70,6 +72,8 @@ class CollectionEngine:
         self.arrangement: Arrangement = arrange(
             self.collection, arrivals, gradient_scale=1.0 / env.world_size
         )
+        self.header_size = _FIXED_FIELDS + sum(part.header_size for part in self.parts)
+        self.number = env.lockstep.join(self.collection.name, self.header_size)
 
     def start(self, features: KeyedJaggedTensor, *, prepare: Callable[[], None] | None = None) -> EngineStep:
         """Route a batch, exchange headers, and start the payloads.
@@ -81,93 +85,159 @@ class CollectionEngine:
         Raises:
             InvalidInputError: a rank's batch is wrong; the same text on every rank, and nothing is left under way.
         """
-        return EngineStep(self, features, prepare)
+        step = self.begin(features, prepare=prepare)
+        step.send()
+        return step
+
+    def begin(
+        self,
+        features: KeyedJaggedTensor | None,
+        *,
+        status: Status = Status.FINE,
+        prepare: Callable[[], None] | None = None,
+    ) -> EngineStep:
+        """Route a batch and start the headers, without waiting for anybody: :meth:`EngineStep.send` does.
+
+        Args:
+            features: this rank's batch; ``None`` where it has none, and ``status`` says why.
+            status: this rank's status word if its batch is fine.
+            prepare: called first; what it raises here, the other ranks learn from the header.
+        """
+        return EngineStep(self, features, status, prepare)
 
 
 class EngineStep:
-    """One batch on its way through the engine: :meth:`lookup`, then :meth:`finish`, each called once.
+    """One batch on its way through the engine.
+
+    After it is begun: :meth:`send`, :meth:`receive`, :meth:`lookup` and :meth:`promise`, each called once. Every rank
+    begins, sends, looks up and goes back in the same order, but may do other things between.
 
     Attributes:
         batch: what was asked for.
+        statuses: what each rank says of its batch, known once sent.
     """
 
     batch: FeatureBatch
+    statuses: Sequence[Status]
 
     def __init__(
-        self, engine: CollectionEngine, features: KeyedJaggedTensor, prepare: Callable[[], None] | None
+        self,
+        engine: CollectionEngine,
+        features: KeyedJaggedTensor | None,
+        status: Status,
+        prepare: Callable[[], None] | None,
     ) -> None:
         self._engine = engine
-        self._training = torch.is_grad_enabled()
-        batch, problem, cause = _read(engine.reader, features, prepare)
-        self._parts, problem, cause = _route(engine.parts, batch, problem, cause)
-        peers = self._exchange_headers(batch, problem, cause)
-        assert batch is not None  # else the headers raised
-        self.batch = batch
-        for part, own in zip(self._parts, peers, strict=True):
-            part.send(own)
+        batch, self._status, self._cause = _read(engine.reader, features, status, prepare)
+        self._parts, self._status, self._cause = _route(engine.parts, batch, self._status, self._cause)
+        self._extras, extra_word = None, 0
+        if batch is not None and features is not None:
+            self.batch = batch
+            self._extras, extra_word = engine.reader.extras(features)
+        self._start_headers(batch.batch_size if batch is not None else 0, extra_word)
+        self._received = False
 
-    def _exchange_headers(
-        self, batch: FeatureBatch | None, problem: Problem, cause: Exception | None
-    ) -> list[list[Peer]]:
-        """Collective 1. Raises what any rank has to say against its batch, on all of them."""
-        env, sizes = self._engine.env, [part.header_size for part in self._engine.parts]
-        fixed = [
-            batch.batch_size if batch is not None else 0,
-            int(problem.status),
-            problem.feature,
-            problem.value,
-            problem.position,
-        ]
+    def _start_headers(self, batch_size: int, extra_word: int) -> None:
+        """Collective 1, started."""
+        env, number = self._engine.env, self._engine.number
+        env.lockstep.note("headers", number)
+        fixed = [*env.lockstep.words(number), batch_size, int(self._status), extra_word]
         by_part = [part.headers() for part in self._parts]
+        # As long as any collection's, so that one that is taken for another's is read to its end.
+        unused = [0] * (env.lockstep.header_size - self._engine.header_size)
         rows = [
-            [*fixed, *(field for part in by_part for field in part[rank])] for rank in range(env.world_size)
+            [*fixed, *(field for part in by_part for field in part[rank]), *unused]
+            for rank in range(env.world_size)
         ]
         sent = torch.tensor(rows, dtype=torch.int64).view(-1).to(self._engine.device)
-        received = torch.empty_like(sent)
-        size = _FIXED_FIELDS + sum(sizes)
-        splits = [size] * env.world_size
-        env.communicator.all_to_all(received, sent, splits, splits, label="headers").wait()
-        headers: list[list[int]] = received.view(env.world_size, size).tolist()
-        self._complain(headers, problem, cause)
-        return [
-            [Peer(header[0], header[stop - own : stop]) for header in headers]
-            for own, stop in zip(sizes, _stops(sizes), strict=True)
-        ]
+        self._headers = torch.empty_like(sent)
+        splits = [len(rows[0])] * env.world_size
+        self._work = env.communicator.all_to_all(self._headers, sent, splits, splits, label="headers")
 
-    def _complain(self, headers: list[list[int]], problem: Problem, cause: Exception | None) -> None:
-        problems = [Problem(Status(header[1]), *header[2:_FIXED_FIELDS]) for header in headers]
-        complaints = [
-            other.message(self._engine.collection, rank)
-            for rank, other in enumerate(problems)
-            if other.status is not Status.FINE
-        ]
-        if cause is not None and problem.status is Status.FAILED:
-            raise cause
-        if complaints:
-            failed = any(other.status is Status.FAILED for other in problems)
-            raise (DistributedError if failed else InvalidInputError)("; ".join(complaints))
+    def send(self) -> bool:
+        """Wait for the headers and start the payloads.
+
+        Returns:
+            Whether the batch goes on; if not, since a rank has none or all have come to their end, nothing is under
+            way, and :attr:`statuses` says why.
+
+        Raises:
+            InvalidInputError: a rank's batch is wrong; the same text on every rank, and nothing is left under way.
+        """
+        headers = self._read_headers()
+        self.statuses = [Status(header[3]) for header in headers]
+        if not goes_on(self.statuses):
+            return False
+        self._complain(headers)
+        sizes = [part.header_size for part in self._engine.parts]
+        for part, own, stop in zip(self._parts, sizes, _stops(sizes), strict=True):
+            part.send([Peer(header[2], header[stop - own : stop]) for header in headers])
+        return True
+
+    def _read_headers(self) -> list[list[int]]:
+        """Collective 1, waited for."""
+        self._work.wait()
+        headers: list[list[int]] = self._headers.view(self._engine.env.world_size, -1).tolist()
+        del self._work, self._headers
+        self._engine.env.lockstep.check_collections([header[0] for header in headers])
+        return headers
+
+    def _complain(self, headers: list[list[int]]) -> None:
+        """Raise what any rank has to say against its batch, on all of them."""
+        env = self._engine.env
+        env.lockstep.check_calls([header[1] for header in headers], env.communicator)
+        own = Complaint.of(self._cause, self._extras)
+        try:
+            complain(self.statuses, [header[4] for header in headers], env.communicator, own)
+        except Exception:
+            if self._cause is not None and self._status is Status.FAILED:
+                raise self._cause from None  # here it says more than its text
+            raise
+
+    def receive(self) -> list[Tensor]:
+        """Wait for the ids; done by :meth:`lookup` if not before.
+
+        Returns:
+            The tensors that are read from now on: who looks up on another stream records it there.
+        """
+        self._received = True
+        received = [tensor for part in self._parts for tensor in part.receive()]
+        return [*received, self.batch.lengths, *self.batch.ids, *(self.batch.weights or ())]
 
     def lookup(self) -> None:
         """Wait for the ids, look up all local groups, and start to send the results home."""
+        self._training = torch.is_grad_enabled()
+        if not self._received:
+            self.receive()
         with torch.no_grad():
             for part in self._parts:
                 part.lookup(training=self._training)
 
-    def finish(self) -> tuple[Tensor, ...]:
-        """Wait for the results and arrange them, differentiable.
+    def promise(self) -> Callable[[], tuple[Tensor, ...]]:
+        """The outputs, differentiable.
+
+        Their place in the backward pass is taken now, not when they are waited for: ranks may wait for collections in
+        different orders, but must exchange gradients in one.
 
         Returns:
-            One tensor ``[B, C]`` for a pooled collection, ``[N, D]`` for each output of another; float32.
+            A function to call once, which waits for the results and arranges them: one tensor ``[B, C]`` for a pooled
+            collection, ``[N, D]`` for each output of another; float32.
         """
-        if not self._training:  # started without gradients: nothing was kept for a backward pass
-            with torch.no_grad():
-                return self.arrange()
+        if not self._training:  # looked up without gradients: nothing was kept for a backward pass
+            return self._arrange
         # The token makes the outputs differentiable on a rank that owns no block: backward needs all ranks.
         token = torch.zeros((), requires_grad=True)
-        outputs: tuple[Tensor, ...] = _Finish.apply(self, token, *parameters_of(self._engine.lookups))
-        return outputs
+        outputs: tuple[Tensor, ...] = _Outputs.apply(self, token, *parameters_of(self._engine.lookups))
 
-    def arrange(self) -> tuple[Tensor, ...]:
+        def fulfil() -> tuple[Tensor, ...]:
+            for output, values in zip(outputs, self._arrange(), strict=True):
+                output.data = values
+            return outputs
+
+        return fulfil
+
+    @torch.no_grad()
+    def _arrange(self) -> tuple[Tensor, ...]:
         """The outputs' values, waited for."""
         views = [view for part in self._parts for view in part.views()]
         places = [
@@ -177,25 +247,35 @@ class EngineStep:
         ]
         return self._engine.arrangement.outputs(views, places, self.batch)
 
+    def outputs_to_come(self) -> tuple[Tensor, ...]:
+        """The outputs' shapes, with no memory behind them."""
+        shapes = self._engine.arrangement.shapes(self.batch)
+        return tuple(
+            torch.empty_strided(shape, (0,) * len(shape), device=self._engine.device) for shape in shapes
+        )
+
     def backward(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """Send each rank its gradients; update fused blocks, return the gradients of the others."""
         arrangement = self._engine.arrangement
         scaled = arrangement.scaled(gradients, self.batch)
+        self._engine.env.lockstep.note("gradients", self._engine.number)
 
         def gradient_of(part: PartStep, arrival: Arrival) -> Tensor:
             return arrangement.gradient(scaled, arrival, part.place_of(arrival))
 
-        return [gradient for part in self._parts for gradient in part.backward(partial(gradient_of, part))]
+        for part in self._parts:  # all are under way before any is waited for
+            part.send_gradients(partial(gradient_of, part))
+        return [gradient for part in self._parts for gradient in part.update()]
 
 
-class _Finish(torch.autograd.Function):
-    """Joins a step to autograd: forward waits and arranges, backward sends gradients and updates."""
+class _Outputs(torch.autograd.Function):
+    """Joins a step to autograd: forward makes outputs without values, backward sends gradients and updates."""
 
     @staticmethod
     def forward(ctx: Any, step: EngineStep, token: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.step = step
         ctx.save_for_backward(token)  # so that autograd refuses a second backward pass, as it does unsharded
-        return step.arrange()
+        return step.outputs_to_come()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -205,27 +285,30 @@ class _Finish(torch.autograd.Function):
 
 
 def _read(
-    reader: BatchReader, features: KeyedJaggedTensor, prepare: Callable[[], None] | None
-) -> tuple[FeatureBatch | None, Problem, Exception | None]:
+    reader: BatchReader,
+    features: KeyedJaggedTensor | None,
+    status: Status,
+    prepare: Callable[[], None] | None,
+) -> tuple[FeatureBatch | None, Status, Exception | None]:
     """Read a batch; whatever goes wrong becomes a status, since the other ranks wait for this one's header."""
     try:
         if prepare is not None:
             prepare()
-        return reader.read(features), Problem(Status.FINE), None
+        return None if features is None else reader.read(features), status, None
     except BatchProblem as error:
-        return None, error.problem, None
+        return None, Status.BAD_INPUT, error
     except Exception as error:
-        return None, Problem(Status.FAILED), error
+        return None, Status.FAILED, error
 
 
 def _route(
-    parts: Sequence[Part], batch: FeatureBatch | None, problem: Problem, cause: Exception | None
-) -> tuple[list[PartStep], Problem, Exception | None]:
+    parts: Sequence[Part], batch: FeatureBatch | None, status: Status, cause: Exception | None
+) -> tuple[list[PartStep], Status, Exception | None]:
     """Route a batch through all parts; a failure becomes a status, as in :func:`_read`."""
     try:
-        return [part.route(batch) for part in parts], problem, cause
+        return [part.route(batch) for part in parts], status, cause
     except Exception as error:
-        return [part.route(None) for part in parts], Problem(Status.FAILED), error
+        return [part.route(None) for part in parts], Status.FAILED, error
 
 
 def _stops(sizes: Sequence[int]) -> list[int]:

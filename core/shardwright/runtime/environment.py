@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,10 @@ from shardwright.contracts.comm_backend import CommBackend, Communicator
 from shardwright.errors import DistributedError
 from shardwright.fingerprint import compare_fingerprints
 from shardwright.plugins import host
+from shardwright.runtime.lockstep import Lockstep
+
+# All collections over one process group make their calls in one order, whoever made their environments.
+_LOCKSTEPS: WeakKeyDictionary[Any, Lockstep] = WeakKeyDictionary()
 
 
 @frozen
@@ -24,12 +29,14 @@ class ShardingEnv:
         device_type: type of the devices whose tensors the communicator sends.
         process_group: the process group behind it; ``None`` for simulated ranks.
         local_world_size: ranks on this rank's host; all of them unless the launcher says otherwise.
+        lockstep: the calls that this rank makes, in order.
     """
 
     communicator: Communicator = field(repr=False)
     device_type: str = "cpu"
     process_group: Any = field(default=None, repr=False)
     local_world_size: int = 1
+    lockstep: Lockstep = field(factory=Lockstep, repr=False, eq=False)
 
     @property
     def rank(self) -> int:
@@ -65,7 +72,7 @@ class ShardingEnv:
         communicator = backend.connect(group)
         _compare_plugins(communicator)
         local = min(_local_world_size(communicator.world_size), communicator.world_size)
-        return cls(communicator, device_type, group, local)
+        return cls(communicator, device_type, group, local, _LOCKSTEPS.setdefault(group, Lockstep()))
 
 
 def _local_world_size(world_size: int) -> int:

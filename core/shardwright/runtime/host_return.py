@@ -19,18 +19,21 @@ from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Group, Slot
 from shardwright.runtime.part import GradientOf
 from shardwright.runtime.return_paths import ReturnPath, Trip, TripStep, pack_slots, split_slots
+from shardwright.runtime.wire import OutputCodecs, Segment
 
 
 class HostReturn(ReturnPath):
     """Pooled partial sums of row parts that share a host."""
 
-    def __init__(self, groups: Sequence[Sequence[Group]], env: ShardingEnv) -> None:
+    def __init__(self, groups: Sequence[Sequence[Group]], env: ShardingEnv, codecs: OutputCodecs) -> None:
         _check_hosts(env)
         self.groups, self.env = groups, env
         self.host_size = env.local_world_size
         self.num_hosts = env.world_size // env.local_world_size
         self.sums = [_host_sums(self._slots_of_host(host)) for host in range(self.num_hosts)]
         self.arrivals = [slot.arrival for sums in self.sums for slot in sums]
+        outputs = {slot.output for sums in self.sums for slot in sums}
+        self.results, self.gradients = codecs.wires(env.communicator, outputs)
         own = {slot: place for place, slot in enumerate(self.sums[env.rank // self.host_size])}
         # For each local group, the place of each slot among the host's sums.
         self.places = [[own[_summed(slot)] for slot in group.slots] for group in groups[env.rank]]
@@ -52,12 +55,34 @@ class HostReturn(ReturnPath):
         """Elements of one sample's sums (or their gradients) of a host."""
         return sum(slot.gradient_dim if gradient else slot.dim for slot in self.sums[host])
 
+    def segments(self, rows: dict[int, tuple[int, int]], *, gradient: bool) -> list[list[Segment]]:
+        """What travels between this rank and each other: the sums of a host for some samples.
+
+        Args:
+            rows: for each rank that anything travels to or from, the host whose sums they are, and the samples.
+            gradient: whether it is their gradients.
+        """
+        return [
+            [_segment(self.sums[rows[rank][0]], rows[rank][1], gradient=gradient)] if rank in rows else []
+            for rank in range(self.env.world_size)
+        ]
+
     def start(self, trip: Trip) -> TripStep:  # noqa: D102 - described in the base class
         return _HostTrip(self, trip)
 
     def summary(self) -> str:  # noqa: D102
         widths = ", ".join(f"host {host} {self.width(host)}" for host in range(self.num_hosts))
         return f"{widths} (summed inside the host)"
+
+
+def _segment(sums: Sequence[Slot], rows: int, *, gradient: bool) -> Segment:
+    """Sums (or their gradients) side by side."""
+    return Segment(
+        outputs=[slot.output for slot in sums],
+        dims=[slot.gradient_dim if gradient else slot.dim for slot in sums],
+        counts=[rows] * len(sums),
+        batch_major=True,
+    )
 
 
 def _check_hosts(env: ShardingEnv) -> None:
@@ -83,22 +108,25 @@ class _HostTrip(TripStep):
         self._host = self._env.rank // path.host_size
         self._local = self._env.rank % path.host_size
         self._batch_sizes = trip.batch_sizes
-        self._start_crossing(self._sum_inside())
+        self._start_inside()
         self._trip = evolve(trip, results=())  # they are sent
+
+    def proceed(self) -> None:
+        self._start_crossing(self._transfer.wait().view(self._path.host_size, -1).sum(0))
 
     def _sizes(self, local_rank: int) -> list[int]:
         """The batch sizes of the ranks with that local rank, host by host."""
         return [self._batch_sizes[rank] for rank in self._path.counterparts(local_rank)]
 
-    def _splits(self, by_rank: dict[int, int]) -> list[int]:
+    def _splits(self, by_rank: dict[int, int], width: int = 1) -> list[int]:
         """Splits over the world, zero but for the ranks given."""
-        return [by_rank.get(rank, 0) for rank in range(self._env.world_size)]
+        return [by_rank.get(rank, 0) * width for rank in range(self._env.world_size)]
 
-    def _sum_inside(self) -> Tensor:
-        """Collective: partial sums inside the host; returns their sums for this rank's counterparts."""
+    def _start_inside(self) -> None:
+        """Collective, started: partial sums inside the host, those for its counterparts to each rank."""
         path, width = self._path, self._path.width(self._host)
         partial = self._partial_sums(width)
-        sizes = {rank: sum(self._sizes(rank % path.host_size)) for rank in path.neighbours()}
+        sizes = self._inside_sizes()
         sent = torch.cat(
             [
                 partial[other]
@@ -106,16 +134,30 @@ class _HostTrip(TripStep):
                 for other in path.counterparts(rank % path.host_size)
             ]
         ).view(-1)
-        mine = sum(self._sizes(self._local)) * width
-        received = sent.new_empty(path.host_size * mine)
-        self._env.communicator.all_to_all(
-            received,
+        mine = dict.fromkeys(path.neighbours(), sizes[self._env.rank])
+        self._transfer = path.results.exchange(
             sent,
-            self._splits(dict.fromkeys(path.neighbours(), mine)),
-            self._splits({rank: size * width for rank, size in sizes.items()}),
+            self._splits(mine, width),
+            self._splits(sizes, width),
+            lambda: (self._own_sums(sizes, gradient=False), self._own_sums(mine, gradient=False)),
             label="results inside the host",
-        ).wait()
-        return received.view(path.host_size, mine).sum(0)
+        )
+
+    def _inside_sizes(self) -> dict[int, int]:
+        """For each neighbour the samples of all its counterparts, and itself."""
+        return {rank: sum(self._sizes(rank % self._path.host_size)) for rank in self._path.neighbours()}
+
+    def _own_sums(self, sizes: dict[int, int], *, gradient: bool) -> list[list[Segment]]:
+        """This host's sums, for so many samples to (or from) each rank."""
+        rows = {rank: (self._host, size) for rank, size in sizes.items()}
+        return self._path.segments(rows, gradient=gradient)
+
+    def _asked_sums(self, *, gradient: bool) -> list[list[Segment]]:
+        """Each host's sums for this rank's samples, from (or to) its counterpart there."""
+        batch_size = self._batch_sizes[self._env.rank]
+        ranks = self._path.counterparts(self._local)
+        rows = {rank: (rank // self._path.host_size, batch_size) for rank in ranks}
+        return self._path.segments(rows, gradient=gradient)
 
     def _partial_sums(self, width: int) -> list[Tensor]:
         """For each rank's batch, this rank's partial sums ``[B_w, width]`` in the order of the host's sums."""
@@ -139,30 +181,30 @@ class _HostTrip(TripStep):
         ranks = path.counterparts(self._local)
         width, batch_size = path.width(self._host), self._batch_sizes[self._env.rank]
         self._arriving = [batch_size * path.width(rank // path.host_size) for rank in ranks]
-        self._received = sums.new_empty(sum(self._arriving))
-        self._work = self._env.communicator.all_to_all(
-            self._received,
+        sizes = {rank: self._batch_sizes[rank] for rank in ranks}
+        self._transfer = path.results.exchange(
             sums,
             self._splits(dict(zip(ranks, self._arriving, strict=True))),
-            self._splits({rank: self._batch_sizes[rank] * width for rank in ranks}),
+            self._splits(sizes, width),
+            lambda: (self._own_sums(sizes, gradient=False), self._asked_sums(gradient=False)),
             label="results across hosts",
         )
 
     def views(self) -> list[Tensor]:
-        self._work.wait()
+        received = self._transfer.wait()
         views: list[Tensor] = []
         batch_size = self._batch_sizes[self._env.rank]
-        for host, piece in enumerate(self._received.split(self._arriving)):
+        for host, piece in enumerate(received.split(self._arriving)):
             dims = [slot.dim for slot in self._path.sums[host]]
             views += piece.view(batch_size, sum(dims)).split(dims, dim=1) if dims else []
-        del self._received, self._work
+        del self._transfer
         return views
 
-    def backward(self, gradient_of: GradientOf) -> list[Tensor]:
-        return self._deal(self._spread_inside(self._cross_back(gradient_of)))
+    def gradients(self) -> list[Tensor]:
+        return self._deal(self._spread_inside(self._transfer.wait()))
 
-    def _cross_back(self, gradient_of: GradientOf) -> Tensor:
-        """Collective: this rank's gradients to its counterparts; returns theirs for this host's sums."""
+    def send_gradients(self, gradient_of: GradientOf) -> None:
+        """Collective, started: this rank's gradients to its counterparts, theirs for this host's sums."""
         path = self._path
         batch_size = self._batch_sizes[self._env.rank]
         ranks = path.counterparts(self._local)
@@ -176,27 +218,25 @@ class _HostTrip(TripStep):
                 torch.cat(own, dim=1, out=region.view(batch_size, sum(piece.shape[1] for piece in own)))
             place += len(sums)
         width = path.width(self._host, gradient=True)
-        arriving = {rank: self._batch_sizes[rank] * width for rank in ranks}
-        received = sent.new_empty(sum(arriving.values()))
-        self._env.communicator.all_to_all(
-            received,
+        sizes = {rank: self._batch_sizes[rank] for rank in ranks}
+        self._transfer = path.gradients.exchange(
             sent,
-            self._splits(arriving),
+            self._splits(sizes, width),
             self._splits(dict(zip(ranks, leaving, strict=True))),
+            lambda: (self._asked_sums(gradient=True), self._own_sums(sizes, gradient=True)),
             label="gradients across hosts",
-        ).wait()
-        return received
+        )
 
     def _spread_inside(self, received: Tensor) -> list[Tensor]:
         """Collective: each neighbour's gradients to all; returns ``[B_w, width]`` for each rank's batch."""
         path, width = self._path, self._path.width(self._host, gradient=True)
-        arriving = {rank: sum(self._sizes(rank % path.host_size)) * width for rank in path.neighbours()}
-        spread = received.new_empty(sum(arriving.values()))
-        self._env.communicator.all_to_all(
-            spread,
+        sizes = self._inside_sizes()
+        mine = dict.fromkeys(path.neighbours(), sizes[self._env.rank])
+        spread = path.gradients.exchange(
             received.repeat(path.host_size),
-            self._splits(arriving),
-            self._splits(dict.fromkeys(path.neighbours(), received.numel())),
+            self._splits(sizes, width),
+            self._splits(mine, width),
+            lambda: (self._own_sums(mine, gradient=True), self._own_sums(sizes, gradient=True)),
             label="gradients inside the host",
         ).wait()
         by_rank: dict[int, Tensor] = {}

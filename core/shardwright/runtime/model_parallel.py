@@ -158,6 +158,11 @@ class DistributedModelParallel(nn.Module):
         return inner
 
     @property
+    def env(self) -> ShardingEnv:
+        """The ranks."""
+        return self._env
+
+    @property
     def plan(self) -> ShardingPlan:
         """How the model is sharded."""
         return self._plan

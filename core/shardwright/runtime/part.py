@@ -1,7 +1,8 @@
 """A part of the engine: all tables of a module that share a way of moving ids, results and gradients.
 
-The engine calls, on every rank and in this order: ``route`` (once a batch), ``headers``, ``send``, ``lookup``,
-``views``, and, in training, ``backward``. Headers of all parts travel in one collective, which the engine makes.
+The engine calls, on every rank and in this order: ``route`` (once a batch), ``headers``, ``send``, ``receive``,
+``lookup``, ``views``, and, in training, ``send_gradients`` and ``update``. Headers of all parts travel in one
+collective, which the engine makes.
 """
 
 from __future__ import annotations
@@ -65,8 +66,12 @@ class PartStep(ABC):
         """Start sending ids, knowing every rank's header."""
 
     @abstractmethod
+    def receive(self) -> Sequence[Tensor]:
+        """Wait for ids; returns the tensors that are read from now on."""
+
+    @abstractmethod
     def lookup(self, *, training: bool) -> None:
-        """Wait for ids, look them up, and start sending results."""
+        """Look ids up, and start sending results."""
 
     @abstractmethod
     def views(self) -> list[Tensor]:
@@ -77,8 +82,12 @@ class PartStep(ABC):
         """The places of an arrival's ids among its feature's; ``None`` where it is for all, in order."""
 
     @abstractmethod
-    def backward(self, gradient_of: GradientOf) -> list[Tensor | None]:
-        """Send gradients and update, or return the gradients of the part's parameters."""
+    def send_gradients(self, gradient_of: GradientOf) -> None:
+        """Start sending gradients."""
+
+    @abstractmethod
+    def update(self) -> list[Tensor | None]:
+        """Wait for gradients and update, or return the gradients of the part's parameters."""
 
 
 class Part(ABC):

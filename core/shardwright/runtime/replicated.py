@@ -4,7 +4,7 @@ In the backward pass the ranks exchange what each group of tables of one size ne
 bytes; every rank then makes the same update from the same numbers in the same order, so that copies stay equal, bit
 for bit:
 
-- *batch*: every rank's ids and output gradients; each rank then makes the whole batch's update;
+- *batch*: every rank's ids and output gradients (by their codecs); each rank then makes the whole batch's update;
 - *rows*: the rows touched and their gradients;
 - *dense*: the gradient of all rows, summed in slices and gathered.
 
@@ -18,6 +18,8 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from shardwright.contracts.codec import Codec
+from shardwright.contracts.comm_backend import Work
 from shardwright.planning.layouts import Dataflow
 from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.groups import Arrival, Group
@@ -26,7 +28,8 @@ from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Pee
 from shardwright.runtime.return_paths import pack_slots, split_slots
 from shardwright.runtime.routing import Routed, Router
 from shardwright.runtime.routing_plan import plan_part
-from shardwright.runtime.update_forms import FORMS, DenseForm, Share, UpdateForm, sum_dense
+from shardwright.runtime.update_forms import FORMS, DenseForm, DenseSum, Share, UpdateForm
+from shardwright.runtime.wire import OutputCodecs
 
 
 def _of_one_size(collection: Collection, index: int, dataflow: Dataflow) -> Hashable:
@@ -45,6 +48,8 @@ class ReplicatedTables(Part):
         self.router = Router(self.plan)
         self.header_size = len(self.plan.streams)
         self.arrivals = [slot.arrival for group in self.groups for slot in group.slots]
+        gradients = OutputCodecs.of(config).gradients
+        self.codecs = [_codecs_of(group, gradients) for group in self.groups]
 
     def route(self, batch: FeatureBatch | None) -> PartStep:  # noqa: D102 - described in the base class
         return ReplicatedStep(self, None if batch is None else self.router.route(batch))
@@ -72,8 +77,12 @@ class ReplicatedStep(PartStep):
     def send(self, peers: Sequence[Peer]) -> None:  # noqa: D102
         self._peers = peers
 
-    def lookup(self, *, training: bool) -> None:  # noqa: D102
+    def receive(self) -> Sequence[Tensor]:  # noqa: D102
         assert self._routed is not None  # the engine raised what is wrong with the batch
+        return [self._routed.lengths, *self._routed.ids, *(self._routed.weights or ())]
+
+    def lookup(self, *, training: bool) -> None:  # noqa: D102
+        assert self._routed is not None
         self._bags = [_own_bags(group, self._routed, self._tables.is_pooled) for group in self._tables.groups]
         pairs = zip(self._tables.lookups, self._bags, strict=True)
         self._results = [lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs]
@@ -90,30 +99,42 @@ class ReplicatedStep(PartStep):
     def place_of(self, arrival: Arrival) -> Tensor | None:  # noqa: D102
         return None
 
-    def backward(self, gradient_of: GradientOf) -> list[Tensor | None]:  # noqa: D102
-        forms: list[UpdateForm] = []
+    def send_gradients(self, gradient_of: GradientOf) -> None:  # noqa: D102
+        self._forms: list[UpdateForm] = []
         for index, group in enumerate(self._tables.groups):
             gradients = [gradient_of(slot.gradient) for slot in group.slots]
-            shares = [self._share(group, peer) for peer in self._peers]
+            shares = [self._share(index, peer) for peer in self._peers]
             cheapest = min(FORMS, key=lambda form: form.bytes_moved(group, shares))
-            forms.append(cheapest(self._tables.env, group, shares, self._bags[index], gradients))
-        _exchange(self._tables, forms)
-        dense = [form for form in forms if isinstance(form, DenseForm)]
-        if dense:
-            sum_dense(self._tables.env, dense)
+            self._forms.append(cheapest(self._tables.env, group, shares, self._bags[index], gradients))
+        self._exchange = _Exchange(self._tables, self._forms)
+        dense = [form for form in self._forms if isinstance(form, DenseForm)]
+        self._dense = DenseSum(self._tables.env, dense) if dense else None
+
+    def update(self) -> list[Tensor | None]:  # noqa: D102
+        self._exchange.finish()
+        if self._dense is not None:
+            self._dense.finish()
         updated: list[Tensor | None] = []
-        for lookup, form in zip(self._tables.lookups, forms, strict=True):
+        for lookup, form in zip(self._tables.lookups, self._forms, strict=True):
             bags, pieces = form.update()
             updated += lookup.backward(lookup.prepare(bags), _packed(form.group, bags, pieces))
         return updated
 
-    def _share(self, group: Group, peer: Peer) -> Share:
+    def _share(self, index: int, peer: Peer) -> Share:
+        group = self._tables.groups[index]
         return Share(
             batch_size=peer.batch_size,
             num_ids=tuple(peer.fields[slot.stream] for slot in group.slots),
             is_pooled=self._tables.is_pooled,
             is_weighted=group.blocks[0].request.is_weighted,
+            codecs=self._tables.codecs[index],
         )
+
+
+def _codecs_of(group: Group, codecs: Sequence[Codec | None]) -> tuple[Codec | None, ...]:
+    """The codec of each slot's gradients, given by output; none if all travel as they are."""
+    own = tuple(codecs[slot.output] for slot in group.slots)
+    return () if all(codec is None for codec in own) else own
 
 
 def _own_bags(group: Group, routed: Routed, is_pooled: bool) -> Bags:
@@ -128,30 +149,45 @@ def _own_bags(group: Group, routed: Routed, is_pooled: bool) -> Bags:
     )
 
 
-def _exchange(tables: ReplicatedTables, forms: Sequence[UpdateForm]) -> None:
+class _Exchange:
     """One collective for all groups: every rank's bytes to every rank; none where nobody has any."""
-    env = tables.env
-    if env.world_size == 1:
-        for form in forms:
-            form.receive([form.pieces()])
-        return
-    sizes = [sum(form.num_bytes(rank) for form in forms) for rank in range(env.world_size)]
-    nothing = torch.empty(0, dtype=torch.uint8, device=tables.device)
-    own = torch.cat([nothing, *(_bytes(piece) for form in forms for piece in form.pieces())])
-    received = own.new_empty(sum(sizes))
-    if received.numel():
-        env.communicator.all_to_all(
-            received, own.repeat(env.world_size), sizes, [own.numel()] * env.world_size, label="gradients"
-        ).wait()
-    by_rank = received.split(sizes)
-    starts = [0] * env.world_size
-    for form in forms:
-        arrived = []
-        for rank, buffer in enumerate(by_rank):
-            stop = starts[rank] + form.num_bytes(rank)
-            arrived.append(form.unpack(rank, buffer[starts[rank] : stop]))
-            starts[rank] = stop
-        form.receive(arrived)
+
+    def __init__(self, tables: ReplicatedTables, forms: Sequence[UpdateForm]) -> None:
+        self._env, self._forms = tables.env, forms
+        self._work: Work | None = None
+        world_size = self._env.world_size
+        if world_size == 1:
+            return
+        self._sizes = [sum(form.num_bytes(rank) for form in forms) for rank in range(world_size)]
+        nothing = torch.empty(0, dtype=torch.uint8, device=tables.device)
+        own = torch.cat([nothing, *(_bytes(piece) for form in forms for piece in form.pieces())])
+        self._received = own.new_empty(sum(self._sizes))
+        if self._received.numel():
+            self._work = self._env.communicator.all_to_all(
+                self._received,
+                own.repeat(world_size),
+                self._sizes,
+                [own.numel()] * world_size,
+                label="updates of copies",
+            )
+
+    def finish(self) -> None:
+        """Wait, and give each form what arrived for it."""
+        if self._env.world_size == 1:
+            for form in self._forms:
+                form.receive([form.pieces()])
+            return
+        if self._work is not None:
+            self._work.wait()
+        by_rank = self._received.split(self._sizes)
+        starts = [0] * self._env.world_size
+        for form in self._forms:
+            arrived = []
+            for rank, buffer in enumerate(by_rank):
+                stop = starts[rank] + form.num_bytes(rank)
+                arrived.append(form.unpack(rank, buffer[starts[rank] : stop]))
+                starts[rank] = stop
+            form.receive(arrived)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from shardwright.contracts.comm_backend import Work
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Arrival, Group
 from shardwright.runtime.part import GradientOf
+from shardwright.runtime.wire import OutputCodecs, Segment
 
 
 @frozen(eq=False)
@@ -38,15 +38,27 @@ class Trip:
 
 
 class TripStep(ABC):
-    """One batch's results on their way."""
+    """One batch's results on their way, then their gradients.
+
+    Each method is called once, in this order, and for all ways before the next of any is: so the ways' collectives are
+    under way together.
+    """
+
+    @abstractmethod
+    def proceed(self) -> None:
+        """Go on where results take more than one collective: wait for the one before, and start the last."""
 
     @abstractmethod
     def views(self) -> list[Tensor]:
         """Wait: ``[bags, D]`` for each of the path's arrivals."""
 
     @abstractmethod
-    def backward(self, gradient_of: GradientOf) -> list[Tensor]:
-        """Send gradients; returns each local group's, flat, in the order of its result."""
+    def send_gradients(self, gradient_of: GradientOf) -> None:
+        """Start sending gradients."""
+
+    @abstractmethod
+    def gradients(self) -> list[Tensor]:
+        """Wait for gradients; returns each local group's, flat, in the order of its result."""
 
 
 class ReturnPath(ABC):
@@ -59,12 +71,13 @@ class ReturnPath(ABC):
     arrivals: Sequence[Arrival]
 
     @abstractmethod
-    def __init__(self, groups: Sequence[Sequence[Group]], env: ShardingEnv) -> None:
+    def __init__(self, groups: Sequence[Sequence[Group]], env: ShardingEnv, codecs: OutputCodecs) -> None:
         """Decide orders and sizes.
 
         Args:
             groups: the path's groups on each rank.
             env: the ranks.
+            codecs: by what results and gradients of each output travel.
         """
 
     @abstractmethod
@@ -104,8 +117,10 @@ def pack_slots(group: Group, pieces: Sequence[Tensor], region: Tensor) -> None:
 class DirectReturn(ReturnPath):
     """Each rank sends its results straight to the rank that asked: one collective, and one back."""
 
-    def __init__(self, groups: Sequence[Sequence[Group]], env: ShardingEnv) -> None:
+    def __init__(self, groups: Sequence[Sequence[Group]], env: ShardingEnv, codecs: OutputCodecs) -> None:
         self.groups, self.env = groups, env
+        outputs = {slot.output for own in groups for group in own for slot in group.slots}
+        self.results, self.gradients = codecs.wires(env.communicator, outputs)
         self.arrivals = [slot.arrival for own in groups for group in own for slot in group.slots]
 
     def start(self, trip: Trip) -> TripStep:  # noqa: D102 - described in the base class
@@ -125,29 +140,45 @@ class _DirectTrip(TripStep):
         ]
         sent = _by_source(trip.results, sizes, trip.device)
         splits = [self._asked(rank) for rank in range(path.env.world_size)]
-        self._received = sent.new_empty(sum(splits))
-        self._work: Work = path.env.communicator.all_to_all(
-            self._received, sent, splits, [sum(own) for own in sizes], label="results"
+        self._transfer = path.results.exchange(
+            sent,
+            splits,
+            [sum(own) for own in sizes],
+            lambda: (self._answered(gradient=False), self._asked_for(gradient=False)),
+            label="results",
         )
+
+    def _asked_for(self, *, gradient: bool) -> list[list[Segment]]:
+        """What comes from each rank (or goes to it, of gradients)."""
+        pairs = zip(self._path.groups, self._trip.own, strict=True)
+        return [_segments(groups, counts, gradient=gradient) for groups, counts in pairs]
+
+    def _answered(self, *, gradient: bool) -> list[list[Segment]]:
+        """What goes to each rank (or comes from it, of gradients)."""
+        mine = self._path.groups[self._path.env.rank]
+        return [_segments(mine, counts, gradient=gradient) for counts in self._trip.counts]
 
     def _asked(self, rank: int, *, gradient: bool = False) -> int:
         """Elements that come from (or gradients that go to) ``rank``."""
         pairs = zip(self._path.groups[rank], self._trip.own[rank], strict=True)
         return sum(_elements(group, counts, gradient=gradient) for group, counts in pairs)
 
+    def proceed(self) -> None:
+        """Results take one collective, which is under way."""
+
     def views(self) -> list[Tensor]:
-        self._work.wait()
+        received = self._transfer.wait()
         views: list[Tensor] = []
         start = 0
         for groups, own in zip(self._path.groups, self._trip.own, strict=True):
             for group, counts in zip(groups, own, strict=True):
                 stop = start + _elements(group, counts)
-                views += split_slots(group, self._received[start:stop], counts)
+                views += split_slots(group, received[start:stop], counts)
                 start = stop
-        del self._received, self._work
+        del self._transfer
         return views
 
-    def backward(self, gradient_of: GradientOf) -> list[Tensor]:
+    def send_gradients(self, gradient_of: GradientOf) -> None:
         path = self._path
         send_splits = [self._asked(rank, gradient=True) for rank in range(path.env.world_size)]
         sent = torch.empty(sum(send_splits), device=self._trip.device)
@@ -157,17 +188,37 @@ class _DirectTrip(TripStep):
                 stop = start + _elements(group, counts, gradient=True)
                 pack_slots(group, [gradient_of(slot.gradient) for slot in group.slots], sent[start:stop])
                 start = stop
-        sizes = [
+        self._sizes = [
             [
                 _elements(g, own, gradient=True)
                 for g, own in zip(path.groups[path.env.rank], counts, strict=True)
             ]
             for counts in self._trip.counts
         ]
-        splits = [sum(own) for own in sizes]
-        received = sent.new_empty(sum(splits))
-        path.env.communicator.all_to_all(received, sent, splits, send_splits, label="gradients").wait()
-        return _by_group(received, sizes)
+        splits = [sum(own) for own in self._sizes]
+        self._transfer = path.gradients.exchange(
+            sent,
+            splits,
+            send_splits,
+            lambda: (self._asked_for(gradient=True), self._answered(gradient=True)),
+            label="gradients",
+        )
+
+    def gradients(self) -> list[Tensor]:
+        return _by_group(self._transfer.wait(), self._sizes)
+
+
+def _segments(groups: Sequence[Group], counts: Sequence[Sequence[int]], *, gradient: bool) -> list[Segment]:
+    """Where the slots' blocks lie in the results (or gradients) of groups for one rank."""
+    return [
+        Segment(
+            outputs=[slot.output for slot in group.slots],
+            dims=[slot.gradient_dim if gradient else slot.dim for slot in group.slots],
+            counts=own,
+            batch_major=group.batch_major,
+        )
+        for group, own in zip(groups, counts, strict=True)
+    ]
 
 
 def _by_source(results: Sequence[Tensor], sizes: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -15,6 +15,7 @@ from shardwright.runtime.payload import PayloadFormat
 from shardwright.runtime.return_paths import ReturnPath, Trip, TripStep
 from shardwright.runtime.routing import Routed, Router
 from shardwright.runtime.routing_plan import plan_part
+from shardwright.runtime.wire import OutputCodecs
 
 
 @frozen(eq=False)
@@ -42,16 +43,16 @@ class RoutedTables(Part):
             device=config.device,
         )
         self.header_size = self.format.header_size
-        self.flows = self._make_flows()
+        self.flows = self._make_flows(OutputCodecs.of(config))
         self.arrivals = [arrival for flow in self.flows for arrival in flow.path.arrivals]
 
-    def _make_flows(self) -> list[_Flow]:
+    def _make_flows(self, codecs: OutputCodecs) -> list[_Flow]:
         ways: list[Any] = list(dict.fromkeys(group.way for groups in self.plan.groups for group in groups))
         flows = []
         for way in ways:
             spans = [_span(groups, way) for groups in self.plan.groups]
             own = [groups[start:stop] for groups, (start, stop) in zip(self.plan.groups, spans, strict=True)]
-            flows.append(_Flow(spans, way(own, self.env)))
+            flows.append(_Flow(spans, way(own, self.env, codecs)))
         return flows
 
     def route(self, batch: FeatureBatch | None) -> PartStep:  # noqa: D102 - described in the base class
@@ -115,8 +116,12 @@ class RoutedStep(PartStep):
     def place_of(self, arrival: Arrival) -> Tensor | None:  # noqa: D102
         return self._places[arrival.stream]
 
-    def lookup(self, *, training: bool) -> None:  # noqa: D102
+    def receive(self) -> Sequence[Tensor]:  # noqa: D102
         self._work.wait()
+        del self._work
+        return [self._payload, *(places for places in self._places if places is not None)]
+
+    def lookup(self, *, training: bool) -> None:  # noqa: D102
         bags = self._tables.format.unpack(self._payload, self._peers)
         results = []
         for lookup, own in zip(self._tables.lookups, bags, strict=True):
@@ -135,18 +140,24 @@ class RoutedStep(PartStep):
                 device=self._tables.device,
             )
             self._trips.append(flow.path.start(trip))
-        del self._payload, self._work
+        for started in self._trips:
+            started.proceed()
+        del self._payload
 
     def views(self) -> list[Tensor]:  # noqa: D102
         return [view for trip in self._trips for view in trip.views()]
 
-    def backward(self, gradient_of: GradientOf) -> list[Tensor | None]:  # noqa: D102
+    def send_gradients(self, gradient_of: GradientOf) -> None:  # noqa: D102
+        for trip in self._trips:
+            trip.send_gradients(gradient_of)
+
+    def update(self) -> list[Tensor | None]:  # noqa: D102
         received: dict[int, Tensor] = {}
         for flow, trip in zip(self._tables.flows, self._trips, strict=True):
             first, _ = flow.spans[
                 self._tables.env.rank
             ]  # flows need not stand in the order of this rank's groups
-            received.update(enumerate(trip.backward(gradient_of), first))
+            received.update(enumerate(trip.gradients(), first))
         gradients: list[Tensor | None] = []
         for index, (lookup, saved) in enumerate(zip(self._tables.lookups, self._saved, strict=True)):
             gradients += lookup.backward(saved, received[index])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +21,8 @@ from shardwright.runtime.engine import CollectionEngine, EngineStep
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.fused_optimizer import FusedOptimizer
 from shardwright.runtime.initialization import initialize
+from shardwright.runtime.inputs import InputChecks, Status
+from shardwright.runtime.inputs_ahead import InputsAhead, who_ended
 from shardwright.runtime.sharded_module import ModuleSharder, check_plan_covers
 from shardwright.runtime.sharded_table import ShardedTable
 from shardwright.runtime.table_state import LocalBlock, TableState
@@ -38,6 +40,7 @@ class ShardingInputs:
         env: the ranks.
         device: where this rank's blocks are.
         is_weighted: ids carry weights.
+        checks: how closely batches are looked at.
     """
 
     configs: Sequence[EmbeddingConfig]
@@ -46,6 +49,7 @@ class ShardingInputs:
     env: ShardingEnv
     device: torch.device
     is_weighted: bool = False
+    checks: InputChecks = InputChecks.STANDARD
 
 
 class ShardedCollection(nn.Module, ABC):
@@ -57,6 +61,10 @@ class ShardedCollection(nn.Module, ABC):
     Args:
         inputs: what it is made from.
         tables_name: the attribute that holds the tables, part of the state-dict keys.
+
+    Attributes:
+        inputs_ahead: the exchanges of ids that were begun before the forward passes to come; a pipeline's, while it
+            makes them.
     """
 
     def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
@@ -65,7 +73,12 @@ class ShardedCollection(nn.Module, ABC):
         check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
         self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.configs)
         self._engine = CollectionEngine(
-            inputs.specs, inputs.params, env=inputs.env, device=inputs.device, is_weighted=inputs.is_weighted
+            inputs.specs,
+            inputs.params,
+            env=inputs.env,
+            device=inputs.device,
+            is_weighted=inputs.is_weighted,
+            checks=inputs.checks,
         )
         local = _local_blocks(self._engine)
         self._tables: dict[str, ShardedTable] = {}
@@ -81,10 +94,41 @@ class ShardedCollection(nn.Module, ABC):
             {f"{tables_name}.{name}.weight": table for name, table in self._tables.items()},
             self._engine.lookups,
         )
+        self.inputs_ahead: InputsAhead | None = None
 
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
-        """Send the ids to the ranks that own their rows (headers and payload)."""
-        return self._engine.start(features, prepare=self._fused_optimizer.apply_learning_rates)
+        """Send the ids to the ranks that own their rows (headers and payload), if that was not done ahead.
+
+        Raises:
+            InvalidInputError: a rank's batch is wrong; the same text on every rank.
+            DistributedError: a rank has no batch for this step; the same text on every rank that has.
+        """
+        rates = self._fused_optimizer.apply_learning_rates
+        if self.inputs_ahead is not None:
+            rates()
+            ahead = self.inputs_ahead.take(features)
+            if ahead is not None:
+                return ahead
+        step = self.begin_input_dist(features, prepare=rates)
+        if not step.send():
+            raise DistributedError(f"{who_ended(step.statuses)}: this step is not made")
+        return step
+
+    def begin_input_dist(
+        self,
+        features: KeyedJaggedTensor | None,
+        *,
+        status: Status = Status.FINE,
+        prepare: Callable[[], None] | None = None,
+    ) -> EngineStep:
+        """Start the headers of a batch, before its forward pass; ``send()`` of what is returned comes next.
+
+        Args:
+            features: the batch; ``None`` where there is none, and ``status`` says why.
+            status: what the other ranks are told if the batch is fine.
+            prepare: called first; what it raises, the other ranks learn from the header.
+        """
+        return self._engine.begin(features, status=status, prepare=prepare)
 
     def compute(self, step: EngineStep) -> EngineStep:
         """Look up all local blocks and start to send the results home."""
@@ -99,6 +143,11 @@ class ShardedCollection(nn.Module, ABC):
     def embedding_names(self) -> list[str]:
         """The names of the outputs, in order."""
         return [output.name for output in self._engine.collection.outputs]
+
+    @property
+    def env(self) -> ShardingEnv:
+        """The ranks it is sharded over."""
+        return self._env
 
     @property
     def device(self) -> torch.device:
@@ -186,6 +235,7 @@ def specs_of(
             module=path,
             is_weighted=is_weighted,
             optimizer=optimizer_spec_of(module.table_weight(config.name), config.name) or sharder.optimizer,
+            qcomms_config=sharder.qcomm_codecs_registry,
         )
         for config in module.tables
     ]
@@ -202,10 +252,12 @@ def shard_collection(
     env: ShardingEnv,
     device: torch.device | str | None,
     *,
+    checks: InputChecks,
     is_weighted: bool = False,
 ) -> _Sharded:
     """The sharded form of ``module``, with its weights."""
     place = torch.device(device if device is not None else env.device_type)
-    sharded = kind(ShardingInputs(module.tables, specs, params, env, place, is_weighted))  # type: ignore[call-arg]
+    inputs = ShardingInputs(module.tables, specs, params, env, place, is_weighted, checks)
+    sharded = kind(inputs)  # type: ignore[call-arg]
     sharded.take_weights(module)
     return sharded

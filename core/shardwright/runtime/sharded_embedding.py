@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardwright.modules.embedding_modules import EmbeddingCollection
 from shardwright.planning.plan import ParameterSharding
@@ -48,10 +48,10 @@ class ShardedEmbeddingCollection(ShardedCollection):
 
     def output_dist(self, step: EngineStep) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """The results, waited for on first use."""
-        return LazyCall(lambda: self._jagged(step))
+        outputs = step.promise()
+        return LazyCall(lambda: self._jagged(step, outputs()))
 
-    def _jagged(self, step: EngineStep) -> dict[str, JaggedTensor]:
-        values = step.finish()
+    def _jagged(self, step: EngineStep, values: Sequence[Tensor]) -> dict[str, JaggedTensor]:
         return {
             output.name: JaggedTensor(
                 values=rows,
@@ -88,6 +88,8 @@ class EmbeddingCollectionSharder(ModuleSharder):
         """See :meth:`ModuleSharder.shard`."""
         assert isinstance(module, EmbeddingCollection)  # find_sharder
         specs = self.tables(module, module_fqn or "")
-        sharded = shard_collection(ShardedEmbeddingCollection, module, specs, params, env, device)
+        sharded = shard_collection(
+            ShardedEmbeddingCollection, module, specs, params, env, device, checks=self.input_checks
+        )
         sharded.need_indices = module.need_indices()
         return sharded

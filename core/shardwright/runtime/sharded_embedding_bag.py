@@ -48,7 +48,8 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
     def output_dist(self, step: EngineStep) -> LazyAwaitable[KeyedTensor]:
         """The results in order, waited for on first use."""
-        return LazyCall(lambda: KeyedTensor(self.embedding_names(), self._dims, step.finish()[0]))
+        outputs = step.promise()
+        return LazyCall(lambda: KeyedTensor(self.embedding_names(), self._dims, outputs()[0]))
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' configurations."""
@@ -88,5 +89,6 @@ class EmbeddingBagCollectionSharder(ModuleSharder):
             params,
             env,
             device,
+            checks=self.input_checks,
             is_weighted=module.is_weighted(),
         )

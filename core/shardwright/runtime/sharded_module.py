@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
+from shardwright.planning.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
 from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.inputs import InputChecks
 
 
 class ModuleSharder(ABC):
@@ -25,15 +27,33 @@ class ModuleSharder(ABC):
     Args:
         fused_params: the optimizer of the module's tables (see :class:`OptimizerSpec`); SGD at 0.01 by default, as in
             FBGEMM. Tables whose parameters went through ``apply_optimizer_in_backward`` keep that one.
+        qcomm_codecs_registry: the codecs that results and gradients of the module's tables travel by, under TorchRec's
+            name: what ``get_qcomm_codecs_registry`` returns, or a ``QCommsConfig``; float32 as they are by default.
+            ``ParameterConstraints(qcomms_config=...)`` and a plan that has codecs of its own prevail.
+        input_checks: how closely batches are looked at: ``"off"``, ``"standard"`` or ``"strict"`` (see
+            :class:`InputChecks`); what the variable ``SHARDWRIGHT_INPUT_CHECKS`` says by default, else the standard.
+
+    Raises:
+        InvalidInputError: the optimizer or the codecs are of the wrong form, or there are no such checks.
+        UnknownPluginError: a codec is not known; the text has the nearest.
     """
 
     module_type: ClassVar[type[nn.Module]]
     # TorchRec's is generic over the module: ``cast(ModuleSharder[nn.Module], ...)`` is in its tutorials.
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
-    def __init__(self, fused_params: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: QCommsConfig | None = None,
+        *,
+        input_checks: str | None = None,
+    ) -> None:
         self.fused_params = dict(fused_params) if fused_params is not None else None
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
+        codecs = as_qcomms(qcomm_codecs_registry)
+        self.qcomm_codecs_registry = None if codecs is None else codecs.resolved()
+        self.input_checks = InputChecks.of(input_checks)
 
     @abstractmethod
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:

@@ -16,10 +16,12 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from shardwright.contracts.codec import Codec
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Group
 from shardwright.runtime.lookup import Bags
 from shardwright.runtime.row_gradients import row_gradients
+from shardwright.runtime.wire import Piece, Segment, decode, encode, lay_out
 
 _ID_BYTES, _LENGTH_BYTES, _FLOAT_BYTES = 8, 4, 4
 _ALIGNMENT = 8
@@ -34,12 +36,14 @@ class Share:
         num_ids: ids of each slot.
         is_pooled: gradients are one per bag, else one per id.
         is_weighted: ids carry weights.
+        codecs: by what each slot's output gradients travel; none if all do as they are.
     """
 
     batch_size: int
     num_ids: tuple[int, ...]
     is_pooled: bool
     is_weighted: bool
+    codecs: tuple[Codec | None, ...] = ()
 
     @property
     def num_bags(self) -> tuple[int, ...]:
@@ -107,7 +111,7 @@ def _pad(tensor: Tensor) -> Tensor:
 
 
 class BatchForm(UpdateForm):
-    """Every rank's ids, lengths, weights and output gradients."""
+    """Every rank's ids, lengths, weights and output gradients, these by their codecs."""
 
     @classmethod
     def bytes_moved(cls, group: Group, shares: Sequence[Share]) -> int:  # noqa: D102 - described in the base class
@@ -119,7 +123,9 @@ class BatchForm(UpdateForm):
             parts.append(_pad(self.bags.lengths))
         if self.bags.weights is not None:
             parts.append(_pad(self.bags.weights))
-        return [*parts, _pad(torch.cat([gradient.reshape(-1) for gradient in self.gradients]))]
+        gradients = torch.cat([gradient.reshape(-1) for gradient in self.gradients])
+        share = self.shares[self.env.rank]
+        return [*parts, encode(gradients, _coded(self.group, share)) if share.codecs else _pad(gradients)]
 
     def num_bytes(self, rank: int) -> int:  # noqa: D102
         return sum(size for *_, size in _sections(self.group, self.shares[rank]))
@@ -151,22 +157,38 @@ class BatchForm(UpdateForm):
 
 
 def _slots(group: Group, share: Share, flat: Tensor) -> list[Tensor]:
-    """Each slot's gradients ``[bags, D]`` from one rank's flat ones."""
+    """Each slot's gradients ``[bags, D]`` from one rank's flat ones, as they travelled."""
     dims = [slot.gradient_dim for slot in group.slots]
+    if share.codecs:
+        flat = decode(flat, _coded(group, share), _num_values(group, share))
     pieces = flat.split([count * dim for count, dim in zip(share.num_bags, dims, strict=True)])
     return [p.view(count, dim) for p, count, dim in zip(pieces, share.num_bags, dims, strict=True)]
+
+
+def _num_values(group: Group, share: Share) -> int:
+    """Values of the gradients of all bags of a rank."""
+    return sum(count * slot.gradient_dim for count, slot in zip(share.num_bags, group.slots, strict=True))
+
+
+def _coded(group: Group, share: Share) -> list[list[Piece]]:
+    """How the gradients of a rank's bags travel by codecs."""
+    dims = [slot.gradient_dim for slot in group.slots]
+    return lay_out([[Segment(range(len(dims)), dims, share.num_bags, batch_major=False)]], share.codecs)
 
 
 def _sections(group: Group, share: Share) -> list[tuple[torch.dtype, int, int]]:
     """Dtype, elements and padded bytes of each piece that a rank sends in the batch form."""
     num_ids = sum(share.num_ids)
-    values = sum(count * slot.gradient_dim for count, slot in zip(share.num_bags, group.slots, strict=True))
     sections = [(torch.int64, num_ids, num_ids * _ID_BYTES)]
     if share.is_pooled:
         bags = sum(share.num_bags)
         sections.append((torch.int32, bags, _padded(bags * _LENGTH_BYTES)))
     if share.is_weighted:
         sections.append((torch.float32, num_ids, _padded(num_ids * _FLOAT_BYTES)))
+    if share.codecs:
+        size = sum(piece.num_bytes for own in _coded(group, share) for piece in own)
+        return [*sections, (torch.uint8, size, size)]
+    values = _num_values(group, share)
     return [*sections, (torch.float32, values, _padded(values * _FLOAT_BYTES))]
 
 
@@ -286,7 +308,7 @@ class DenseForm(UpdateForm):
         return []
 
     def receive(self, arrived: Sequence[Sequence[Tensor]]) -> None:
-        """Nothing: :func:`sum_dense` brings what all such groups need, together."""
+        """Nothing: :class:`DenseSum` brings what all such groups need, together."""
 
     def gradient(self) -> Tensor:
         """This rank's gradient of all rows, block after block, each row followed by a 1 if it was touched."""
@@ -312,22 +334,39 @@ class DenseForm(UpdateForm):
         return rows_as_bags(self.group, blocks, is_pooled=self.shares[0].is_pooled)
 
 
-def sum_dense(env: ShardingEnv, forms: Sequence[DenseForm]) -> None:
-    """Two collectives for all dense groups: slices to the ranks that sum them, and the sums to all."""
-    parts = [form.gradient() for form in forms]
-    whole = torch.cat(parts)
-    world_size = env.world_size
-    if world_size > 1:
-        first, rest = divmod(whole.numel(), world_size)
-        slices = [first + (rank < rest) for rank in range(world_size)]
-        mine = slices[env.rank]
-        partial = whole.new_empty(world_size * mine)
-        send = env.communicator.all_to_all
-        send(partial, whole, [mine] * world_size, slices, label="dense gradients").wait()
-        sums = partial.view(world_size, mine).sum(0).repeat(world_size)
-        send(whole, sums, slices, [mine] * world_size, label="dense sums").wait()
-    for form, summed in zip(forms, whole.split([part.numel() for part in parts]), strict=True):
-        form.take(summed)
+class DenseSum:
+    """Two collectives for all dense groups: slices to the ranks that sum them, started, and the sums to all."""
+
+    def __init__(self, env: ShardingEnv, forms: Sequence[DenseForm]) -> None:
+        self._env, self._forms = env, forms
+        parts = [form.gradient() for form in forms]
+        self._sizes = [part.numel() for part in parts]
+        self._whole = torch.cat(parts)
+        if env.world_size == 1:
+            return
+        first, rest = divmod(self._whole.numel(), env.world_size)
+        self._slices = [first + (rank < rest) for rank in range(env.world_size)]
+        mine = [self._slices[env.rank]] * env.world_size
+        self._partial = self._whole.new_empty(sum(mine))
+        self._work = env.communicator.all_to_all(
+            self._partial, self._whole, mine, self._slices, label="dense gradients"
+        )
+
+    def finish(self) -> None:
+        """Wait, and give each form its sum."""
+        if self._env.world_size > 1:
+            self._gather()
+        for form, summed in zip(self._forms, self._whole.split(self._sizes), strict=True):
+            form.take(summed)
+
+    def _gather(self) -> None:
+        self._work.wait()
+        world_size = self._env.world_size
+        mine = self._slices[self._env.rank]
+        sums = self._partial.view(world_size, mine).sum(0).repeat(world_size)
+        self._env.communicator.all_to_all(
+            self._whole, sums, self._slices, [mine] * world_size, label="dense sums"
+        ).wait()
 
 
 FORMS: Sequence[type[UpdateForm]] = (BatchForm, RowsForm, DenseForm)

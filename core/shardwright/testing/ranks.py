@@ -91,8 +91,9 @@ class RankPool:
             replies = self._collect(workers, timeout_s)
         errors = {rank: text for rank, (ok, text) in replies.items() if not ok}
         if errors:
-            if _DIED in errors.values() or any(not process.is_alive() for process, _ in workers):
-                self.close()
+            self._end(
+                [w for rank, w in enumerate(workers) if errors.get(rank) == _DIED or not w[0].is_alive()]
+            )
             raise RankError(errors, {rank: result for rank, (ok, result) in replies.items() if ok})
         return [replies[rank][1] for rank in range(world_size)]
 
@@ -137,14 +138,18 @@ class RankPool:
 
     def close(self) -> None:
         """End the processes."""
-        for process, connection in self._workers:
+        self._end(list(self._workers))
+
+    def _end(self, workers: Sequence[tuple[Any, Connection]]) -> None:
+        """End these processes; the next call starts others in their place."""
+        for process, connection in workers:
             connection.close()
             process.terminate()
-        for process, _ in self._workers:
+        for process, _ in workers:
             process.join(timeout=10)
             if process.is_alive():
                 process.kill()
-        self._workers = []
+        self._workers = [worker for worker in self._workers if worker not in workers]
 
 
 def _serve(connection: Connection, backend: str, initializer: Callable[[], Any] | None) -> None:

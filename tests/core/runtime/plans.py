@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shardwright import hookimpl
 from shardwright.contracts import ComputeKernel
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from shardwright.planning.codecs import QCommsConfig
 from shardwright.planning.layouts import Block, ColumnRange, Dataflow, Exchange, Layout
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
@@ -160,6 +161,7 @@ class Cut:
     ranks: tuple[int, ...] = (0,)
     kernel: str = "loop"
     dataflow: Dataflow = field(factory=Exchange)
+    codecs: QCommsConfig | None = None
 
     def layout(self) -> Layout:
         """The blocks; of a replicated table, a copy on each of `ranks`."""
@@ -211,7 +213,7 @@ class Cuts:
 
     def shardings(self) -> dict[str, ParameterSharding]:
         return {
-            f"t{index}": ParameterSharding("cut", table.kernel, table.layout())
+            f"t{index}": ParameterSharding("cut", table.kernel, table.layout(), qcomms_config=table.codecs)
             for index, table in enumerate(self.tables)
         }
 

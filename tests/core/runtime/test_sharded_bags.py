@@ -12,6 +12,7 @@ from shardwright.errors import DistributedError, InvalidInputError, UnsupportedE
 from shardwright.planning.layouts import Exchange, Hierarchical, Replicate
 from shardwright.planning.row_maps import RowsModulo, RowsRange
 from shardwright.plugins import use_host
+from shardwright.runtime.inputs import Status
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated
 
@@ -261,7 +262,7 @@ def float_elements(step):
         elif isinstance(thing, list | tuple):
             for item in thing:
                 visit(item)
-        elif type(thing).__name__.endswith(("Step", "Trip")):
+        elif type(thing).__name__.endswith(("Step", "Trip", "Transfer")):
             names = [name for cls in type(thing).__mro__ for name in getattr(cls, "__slots__", ())]
             for name in [*names, *getattr(thing, "__dict__", ())]:
                 if name not in ("__weakref__", "_saved") and hasattr(thing, name):
@@ -350,21 +351,14 @@ def test_moves_and_casts_of_the_model_leave_blocks_where_the_plan_put_them():
         assert dtypes == {torch.float32}
 
 
-def test_something_that_is_no_batch_raises_its_own_error_and_one_on_the_other_rank():
-    seen = {}
-
+def test_something_that_is_no_batch_is_the_same_error_on_all_ranks():
     def work(sharded, batch, env):
-        try:
+        with pytest.raises(InvalidInputError) as error:
             sharded(batch if env.rank == 0 else torch.ones(3))
-        except Exception as error:
-            seen[env.rank] = error
-        return sharded(batch).values().shape  # the next step works
+        return str(error.value), sharded(batch).values().shape  # the next step works
 
-    assert simulate(case_of(), work) == [(2, 19), (3, 19)]
-    assert isinstance(seen[1], InvalidInputError)
-    assert str(seen[1]) == "a sharded collection takes a KeyedJaggedTensor, got Tensor"
-    assert isinstance(seen[0], DistributedError)
-    assert str(seen[0]) == "rank 1 could not route its batch; its own error says why"
+    text = "rank 1: a sharded collection takes a KeyedJaggedTensor, got Tensor"
+    assert simulate(case_of(), work) == [(text, (2, 19)), (text, (3, 19))]
 
 
 def test_problems_of_several_ranks_are_all_told():
@@ -381,37 +375,32 @@ def test_problems_of_several_ranks_are_all_told():
     assert "rank 1: feature 'a' of table 't1' (9 x 6 FP32) has the id 4611686018427387904" in texts[0]
 
 
-def test_headers_of_a_bad_batch_carry_its_problem_and_no_ids():
+def test_header_of_a_bad_batch_says_so_and_only_then_the_ranks_exchange_texts():
     def work(sharded, batch, env):
         headers = []
         exchange = env.communicator.all_to_all
 
         def recorded(output, input, *splits, label):
-            headers.append((label, input.view(env.world_size, -1).tolist()))
+            headers.append((label, input.view(env.world_size, -1)[:, 2:].tolist()))
             return exchange(output, input, *splits, label=label)
 
         env.communicator.all_to_all = recorded
+        labels = len(env.communicator.labels)
         values = batch.values().clone()
         values[2] = -(2**62)
         with pytest.raises(InvalidInputError):
             sharded(with_parts(batch, values=values) if env.rank else batch)
-        return headers
+        return headers, env.communicator.labels[labels:]
 
     case = Cuts([Cut(4, 2, ("a",)), Cut(4, 2, ("b",), ranks=(1,))], 2)
     seen = simulate(case, work)
-    assert [[label for label, _ in headers] for headers in seen] == [["headers"], ["headers"]]
-    problem = [
-        0,
-        3,
-        1,
-        -(2**62),
-        2,
-    ]  # no samples, an id out of range, the second feature, the id, its position
-    batch = case.batch(3, seed=1)
-    place = 2 - batch.offset_per_key()[batch.keys().index("b")]
-    assert seen[1][0][1] == [[*problem[:4], place, 0]] * 2
-    own = case.batch(2, seed=0)
-    assert seen[0][0][1] == [[2, 0, 0, 0, 0, own[name].values().numel()] for name in "ab"]
+    assert [labels for _, labels in seen] == [["headers", "object"]] * 2
+    (_, good), (_, bad) = (own for (own,), _ in seen)
+    nothing_extra = good[0][2]
+    counts = [case.batch(2, seed=0)[name].values().numel() for name in "ab"]
+    # Batch size, status, what is not looked at (nothing, or not compared), and the ids of each rank's only slot.
+    assert good == [[2, Status.FINE, nothing_extra, count] for count in counts]
+    assert bad == [[0, Status.BAD_INPUT, 0, 0]] * 2
 
 
 def test_missing_weights_are_told_by_feature_and_table():

@@ -7,16 +7,27 @@ import torch
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.runtime.plans import Cut, Cuts, host_with_loops, output_of, train_step, train_unsharded
+from tests.core.runtime.exact_codecs import ExactCodecs
+from tests.core.runtime.plans import (
+    Cut,
+    Cuts,
+    Kernels,
+    host_with_loops,
+    output_of,
+    train_step,
+    train_unsharded,
+)
 
+from shardwright.planning.codecs import QCommsConfig
 from shardwright.planning.layouts import Exchange, Replicate
-from shardwright.plugins import use_host
+from shardwright.plugins import PluginHost, use_host
 from shardwright.runtime import replicated
 from shardwright.runtime.update_forms import FORMS, BatchForm, DenseForm, RowsForm
 from shardwright.testing.simulated import run_simulated
 
-SYNCHRONISING = ("gradients", "dense gradients", "dense sums")
+SYNCHRONISING = ("updates of copies", "dense gradients", "dense sums")
 STEPS = 3
+PLUGINS = {"loops": Kernels(), "codecs": ExactCodecs()}
 TABLES = (  # t0 and t1 are of one size and share a group; t2 is alone
     Cut(5, 4, ("a", "b"), "SUM"),
     Cut(5, 3, ("b",), "MEAN"),
@@ -29,6 +40,15 @@ def case_of(kind, world_size, tables=TABLES):
     if kind == "sequence":
         copies = [evolve(table, pooling="NONE") for table in copies]
     return Cuts(copies, world_size, is_weighted=kind == "weighted")
+
+
+def with_codec(case, *names):
+    """The case, gradients of its tables by these codecs in turn."""
+    tables = [
+        evolve(table, codecs=QCommsConfig(backward_precision=names[index % len(names)]))
+        for index, table in enumerate(case.tables)
+    ]
+    return evolve(case, tables=tables)
 
 
 def batches_of(case, batch_sizes, *, max_length=3):
@@ -105,6 +125,26 @@ def test_each_form_makes_the_unsharded_update_on_equal_copies_with_the_bytes_it_
     assert_trained(case, batches, results)
     # Every rank asks once a step and group: what it is told is what all ranks send together.
     assert sum(size for _, size in declared) == world_size * sum(sent for *_, sent in results) > 0
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence"])
+@pytest.mark.parametrize("names", [("doubles",), ("mirrored",), ("mirrored", None, "doubles")])
+def test_gradients_by_codecs_that_lose_nothing_make_the_same_update_with_their_bytes(
+    monkeypatch, names, kind, world_size
+):
+    case = case_of(kind, world_size)
+    batches = batches_of(case, (4, 2, 3))
+    only(monkeypatch, BatchForm)
+    plain = train(case, batches)
+    declared = only(monkeypatch, BatchForm)
+    with use_host(PluginHost(entry_points=(), plugins=PLUGINS, environment={})):
+        coded = train(with_codec(case, *names), batches)
+    for (_, blocks, _, _), (_, others, _, _) in zip(plain, coded, strict=True):
+        assert all(torch.equal(mine, other) for mine, other in zip(blocks, others, strict=True))
+    assert sum(size for _, size in declared) == world_size * sum(sent for *_, sent in coded)
+    if world_size > 1:
+        assert sum(sent for *_, sent in coded) > sum(sent for *_, sent in plain)
 
 
 @pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence"])

@@ -1,34 +1,39 @@
-"""The `bench` commands: start the ranks, run both sides in turn, print a table."""
+"""The `bench` commands: run both sides in turn, show a table with bars or print JSON."""
 
 from __future__ import annotations
 
 import json as json_format
-import shlex
-import subprocess
-from collections.abc import Mapping, Sequence
-from statistics import median
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwright.errors import InvalidInputError
-
 if TYPE_CHECKING:
-    from shardwright.cli.bench.step import StepSettings
+    from shardwright.cli.bench.suite import Suite
 
-bench = typer.Typer(help="Time things, beside another program where one is given.", no_args_is_help=True)
+bench = typer.Typer(help="Time things, beside another program where one is given.")
 
-_TIMEOUT_S = 600.0
+_PIPE_WIDTH = 140  # a pipe has no width of its own
+_INTERRUPTED = 130  # as shells tell of a program that Ctrl-C ended
 
 
-@bench.callback()
-def _group() -> None:
-    """Time things, beside another program where one is given."""
+@bench.callback(invoke_without_command=True)
+def _group(context: typer.Context) -> None:
+    """Time things, beside another program where one is given. Alone: a step of every sharding type."""
+    if context.invoked_subcommand is None:
+        step()
 
 
 @bench.command()
 def step(
-    types: Annotated[str, typer.Option(metavar="T,...", help="Sharding types, dealt to the tables in turn.")],
+    types: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T,...",
+            help="Sharding types, dealt to the tables in turn. Without this, every type there is, one by one.",
+        ),
+    ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
     batch: Annotated[int, typer.Option(min=1, help="Samples of each rank.")] = 1024,
     tables: Annotated[int, typer.Option(min=1, help="Equal tables, one feature each.")] = 24,
@@ -36,6 +41,9 @@ def step(
     dim: Annotated[int, typer.Option(min=1, help="Columns of a table.")] = 64,
     ids: Annotated[int, typer.Option(min=0, help="Ids of a bag.")] = 10,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of a round.")] = 25,
+    hosts: Annotated[
+        int, typer.Option(min=1, help="Hosts that the ranks pretend to be on, in equal parts.")
+    ] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; both sides run in each.")] = 1,
     beside: Annotated[
         str | None,
@@ -45,78 +53,60 @@ def step(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.")] = False,
 ) -> None:
-    """Time a training step of a sharded collection alone: fused row-wise Adagrad, one process a rank, on the CPU."""
+    """Time a training step of a sharded collection alone: fused row-wise Adagrad, one process a rank, on the CPU.
+
+    Ctrl-C ends it early; what was measured until then is shown.
+    """
+    from shardwright.cli.bench.sides import Program, Ranks
     from shardwright.cli.bench.step import StepSettings
-
-    settings = StepSettings(tuple(types.split(",")), ranks, batch, tables, rows, dim, ids, steps)
-    ours: list[Mapping[str, Any]] = []
-    theirs: list[Mapping[str, Any]] = []
-    for _ in range(rounds):
-        ours.append(_run_ours(settings))
-        if beside is not None:
-            theirs.append(_run_other(beside, settings))
-    result = {"shardwright": _summary(ours), **({"beside": _summary(theirs)} if theirs else {})}
-    if theirs:
-        result["ratio"] = {
-            key: round(result["shardwright"][key] / result["beside"][key], 3)
-            for key in ("min_ms", "median_ms")
-        }
-    if json:
-        typer.echo(json_format.dumps({"settings": settings.options(), "rounds": rounds, **result}))
-    else:
-        _print(settings, result)
-
-
-def _run_ours(settings: StepSettings) -> Mapping[str, Any]:
-    from shardwright.cli.bench.step import time_step
+    from shardwright.cli.bench.suite import Case, Suite, each_type
     from shardwright.plugins import host
-    from shardwright.testing.ranks import RankPool
 
-    backend = next(
-        name for name, entry in host().comm_backends.entries.items() if "cpu" in entry.item.devices
-    )
-    with RankPool(settings.ranks, backend=backend) as pool:
-        results: list[Mapping[str, Any]] = pool.run(time_step, settings.ranks, settings, timeout_s=_TIMEOUT_S)
-    return results[0]
+    settings = StepSettings((), ranks, batch, tables, rows, dim, ids, steps, hosts)
+    if types is None:
+        cases = each_type(settings, host().sharding_types.names)
+    else:
+        cases = [Case(types, settings.of_types(types))]
+    sides = [Ranks(is_kept=True)] if beside is None else [Ranks(), Program(beside)]
+    run_suite(Suite(cases, sides, rounds), json=json, keep_going=types is None)
 
 
-def _run_other(command: str, settings: StepSettings) -> Mapping[str, Any]:
-    """The last line that another program prints, as JSON.
+def run_suite(suite: Suite, *, json: bool, keep_going: bool, path: Path | None = None) -> None:
+    """Run a suite with a progress bar, and show what was measured, also if it is interrupted.
+
+    Args:
+        suite: what to measure.
+        json: print JSON instead of a table.
+        keep_going: a case that fails is noted, and the rest goes on.
+        path: a file that holds what was measured so far, after each round.
 
     Raises:
-        InvalidInputError: it failed, or its last line is no JSON with ``min_ms`` and ``median_ms``.
+        ShardwrightError: a side failed, and ``keep_going`` is not set.
     """
-    words = [*shlex.split(command), *settings.options()]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    lines = done.stdout.strip().splitlines()
-    try:
-        figures: Mapping[str, Any] = json_format.loads(lines[-1])
-        float(figures["min_ms"]), float(figures["median_ms"])
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        told = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise InvalidInputError(
-            f"{command!r} ended with exit code {done.returncode} and no JSON with min_ms and median_ms; it said: {told}"
-        ) from error
-    return figures
-
-
-def _summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The least minimum and the median of medians over all rounds."""
-    return {
-        "min_ms": min(figures["min_ms"] for figures in rounds),
-        "median_ms": median(figures["median_ms"] for figures in rounds),
-        "collectives": rounds[-1].get("collectives"),
-    }
-
-
-def _print(settings: StepSettings, result: Mapping[str, Mapping[str, Any]]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(title=" ".join(settings.options()))
-    for column in ("", "minimum ms", "median ms", "collectives a step"):
-        table.add_column(column, justify="left" if not column else "right")
-    for side, figures in result.items():
-        cells = [str(figures[key]) for key in ("min_ms", "median_ms")]
-        table.add_row(side, *cells, str(figures.get("collectives", "")))
-    Console().print(table)
+    from shardwright.cli.bench.suite import run_to_the_end, write_json
+    from shardwright.cli.bench.table import bench_table
+    from shardwright.cli.progress import track
+
+    with track(Console(stderr=True), "measured", suite.num_measurements) as tracker:
+
+        def keep(note: str) -> None:
+            if path is not None:
+                write_json(path, suite.to_data())
+            tracker.advance(note)
+
+        came_to_its_end = run_to_the_end(suite, keep_going=keep_going, after_each=keep)
+    if json:
+        typer.echo(json_format.dumps(_printed(suite)))
+    else:
+        Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(bench_table(suite))
+    if not came_to_its_end:
+        typer.echo("interrupted: shown is what was measured until then", err=True)
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _printed(suite: Suite) -> dict[str, Any]:
+    """One object: the only case itself, or all."""
+    cases = suite.to_data()
+    return cases[0] if len(cases) == 1 else {"cases": cases}

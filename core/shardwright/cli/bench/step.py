@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import asdict, frozen
+from attrs import asdict, evolve, field, frozen
 
 from shardwright.cli.collectives import CollectiveCounter
+from shardwright.errors import InvalidInputError
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.planner import EmbeddingShardingPlanner
@@ -36,6 +38,10 @@ class StepSettings:
         dim: columns of each table.
         ids: of each bag.
         steps: timed steps.
+        hosts: that the ranks pretend to be on, in equal parts.
+
+    Raises:
+        InvalidInputError: the ranks do not divide into the hosts.
     """
 
     types: tuple[str, ...]
@@ -46,21 +52,35 @@ class StepSettings:
     dim: int
     ids: int
     steps: int
+    hosts: int = field(default=1)
+
+    @hosts.validator
+    def _equal(self, attribute: object, value: int) -> None:
+        if self.ranks % value:
+            raise InvalidInputError(
+                f"{self.ranks} ranks do not divide into {value} equal hosts; give a multiple as --ranks"
+            )
+
+    def of_types(self, types: str) -> StepSettings:
+        """The same work by other sharding types, as ``--types`` has them."""
+        return evolve(self, types=tuple(name.strip() for name in types.split(",")))
 
     def options(self) -> list[str]:
-        """As options of a command line."""
+        """As options of a command line; ``--hosts`` only if there are several, as other programs may not know it."""
         values = {**asdict(self), "types": ",".join(self.types)}
+        if self.hosts == 1:
+            del values["hosts"]
         return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
-def time_step(settings: StepSettings) -> dict[str, object]:
+def time_step(settings: StepSettings) -> dict[str, Any]:
     """Time the step on this rank, inside a process group.
 
     Returns:
         ``{"median_ms", "min_ms", "collectives"}`` of this rank; every step begins at a barrier.
     """
-    model = _model(settings)
-    batches = [_batch(settings, number) for number in range(_NUM_BATCHES)]
+    model = bench_model(settings)
+    batches = [bench_batch(settings, number) for number in range(_NUM_BATCHES)]
     gradient = torch.rand(settings.batch, settings.tables * settings.dim)
 
     def step(number: int) -> None:
@@ -84,7 +104,8 @@ def time_step(settings: StepSettings) -> dict[str, object]:
     }
 
 
-def _model(settings: StepSettings) -> DistributedModelParallel:
+def bench_model(settings: StepSettings) -> DistributedModelParallel:
+    """The sharded collection, planned by the constraints that ``settings.types`` makes; every rank calls this."""
     names = [f"t{index}" for index in range(settings.tables)]
     configs = [
         EmbeddingBagConfig(
@@ -101,8 +122,10 @@ def _model(settings: StepSettings) -> DistributedModelParallel:
     module = EmbeddingBagCollection(configs, device="meta")
     optimizer = {"optimizer": "row_wise_adagrad", "learning_rate": 0.02, "eps": 1e-8}
     sharders = [EmbeddingBagCollectionSharder(fused_params=optimizer)]
-    env = ShardingEnv.from_process_group()
-    topology = Topology(world_size=env.world_size, compute_device=env.device_type)
+    env = evolve(ShardingEnv.from_process_group(), local_world_size=settings.ranks // settings.hosts)
+    topology = Topology(
+        world_size=env.world_size, compute_device=env.device_type, local_world_size=env.local_world_size
+    )
     planner = EmbeddingShardingPlanner(
         topology=topology, constraints=constraints, batch_size=settings.batch, storage_reservation=0.0
     )
@@ -110,7 +133,8 @@ def _model(settings: StepSettings) -> DistributedModelParallel:
     return DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
 
 
-def _batch(settings: StepSettings, number: int) -> KeyedJaggedTensor:
+def bench_batch(settings: StepSettings, number: int) -> KeyedJaggedTensor:
+    """This rank's batch of that number, drawn from both."""
     generator = torch.Generator().manual_seed(1000 * number + dist.get_rank())
     num_bags = settings.tables * settings.batch
     return KeyedJaggedTensor(

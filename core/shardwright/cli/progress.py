@@ -1,4 +1,4 @@
-"""What a rank shows of its progress: bars on a terminal, now and then a line elsewhere."""
+"""What a command shows of its progress: bars on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 

@@ -1,0 +1,160 @@
+"""Which codecs results and gradients travel by: TorchRec's ``QCommsConfig``, for all tables of a module or for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict, field, fields, frozen
+
+from shardwright.errors import InvalidInputError, UnsupportedError, nearest
+
+if TYPE_CHECKING:
+    from shardwright.contracts.codec import Codec
+    from shardwright.registry import Registry
+
+FLOAT_BYTES = 4
+"""Results and gradients travel as float32 unless a codec says otherwise."""
+
+
+def _name(value: Any) -> str | None:
+    """A name, or a member of an enumeration whose ``value`` is the name."""
+    plain = getattr(value, "value", value)
+    if plain is None:
+        return None
+    if not isinstance(plain, str) or not plain:
+        raise InvalidInputError(f"a precision is the name of a codec, got {value!r}")
+    return str(plain)
+
+
+@frozen
+class QCommsConfig:
+    """The codecs of results (forward) and of gradients (backward); the two are chosen apart.
+
+    Args:
+        forward_precision: name of the codec that results of lookups travel by, such as ``CommType.FP16``; ``None``
+            leaves it to what the whole module uses, and that is float32 as it is if nobody says otherwise.
+        backward_precision: likewise for the gradients of those results.
+
+    Raises:
+        InvalidInputError: a precision is no name.
+    """
+
+    forward_precision: str | None = field(default=None, converter=_name)
+    backward_precision: str | None = field(default=None, converter=_name)
+
+    def over(self, other: QCommsConfig | None) -> QCommsConfig:
+        """What this says, and where it says nothing, what ``other`` says."""
+        if other is None:
+            return self
+        return QCommsConfig(
+            self.forward_precision or other.forward_precision,
+            self.backward_precision or other.backward_precision,
+        )
+
+    def resolved(self) -> QCommsConfig:
+        """The same with the names that stand for aliases.
+
+        Raises:
+            UnknownPluginError: no codec has such a name; the text has the known names and the nearest.
+        """
+        codecs = _codecs()
+        names = (self.forward_precision, self.backward_precision)
+        return QCommsConfig(*(name and codecs.canonical(name) for name in names))
+
+    @property
+    def forward(self) -> Codec | None:
+        """The codec of results; ``None`` where they travel as they are."""
+        return _create(self.forward_precision)
+
+    @property
+    def backward(self) -> Codec | None:
+        """The codec of gradients; ``None`` where they travel as they are."""
+        return _create(self.backward_precision)
+
+    def result_row_bytes(self, num_columns: int) -> int:
+        """Bytes of a result's vector between ranks, for costs."""
+        return _row_bytes(self.forward, num_columns)
+
+    def gradient_row_bytes(self, num_columns: int) -> int:
+        """Bytes of a gradient's vector between ranks, for costs."""
+        return _row_bytes(self.backward, num_columns)
+
+    def to_data(self) -> dict[str, str]:
+        """As JSON data: what is said, and nothing else."""
+        return asdict(self, filter=lambda _, value: value is not None)
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> QCommsConfig:
+        """From JSON data: what :meth:`to_data` gave, perhaps edited.
+
+        Raises:
+            InvalidInputError: it has other keys, or values that are no names.
+        """
+        known = [attribute.name for attribute in fields(cls)]
+        for key in data:
+            if key not in known:
+                raise InvalidInputError(
+                    f"codecs are given as {' and '.join(known)}, got {key!r}.{nearest(str(key), known)}"
+                )
+        return cls(**data)
+
+
+def as_qcomms(value: Any) -> QCommsConfig | None:
+    """A ``QCommsConfig``, one as JSON data, or ``None``: for attributes that hold one.
+
+    Raises:
+        InvalidInputError: it is something else.
+    """
+    if value is None or isinstance(value, QCommsConfig):
+        return value
+    if isinstance(value, Mapping):
+        return QCommsConfig.from_data(value)
+    raise InvalidInputError(
+        f"codecs are given as a QCommsConfig(forward_precision=..., backward_precision=...), got {value!r}"
+    )
+
+
+def codecs_of(config: QCommsConfig | None) -> list[Codec]:
+    """The codecs that a configuration names, those that change nothing among them."""
+    names = (config.forward_precision, config.backward_precision) if config is not None else ()
+    return [_codecs().create(name) for name in names if name]
+
+
+def get_qcomm_codecs_registry(
+    qcomms_config: QCommsConfig, comm_ops: Sequence[Any] | None = None, device: Any = None
+) -> QCommsConfig:
+    """TorchRec's call: what to give a sharder as ``qcomm_codecs_registry``.
+
+    One configuration serves every collective here, so that it is its own registry.
+
+    Args:
+        qcomms_config: the codecs.
+        comm_ops: not served: codecs are chosen for tables, not for collectives.
+        device: any; codecs work on all devices.
+
+    Raises:
+        UnsupportedError: ``comm_ops`` are given.
+        UnknownPluginError: a codec is not known.
+    """
+    if comm_ops is not None:
+        raise UnsupportedError(
+            f"comm_ops={list(comm_ops)!r}: codecs are chosen for tables, not for collectives. Leave comm_ops out, and "
+            "give tables that are to differ ParameterConstraints(qcomms_config=...)"
+        )
+    return (as_qcomms(qcomms_config) or QCommsConfig()).resolved()
+
+
+def _codecs() -> Registry[Codec]:
+    from shardwright.plugins import host
+
+    return host().codecs
+
+
+def _create(name: str | None) -> Codec | None:
+    codec = _codecs().create(name) if name else None
+    return None if codec is None or codec.is_identity else codec
+
+
+def _row_bytes(codec: Codec | None, num_columns: int) -> int:
+    return FLOAT_BYTES * num_columns if codec is None else codec.row_bytes(num_columns)

@@ -1,0 +1,108 @@
+"""Whether all ranks make the same calls in the same order.
+
+Ranks that did not would exchange one collection's ids or gradients for another's. So each header says which collection
+it is for, and carries a checksum of the calls that its rank made before; that costs no collective.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from shardwright.contracts.comm_backend import Communicator
+from shardwright.errors import DistributedError
+
+_TAG = 0x53_48_52_44 << 24
+"""Stands before the collection's number in a header, so that what is no header is known as such."""
+
+_NUM_RECENT = 8
+
+
+class Lockstep:
+    """The calls that one rank makes, in order; shared by all collections over the same ranks.
+
+    Attributes:
+        header_size: integers of every header: as many as the collection with the most needs.
+    """
+
+    def __init__(self) -> None:
+        self.header_size = 0
+        self._names: list[str] = []
+        self._named: Counter[str] = Counter()
+        self._checksum = 0
+        self._recent: deque[str] = deque(maxlen=_NUM_RECENT)
+
+    def join(self, name: str, header_size: int) -> int:
+        """Take a collection in; returns its number, by which headers call it."""
+        self.header_size = max(self.header_size, header_size)
+        self._named[name] += 1
+        self._names.append(name if self._named[name] == 1 else f"{name} (no. {self._named[name]})")
+        return len(self._names) - 1
+
+    def note(self, what: str, number: int) -> None:
+        """Remember a call: ``what`` of the collection of that number."""
+        call = f"{what} of {self._names[number]}"
+        self._checksum = zlib.crc32(call.encode(), self._checksum)
+        self._recent.append(call)
+
+    def words(self, number: int) -> tuple[int, int]:
+        """The collection's number, tagged, and the checksum of the calls until now."""
+        return _TAG | number, self._checksum
+
+    def check_collections(self, tagged: Sequence[int]) -> None:
+        """Check that all ranks' headers are for one collection.
+
+        Args:
+            tagged: the first of each rank's words, in rank order.
+
+        Raises:
+            DistributedError: they are not; the same text on every rank that is in a header.
+        """
+        if all(other == tagged[0] for other in tagged) and tagged[0] & _TAG == _TAG:
+            return
+        numbers = [other - _TAG for other in tagged]
+        for rank, number in enumerate(numbers):
+            if number not in range(len(self._names)):
+                raise DistributedError(
+                    f"what arrived from rank {rank} in the exchange of headers is no header: it makes another call. "
+                    f"The last calls here: {', '.join(self._recent)}. {_SAME_ORDER}"
+                )
+        raise DistributedError(
+            f"the ranks called different collections: {by_rank([self._names[number] for number in numbers])}. "
+            f"{_SAME_ORDER}"
+        )
+
+    def check_calls(self, checksums: Sequence[int], communicator: Communicator) -> None:
+        """Check that all ranks made the same calls before their headers.
+
+        Args:
+            checksums: the second of each rank's words, in rank order.
+            communicator: exchanges the last calls where they differ.
+
+        Raises:
+            DistributedError: they did not; the same text on every rank.
+        """
+        if all(other == checksums[0] for other in checksums):
+            return
+        recent = communicator.all_gather_objects(", ".join(self._recent))
+        raise DistributedError(
+            "the ranks made different calls before this batch, so that they exchanged one's gradients for another's "
+            f"and the weights are wrong: {by_rank(recent)}. {_SAME_ORDER}"
+        )
+
+
+_SAME_ORDER = "Every rank must call the same collections, and go back through them, in the same order"
+
+
+def by_rank(texts: Sequence[str]) -> str:
+    """Texts in rank order as ``ranks 0, 1: text; rank 2: another``."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        ranks.setdefault(text, []).append(rank)
+    return "; ".join(f"{name_ranks(own)}: {text}" for text, own in ranks.items())
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Ranks for a text: ``rank 1``, ``ranks 0, 2``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

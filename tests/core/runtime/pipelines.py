@@ -1,0 +1,151 @@
+"""A model with two collections and a dense rest, its batches, and loops over them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import torch
+from tests.core.runtime.plans import RATE, SHARDER, Cut, Cuts
+from torch import nn
+
+from shardwright import DistributedModelParallel, KeyedJaggedTensor
+from shardwright.planning.layouts import Hierarchical, Replicate
+from shardwright.planning.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from shardwright.planning.row_maps import RowsModulo
+from shardwright.runtime.sharders import EmbeddingCollectionSharder
+
+SHARDERS = [SHARDER, EmbeddingCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": RATE})]
+
+
+def bags(world_size: int) -> Cuts:
+    ranks = tuple(range(world_size))
+    return Cuts(
+        [
+            Cut(11, 4, ("a",), "SUM", RowsModulo(11, parts=world_size), (), ranks),
+            Cut(9, 6, ("b", "a"), "MEAN", None, (2,), (world_size - 1, 0), "loop_by_sample"),
+            Cut(7, 2, ("b",), "SUM", ranks=ranks, dataflow=Replicate()),
+            Cut(8, 2, ("b",), "SUM", RowsModulo(8, parts=world_size), (), ranks, dataflow=Hierarchical()),
+        ],
+        world_size,
+    )
+
+
+def sequences(world_size: int) -> Cuts:
+    return Cuts([Cut(6, 3, ("s",), "NONE", ranks=(world_size - 1,))], world_size)
+
+
+@attrs.define(eq=False)
+class Examples:
+    """A batch as users write them."""
+
+    dense: torch.Tensor
+    sparse: dict[str, KeyedJaggedTensor]
+    name: str
+
+
+class TwoTowers(nn.Module):
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self.bags = bags(world_size).module()
+        self.sequences = sequences(world_size).module()
+        torch.manual_seed(5)
+        self.over = nn.Linear(20 + 2, 3)
+
+    def forward(self, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+        pooled = self.bags(examples.sparse["bags"])
+        rows = self.sequences(examples.sparse["rows"])["s"].values()
+        output = self.over(torch.cat([pooled.values(), examples.dense], 1))
+        return output.square().mean(1) + rows.square().sum() / 8, output.detach()
+
+
+def towers(world_size: int) -> TwoTowers:
+    return TwoTowers(world_size)
+
+
+def shard(model: nn.Module, env: Any, world_size: int) -> DistributedModelParallel:
+    cases = {"bags": bags(world_size), "sequences": sequences(world_size)}
+    plan = {path: EmbeddingModuleShardingPlan(case.shardings()) for path, case in cases.items()}
+    return DistributedModelParallel(
+        copy.deepcopy(model), env=env, device="cpu", plan=ShardingPlan(plan), sharders=SHARDERS
+    )
+
+
+def examples(step: int, rank: int, world_size: int, size: int | None = None) -> Examples:
+    """A batch; ranks and steps have batches of different sizes."""
+    size = 1 + (step + rank) % 3 if size is None else size
+    seed = 100 * step + rank
+    generator = torch.Generator().manual_seed(seed)
+    return Examples(
+        torch.rand((size, 2), generator=generator),
+        {
+            "rows": sequences(world_size).batch(size, seed=seed),
+            "bags": bags(world_size).batch(size, seed=seed),
+        },
+        f"{step} of {rank}",
+    )
+
+
+def batches(num_steps: int, rank: int, world_size: int, start: int = 0) -> Iterator[Examples]:
+    return iter([examples(step, rank, world_size) for step in range(start, start + num_steps)])
+
+
+def dense_optimizer(model: DistributedModelParallel) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.module.over.parameters(), lr=RATE)
+
+
+def train_plainly(model: Any, loader: Iterator[Any]) -> list[torch.Tensor]:
+    optimizer = dense_optimizer(model)
+    outputs = []
+    for batch in loader:
+        optimizer.zero_grad()
+        losses, output = model(batch)
+        losses.sum().backward()
+        optimizer.step()
+        outputs.append(output)
+    return outputs
+
+
+def run_out(pipeline: Any, loader: Iterator[Any]) -> list[Any]:
+    """Progress until the end of data; returns the outputs."""
+    outputs = []
+    while True:
+        try:
+            outputs.append(pipeline.progress(loader))
+        except StopIteration:
+            return outputs
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Bit for bit."""
+    assert list(actual) == list(expected)
+    for name, value in expected.items():
+        assert torch.equal(actual[name], value), name
+
+
+class Watched:
+    """A communicator's collectives, as they are started and waited for."""
+
+    def __init__(self, communicator: Any) -> None:
+        self.events: list[tuple[str, str]] = []
+        start = communicator.all_to_all
+
+        def all_to_all(*args: Any, label: str = "", **kwargs: Any) -> Any:
+            self.events.append(("start", label))
+            return _WatchedWork(start(*args, label=label, **kwargs), label, self.events)
+
+        communicator.all_to_all = all_to_all
+
+    def clear(self) -> None:
+        self.events.clear()
+
+
+class _WatchedWork:
+    def __init__(self, work: Any, label: str, events: list[tuple[str, str]]) -> None:
+        self._work, self._label, self._events = work, label, events
+
+    def wait(self) -> Any:
+        self._events.append(("wait", self._label))
+        return self._work.wait()

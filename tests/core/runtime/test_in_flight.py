@@ -1,0 +1,46 @@
+"""What the engine starts before it waits, seen from the communicator."""
+
+from __future__ import annotations
+
+import torch
+from tests.core.runtime.pipelines import Watched, bags
+
+from shardwright.testing.simulated import run_simulated
+
+
+def events_of_a_step(world_size: int = 4, local_world_size: int = 2) -> list[list[tuple[str, str]]]:
+    """A forward and a backward pass of tables with three dataflows."""
+    case = bags(world_size)
+    module = case.module()
+
+    def step(env):
+        sharded = case.shard(env, module)
+        watched = Watched(env.communicator)
+        values = sharded(case.batch(3, seed=env.rank)).values()
+        watched.events.append(("backward", ""))
+        values.backward(torch.ones_like(values))
+        return watched.events
+
+    return run_simulated(step, world_size, local_world_size=local_world_size, timeout_s=20.0)
+
+
+def test_results_of_all_ways_home_are_under_way_before_any_is_waited_for():
+    for events in events_of_a_step():
+        forward = events[events.index(("wait", "ids")) + 1 : events.index(("backward", ""))]
+        assert forward[:2] == [("start", "results"), ("start", "results inside the host")]
+        last_start = forward.index(("start", "results across hosts"))
+        assert [event for event in forward[:last_start] if event[0] == "wait"] == [
+            ("wait", "results inside the host")
+        ]
+        assert ("wait", "results") in forward[last_start:]
+
+
+def test_gradients_of_all_ways_and_of_copies_are_under_way_before_any_is_waited_for():
+    for events in events_of_a_step():
+        backward = events[events.index(("backward", "")) + 1 :]
+        assert backward[:3] == [
+            ("start", "gradients"),
+            ("start", "gradients across hosts"),
+            ("start", "dense gradients"),  # of copies
+        ]
+        assert backward[3][0] == "wait"

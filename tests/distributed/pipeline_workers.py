@@ -1,0 +1,170 @@
+"""What the ranks do in the tests of train pipelines; importable by their processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from tests.distributed import workers
+from torch import nn
+
+from shardwright import KeyedJaggedTensor, TrainPipelineBase, TrainPipelineSparseDist, lockstep_batches
+
+TYPES = ["table_wise", "row_wise", "data_parallel"]
+KINDS = {"base": TrainPipelineBase, "sparse_dist": TrainPipelineSparseDist}
+
+
+@frozen(eq=False)
+class Example:
+    features: KeyedJaggedTensor
+    labels: torch.Tensor
+
+
+class WithLoss(nn.Module):
+    """The losses of a model, and its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clicks = workers.clicks()
+
+    def forward(self, example: Example) -> tuple[torch.Tensor, torch.Tensor]:
+        output = self.clicks(example.features)
+        loss = (output - example.labels).square().mean() if len(output) else output.sum()
+        return loss, output.detach()
+
+
+def examples(count: int, rank: int, *, size: int | None = None, start: int = 0) -> Iterator[Example]:
+    for step in range(start, start + count):
+        batch_size = 2 + (step + rank) % 3 if size is None else size
+        features = workers.batch(step, rank, batch_size)
+        yield Example(features, torch.arange(batch_size, dtype=torch.float32) % 2)
+
+
+def model_and_optimizer() -> tuple[Any, Any]:
+    model = workers.wrap(WithLoss(), TYPES)
+    return model, workers.optimizers_of(model)
+
+
+def train_plainly(loader: Iterator[Example]) -> dict[str, torch.Tensor]:
+    model, optimizer = model_and_optimizer()
+    for example in loader:
+        optimizer.zero_grad()
+        model(example)[0].backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def train_pipelined(kind: str, counts: list[int], end_of_data: str) -> tuple[int, dict[str, torch.Tensor]]:
+    model, optimizer = model_and_optimizer()
+    pipeline = KINDS[kind](model, optimizer, "cpu", end_of_data=end_of_data)
+    loader = examples(counts[dist.get_rank()], dist.get_rank())
+    for step in range(100):
+        try:
+            pipeline.progress(loader)
+        except StopIteration:
+            return step, model.state_dict()
+    raise AssertionError("it does not end")
+
+
+def train_in_lockstep(counts: list[int], end_of_data: str) -> tuple[int, dict[str, torch.Tensor]]:
+    model, optimizer = model_and_optimizer()
+    loader = lockstep_batches(
+        model, examples(counts[dist.get_rank()], dist.get_rank()), end_of_data=end_of_data
+    )
+    step = 0
+    for example in loader:
+        optimizer.zero_grad()
+        model(example)[0].backward()
+        optimizer.step()
+        step += 1
+    return step, model.state_dict()
+
+
+def train_rectangular(counts: list[int], num_steps: int) -> dict[str, torch.Tensor]:
+    """The plain loop over as many batches on each rank, empty ones where the data has ended."""
+    rank = dist.get_rank()
+    own = list(examples(min(counts[rank], num_steps), rank))
+    return train_plainly(iter([*own, *examples(num_steps - len(own), rank, size=0, start=len(own))]))
+
+
+def profile_steps(num_steps: int) -> list[tuple[str, float, float]]:
+    """Name, start and end in microseconds of the parts of steps and of the collectives under way."""
+    from torch.profiler import ProfilerActivity, profile
+
+    model, optimizer = model_and_optimizer()
+    pipeline = TrainPipelineSparseDist(model, optimizer, "cpu")
+    loader = examples(num_steps + 3, dist.get_rank(), size=64)
+    for _ in range(2):
+        pipeline.progress(loader)
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        for _ in range(num_steps):
+            pipeline.progress(loader)
+    return [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in trace.events()
+        if event.name.startswith(("##", "gloo:", "c10d::"))
+    ]
+
+
+def die_in_step(step: int) -> str:
+    """Rank 1 dies when its batch of that step is read; returns what another rank gets."""
+    model, optimizer = model_and_optimizer()
+
+    def loader() -> Iterator[Example]:
+        for number, example in enumerate(examples(5, dist.get_rank())):
+            if number == step and dist.get_rank() == 1:
+                os._exit(17)
+            yield example
+
+    pipeline, batches = TrainPipelineSparseDist(model, optimizer, "cpu"), loader()
+    try:
+        for _ in range(5):
+            pipeline.progress(batches)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def fail_on_one_rank(where: str) -> list[str]:
+    """What each of four calls raises when rank 1's iterator, batch or model fails in the second step."""
+    model, optimizer = model_and_optimizer()
+    rank = dist.get_rank()
+
+    def loader() -> Iterator[Example]:
+        for step, example in enumerate(examples(4, rank, size=4)):
+            if rank == 1 and step == 1 and where == "batch":
+                example.features.values()[:] = -7
+            yield example
+
+    class Loader:
+        def __init__(self) -> None:
+            self.inner, self.step = loader(), -1
+
+        def __next__(self) -> Example:
+            self.step += 1
+            if rank == 1 and self.step == 1 and where == "iterator":
+                next(self.inner)
+                raise OSError("the disk is gone")
+            return next(self.inner)
+
+    def forward(example: Example) -> Any:
+        result = model(example)
+        if rank == 1 and where == "model" and len(texts) == 1:
+            raise ArithmeticError("no loss")
+        return result
+
+    texts: list[str] = []
+    pipeline = TrainPipelineSparseDist(model, optimizer, "cpu", custom_model_fwd=forward)
+    batches = Loader()
+    for _ in range(4):
+        try:
+            pipeline.progress(batches)
+        except Exception as error:
+            texts.append(f"{type(error).__name__}: {error}")
+        else:
+            texts.append("fine")
+    return texts

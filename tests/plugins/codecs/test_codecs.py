@@ -1,0 +1,195 @@
+"""Every registered codec keeps its error bound and its bytes; what the built-in ones promise beside that."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import Tensor
+
+from shardwright import _fbgemm
+from shardwright.contracts import Codec
+from shardwright.plugins import host
+from shardwright.testing.codecs import check_codec
+from shardwright_plugins.codecs import int8
+
+torch.set_num_threads(1)
+CODECS = sorted(host().codecs)
+with_fbgemm = pytest.mark.skipif(not _fbgemm.available(), reason="FBGEMM is not installed")
+_FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+_MAGNITUDES = st.sampled_from([1e-42, 1e-30, 1e-9, 1e-6, 1e-3, 1.0, 7e4, 1e30])
+
+
+def codec_of(name: str) -> Codec:
+    return host().codecs.create(name)
+
+
+def round_trip(codec: Codec, values: Tensor) -> Tensor:
+    encoded = torch.full((values.shape[0], codec.row_bytes(values.shape[1])), 0xAB, dtype=torch.uint8)
+    codec.encode(values, encoded)
+    decoded = torch.full(values.shape, -7.0)
+    codec.decode(encoded, decoded)
+    return decoded
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Tensor:
+    """Blocks of any floats, or of one magnitude with offsets, as embeddings and gradients are."""
+    shape = draw(st.tuples(st.integers(0, 6), st.integers(1, 9)))
+    if draw(st.booleans()):
+        return torch.from_numpy(draw(hnp.arrays(np.float32, shape, elements=_FLOATS)))
+    noise = draw(hnp.arrays(np.float64, shape, elements=st.floats(-1, 1)))
+    offset = draw(hnp.arrays(np.float64, (shape[0], 1), elements=st.sampled_from([0.0, 1.0, -300.0])))
+    return torch.from_numpy(((noise + offset) * draw(_MAGNITUDES)).astype(np.float32))
+
+
+@pytest.fixture(params=["fbgemm", "torch"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With FBGEMM's operators, and as if there were none."""
+    if request.param == "torch":
+        monkeypatch.setattr(_fbgemm, "serves", lambda operator, device_type: False)
+    elif not _fbgemm.available():
+        pytest.skip("FBGEMM is not installed")
+    return request.param
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_codec_keeps_its_contract_for_any_floats(name: str, implementation: str) -> None:
+    @settings(max_examples=250)
+    @given(blocks())
+    def check(values: Tensor) -> None:
+        check_codec(codec_of(name), values)
+
+    check()
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_codec_leaves_its_input_alone_and_takes_strided_rows(name: str, implementation: str) -> None:
+    codec, wide = codec_of(name), torch.randn(7, 30)
+    before, values = wide.clone(), wide[:, 3:20]
+    expected = round_trip(codec, values.contiguous())
+    assert torch.equal(round_trip(codec, values), expected)
+    assert torch.equal(wide, before)
+    encoded = torch.empty(7, codec.row_bytes(17), dtype=torch.uint8)
+    codec.encode(values, encoded)
+    out = torch.zeros(7, 30)
+    codec.decode(encoded, out[:, 3:20])
+    assert torch.equal(out[:, 3:20], expected)
+    assert not out[:, :3].any()
+    assert not out[:, 20:].any()
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_codec_zeros_come_back_as_zeros(name: str, implementation: str) -> None:
+    assert torch.equal(round_trip(codec_of(name), torch.zeros(3, 5)), torch.zeros(3, 5))
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("shape", [(0, 4), (1, 1), (5, 1), (1, 333)])
+def test_codec_takes_blocks_of_any_shape(name: str, shape: tuple[int, int], implementation: str) -> None:
+    check_codec(codec_of(name), torch.randn(shape))
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_codec_nan_is_kept(name: str, implementation: str) -> None:
+    values = torch.ones(3, 4)
+    values[1, 2] = torch.nan
+    decoded = round_trip(codec_of(name), values)
+    assert decoded[1, 2].isnan()
+    assert torch.equal(decoded[::2], values[::2])
+
+
+def test_codecs_bytes_of_a_vector_of_64_columns() -> None:
+    sizes = {name: codec_of(name).row_bytes(64) for name in ("fp32", "fp16", "bf16", "int8")}
+    assert sizes == {"fp32": 256, "fp16": 128, "bf16": 128, "int8": 72}
+
+
+def test_fp16_saturates_what_is_too_large_and_infinities() -> None:
+    values = torch.tensor([[65504.0, 65519.0, 65520.0, 1e30, torch.inf, -torch.inf, -7e4]])
+    limit = 65504.0
+    expected = torch.tensor([[limit, limit, limit, limit, limit, -limit, -limit]])
+    assert torch.equal(round_trip(codec_of("fp16"), values), expected)
+
+
+def test_fp16_denormals_are_kept_and_smaller_values_become_zero() -> None:
+    values = torch.tensor([[2.0**-24, 3 * 2.0**-24, 2.0**-26, -(2.0**-15)]])
+    expected = torch.tensor([[2.0**-24, 3 * 2.0**-24, 0.0, -(2.0**-15)]])
+    assert torch.equal(round_trip(codec_of("fp16"), values), expected)
+
+
+def test_bf16_keeps_infinities_and_the_magnitude_of_small_gradients() -> None:
+    values = torch.tensor([[torch.inf, -torch.inf, 1e-30, -1e-38, 3.4e38]])
+    decoded = round_trip(codec_of("bf16"), values)
+    assert torch.equal(decoded[0, :2], values[0, :2])
+    torch.testing.assert_close(decoded[0, 2:4], values[0, 2:4], rtol=2**-8, atol=0)
+    assert decoded[0, 4] == torch.inf
+
+
+def test_float_codecs_round_as_numpy_and_torch_do() -> None:
+    values = torch.randn(20, 13) * 100
+    assert torch.equal(
+        round_trip(codec_of("fp16"), values),
+        torch.from_numpy(values.numpy().astype(np.float16).astype(np.float32)),
+    )
+    assert torch.equal(round_trip(codec_of("bf16"), values), values.bfloat16().float())
+    assert torch.equal(round_trip(codec_of("fp32"), values), values)
+
+
+def test_int8_is_the_row_wise_format_by_an_independent_reading(implementation: str) -> None:
+    values = torch.randn(5, 6) * 1e-7
+    encoded = torch.empty(5, 14, dtype=torch.uint8)
+    codec_of("int8").encode(values, encoded)
+    for row, written in zip(values.tolist(), encoded.numpy(), strict=True):
+        scale, least = struct.unpack("<2f", written[6:].tobytes())
+        assert least == min(row)
+        assert math.isclose(scale, (max(row) - min(row)) / 255, rel_tol=1e-5)
+        for value, code in zip(row, written[:6].tolist(), strict=True):
+            assert abs(code * scale + least - value) <= scale
+
+
+def test_int8_row_with_an_infinity_becomes_nan_and_no_other(implementation: str) -> None:
+    values = torch.ones(4, 3)
+    values[1, 0], values[3, 2] = torch.inf, -torch.inf
+    decoded = round_trip(codec_of("int8"), values)
+    assert decoded[1].isnan().all()
+    assert decoded[3].isnan().all()
+    assert torch.equal(decoded[::2], values[::2])
+
+
+def test_int8_rows_of_one_value_come_back_exactly(implementation: str) -> None:
+    values = torch.tensor([0.1, -3e-9, 1e30, 2e38, 0.0, -2e38, 1e-40])[:, None].expand(7, 5)
+    assert torch.equal(round_trip(codec_of("int8"), values), values)
+
+
+def test_int8_small_rows_beside_large_ones_keep_their_own_precision(implementation: str) -> None:
+    values = torch.randn(6, 16) * torch.tensor([1.0, 1e-9, 1e-3, 0.0, 1e-20, 1e4])[:, None]
+    check_codec(codec_of("int8"), values)
+    relative = (round_trip(codec_of("int8"), values) - values).norm(dim=1) / values.norm(dim=1)
+    assert (relative[[0, 1, 2, 4, 5]] < 0.01).all()
+
+
+@with_fbgemm
+@settings(max_examples=300)
+@given(blocks())
+def test_int8_bytes_of_either_implementation_are_read_alike_by_both(values: Tensor) -> None:
+    """A rank with FBGEMM and one without understand each other."""
+    codec, written = codec_of("int8"), []
+    bound = codec.error_bound(values)
+    for write in (codec.encode, int8._write):
+        encoded = torch.zeros(values.shape[0], codec.row_bytes(values.shape[1]), dtype=torch.uint8)
+        if values.numel():
+            write(values, encoded)
+        written.append(encoded)
+    for encoded in written:
+        by_fbgemm = torch.empty_like(values)
+        codec.decode(encoded, by_fbgemm)
+        scale, least = int8._parameters(encoded).double().unbind(1)
+        by_hand = encoded[:, :-8].double() * scale[:, None] + least[:, None]
+        assert ((by_fbgemm.double() - values.double()).abs() <= bound).all()
+        assert ((by_hand - by_fbgemm.double()).abs() <= bound).all()

@@ -1,0 +1,129 @@
+"""What the page on the engine shows is so: pictures, collectives, code, and where it points."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests import readme, stranger
+
+import shardwright_plugins
+from shardwright.cli.layouts import drawings
+from shardwright.modules.embedding_modules import EmbeddingBagCollection
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.plan import ParameterSharding
+from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.tables import EmbeddingBagConfig
+from shardwright.planning.topology import Topology
+from shardwright.plugins import PluginHost
+from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.sharders import EmbeddingBagCollectionSharder
+from shardwright.sparse import KeyedJaggedTensor
+from shardwright.testing.simulated import run_simulated
+
+DOCS = Path(shardwright_plugins.__file__).parent / "docs"
+ENGINE = DOCS / "engine.md"
+PAGES = sorted(DOCS.glob("*.md"))
+PICTURE = "layout "
+CODE = ["acme_clipped.py", "acme_clipped_path.py", "train_clipped.py"]
+
+_COLLECTIVES = re.compile(r"^\| (?P<dataflow>\w+) \| (?P<labels>headers, .*) \|$", re.MULTILINE)
+_LINK = re.compile(r"\]\((?P<target>[^)#:]+)(#[^)]*)?\)")
+SHARDER = EmbeddingBagCollectionSharder({"optimizer": "sgd", "learning_rate": 0.1})
+
+
+def built_in_types() -> list[str]:
+    records = PluginHost(environment={}).plugins
+    own = [record for record in records if record.provenance.distribution == "shardwright"]
+    return sorted(
+        entry.name for record in own for entry in record.entries.get("shardwright_sharding_types", ())
+    )
+
+
+def test_docs_engine_has_a_picture_of_every_built_in_type() -> None:
+    pictures = [block.name for block in readme.blocks(ENGINE) if block.name.startswith(PICTURE)]
+    assert sorted(pictures) == [PICTURE + name for name in built_in_types()]
+
+
+@pytest.mark.parametrize("name", built_in_types())
+def test_docs_engine_picture_is_what_the_layouts_draw(name: str) -> None:
+    drawn = drawings(name)
+    assert readme.source(PICTURE + name, ENGINE) == drawn + "\n", (
+        f"`shardwright layouts --types {name}` now draws what the page does not have:\n{drawn}"
+    )
+
+
+def step_labels(name: str) -> tuple[str, list[str]]:
+    """The dataflow of a type and the collectives of a training step on 2 hosts of 2 ranks."""
+    config = EmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=8, feature_names=["f"])
+    module = EmbeddingBagCollection([config])
+    constraint = ParameterConstraints(sharding_types=[name], min_partition=4)
+    topology = Topology(world_size=4, compute_device="cpu", local_world_size=2)
+    planner = EmbeddingShardingPlanner(topology=topology, constraints={"t": constraint}, batch_size=2)
+    shardings: Any = planner.plan(module, [SHARDER]).plan[""]
+
+    def work(env: ShardingEnv) -> list[str]:
+        sharded = SHARDER.shard(module, shardings, env, "cpu")
+        features = KeyedJaggedTensor(
+            keys=["f"], values=torch.tensor([0, 7]) // (env.rank + 1), lengths=torch.tensor([1, 1])
+        )
+        labels = env.communicator.labels  # type: ignore[attr-defined]  # of simulated ranks
+        first = len(labels)
+        sharded(features).values().sum().backward()
+        return labels[first:]
+
+    (labels,) = {tuple(own) for own in run_simulated(work, 4, local_world_size=2)}
+    sharding: ParameterSharding = shardings["t"]
+    return sharding.layout.dataflow.name, list(labels)
+
+
+@pytest.mark.parametrize("name", built_in_types())
+def test_docs_engine_collectives_are_those_that_a_step_makes(name: str) -> None:
+    told = {row["dataflow"]: row["labels"].split(", ") for row in _COLLECTIVES.finditer(ENGINE.read_text())}
+    dataflow, labels = step_labels(name)
+    assert told[dataflow] == labels
+
+
+def test_docs_engine_python_blocks_are_all_run() -> None:
+    assert [block.name for block in readme.blocks(ENGINE) if block.language == "python"] == CODE
+
+
+def test_docs_engine_dataflow_trains_as_the_page_shows(tmp_path: Path) -> None:
+    for name in CODE:
+        (tmp_path / name).write_text(readme.source(name, ENGINE))
+    done = stranger.run_python(str(tmp_path / CODE[-1]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of(CODE[-1], ENGINE)
+
+
+def test_docs_engine_dataflow_in_a_plan_survives_a_round_trip(tmp_path: Path) -> None:
+    (tmp_path / CODE[0]).write_text(readme.source(CODE[0], ENGINE))
+    script = """
+import sys, acme_clipped, shardwright as sw
+from shardwright.plugins import PluginHost, use_host
+with use_host(PluginHost(plugins={"acme_clipped": acme_clipped})):
+    constraints = {"*": sw.ParameterConstraints(sharding_types=["clipped_rows"])}
+    topology = sw.Topology(world_size=2, compute_device="cpu")
+    planner = sw.EmbeddingShardingPlanner(topology=topology, constraints=constraints, batch_size=4)
+    plan = planner.plan_tables([sw.TableSpec("t", 10, 4, ["f"])])
+    assert sw.ShardingPlan.from_json(plan.to_json()) == plan
+    print(plan.plan[""]["t"].layout.dataflow, "torch" in sys.modules)
+"""
+    done = stranger.run_python("-c", script, site=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ClippedExchange(limit=0.5) False\n"
+
+
+@pytest.mark.parametrize("page", [readme.README, *PAGES], ids=lambda page: page.name)
+def test_docs_links_lead_somewhere(page: Path) -> None:
+    targets = [match["target"] for match in _LINK.finditer(page.read_text())]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_docs_are_all_linked_from_the_readme() -> None:
+    text = readme.README.read_text()
+    root = readme.README.parent
+    assert [page.name for page in PAGES if f"]({page.relative_to(root)})" not in text] == []

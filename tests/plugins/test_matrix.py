@@ -1,9 +1,9 @@
 """The matrix: every registered sharding type, with everything that it may meet, equals the unsharded module.
 
 Type x {sum, mean, sequence} x {weighted, not} x data type x kernel x ranks x kinds of batches x kinds of tables:
-forward, gradient, weights after five steps, and the number of collectives. Ranks are simulated; one model holds tables of all
-kinds and each of its five steps has another kind of batch, so that a case covers many cells. What the registries hold
-is in it: a type or kernel that is added later is, by itself.
+forward, gradient, weights after five steps, and the number of collectives. Ranks are simulated; one model holds tables
+of all kinds and each of its five steps has another kind of batch, so that a case covers many cells. What the
+registries hold is in it: a type or kernel that is added later is, by itself.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -82,4 +83,43 @@ def train_with_fault(own: Case, env: ShardingEnv, label: str, fault: str) -> str
             output.backward(torch.ones_like(output))
     except DistributedError as error:
         return f"step {steps}: {error}"
+    return "nothing was raised"
+
+
+def miss_a_collective(which: str) -> str:
+    """Rank 1 is stuck before a collective that is no exchange; returns what the others raised."""
+    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S / 2)))
+    communicator = env.communicator
+    if env.rank == VICTIM:
+        time.sleep(TIMEOUT_S)
+        return "stuck"
+    collectives: dict[str, Callable[[], Any]] = {
+        "a barrier": communicator.barrier,
+        "a broadcast from rank 1": lambda: communicator.broadcast(torch.zeros(3), VICTIM),
+        "a gathering of objects": lambda: communicator.all_gather_objects("here"),
+    }
+    try:
+        collectives[which]()
+    except DistributedError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def two_collections(disorder: str) -> str:
+    """Rank 1 calls, or goes back through, two collections in another order than the rest."""
+    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+    # Gradients of one size, unless calls are to differ: nothing but the order tells them apart.
+    cases = [case("row_wise"), case("table_wise" if disorder == "calls" else "row_wise")]
+    sharded = [shard_case(own, env, own.module()) for own in cases]
+    order = [1, 0] if env.rank == VICTIM else [0, 1]
+    try:
+        for step in range(2):
+            called = order if disorder == "calls" else [0, 1]
+            outputs = {index: sharded[index](cases[index].batch(step, 0)).values() for index in called}
+            if disorder == "no backward pass" and env.rank == VICTIM:
+                continue
+            for index in order if disorder == "backward passes" else [0, 1]:
+                outputs[index].sum().backward()
+    except DistributedError as error:
+        return f"step {step}: {error}"
     return "nothing was raised"

@@ -32,6 +32,9 @@ torch.set_num_threads(1)  # tensors here are tiny; more threads only wait for ea
 
 NUM_STEPS = 5
 
+BATCHES = ("even", "uneven", "empty bags", "empty batch on one rank", "a rank with no ids")
+"""The kinds of batches that a case may train on, one after the other."""
+
 
 @frozen
 class Table:
@@ -50,7 +53,10 @@ class Table:
 
 @frozen
 class Case:
-    """Tables, an optimizer, and each rank's batch size."""
+    """Tables, an optimizer, and each rank's batch size.
+
+    With `batches`, step `i` has the kind `batches[i]`, and `batch_sizes` are those of an uneven one.
+    """
 
     tables: tuple[Table, ...] = field(converter=tuple)
     batch_sizes: tuple[int, ...] = field(converter=tuple)
@@ -59,6 +65,7 @@ class Case:
     max_length: int = 4
     local_world_size: int | None = None
     id_dtype: torch.dtype = torch.int64
+    batches: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -109,13 +116,28 @@ class Case:
             return result.values()
         return torch.cat([result[name].values().reshape(-1) for name in sorted(result.keys())])
 
+    def batch_size(self, step: int, rank: int) -> int:
+        kind = self.batches[step % len(self.batches)] if self.batches else "uneven"
+        if kind == "empty batch on one rank" and rank == self.world_size - 1:
+            return 0
+        return self.batch_sizes[rank] if kind == "uneven" else max(self.batch_sizes)
+
+    def lengths(self, step: int, rank: int, generator: torch.Generator) -> Tensor:
+        """How many ids each bag of a feature has."""
+        kind = self.batches[step % len(self.batches)] if self.batches else "uneven"
+        own = torch.randint(0, self.max_length + 1, (self.batch_size(step, rank),), generator=generator)
+        if kind == "empty bags":
+            own *= torch.randint(0, 2, own.shape, generator=generator)
+        if kind == "a rank with no ids" and rank == 0:
+            own.zero_()
+        return own
+
     def batch(self, step: int, rank: int) -> KeyedJaggedTensor:
         generator = torch.Generator().manual_seed(1000 * step + rank)
-        batch_size = self.batch_sizes[rank]
         values, lengths = [], []
         for feature in self.features:
             rows = min((table.rows for table in self.tables if feature in table.features), default=5)
-            own = torch.randint(0, self.max_length + 1, (batch_size,), generator=generator)
+            own = self.lengths(step, rank, generator)
             lengths.append(own)
             values.append(torch.randint(0, rows, (int(own.sum()),), generator=generator))
         ids = torch.cat(values).to(self.id_dtype)
@@ -134,10 +156,10 @@ class RankResult:
     """What one rank saw."""
 
     outputs: list[Tensor]
+    first_weights: dict[str, Tensor]
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     collectives: list[int]
-    gradients: dict[str, Tensor]
     expected_collectives: set[int]
 
 
@@ -215,13 +237,14 @@ def train_rank(
         collectives.append(count(functools.partial(step, number)))
         if optimizer is not None:
             optimizer.step()
-    gradients = {name: p.grad.clone() for name, p in sharded.named_parameters() if p.grad is not None}
+        if number == 0:
+            first_weights = sharded.state_dict()
     return RankResult(
         outputs=outputs,
+        first_weights=first_weights,
         weights=sharded.state_dict(),
         optimizer=sharded.fused_optimizer.state_dict(),
         collectives=collectives,
-        gradients=gradients,
         expected_collectives=expected_collectives(case),
     )
 
@@ -260,6 +283,7 @@ def assert_equals_unsharded(case: Case, results: Sequence[RankResult]) -> None:
     tolerance = {"rtol": 1e-4, "atol": 1e-5}
     if any(table.data_type != "FP32" for table in case.tables):
         tolerance = {"rtol": 3e-2, "atol": 3e-2}
+    initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
         loss = torch.zeros(())
@@ -275,6 +299,8 @@ def assert_equals_unsharded(case: Case, results: Sequence[RankResult]) -> None:
         if loss.requires_grad:
             loss.backward()
             optimizer.step()
+        if step == 0:
+            _assert_first_step(case, results, initial, parameters, tolerance)
     for rank, result in enumerate(results):
         assert set(result.collectives) <= result.expected_collectives, f"rank {rank}"
         assert list(result.weights) == list(parameters)
@@ -284,6 +310,33 @@ def assert_equals_unsharded(case: Case, results: Sequence[RankResult]) -> None:
                 result.weights[name], weight.detach(), **tolerance, msg=_prefixed(f"{name}, rank {rank}")
             )
         _assert_states(result.optimizer["state"], parameters, optimizer.state, tolerance)
+
+
+def _assert_first_step(
+    case: Case,
+    results: Sequence[RankResult],
+    initial: Mapping[str, Tensor],
+    parameters: Mapping[str, nn.Parameter],
+    tolerance: Mapping[str, float],
+) -> None:
+    """Compare weights after one step and, where SGD moves them in proportion to it, the gradient."""
+    rate = case.fused_params["learning_rate"]
+    for rank, result in enumerate(results):
+        for name, weight in parameters.items():
+            where = _prefixed(f"{name} after one step, rank {rank}")
+            torch.testing.assert_close(result.first_weights[name], weight.detach(), **tolerance, msg=where)
+            if case.optimizer != "sgd" or weight.grad is None:
+                continue
+            # The weights' own rounding is all that the difference of two of them can be off by.
+            rounding = float(initial[name].abs().max()) * torch.finfo(weight.dtype).eps / rate
+            gradient = (initial[name] - result.first_weights[name]).float() / rate
+            torch.testing.assert_close(
+                gradient,
+                weight.grad.float(),
+                rtol=tolerance["rtol"],
+                atol=tolerance["atol"] + rounding,
+                msg=_prefixed(f"gradient of {name}, rank {rank}"),
+            )
 
 
 def expected_collectives(case: Case) -> set[int]:

@@ -228,11 +228,3 @@ def test_hyperparameters_that_kernels_are_built_with_cannot_be_changed(pool: Ran
 
 def test_weights_shared_on_meta_stay_shared(pool: RankPool) -> None:
     assert pool.run(workers.tied_weights, 1) == [True]
-
-
-@pytest.mark.parametrize("label", ["headers", "ids", "results", "gradients"])
-def test_rank_that_dies_is_an_error_on_the_others_naming_the_collective(label: str) -> None:
-    with RankPool(2, backend="gloo") as ranks, pytest.raises(RankError) as error:
-        ranks.run(workers.die_before, 2, label)
-    assert error.value.errors == {1: "the process died"}
-    assert error.value.results[0].startswith(f"DistributedError: rank 0: the exchange of {label} failed")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -225,25 +224,6 @@ def with_plugins_of_rank(names_by_rank: list[str | None]) -> str:
             ShardingEnv.from_process_group()
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
-
-
-def die_before(label: str) -> str:
-    """Rank 1 dies before the collective called ``label``; returns what another rank gets."""
-    model = wrap(clicks(), ["table_wise"])
-    communicator = model.module.sparse.bags._engine.env.communicator
-    exchange: Callable[..., Any] = communicator.all_to_all
-
-    def all_to_all(*args: Any, **kwargs: Any) -> Any:
-        if kwargs["label"] == label and dist.get_rank() == 1:
-            os._exit(17)
-        return exchange(*args, **kwargs)
-
-    communicator.all_to_all = all_to_all
-    try:
-        model(batch(0, dist.get_rank())).sum().backward()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
     return "nothing was raised"
 
 

@@ -19,6 +19,9 @@ Leaf: TypeAlias = Tensor | KeyedJaggedTensor | JaggedTensor | KeyedTensor
 
 _OPAQUE = (str, bytes, int, float, complex, bool, type, nn.Module, torch.device, torch.dtype)
 
+_LONG = 64
+"""A list longer than this that begins with a number or a name holds nothing else: it is not searched in every step."""
+
 
 @frozen
 class Step:
@@ -73,6 +76,8 @@ def _children(value: Any) -> list[tuple[Step, Any]]:
     if isinstance(value, MutableMapping):
         return [(Step(key, False), child) for key, child in value.items()]
     if isinstance(value, list | tuple):
+        if len(value) > _LONG and isinstance(value[0], _OPAQUE):
+            return []
         return [(Step(index, False), child) for index, child in enumerate(value)]
     return [(Step(name, True), getattr(value, name)) for name in _attributes(value)]
 

@@ -47,6 +47,8 @@ from shardwright.sparse import KeyedJaggedTensor
 
 _log = logging.getLogger("shardwright")
 
+_NO_FORM = "this rank's data has ended, and no empty batch could be made of another rank's: give empty_batch"
+
 
 class EndOfData(StrEnum):
     """When a loop ends whose ranks have different numbers of batches."""
@@ -182,7 +184,7 @@ class BatchesInStep:
         }
         self._env = _env_of(model, list(self._collections.values()))
         self._side = SideStream.on(settings.device or torch.device(self._env.device_type))
-        self._has_met, self._template = False, settings.empty_batch
+        self._has_met, self._lacks_form, self._template = False, False, settings.empty_batch
         self.reset()
 
     def reset(self) -> None:
@@ -316,7 +318,8 @@ class BatchesInStep:
         if self._settings.end_of_data is EndOfData.FIRST_RANK:
             return _Fetched(None, Status.NO_BATCH)
         if self._template is None:
-            return _Fetched(None, Status.EMPTY_BATCH)  # _meet knows what to do
+            lacking = self._lacks_form and InvalidInputError(_NO_FORM)
+            return _Fetched(None, Status.FAILED if lacking else Status.EMPTY_BATCH, lacking or None)
         try:
             return _Fetched(self._moved(self._template()), Status.EMPTY_BATCH)
         except Exception as error:
@@ -326,16 +329,19 @@ class BatchesInStep:
         """Collective 1: compare what users chose, and give ranks without data the form of a batch."""
         choice = self._settings.end_of_data
         self._has_met = True
-        told = self._env.communicator.all_gather_objects((str(choice), self._form_of(fetched)))
-        choices = [other for other, _ in told]
+        mine = (str(choice), self._form_of(fetched), fetched.status)
+        told = self._env.communicator.all_gather_objects(mine)
+        choices = [other for other, *_ in told]
         if len(set(choices)) > 1:
             raise InvalidInputError(
                 f"end_of_data differs between ranks: {', '.join(choices)} (rank 0 first); give all ranks the same"
             )
-        forms = [form for _, form in told if form is not None]
-        if choice is EndOfData.FIRST_RANK or self._template is not None or not forms:
+        if choice is EndOfData.FIRST_RANK or self._template is not None:
             return fetched
-        self._template = partial(pickle.loads, forms[0])
+        forms = [form for _, form, _ in told if form is not None]
+        if forms:
+            self._template = partial(pickle.loads, forms[0])
+        self._lacks_form = not forms and any(status is Status.FINE for *_, status in told)
         return self._ended() if fetched.status is Status.EMPTY_BATCH else fetched
 
     def _form_of(self, fetched: _Fetched) -> bytes | None:
@@ -379,9 +385,7 @@ class BatchesInStep:
                     f"none ({type(problem).__name__}: {problem}): give all batches the same form"
                 )
         elif fetched.status is Status.EMPTY_BATCH:
-            error = InvalidInputError(
-                "this rank's data has ended, and there is no batch to make an empty one of: give empty_batch"
-            )
+            error = InvalidInputError(_NO_FORM)
         prepare = None if error is None else partial(_raise, error)
         step = self._collections[call.name].begin_input_dist(features, status=fetched.status, prepare=prepare)
         return features, step

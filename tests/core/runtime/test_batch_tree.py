@@ -69,6 +69,13 @@ def test_leaf_is_found_and_its_path_leads_to_it_in_another_batch(form):
     assert follow(FORMS[form](other), path) is other
 
 
+def test_long_list_of_names_is_not_searched_and_a_mixed_tuple_is():
+    sparse = features()
+    names: list[object] = ["name"] * 100
+    assert list(leaves({"names": [*names, sparse]})) == []
+    assert [leaf for _, leaf in leaves((3, "name", sparse))] == [sparse]
+
+
 def test_path_reads_as_python():
     ((path, _),) = leaves({"x": [0, Slotted]} | {"y": (None, features())})
     assert path_text(path) == "batch['y'][1]"

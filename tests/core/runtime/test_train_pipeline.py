@@ -198,6 +198,21 @@ def test_empty_batch_of_the_users_is_used():
     assert on_ranks(train, 2) == [(2, 2), (2, 1)]  # the last is that of the end
 
 
+def test_rank_without_data_raises_on_all_where_no_empty_batch_can_be_made():
+    def train(model, env, kind):
+        loader = list(batches(2 * env.rank, env.rank, 2))
+        for batch in loader:
+            batch.name = lambda: "does not travel"
+        pipeline = piped(model, kind, end_of_data="last_rank")
+        iterator = iter(loader)
+        return [raised(pipeline.progress, iterator) for _ in range(2)]
+
+    for kind in PIPELINES:
+        first, second = on_ranks(lambda model, env, kind=kind: train(model, env, kind), 2)
+        assert [text.split(",")[0] for text in first] == ["InvalidInputError: this rank's data has ended"] * 2
+        assert all(text.startswith("DistributedError: rank 0") for text in second)
+
+
 def test_second_epoch_goes_on_with_another_iterator():
     def train(model, env):
         pipeline = piped(model)

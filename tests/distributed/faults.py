@@ -1,0 +1,125 @@
+"""What ranks do in the tests of faults; importable by their processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.equality import Case, Table, shard_case
+
+from shardwright import ShardingEnv
+from shardwright.errors import DistributedError
+from shardwright.runtime import replicated, update_forms
+
+TIMEOUT_S = 4.0
+VICTIM = 1
+FORMS = {form.__name__: form for form in update_forms.FORMS}
+
+
+def case(sharding_type: str) -> Case:
+    """Tables of one type over two hosts of two ranks, so that the collective to be missed is the one waited for."""
+    tables = [
+        Table(rows, 4, features, pooling, sharding_type, "fused_torch", offset=VICTIM)
+        for rows, features, pooling in ((9, ("a",), "SUM"), (10, ("b", "a"), "MEAN"))
+    ]
+    return Case(tables, (3, 2, 4, 3), local_world_size=2)
+
+
+def strike(fault: str) -> None:
+    """What befalls the victim."""
+    time.sleep(0.2)  # what it sent before has arrived
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        time.sleep(TIMEOUT_S + 1.0)
+
+
+def train_until(label: str, fault: str, sharding_type: str, form: str | None) -> str:
+    """Train; the fault befalls rank 1 before the collective called ``label`` of the second step.
+
+    Args:
+        label: the collective.
+        fault: see :func:`strike`.
+        sharding_type: of all tables.
+        form: the only one in which copies are synchronised.
+
+    Returns:
+        What the rank raised, and in which step.
+    """
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    replicated.FORMS = update_forms.FORMS if form is None else (FORMS[form],)
+    own = case(sharding_type)
+    train(own, ShardingEnv.from_process_group())  # what is done for the first time takes its time
+    hurried = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
+    return train_with_fault(own, ShardingEnv.from_process_group(hurried), label, fault)
+
+
+def train(own: Case, env: ShardingEnv) -> None:
+    """One step without faults."""
+    output = shard_case(own, env, own.module())(own.batch(0, env.rank)).values()
+    output.backward(torch.ones_like(output))
+
+
+def train_with_fault(own: Case, env: ShardingEnv, label: str, fault: str) -> str:
+    """See :func:`train_until`."""
+    sharded = shard_case(own, env, own.module())
+    exchange, steps = env.communicator.all_to_all, 0
+
+    def all_to_all(*args: Any, **kwargs: Any) -> Any:
+        if env.rank == VICTIM and steps == 1 and kwargs["label"] == label:
+            strike(fault)
+        return exchange(*args, **kwargs)
+
+    env.communicator.all_to_all = all_to_all  # type: ignore[method-assign]
+    try:
+        for steps in range(3):
+            output = sharded(own.batch(steps, env.rank)).values()
+            output.backward(torch.ones_like(output))
+    except DistributedError as error:
+        return f"step {steps}: {error}"
+    return "nothing was raised"
+
+
+def miss_a_collective(which: str) -> str:
+    """Rank 1 is stuck before a collective that is no exchange; returns what the others raised."""
+    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S / 2)))
+    communicator = env.communicator
+    if env.rank == VICTIM:
+        time.sleep(TIMEOUT_S)
+        return "stuck"
+    collectives: dict[str, Callable[[], Any]] = {
+        "a barrier": communicator.barrier,
+        "a broadcast from rank 1": lambda: communicator.broadcast(torch.zeros(3), VICTIM),
+        "a gathering of objects": lambda: communicator.all_gather_objects("here"),
+    }
+    try:
+        collectives[which]()
+    except DistributedError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def two_collections(disorder: str) -> str:
+    """Rank 1 calls, or goes back through, two collections in another order than the rest."""
+    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+    # Gradients of one size, unless calls are to differ: nothing but the order tells them apart.
+    cases = [case("row_wise"), case("table_wise" if disorder == "calls" else "row_wise")]
+    sharded = [shard_case(own, env, own.module()) for own in cases]
+    order = [1, 0] if env.rank == VICTIM else [0, 1]
+    try:
+        for step in range(2):
+            called = order if disorder == "calls" else [0, 1]
+            outputs = {index: sharded[index](cases[index].batch(step, 0)).values() for index in called}
+            if disorder == "no backward pass" and env.rank == VICTIM:
+                continue
+            for index in order if disorder == "backward passes" else [0, 1]:
+                outputs[index].sum().backward()
+    except DistributedError as error:
+        return f"step {step}: {error}"
+    return "nothing was raised"

@@ -6,7 +6,7 @@ Legend: B batch size of this rank, C columns of the pooled output, D columns of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from attrs import frozen
@@ -15,6 +15,7 @@ from torch import Tensor
 from shardwright.planning.tables import PoolingType
 from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.groups import Arrival, Span
+from shardwright.runtime.part import GradientOf
 
 
 class Arrangement(ABC):
@@ -28,7 +29,7 @@ class Arrangement(ABC):
     """
 
     def __init__(self, collection: Collection, arrivals: Sequence[Arrival], *, gradient_scale: float) -> None:
-        self._collection, self._arrivals, self._gradient_scale = collection, arrivals, gradient_scale
+        self._collection, self._arrivals, self.gradient_scale = collection, arrivals, gradient_scale
 
     @abstractmethod
     def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:
@@ -47,12 +48,48 @@ class Arrangement(ABC):
         """
 
     @abstractmethod
-    def scaled(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> tuple[Tensor, ...]:
-        """The outputs' gradients, scaled, and divided where outputs are means."""
+    def divided(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> Sequence[Tensor]:
+        """The outputs' gradients, divided where outputs are means."""
 
     @abstractmethod
-    def gradient(self, scaled: Sequence[Tensor], arrival: Arrival, place: Tensor | None) -> Tensor:
-        """An arrival's gradient ``[bags or ids, columns]``, from :meth:`scaled`."""
+    def pieces(
+        self,
+        gradients: Sequence[Tensor],
+        arrivals: tuple[Arrival, ...],
+        places: Callable[[Arrival], Tensor | None],
+    ) -> list[Tensor]:
+        """The pieces ``[bags or ids, columns]`` of gradients that belong to arrivals.
+
+        Args:
+            gradients: of the outputs.
+            arrivals: the same object in every step.
+            places: the places of an arrival's ids among the feature's; ``None``: all, in order.
+        """
+
+
+class ArrangedGradients(GradientOf):
+    """The gradients of one step's outputs, for one part.
+
+    Args:
+        arrangement: of the outputs.
+        gradients: of the outputs, divided where they are means.
+        places: the places of an arrival's ids.
+    """
+
+    def __init__(
+        self,
+        arrangement: Arrangement,
+        gradients: Sequence[Tensor],
+        places: Callable[[Arrival], Tensor | None],
+    ) -> None:
+        self._arrangement, self._gradients, self._places = arrangement, gradients, places
+        self.scale = arrangement.gradient_scale
+
+    def __call__(self, arrival: Arrival) -> Tensor:  # noqa: D102 - described in the base class
+        return self._arrangement.pieces(self._gradients, (arrival,), self._places)[0] * self.scale
+
+    def unscaled(self, arrivals: tuple[Arrival, ...]) -> list[Tensor]:  # noqa: D102
+        return self._arrangement.pieces(self._gradients, arrivals, self._places)
 
 
 @frozen
@@ -85,6 +122,7 @@ class PooledArrangement(Arrangement):
         super().__init__(collection, arrivals, gradient_scale=gradient_scale)
         self._first, *self._partial = _layers([self._columns(a) for a in arrivals], collection.width)
         self._means = _mean_runs(collection)
+        self._known_spans: dict[int, tuple[tuple[Arrival, ...], list[tuple[int, int]]]] = {}
 
     def _columns(self, arrival: Arrival) -> Span:
         """Where an arrival stands in the output."""
@@ -104,14 +142,37 @@ class PooledArrangement(Arrangement):
         self._divide(output, batch)
         return (output,)
 
-    def scaled(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> tuple[Tensor, ...]:  # noqa: D102
-        scaled = gradients[0] * self._gradient_scale
-        self._divide(scaled, batch)
-        return (scaled,)
+    def divided(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> Sequence[Tensor]:  # noqa: D102
+        if not self._means:
+            return gradients
+        divided = gradients[0].clone()
+        self._divide(divided, batch)
+        return (divided,)
 
-    def gradient(self, scaled: Sequence[Tensor], arrival: Arrival, place: Tensor | None) -> Tensor:  # noqa: D102
+    def pieces(  # noqa: D102
+        self,
+        gradients: Sequence[Tensor],
+        arrivals: tuple[Arrival, ...],
+        places: Callable[[Arrival], Tensor | None],
+    ) -> list[Tensor]:
+        gradient = gradients[0]
+        return [gradient.narrow(1, start, size) for start, size in self._spans_of(arrivals)]
+
+    def _spans_of(self, arrivals: tuple[Arrival, ...]) -> list[tuple[int, int]]:
+        """First column and width of each arrival's; found once for each tuple, which is kept as long."""
+        if len(arrivals) == 1:
+            return [self._span(arrivals[0])]
+        known = self._known_spans.get(id(arrivals))
+        if known is None:
+            known = self._known_spans[id(arrivals)] = (
+                arrivals,
+                [self._span(arrival) for arrival in arrivals],
+            )
+        return known[1]
+
+    def _span(self, arrival: Arrival) -> tuple[int, int]:
         start, stop = self._columns(arrival)
-        return scaled[0][:, start:stop]
+        return start, stop - start
 
     def _divide(self, columns: Tensor, batch: FeatureBatch) -> None:
         if not self._means:
@@ -145,11 +206,20 @@ class SequenceArrangement(Arrangement):
             values[slice(None) if place is None else place, columns] = view
         return tuple(value for value in made if value is not None)
 
-    def scaled(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> tuple[Tensor, ...]:  # noqa: D102
-        return tuple(gradient * self._gradient_scale for gradient in gradients)
+    def divided(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> Sequence[Tensor]:  # noqa: D102
+        return gradients
 
-    def gradient(self, scaled: Sequence[Tensor], arrival: Arrival, place: Tensor | None) -> Tensor:  # noqa: D102
-        columns = scaled[arrival.output][:, arrival.columns[0] : arrival.columns[1]]
+    def pieces(  # noqa: D102
+        self,
+        gradients: Sequence[Tensor],
+        arrivals: tuple[Arrival, ...],
+        places: Callable[[Arrival], Tensor | None],
+    ) -> list[Tensor]:
+        return [self._piece(gradients[arrival.output], arrival, places(arrival)) for arrival in arrivals]
+
+    @staticmethod
+    def _piece(gradient: Tensor, arrival: Arrival, place: Tensor | None) -> Tensor:
+        columns = gradient[:, arrival.columns[0] : arrival.columns[1]]
         return columns if place is None else columns[place]
 
 

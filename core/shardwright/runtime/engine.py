@@ -8,7 +8,6 @@ ids or blocks takes part with empty pieces. Exchanged tables alone make four col
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +15,11 @@ from torch import Tensor
 
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
-from shardwright.runtime.arrange import Arrangement, PooledArrangement, SequenceArrangement
+from shardwright.runtime.arrange import ArrangedGradients, Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.complaints import Complaint, complain
 from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.groups import Arrival, Group
+from shardwright.runtime.groups import Group
 from shardwright.runtime.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.lookup import Lookup
 from shardwright.runtime.part import Part, PartConfig, PartStep, Peer, parameters_of
@@ -257,14 +256,10 @@ class EngineStep:
     def backward(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """Send each rank its gradients; update fused blocks, return the gradients of the others."""
         arrangement = self._engine.arrangement
-        scaled = arrangement.scaled(gradients, self.batch)
+        divided = arrangement.divided(gradients, self.batch)
         self._engine.env.lockstep.note("gradients", self._engine.number)
-
-        def gradient_of(part: PartStep, arrival: Arrival) -> Tensor:
-            return arrangement.gradient(scaled, arrival, part.place_of(arrival))
-
         for part in self._parts:  # all are under way before any is waited for
-            part.send_gradients(partial(gradient_of, part))
+            part.send_gradients(ArrangedGradients(arrangement, divided, part.place_of))
         return [gradient for part in self._parts for gradient in part.update()]
 
 

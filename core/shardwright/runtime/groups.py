@@ -7,6 +7,7 @@ every other.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
 
 from attrs import field, frozen
 
@@ -61,12 +62,12 @@ class Slot:
         """Columns of the gradient it gets."""
         return self.gradient_columns[1] - self.gradient_columns[0]
 
-    @property
+    @cached_property
     def arrival(self) -> Arrival:
         """What it brings."""
         return Arrival(self.output, self.columns, self.stream)
 
-    @property
+    @cached_property
     def gradient(self) -> Arrival:
         """What it needs of the gradient."""
         return Arrival(self.output, self.gradient_columns, self.stream)
@@ -85,15 +86,35 @@ class Group:
     blocks: tuple[BlockSpec, ...]
     slots: tuple[Slot, ...]
 
-    @property
+    @cached_property
     def batch_major(self) -> bool:
         """Whether a pooled result is ``[B, sum of D]`` for each source, not slot after slot."""
         return self.kernel.batch_major and self.blocks[0].request.is_pooled
 
-    @property
+    @cached_property
+    def dims(self) -> list[int]:
+        """Columns of each slot's result."""
+        return [slot.dim for slot in self.slots]
+
+    @cached_property
+    def gradient_dims(self) -> list[int]:
+        """Columns of each slot's gradient."""
+        return [slot.gradient_dim for slot in self.slots]
+
+    @cached_property
     def width(self) -> int:
         """Result elements of one sample."""
-        return sum(slot.dim for slot in self.slots)
+        return sum(self.dims)
+
+    @cached_property
+    def gradient_width(self) -> int:
+        """Gradient elements of one sample."""
+        return sum(self.gradient_dims)
+
+    def num_elements(self, counts: Sequence[int], *, gradient: bool = False) -> int:
+        """Elements of its result (or gradient) for slots of so many bags."""
+        dims = self.gradient_dims if gradient else self.dims
+        return sum(count * dim for count, dim in zip(counts, dims, strict=True))
 
 
 @frozen(eq=False)

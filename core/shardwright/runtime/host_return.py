@@ -32,6 +32,7 @@ class HostReturn(ReturnPath):
         self.num_hosts = env.world_size // env.local_world_size
         self.sums = [_host_sums(self._slots_of_host(host)) for host in range(self.num_hosts)]
         self.arrivals = [slot.arrival for sums in self.sums for slot in sums]
+        self.wanted = tuple(slot.gradient for sums in self.sums for slot in sums)
         outputs = {slot.output for sums in self.sums for slot in sums}
         self.results, self.gradients = codecs.wires(env.communicator, outputs)
         own = {slot: place for place, slot in enumerate(self.sums[env.rank // self.host_size])}
@@ -209,7 +210,7 @@ class _HostTrip(TripStep):
         batch_size = self._batch_sizes[self._env.rank]
         ranks = path.counterparts(self._local)
         leaving = [batch_size * path.width(rank // path.host_size, gradient=True) for rank in ranks]
-        pieces = [gradient_of(slot.gradient) for sums in path.sums for slot in sums]
+        pieces = gradient_of.unscaled(path.wanted)
         sent = torch.empty(sum(leaving), device=self._trip.device)
         place = 0
         for sums, region in zip(path.sums, sent.split(leaving), strict=True):
@@ -220,7 +221,7 @@ class _HostTrip(TripStep):
         width = path.width(self._host, gradient=True)
         sizes = {rank: self._batch_sizes[rank] for rank in ranks}
         self._transfer = path.gradients.exchange(
-            sent,
+            sent.mul_(gradient_of.scale),
             self._splits(sizes, width),
             self._splits(dict(zip(ranks, leaving, strict=True))),
             lambda: (self._asked_sums(gradient=True), self._own_sums(sizes, gradient=True)),

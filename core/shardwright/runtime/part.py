@@ -8,8 +8,7 @@ collective, which the engine makes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import frozen
@@ -21,8 +20,27 @@ from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Arrival, Group
 from shardwright.runtime.lookup import Lookup
 
-GradientOf: TypeAlias = Callable[[Arrival], Tensor]
-"""The gradient of a piece of an output, float32 ``[bags or ids, columns]``, already averaged over ranks."""
+
+class GradientOf(ABC):
+    """The gradients of pieces of the outputs, float32 ``[bags or ids, columns]``.
+
+    Attributes:
+        scale: by what :meth:`unscaled` ones are still to be multiplied.
+    """
+
+    scale: float
+
+    @abstractmethod
+    def __call__(self, arrival: Arrival) -> Tensor:
+        """The gradient of one piece, averaged over ranks."""
+
+    @abstractmethod
+    def unscaled(self, arrivals: tuple[Arrival, ...]) -> list[Tensor]:
+        """The gradients of several, not averaged yet: for who writes them in a row and multiplies all at once.
+
+        Args:
+            arrivals: the same object in every step, so that what follows from it is found once.
+        """
 
 
 @frozen(eq=False)

@@ -9,6 +9,7 @@ int64, weights float32. How many ids each slot gets stands in the header.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -46,32 +47,38 @@ class PayloadFormat:
 
     def pack(self, routed: Routed) -> tuple[Tensor, list[int]]:
         """The payloads to every rank as one byte tensor, and the bytes for each."""
-        pieces: list[Tensor] = []
-        splits: list[int] = []
-        lengths = self._length_bytes(routed) if self._is_pooled else None
-        start = 0
-        for streams in self._slots:
-            sections = [[routed.ids[stream].view(torch.uint8) for stream in streams]]
-            if lengths is not None:
-                stop = start + len(streams) * routed.batch_size * 4
-                sections.insert(0, [lengths[start:stop]])
-                start = stop
-            if routed.weights is not None:
-                sections.append([routed.weights[stream].view(torch.uint8) for stream in streams])
-            splits.append(sum(self._append(pieces, section) for section in sections))
-        return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8, device=self._device), splits
+        sections = [self._sizes_to(routed, streams) for streams in self._slots]
+        splits = [sum(sizes) for sizes in sections]
+        # In units of 8 bytes, to which every section is padded, so that all of them can be seen as ids or as bytes.
+        packed = torch.empty(sum(splits) // _ALIGNMENT, dtype=torch.int64, device=self._device)
+        lengths, start = self._lengths_in_order(routed), 0
+        first = 0
+        for streams, sizes in zip(self._slots, sections, strict=True):
+            stops = list(accumulate((size // _ALIGNMENT for size in sizes), initial=first))
+            if streams:
+                if lengths is not None:
+                    _fill(packed[stops[0] : stops[1]], [lengths[start : start + len(streams)].reshape(-1)])
+                    start += len(streams)
+                _fill(packed[stops[1] : stops[2]], [routed.ids[stream] for stream in streams])
+                if routed.weights is not None:
+                    _fill(packed[stops[2] : stops[3]], [routed.weights[stream] for stream in streams])
+            first = stops[-1]
+        return packed.view(torch.uint8), splits
 
-    def _length_bytes(self, routed: Routed) -> Tensor:
-        lengths = routed.lengths if self._same_order else routed.lengths.index_select(0, self._send_index)
-        return lengths.contiguous().view(-1).view(torch.uint8)
+    def _sizes_to(self, routed: Routed, streams: Sequence[int]) -> tuple[int, int, int]:
+        """Padded bytes of lengths, ids and weights for the slots of a rank."""
+        num_ids = sum([routed.ids[stream].numel() for stream in streams])
+        return self._section_bytes(len(streams), routed.batch_size, num_ids)
 
-    def _append(self, pieces: list[Tensor], section: list[Tensor]) -> int:
-        num_bytes = sum(piece.numel() for piece in section)
-        padding = _padded(num_bytes) - num_bytes
-        pieces += section
-        if padding:
-            pieces.append(torch.zeros(padding, dtype=torch.uint8, device=self._device))
-        return num_bytes + padding
+    def _section_bytes(self, num_slots: int, batch_size: int, num_ids: int) -> tuple[int, int, int]:
+        lengths = _padded(num_slots * batch_size * 4) if self._is_pooled else 0
+        return lengths, num_ids * 8, _padded(num_ids * 4) if self._is_weighted else 0
+
+    def _lengths_in_order(self, routed: Routed) -> Tensor | None:
+        """``[slots of all ranks, B]``, in send order; ``None`` where every id is a bag of its own."""
+        if not self._is_pooled:
+            return None
+        return routed.lengths if self._same_order else routed.lengths.index_select(0, self._send_index)
 
     def receive_splits(self, peers: Sequence[Peer]) -> list[int]:
         """The payload bytes from each rank."""
@@ -83,9 +90,7 @@ class PayloadFormat:
 
     def _sections(self, peer: Peer) -> tuple[int, int, int]:
         """Padded bytes of lengths, ids and weights from a rank."""
-        num_ids = sum(self._counts(peer))
-        lengths = _padded(len(self._slots[self._rank]) * peer.batch_size * 4) if self._is_pooled else 0
-        return lengths, num_ids * 8, _padded(num_ids * 4) if self._is_weighted else 0
+        return self._section_bytes(len(self._slots[self._rank]), peer.batch_size, sum(self._counts(peer)))
 
     def unpack(self, received: Tensor, peers: Sequence[Peer]) -> list[Bags]:
         """The bags of each local group."""
@@ -106,23 +111,22 @@ class PayloadFormat:
             if self._is_weighted:
                 _deal(weights, received[start : start + sum(id_counts) * 4].view(torch.float32), id_counts)
             start += weight_bytes
+        counts = self._bag_counts(peers)
         return [
             Bags(
                 ids=_joined(ids[group]),
                 lengths=_joined(lengths[group]) if self._is_pooled else None,
                 weights=_joined(weights[group]) if self._is_weighted else None,
-                counts=tuple(tuple(counts[group]) for counts in self._bag_counts(peers)),
+                counts=tuple(own[group] for own in counts),
             )
             for group in groups
         ]
 
-    def _bag_counts(self, peers: Sequence[Peer]) -> list[list[Sequence[int]]]:
+    def _bag_counts(self, peers: Sequence[Peer]) -> Sequence[Sequence[tuple[int, ...]]]:
         """For each source and group, the bags of each slot: samples, or ids where each id is a bag of its own."""
-        num_slots = len(self._slots[self._rank])
-        per_slot = [
-            [peer.batch_size] * num_slots if self._is_pooled else list(self._counts(peer)) for peer in peers
-        ]
-        return [self._by_group(counts) for counts in per_slot]
+        if self._is_pooled:
+            return [[(peer.batch_size,) * num_slots for num_slots in self._group_slots] for peer in peers]
+        return [[tuple(own) for own in self._by_group(self._counts(peer))] for peer in peers]
 
     def _by_group(self, per_slot: Sequence[int]) -> list[Sequence[int]]:
         parts, start = [], 0
@@ -133,9 +137,20 @@ class PayloadFormat:
 
 
 def _deal(targets: list[list[Tensor]], values: Tensor, counts: Sequence[int]) -> None:
-    for target, piece in zip(targets, values.split(list(counts)), strict=True):
+    pieces = [values] if len(counts) == 1 else values.split(list(counts))
+    for target, piece in zip(targets, pieces, strict=True):
         target.append(piece)
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _fill(room: Tensor, pieces: list[Tensor]) -> None:
+    """Write pieces of one dtype into ``room``, int64, and zeros into what is left of its last 8 bytes."""
+    if not room.numel():
+        return
+    if pieces[0].dtype is not torch.int64:
+        room[-1] = 0
+        room = room.view(pieces[0].dtype)[: sum([piece.numel() for piece in pieces])]
+    torch.cat(pieces, out=room)

@@ -47,6 +47,7 @@ class ReplicatedTables(Part):
         self.lookups = [group.kernel.build(group.blocks, device=config.device) for group in self.groups]
         self.router = Router(self.plan)
         self.header_size = len(self.plan.streams)
+        self.wanted = [tuple(slot.gradient for slot in group.slots) for group in self.groups]
         self.arrivals = [slot.arrival for group in self.groups for slot in group.slots]
         gradients = OutputCodecs.of(config).gradients
         self.codecs = [_codecs_of(group, gradients) for group in self.groups]
@@ -101,8 +102,9 @@ class ReplicatedStep(PartStep):
 
     def send_gradients(self, gradient_of: GradientOf) -> None:  # noqa: D102
         self._forms: list[UpdateForm] = []
+        self._scale = gradient_of.scale
         for index, group in enumerate(self._tables.groups):
-            gradients = [gradient_of(slot.gradient) for slot in group.slots]
+            gradients = gradient_of.unscaled(self._tables.wanted[index])
             shares = [self._share(index, peer) for peer in self._peers]
             cheapest = min(FORMS, key=lambda form: form.bytes_moved(group, shares))
             self._forms.append(cheapest(self._tables.env, group, shares, self._bags[index], gradients))
@@ -117,7 +119,9 @@ class ReplicatedStep(PartStep):
         updated: list[Tensor | None] = []
         for lookup, form in zip(self._tables.lookups, self._forms, strict=True):
             bags, pieces = form.update()
-            updated += lookup.backward(lookup.prepare(bags), _packed(form.group, bags, pieces))
+            updated += lookup.backward(
+                lookup.prepare(bags), _packed(form.group, bags, pieces).mul_(self._scale)
+            )
         return updated
 
     def _share(self, index: int, peer: Peer) -> Share:

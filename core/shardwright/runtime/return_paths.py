@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from attrs import evolve, frozen
@@ -16,6 +17,13 @@ from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Arrival, Group
 from shardwright.runtime.part import GradientOf
 from shardwright.runtime.wire import OutputCodecs, Segment
+
+Counts: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]
+"""For each rank and group, the bags of each slot."""
+
+
+MAX_KNOWN = 64
+"""Of how many combinations of batch sizes is kept what follows from them."""
 
 
 @frozen(eq=False)
@@ -32,8 +40,8 @@ class Trip:
 
     batch_sizes: Sequence[int]
     results: Sequence[Tensor]
-    counts: Sequence[Sequence[Sequence[int]]]
-    own: Sequence[Sequence[Sequence[int]]]
+    counts: Counts
+    own: Counts
     device: torch.device
 
 
@@ -89,29 +97,50 @@ class ReturnPath(ABC):
         """One line for people."""
 
 
-def _elements(group: Group, counts: Sequence[int], *, gradient: bool = False) -> int:
-    """Elements of a group's result (or gradient) for slots of so many bags."""
-    dims = [slot.gradient_dim if gradient else slot.dim for slot in group.slots]
-    return sum(count * dim for count, dim in zip(counts, dims, strict=True))
-
-
 def split_slots(group: Group, region: Tensor, counts: Sequence[int]) -> list[Tensor]:
     """Views ``[bags, D]`` of each slot of a group's result for one rank."""
-    dims = [slot.dim for slot in group.slots]
     if group.batch_major:
-        return list(region.view(counts[0], group.width).split(dims, dim=1))
-    sizes = [count * dim for count, dim in zip(counts, dims, strict=True)]
+        return list(region.view(counts[0], group.width).split(group.dims, dim=1))
+    sizes = [count * dim for count, dim in zip(counts, group.dims, strict=True)]
     pieces = region.split(sizes)
-    return [piece.view(count, dim) for piece, count, dim in zip(pieces, counts, dims, strict=True)]
+    return [piece.view(count, dim) for piece, count, dim in zip(pieces, counts, group.dims, strict=True)]
 
 
 def pack_slots(group: Group, pieces: Sequence[Tensor], region: Tensor) -> None:
     """Write ``[bags, D]`` gradients of a group's slots into ``region``, in the order of its result."""
     if group.batch_major:
-        width = sum(piece.shape[1] for piece in pieces)
-        torch.cat(list(pieces), dim=1, out=region.view(pieces[0].shape[0], width))
+        torch.cat(list(pieces), dim=1, out=region.view(-1, group.gradient_width))
     else:
         torch.cat([piece.reshape(-1) for piece in pieces], out=region)
+
+
+@frozen(eq=False)
+class _Sizes:
+    """Elements that travel between this rank and the others.
+
+    Args:
+        asked: of the groups of each rank, what this rank asked for: ``[rank][group]``.
+        answered: of this rank's groups, what each rank asked for: ``[rank][group]``.
+    """
+
+    asked: list[list[int]]
+    answered: list[list[int]]
+    asked_splits: list[int]
+    answered_splits: list[int]
+
+    @classmethod
+    def of(
+        cls, groups: Sequence[Sequence[Group]], rank: int, own: Counts, counts: Counts, *, gradient: bool
+    ) -> _Sizes:
+        def sizes(groups: Sequence[Group], counts: Sequence[Sequence[int]]) -> list[int]:
+            pairs = zip(groups, counts, strict=True)
+            return [group.num_elements(bags, gradient=gradient) for group, bags in pairs]
+
+        asked = [sizes(of_rank, bags) for of_rank, bags in zip(groups, own, strict=True)]
+        answered = [sizes(groups[rank], bags) for bags in counts]
+        return cls(
+            asked, answered, [sum(of_rank) for of_rank in asked], [sum(of_rank) for of_rank in answered]
+        )
 
 
 class DirectReturn(ReturnPath):
@@ -122,6 +151,19 @@ class DirectReturn(ReturnPath):
         outputs = {slot.output for own in groups for group in own for slot in group.slots}
         self.results, self.gradients = codecs.wires(env.communicator, outputs)
         self.arrivals = [slot.arrival for own in groups for group in own for slot in group.slots]
+        self.wanted = tuple(slot.gradient for own in groups for group in own for slot in group.slots)
+        self._known: dict[tuple[Counts, Counts, bool], _Sizes] = {}
+
+    def sizes(self, trip: Trip, *, gradient: bool) -> _Sizes:
+        """What travels in a trip; the same for batches of the same sizes, as most are."""
+        key = (trip.own, trip.counts, gradient)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:  # sequences are of new sizes in every batch
+                self._known.clear()
+            known = _Sizes.of(self.groups, self.env.rank, trip.own, trip.counts, gradient=gradient)
+            self._known[key] = known
+        return known
 
     def start(self, trip: Trip) -> TripStep:  # noqa: D102 - described in the base class
         return _DirectTrip(self, trip)
@@ -134,16 +176,11 @@ class DirectReturn(ReturnPath):
 class _DirectTrip(TripStep):
     def __init__(self, path: DirectReturn, trip: Trip) -> None:
         self._path, self._trip = path, evolve(trip, results=())  # results are sent here, not kept
-        mine = path.groups[path.env.rank]
-        sizes = [
-            [_elements(group, own) for group, own in zip(mine, counts, strict=True)] for counts in trip.counts
-        ]
-        sent = _by_source(trip.results, sizes, trip.device)
-        splits = [self._asked(rank) for rank in range(path.env.world_size)]
+        self._sizes = path.sizes(trip, gradient=False)
         self._transfer = path.results.exchange(
-            sent,
-            splits,
-            [sum(own) for own in sizes],
+            _by_source(trip.results, self._sizes.answered, trip.device),
+            self._sizes.asked_splits,
+            self._sizes.answered_splits,
             lambda: (self._answered(gradient=False), self._asked_for(gradient=False)),
             label="results",
         )
@@ -158,54 +195,44 @@ class _DirectTrip(TripStep):
         mine = self._path.groups[self._path.env.rank]
         return [_segments(mine, counts, gradient=gradient) for counts in self._trip.counts]
 
-    def _asked(self, rank: int, *, gradient: bool = False) -> int:
-        """Elements that come from (or gradients that go to) ``rank``."""
-        pairs = zip(self._path.groups[rank], self._trip.own[rank], strict=True)
-        return sum(_elements(group, counts, gradient=gradient) for group, counts in pairs)
-
     def proceed(self) -> None:
         """Results take one collective, which is under way."""
 
     def views(self) -> list[Tensor]:
-        received = self._transfer.wait()
-        views: list[Tensor] = []
-        start = 0
-        for groups, own in zip(self._path.groups, self._trip.own, strict=True):
-            for group, counts in zip(groups, own, strict=True):
-                stop = start + _elements(group, counts)
-                views += split_slots(group, received[start:stop], counts)
-                start = stop
+        regions = iter(self._regions(self._transfer.wait()))
         del self._transfer
-        return views
+        return [
+            view
+            for groups, own in zip(self._path.groups, self._trip.own, strict=True)
+            for group, counts in zip(groups, own, strict=True)
+            for view in split_slots(group, next(regions), counts)
+        ]
+
+    def _regions(self, buffer: Tensor) -> Sequence[Tensor]:
+        """The part of each rank's groups in a buffer of what this rank asked for."""
+        sizes = [size for own in self._sizes.asked for size in own]
+        return buffer.split(sizes) if len(sizes) > 1 else [buffer]
 
     def send_gradients(self, gradient_of: GradientOf) -> None:
         path = self._path
-        send_splits = [self._asked(rank, gradient=True) for rank in range(path.env.world_size)]
-        sent = torch.empty(sum(send_splits), device=self._trip.device)
-        start = 0
-        for groups, own in zip(path.groups, self._trip.own, strict=True):
-            for group, counts in zip(groups, own, strict=True):
-                stop = start + _elements(group, counts, gradient=True)
-                pack_slots(group, [gradient_of(slot.gradient) for slot in group.slots], sent[start:stop])
-                start = stop
-        self._sizes = [
-            [
-                _elements(g, own, gradient=True)
-                for g, own in zip(path.groups[path.env.rank], counts, strict=True)
-            ]
-            for counts in self._trip.counts
-        ]
-        splits = [sum(own) for own in self._sizes]
+        self._sizes = path.sizes(self._trip, gradient=True)
+        sent = torch.empty(sum(self._sizes.asked_splits), device=self._trip.device)
+        pieces = gradient_of.unscaled(path.wanted)
+        regions = iter(self._regions(sent))
+        place = 0
+        for group in (group for groups in path.groups for group in groups):
+            pack_slots(group, pieces[place : place + len(group.slots)], next(regions))
+            place += len(group.slots)
         self._transfer = path.gradients.exchange(
-            sent,
-            splits,
-            send_splits,
+            sent.mul_(gradient_of.scale),
+            self._sizes.answered_splits,
+            self._sizes.asked_splits,
             lambda: (self._asked_for(gradient=True), self._answered(gradient=True)),
             label="gradients",
         )
 
     def gradients(self) -> list[Tensor]:
-        return _by_group(self._transfer.wait(), self._sizes)
+        return _by_group(self._transfer.wait(), self._sizes.answered)
 
 
 def _segments(groups: Sequence[Group], counts: Sequence[Sequence[int]], *, gradient: bool) -> list[Segment]:
@@ -213,7 +240,7 @@ def _segments(groups: Sequence[Group], counts: Sequence[Sequence[int]], *, gradi
     return [
         Segment(
             outputs=[slot.output for slot in group.slots],
-            dims=[slot.gradient_dim if gradient else slot.dim for slot in group.slots],
+            dims=group.gradient_dims if gradient else group.dims,
             counts=own,
             batch_major=group.batch_major,
         )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
 from torch import Tensor
 
 from shardwright.runtime.collection import FeatureBatch
-from shardwright.runtime.groups import Arrival, Group
+from shardwright.runtime.groups import Arrival, Group, Slot
 from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Peer
 from shardwright.runtime.payload import PayloadFormat
-from shardwright.runtime.return_paths import ReturnPath, Trip, TripStep
+from shardwright.runtime.return_paths import MAX_KNOWN, Counts, ReturnPath, Trip, TripStep
 from shardwright.runtime.routing import Routed, Router
 from shardwright.runtime.routing_plan import plan_part
 from shardwright.runtime.wire import OutputCodecs
@@ -45,6 +45,7 @@ class RoutedTables(Part):
         self.header_size = self.format.header_size
         self.flows = self._make_flows(OutputCodecs.of(config))
         self.arrivals = [arrival for flow in self.flows for arrival in flow.path.arrivals]
+        self._own_counts: dict[int, Sequence[Counts]] = {}
 
     def _make_flows(self, codecs: OutputCodecs) -> list[_Flow]:
         ways: list[Any] = list(dict.fromkeys(group.way for groups in self.plan.groups for group in groups))
@@ -54,6 +55,24 @@ class RoutedTables(Part):
             own = [groups[start:stop] for groups, (start, stop) in zip(self.plan.groups, spans, strict=True)]
             flows.append(_Flow(spans, way(own, self.env, codecs)))
         return flows
+
+    def by_flow(self, bags_of: Callable[[Slot], int]) -> Sequence[Counts]:
+        """For each flow, rank and group, the bags of each slot that this rank asks for."""
+        return [
+            tuple(
+                tuple(tuple(bags_of(slot) for slot in group.slots) for group in groups[start:stop])
+                for groups, (start, stop) in zip(self.plan.groups, flow.spans, strict=True)
+            )
+            for flow in self.flows
+        ]
+
+    def own_counts(self, batch_size: int) -> Sequence[Counts]:
+        """The same for pooled batches of one size, of which there are few."""
+        if batch_size not in self._own_counts:
+            if len(self._own_counts) >= MAX_KNOWN:
+                self._own_counts.clear()
+            self._own_counts[batch_size] = self.by_flow(lambda slot: batch_size)
+        return self._own_counts[batch_size]
 
     def route(self, batch: FeatureBatch | None) -> PartStep:  # noqa: D102 - described in the base class
         return RoutedStep(self, None if batch is None else self.router.route(batch))
@@ -102,16 +121,11 @@ class RoutedStep(PartStep):
         self._places = self._routed.positions
         self._routed = None
 
-    def _own_counts(self, routed: Routed) -> list[list[list[int]]]:
-        """For each rank and group of it, the bags of each slot that this rank asks for."""
+    def _own_counts(self, routed: Routed) -> Sequence[Counts]:
+        """For each flow, rank and group, the bags of each slot that this rank asks for."""
         if self._tables.is_pooled:
-            return [
-                [[routed.batch_size] * len(g.slots) for g in groups] for groups in self._tables.plan.groups
-            ]
-        return [
-            [[routed.ids[slot.stream].numel() for slot in group.slots] for group in groups]
-            for groups in self._tables.plan.groups
-        ]
+            return self._tables.own_counts(routed.batch_size)
+        return self._tables.by_flow(lambda slot: routed.ids[slot.stream].numel())
 
     def place_of(self, arrival: Arrival) -> Tensor | None:  # noqa: D102
         return self._places[arrival.stream]
@@ -128,15 +142,15 @@ class RoutedStep(PartStep):
             result, saved = lookup.forward(own, training=training)
             results.append(result.reshape(-1))
             self._saved.append(saved)
-        counts = [[own.counts[source] for own in bags] for source in range(len(self._peers))]
         rank = self._tables.env.rank
-        for flow in self._tables.flows:
+        for flow, own_counts in zip(self._tables.flows, self._own, strict=True):
             start, stop = flow.spans[rank]
             trip = Trip(
                 batch_sizes=[peer.batch_size for peer in self._peers],
                 results=results[start:stop],
-                counts=[own[start:stop] for own in counts],
-                own=[own[slice(*span)] for own, span in zip(self._own, flow.spans, strict=True)],
+                counts=tuple(zip(*(group.counts for group in bags[start:stop]), strict=True))
+                or ((),) * len(self._peers),
+                own=own_counts,
                 device=self._tables.device,
             )
             self._trips.append(flow.path.start(trip))

@@ -9,7 +9,7 @@ from tests.core.runtime.plans import cuts, host_with_loops
 from tests.core.runtime.streams import EXAMPLES
 
 from shardwright.plugins import use_host
-from shardwright.runtime.arrange import PooledArrangement, SequenceArrangement
+from shardwright.runtime.arrange import ArrangedGradients, PooledArrangement, SequenceArrangement
 from shardwright.runtime.routing import Router
 
 SCALE = 0.25
@@ -45,10 +45,14 @@ def test_pooled_arrangement_adds_arrivals_and_divides_means(case, batch_size, se
 
     gradient = torch.rand(batch_size, collection.width)
     before = gradient.clone()
-    scaled = arrangement.scaled([gradient], batch)
-    for arrival, start in zip(arrivals, starts, strict=True):
-        own = (gradient * SCALE / divisor)[:, start : start + arrival.dim]
-        torch.testing.assert_close(arrangement.gradient(scaled, arrival, None), own)
+    gradient_of = ArrangedGradients(arrangement, arrangement.divided([gradient], batch), lambda arrival: None)
+    wanted = tuple(arrivals)
+    for _ in range(2):
+        pieces = gradient_of.unscaled(wanted)
+        for arrival, start, piece in zip(arrivals, starts, pieces, strict=True):
+            own = (gradient * SCALE / divisor)[:, start : start + arrival.dim]
+            torch.testing.assert_close(gradient_of(arrival), own)
+            torch.testing.assert_close(piece * gradient_of.scale, own)
     assert torch.equal(gradient, before)
 
 
@@ -84,8 +88,14 @@ def test_sequence_arrangement_puts_each_ids_columns_in_their_place(case, batch_s
     assert all(torch.equal(view, before) for view, before in zip(views, kept, strict=True))
 
     gradients = [torch.rand_like(values) for values in expected]
-    scaled = arrangement.scaled(gradients, batch)
-    for place, arrival, count in zip(places, arrivals, counts, strict=True):
+    gradient_of = ArrangedGradients(
+        arrangement,
+        arrangement.divided(gradients, batch),
+        lambda arrival: routed.positions[arrival.stream],
+    )
+    pieces = gradient_of.unscaled(tuple(arrivals))
+    for place, arrival, count, piece in zip(places, arrivals, counts, pieces, strict=True):
         rows = list(range(count)) if place is None else place.tolist()
         own = gradients[arrival.output][rows][:, slice(*arrival.columns)] * SCALE
-        torch.testing.assert_close(arrangement.gradient(scaled, arrival, place), own)
+        torch.testing.assert_close(gradient_of(arrival), own)
+        torch.testing.assert_close(piece * gradient_of.scale, own)

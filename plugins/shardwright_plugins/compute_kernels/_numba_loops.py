@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 SGD, ADAGRAD, ROW_WISE_ADAGRAD, ADAM = range(4)
@@ -74,6 +75,93 @@ def _prefetch(typing_context: Any, address: Any, index: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
+
+
+def _emit_sums(builder: Any, columns: Any, step: int, lanes: int, count: Any, row_at: Any, out_at: Any) -> Any:
+    """Sum ``count`` rows, ``step`` columns at a time, while so many are left; returns the first column left.
+
+    Args:
+        builder: of LLVM's instructions.
+        columns: the first column, and the one after the last.
+        step: columns summed at once, in registers.
+        lanes: columns of one register.
+        count: rows.
+        row_at: from a row's number and a column, a pointer to it and the row's factor, or ``None``.
+        out_at: from a column, a pointer to its sum.
+    """
+    first, stop = columns
+    kind = ir.VectorType(ir.FloatType(), lanes) if lanes > 1 else ir.FloatType()
+    width = ir.IntType(64)(step)
+    limit = builder.add(first, builder.mul(builder.sdiv(builder.sub(stop, first), width), width))
+
+    def as_vector(pointer: Any, number: int) -> Any:
+        shifted = builder.gep(pointer, [ir.IntType(64)(number * lanes)])
+        return builder.bitcast(shifted, kind.as_pointer())
+
+    with cgutils.for_range_slice(builder, first, limit, width) as (column, _):
+        sums = [cgutils.alloca_once_value(builder, ir.Constant(kind, None)) for _ in range(step // lanes)]
+        for total in sums:
+            builder.store(ir.Constant(kind, None), total)
+        with cgutils.for_range(builder, count) as row:
+            pointer, factor = row_at(row.index, column)
+            for number, total in enumerate(sums):
+                value = builder.load(as_vector(pointer, number), align=4)
+                if factor is not None:
+                    value = builder.fmul(value, _spread(builder, factor, kind), flags=("contract",))
+                builder.store(builder.fadd(builder.load(total), value, flags=("contract",)), total)
+        for number, total in enumerate(sums):
+            builder.store(builder.load(total), as_vector(out_at(column), number), align=4)
+    return limit
+
+
+def _spread(builder: Any, factor: Any, kind: Any) -> Any:
+    """A factor in every lane."""
+    if isinstance(kind, ir.FloatType):
+        return factor
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(undefined, factor, ir.IntType(32)(0))
+    lanes = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), None)
+    return builder.shuffle_vector(first, undefined, lanes)
+
+
+@intrinsic
+def _sum_rows(
+    typing_context: Any, values: Any, base: Any, dim: Any, ids: Any, factors: Any, count: Any, out: Any, place: Any
+) -> Any:
+    """Set the ``dim`` float32 at ``place`` of ``out`` to the sum of rows of ``values``; sums stay in registers.
+
+    Args of the compiled function: the rows' address and where row 0 begins there, columns of a row, the address of
+    int64 row numbers, that of the rows' float32 factors or 0, how many, and the address and place of the sums.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, base, dim, ids, factors, count, out, place = arguments
+        integer = ir.IntType(64)
+        rows = builder.inttoptr(ids, integer.as_pointer())
+
+        def emit(is_weighted: bool) -> None:
+            def row_at(number: Any, column: Any) -> Any:
+                row = builder.load(builder.gep(rows, [number]))
+                index = builder.add(builder.add(base, column), builder.mul(row, dim))
+                factor = builder.load(_pointer(builder, factors, number)) if is_weighted else None
+                return _pointer(builder, values, index), factor
+
+            def out_at(column: Any) -> Any:
+                return _pointer(builder, out, builder.add(place, column))
+
+            first = integer(0)
+            for step, lanes in ((4 * _LINE, _LINE), (_LINE, _LINE), (4, 4), (1, 1)):
+                first = _emit_sums(builder, (first, dim), step, lanes, count, row_at, out_at)
+
+        has_factors = builder.icmp_signed("!=", factors, integer(0))
+        with builder.if_else(has_factors) as (then, otherwise):
+            with then:
+                emit(True)
+            with otherwise:
+                emit(False)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), generate
 
 
 @_compiled
@@ -152,7 +240,6 @@ def look_up(
         IndexError: an id is no row of its block.
     """
     num_slots = slots.shape[0]
-    factor = np.float32(1)
     for source in range(bags.shape[0] // num_slots):
         for slot in range(slot_range[0], slot_range[1]):
             cell = source * num_slots + slot
@@ -161,16 +248,14 @@ def look_up(
             at, stop = first_id[cell], first_id[cell + 1]
             for number in range(bags[cell]):
                 place = start + number * stride
-                _clear(out, place, dim)
                 count = lengths[bag + number] if lengths.shape[0] else 1
                 for position in range(at, at + count):
                     if position + _AHEAD < stop:
                         _prefetch_row(weights, base + ids[position + _AHEAD] * dim, dim)
                     if not 0 <= ids[position] < num_rows:
                         raise IndexError("an id is no row of its table")
-                    if id_weights.shape[0]:
-                        factor = id_weights[position]
-                    _add_row(weights, base + ids[position] * dim, dim, factor, out, place)
+                factors = id_weights.ctypes.data + 4 * at if id_weights.shape[0] else 0
+                _sum_rows(weights, base, dim, ids.ctypes.data + 8 * at, factors, count, out, place)
                 at += count
 
 

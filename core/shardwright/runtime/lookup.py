@@ -119,6 +119,26 @@ class Lookup(ABC):
             One gradient for each of :meth:`parameters`.
         """
 
+    def row_sums(self, bags: Bags, gradients: Sequence[Tensor]) -> Tensor | None:
+        """The gradient of every row of all blocks; ``None`` leaves it to the engine, which does it in plain torch.
+
+        Args:
+            bags: of one source.
+            gradients: the gradient of each slot's bags, ``[bags, C]``.
+
+        Returns:
+            Flat float32, block after block, row after row: its ``C`` columns, and a 1 if it was looked up, else a 0.
+        """
+        return None
+
+    def update_rows(self, sums: Tensor) -> bool:
+        """Update each row that was looked up; ``False`` leaves it to the engine, by :meth:`backward`.
+
+        Args:
+            sums: from :meth:`row_sums`, perhaps of several ranks together: rows that any looked up end in no 0.
+        """
+        return False
+
     @abstractmethod
     def weight(self, block: int) -> Tensor:
         """``[rows, columns]``: the weights of a block, shared storage."""

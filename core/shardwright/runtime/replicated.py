@@ -25,7 +25,7 @@ from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.groups import Arrival, Group
 from shardwright.runtime.lookup import Bags
 from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Peer
-from shardwright.runtime.return_paths import pack_slots, split_slots
+from shardwright.runtime.return_paths import split_slots
 from shardwright.runtime.routing import Routed, Router
 from shardwright.runtime.routing_plan import plan_part
 from shardwright.runtime.update_forms import FORMS, DenseForm, DenseSum, Share, UpdateForm
@@ -107,7 +107,11 @@ class ReplicatedStep(PartStep):
             gradients = gradient_of.unscaled(self._tables.wanted[index])
             shares = [self._share(index, peer) for peer in self._peers]
             cheapest = min(FORMS, key=lambda form: form.bytes_moved(group, shares))
-            self._forms.append(cheapest(self._tables.env, group, shares, self._bags[index], gradients))
+            self._forms.append(
+                cheapest(
+                    self._tables.env, group, self._tables.lookups[index], shares, self._bags[index], gradients
+                )
+            )
         self._exchange = _Exchange(self._tables, self._forms)
         dense = [form for form in self._forms if isinstance(form, DenseForm)]
         self._dense = DenseSum(self._tables.env, dense) if dense else None
@@ -117,11 +121,8 @@ class ReplicatedStep(PartStep):
         if self._dense is not None:
             self._dense.finish()
         updated: list[Tensor | None] = []
-        for lookup, form in zip(self._tables.lookups, self._forms, strict=True):
-            bags, pieces = form.update()
-            updated += lookup.backward(
-                lookup.prepare(bags), _packed(form.group, bags, pieces).mul_(self._scale)
-            )
+        for form in self._forms:
+            updated += form.update(self._scale)
         return updated
 
     def _share(self, index: int, peer: Peer) -> Share:
@@ -198,12 +199,3 @@ def _bytes(tensor: Tensor) -> Tensor:
     """The tensor's bytes, one after the other."""
     flat = tensor.contiguous().view(-1)
     return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
-
-
-def _packed(group: Group, bags: Bags, pieces: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Gradients ``[source][slot]`` of ``[bags, D]`` in the order of the group's result."""
-    sizes = [sum(piece.numel() for piece in own) for own in pieces]
-    packed = bags.ids.new_empty(sum(sizes), dtype=torch.float32)
-    for own, region in zip(pieces, packed.split(sizes), strict=True):
-        pack_slots(group, own, region)
-    return packed

@@ -13,14 +13,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.codec import Codec
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Group
-from shardwright.runtime.lookup import Bags
-from shardwright.runtime.row_gradients import row_gradients
+from shardwright.runtime.lookup import Bags, Lookup
+from shardwright.runtime.return_paths import pack_slots
+from shardwright.runtime.rows_as_bags import Update, rows_as_bags, slots_of, touched_rows
 from shardwright.runtime.wire import Piece, Segment, decode, encode, lay_out
 
 _ID_BYTES, _LENGTH_BYTES, _FLOAT_BYTES = 8, 4, 4
@@ -51,25 +52,29 @@ class Share:
         return (self.batch_size,) * len(self.num_ids) if self.is_pooled else self.num_ids
 
 
-Update = tuple[Bags, list[list[Tensor]]]
-"""Bags, and their gradients ``[source][slot]`` of ``[bags, D]``."""
-
-
 class UpdateForm(ABC):
     """One group's synchronisation in one step.
 
     Args:
         env: the ranks.
         group: the kernel group.
+        lookup: of the group.
         shares: what each rank looked up, in rank order.
         bags: this rank's bags.
         gradients: the gradient of each slot's bags here, ``[bags, D]``.
     """
 
     def __init__(
-        self, env: ShardingEnv, group: Group, shares: Sequence[Share], bags: Bags, gradients: Sequence[Tensor]
+        self,
+        env: ShardingEnv,
+        group: Group,
+        lookup: Lookup,
+        shares: Sequence[Share],
+        bags: Bags,
+        gradients: Sequence[Tensor],
     ) -> None:
-        self.env, self.group, self.shares, self.bags, self.gradients = env, group, shares, bags, gradients
+        self.env, self.group, self.lookup, self.shares = env, group, lookup, shares
+        self.bags, self.gradients = bags, gradients
 
     @classmethod
     @abstractmethod
@@ -93,8 +98,12 @@ class UpdateForm(ABC):
         """Take every rank's pieces, in rank order."""
 
     @abstractmethod
-    def update(self) -> Update:
-        """The whole batch's update."""
+    def update(self, scale: float) -> Sequence[Tensor | None]:
+        """Make the whole batch's update, its gradients multiplied by ``scale``; returns those of the parameters."""
+
+    def _update_bags(self, update: Update, scale: float) -> Sequence[Tensor | None]:
+        bags, pieces = update
+        return self.lookup.backward(self.lookup.prepare(bags), _packed(self.group, bags, pieces).mul_(scale))
 
 
 def _padded(num_bytes: int) -> int:
@@ -152,8 +161,8 @@ class BatchForm(UpdateForm):
             _slots(self.group, share, own[-1]) for own, share in zip(exact, self.shares, strict=True)
         ]
 
-    def update(self) -> Update:  # noqa: D102
-        return self._bags, self._pieces
+    def update(self, scale: float) -> Sequence[Tensor | None]:  # noqa: D102
+        return self._update_bags((self._bags, self._pieces), scale)
 
 
 def _slots(group: Group, share: Share, flat: Tensor) -> list[Tensor]:
@@ -192,38 +201,6 @@ def _sections(group: Group, share: Share) -> list[tuple[torch.dtype, int, int]]:
     return [*sections, (torch.float32, values, _padded(values * _FLOAT_BYTES))]
 
 
-def blocks_of(group: Group) -> list[range]:
-    """The slots of each block."""
-    ranges, start = [], 0
-    for spec in group.blocks:
-        ranges.append(range(start, start + spec.num_slots))
-        start += spec.num_slots
-    return ranges
-
-
-def touched_rows(bags: Bags, gradients: Sequence[Tensor], slots: range) -> tuple[Tensor, Tensor]:
-    """The rows of one block that this rank touched, with their gradients.
-
-    Args:
-        bags: this rank's bags of the whole group.
-        gradients: the gradient of each slot's bags.
-        slots: the block's.
-    """
-    counts = bags.counts[0]
-    own = slice(sum(counts[: slots.start]), sum(counts[: slots.stop]))
-    ids = own
-    if bags.lengths is not None:
-        ends = [0, *torch.cumsum(bags.lengths, 0).tolist()]
-        ids = slice(ends[own.start], ends[own.stop])
-    block_bags = Bags(
-        ids=bags.ids[ids],
-        lengths=None if bags.lengths is None else bags.lengths[own],
-        weights=None if bags.weights is None else bags.weights[ids],
-        counts=(tuple(counts[slot] for slot in slots),),
-    )
-    return row_gradients(block_bags, torch.cat([gradients[slot] for slot in slots]))
-
-
 class RowsForm(UpdateForm):
     """The rows each rank touched and their gradients; room for as many as its ids can touch."""
 
@@ -236,7 +213,7 @@ class RowsForm(UpdateForm):
     def _row_sections(group: Group, share: Share) -> list[tuple[int, int, int]]:
         """For each block: rows there is room for, gradient columns, and bytes."""
         sections = []
-        for spec, slots in zip(group.blocks, blocks_of(group), strict=True):
+        for spec, slots in zip(group.blocks, slots_of(group.blocks), strict=True):
             room = min(sum(share.num_ids[slot] for slot in slots), spec.block.num_rows)
             dim = group.slots[slots[0]].gradient_dim
             sections.append((room, dim, room * _ID_BYTES + _padded(room * dim * _FLOAT_BYTES)))
@@ -245,7 +222,7 @@ class RowsForm(UpdateForm):
     def pieces(self) -> list[Tensor]:  # noqa: D102
         rooms = self._row_sections(self.group, self.shares[self.env.rank])
         pieces: list[Tensor] = []
-        for slots, (room, dim, _) in zip(blocks_of(self.group), rooms, strict=True):
+        for slots, (room, dim, _) in zip(slots_of(self.group.blocks), rooms, strict=True):
             rows, gradients = touched_rows(self.bags, self.gradients, slots)
             missing = room - rows.numel()
             pieces.append(torch.cat([rows, rows.new_full((missing,), -1)]))
@@ -278,8 +255,10 @@ class RowsForm(UpdateForm):
                 gradients.append(own[2 * block + 1][: room * dim].view(room, dim)[used])
             self._rows.append((torch.cat(rows), torch.cat(gradients)))
 
-    def update(self) -> Update:  # noqa: D102
-        return rows_as_bags(self.group, self._rows, is_pooled=self.shares[0].is_pooled)
+    def update(self, scale: float) -> Sequence[Tensor | None]:  # noqa: D102
+        return self._update_bags(
+            rows_as_bags(self.group.blocks, self._rows, is_pooled=self.shares[0].is_pooled), scale
+        )
 
 
 class DenseForm(UpdateForm):
@@ -292,7 +271,7 @@ class DenseForm(UpdateForm):
 
     @staticmethod
     def _values(group: Group) -> list[int]:
-        firsts = [slots[0] for slots in blocks_of(group)]
+        firsts = [slots[0] for slots in slots_of(group.blocks)]
         return [
             spec.block.num_rows * (group.slots[slot].gradient_dim + 1)
             for spec, slot in zip(group.blocks, firsts, strict=True)
@@ -312,8 +291,12 @@ class DenseForm(UpdateForm):
 
     def gradient(self) -> Tensor:
         """This rank's gradient of all rows, block after block, each row followed by a 1 if it was touched."""
+        sums = self.lookup.row_sums(self.bags, self.gradients)
+        return self._row_sums() if sums is None else sums
+
+    def _row_sums(self) -> Tensor:
         parts = []
-        for spec, slots in zip(self.group.blocks, blocks_of(self.group), strict=True):
+        for spec, slots in zip(self.group.blocks, slots_of(self.group.blocks), strict=True):
             rows, gradients = touched_rows(self.bags, self.gradients, slots)
             dense = gradients.new_zeros(spec.block.num_rows, gradients.shape[1] + 1)
             dense[rows, :-1] = gradients
@@ -325,13 +308,18 @@ class DenseForm(UpdateForm):
         """Take the sum of all ranks' :meth:`gradient`."""
         self._summed = summed
 
-    def update(self) -> Update:  # noqa: D102
-        blocks = []
-        for spec, part in zip(self.group.blocks, self._summed.split(self._values(self.group)), strict=True):
+    def update(self, scale: float) -> Sequence[Tensor | None]:  # noqa: D102
+        summed = self._summed.mul_(scale)
+        if self.lookup.update_rows(summed):
+            return ()
+        rows_of = []
+        for spec, part in zip(self.group.blocks, summed.split(self._values(self.group)), strict=True):
             dense = part.view(spec.block.num_rows, -1)
             rows = dense[:, -1].nonzero().squeeze(1)
-            blocks.append((rows, dense[rows, :-1]))
-        return rows_as_bags(self.group, blocks, is_pooled=self.shares[0].is_pooled)
+            rows_of.append((rows, dense[rows, :-1]))
+        return self._update_bags(
+            rows_as_bags(self.group.blocks, rows_of, is_pooled=self.shares[0].is_pooled), 1.0
+        )
 
 
 class DenseSum:
@@ -372,37 +360,10 @@ class DenseSum:
 FORMS: Sequence[type[UpdateForm]] = (BatchForm, RowsForm, DenseForm)
 
 
-def rows_as_bags(group: Group, blocks: Sequence[tuple[Tensor, Tensor]], *, is_pooled: bool) -> Update:
-    """Rows and their gradients as bags of one id each, in the first slot of each block.
-
-    Pooled lookups want as many bags in every slot: shorter ones are filled up with empty bags.
-
-    Args:
-        group: the kernel group.
-        blocks: for each block ``[U]`` rows and ``[U, D]`` gradients; rows may repeat.
-        is_pooled: whether the group's lookups are.
-    """
-    most = max(rows.numel() for rows, _ in blocks)
-    lengths: list[Tensor] = []
-    pieces: list[Tensor] = []
-    counts: list[int] = []
-    for (rows, gradients), slots in zip(blocks, blocks_of(group), strict=True):
-        for slot in slots:
-            used = rows.numel() if slot == slots[0] else 0
-            count = most if is_pooled else used
-            length = torch.zeros(count, dtype=torch.int32, device=rows.device)
-            length[:used] = 1
-            gradient = gradients.new_zeros(count, gradients.shape[1])
-            gradient[:used] = gradients[:used]
-            lengths.append(length)
-            pieces.append(gradient)
-            counts.append(count)
-    bags = Bags(
-        ids=torch.cat([rows for rows, _ in blocks]),
-        lengths=torch.cat(lengths) if is_pooled else None,
-        weights=None,
-        counts=(tuple(counts),),
-    )
-    if group.blocks[0].request.is_weighted:  # the weights are in the rows' gradients already
-        bags = evolve(bags, weights=torch.ones(bags.ids.numel(), device=bags.ids.device))
-    return bags, [pieces]
+def _packed(group: Group, bags: Bags, pieces: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Gradients ``[source][slot]`` of ``[bags, D]`` in the order of the group's result."""
+    sizes = [sum(piece.numel() for piece in own) for own in pieces]
+    packed = bags.ids.new_empty(sum(sizes), dtype=torch.float32)
+    for own, region in zip(pieces, packed.split(sizes), strict=True):
+        pack_slots(group, own, region)
+    return packed

@@ -113,7 +113,7 @@ class FusedNumbaLookup(Lookup):
         optimizer, numbers = _OPTIMIZERS[self._optimizer.name], self._numbers()
         gradient = gradient.contiguous()
         weights, gradients = self._weights.data_ptr(), gradient.data_ptr()
-        first, second = [*(state.data_ptr() for state in self._states), 0, 0][:2]
+        first, second = self._state_addresses()
 
         def update(start: int, stop: int) -> None:
             total = np.empty(geometry.widest_gradient, np.float32)
@@ -125,6 +125,35 @@ class FusedNumbaLookup(Lookup):
 
         _in_threads(update, geometry.block_work(cells), len(geometry.blocks))
         return ()
+
+    def row_sums(self, bags: Bags, gradients: Sequence[Tensor]) -> Tensor:
+        geometry, cells = self._geometry, _Cells.of(bags)
+        starts = geometry.sum_starts
+        sums = torch.zeros(int(starts[-1]))
+        pieces = [gradient if gradient.stride(1) == 1 else gradient.contiguous() for gradient in gradients]
+        places = np.array([[piece.data_ptr(), piece.stride(0)] for piece in pieces], dtype=np.int64)
+
+        def add_up(start: int, stop: int) -> None:
+            loops.add_up_rows(
+                places, geometry.blocks, (start, stop), cells.ids, cells.id_weights, cells.lengths, cells.bags,
+                cells.first_id, starts, sums.data_ptr(),
+            )  # fmt: skip
+
+        _in_threads(add_up, geometry.block_work(cells), len(geometry.blocks))
+        return sums
+
+    def update_rows(self, sums: Tensor) -> bool:
+        self._num_steps += 1
+        geometry, first, second = self._geometry, *self._state_addresses()
+        loops.update_all(
+            _OPTIMIZERS[self._optimizer.name], self._numbers(), self._weights.data_ptr(), first, second,
+            geometry.blocks, sums.data_ptr(), geometry.sum_starts,
+        )  # fmt: skip
+        return True
+
+    def _state_addresses(self) -> tuple[int, int]:
+        first, second = [*(state.data_ptr() for state in self._states), 0, 0][:2]
+        return first, second
 
     def _numbers(self) -> npt.NDArray[np.float32]:
         get, step = self._optimizer.get, float(self._num_steps)
@@ -158,6 +187,7 @@ class _Geometry:
         num_elements: weights of all blocks.
         num_rows: rows of all blocks.
         widest_gradient: the most columns a gradient has.
+        sum_starts: where each block's rows begin in :meth:`FusedNumbaLookup.row_sums`, and their end: ``[K + 1]``.
     """
 
     slots: Ints
@@ -175,6 +205,7 @@ class _Geometry:
         stops = [start + spec.num_slots for start, spec in zip(first_slots, blocks, strict=True)]
         self.blocks = _table(first_slots, stops, bases, dims, own, offsets, first_rows)
         self.widest_gradient = max(own)
+        self.sum_starts = np.cumsum([0, *(count * (wide + 1) for count, wide in zip(rows, own, strict=True))])
         per_slot = np.repeat(np.arange(len(blocks)), [spec.num_slots for spec in blocks])
         self.slots = _table(bases, dims, rows)[per_slot]
         self._dims = {False: self.slots[:, 1], True: self.blocks[per_slot, 4]}

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from shardwright.cli.bench.step import StepSettings, bench_batch, bench_model
 from shardwright.cli.bench.suite import last_line
-from shardwright.cli.bench.table import bar
+from shardwright.cli.bench.table import BAR_WIDTH, bar
 from shardwright.errors import ShardwrightError
 from shardwright.plugins import host
 from shardwright.testing.ranks import RankPool
@@ -177,7 +177,7 @@ def show(figures: dict[str, dict[str, float]], *, json: bool, title: str, bars: 
     table.add_column("", no_wrap=True)
     for name in next(iter(figures.values())):
         table.add_column(name.replace("_", " "), justify="right")
-    table.add_column("")
+    table.add_column("", min_width=BAR_WIDTH)
     first, second = bars
     longest = max(own[second] for own in figures.values())
     for name, own in figures.items():

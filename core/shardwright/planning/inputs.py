@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 from attrs import frozen
 
 from shardwright.contracts.estimator import Estimator
-from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.constraints import Constraints
 from shardwright.planning.options import Options
 from shardwright.planning.topology import Provenance, Topology
 
@@ -69,15 +68,9 @@ def describe_inputs(request: Request, options: Options, performance: Estimator) 
     for name, value in performance.provenance().items():
         values[f"{performance.name}.{name}"] = Provenance(value, "assumed", f"estimator {performance.name}")
     if request.constraints.rules:
-        rules_data = {key: _rule_data(rule) for key, rule in request.constraints.rules.items()}
-        values["constraints"] = Provenance(rules_data, "given")
+        values["constraints"] = Provenance(request.constraints.to_data(), "given")
     return {name: provenance.to_data() for name, provenance in values.items()}
 
 
 def _given_or_assumed(value: Any, default: Any) -> Provenance:
     return Provenance(default, "assumed", _SOURCE) if value is None else Provenance(value, "given")
-
-
-def _rule_data(rule: ParameterConstraints) -> dict[str, Any]:
-    fields = attrs.asdict(rule, filter=lambda _, value: value is not None)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}

@@ -20,7 +20,7 @@ STORAGE = "storage"
 
 
 class Estimator(ABC, metaclass=OpenNames):
-    """Estimates a cost of every shard of every option at once.
+    """Estimates a cost of every shard of every option at once: one value for each run of equal shards.
 
     The planner calls, on the one rank that plans:
 
@@ -37,15 +37,22 @@ class Estimator(ABC, metaclass=OpenNames):
     aliases: ClassVar[tuple[str, ...]] = ()
     measures: ClassVar[str] = PERFORMANCE
     """``"performance"`` (milliseconds a phase) or ``"storage"`` (bytes a memory tier)."""
+    answers_by_shape: ClassVar[bool] = False
+    """Whether a table's costs depend on nothing but its shape, data type, pooling, weights, optimizer, number of
+    features and constraints.
+
+    Then tables that are alike are planned as one, many times faster. Leave it ``False`` for a model that looks at a
+    table's name, module or features.
+    """
     preference: ClassVar[int] = 0
     """Above 0: may be taken when none was asked for; the highest is."""
 
     @abstractmethod
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, npt.NDArray[np.float64]]:
-        """The cost of each shard of each option.
+        """The cost of one shard of each run.
 
         Args:
-            options: columns over the tables ``[T]``, options ``[O]`` and shards ``[S]``.
+            options: columns over the distinct tables ``[T]``, options ``[O]`` and runs of equal shards ``[S]``.
             topology: ranks, memory tiers and links.
 
         Returns:

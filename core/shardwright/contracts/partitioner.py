@@ -34,6 +34,7 @@ class Partitioner(ABC, metaclass=OpenNames):
         """The rank of each shard ``[N]``, or which shard did not fit, and where.
 
         Args:
-            shards: columns over the ``N`` shards of the proposal: time, bytes per memory tier, the rank of those
-                that are fixed, the gang of those that must share a host; and the capacities of the ranks.
+            shards: columns over the ``N`` shards of the proposal that are to be placed: time, bytes per memory tier,
+                the rank of those that are fixed, the gang of those that must share a host; the capacities of the
+                ranks, and what they hold already of shards that their layout has put there.
         """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardwright.planning.space import SearchSpace
 
 Proposals: TypeAlias = "Generator[npt.NDArray[np.int64], Feedback, None]"
-"""Yields option indices ``[T]``, is sent what became of them."""
+"""Yields option indices ``[A]``, is sent what became of them."""
 
 
 class Proposer(ABC, metaclass=OpenNames):
@@ -47,6 +47,6 @@ class Proposer(ABC, metaclass=OpenNames):
             space: options, their costs and the ranks' capacities.
 
         Yields:
-            Option indices ``[T]``, one for each table in order: ``first_option[t] <= proposal[t] <
-            first_option[t + 1]``.
+            Option indices ``[A]``, one for each of all tables in order: where ``t = alike[a]`` is the distinct
+            table that table ``a`` is like, ``first_option[t] <= proposal[a] < first_option[t + 1]``.
         """

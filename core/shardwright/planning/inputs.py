@@ -55,7 +55,7 @@ def describe_inputs(request: Request, options: Options, performance: Estimator) 
         options: for the tables, whose pooling factors may be assumed.
         performance: the estimator, whose constants are assumptions too.
     """
-    rules = [request.constraints.of(table) for table in options.tables]
+    rules = [request.constraints.of(table) for table in options.all_tables]
     values = {
         "batch_size": _given_or_assumed(request.given_batch_size, BATCH_SIZE),
         "storage_reservation": _given_or_assumed(request.given_reservation, STORAGE_RESERVATION),

@@ -20,6 +20,7 @@ from shardwright.planning.failure import explain_no_plan
 from shardwright.planning.inputs import Request, describe_inputs
 from shardwright.planning.options import Ints
 from shardwright.planning.parts import Choice, Parts, origin
+from shardwright.planning.placement import ranks_of_tables
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.report import Report
 from shardwright.planning.search import OBJECTIVE, SearchResult, search
@@ -181,6 +182,7 @@ class EmbeddingShardingPlanner:
             host(),
             batch_size=request.batch_size,
             here=here,
+            fold_tables=parts.performance.answers_by_shape and parts.storage.answers_by_shape,
         )
         capacity = _reserved(topology, request.reservation)
         space = estimate_costs(options, topology, parts.performance, parts.storage, capacity)
@@ -238,22 +240,29 @@ def _shardings(space: SearchSpace, result: SearchResult) -> dict[str, EmbeddingM
     assert result.proposal is not None  # the caller looked
     assert result.feedback.ranks is not None
     options, modules = space.options, dict[str, EmbeddingModuleShardingPlan]()
-    ranks, start = result.feedback.ranks.tolist(), 0
-    for table, option in zip(options.tables, result.proposal.tolist(), strict=True):
-        layout = options.layouts[option]
-        kind, kernel = options.type_of(option), options.kernel_of(option)
-        stop = start + len(layout.blocks)
-        placed = layout.placed(ranks[start:stop])
-        try:
-            placed.check(table, world_size=space.topology.world_size)
-        except InvalidInputError as error:
-            raise PlanningError(f"sharding type {kind.name!r} broke its contract: {error}") from error
+    _check_layouts(space, result.proposal)
+    all_ranks = ranks_of_tables(space, result.proposal, result.feedback.ranks)
+    for table, option, ranks in zip(options.all_tables, result.proposal.tolist(), all_ranks, strict=True):
         module = modules.setdefault(table.module, EmbeddingModuleShardingPlan())
         module[table.name] = ParameterSharding(
-            kind.name, kernel.name, placed, device=space.topology.compute_device
+            options.type_of(option).name,
+            options.kernel_of(option).name,
+            options.layouts[option].placed(ranks),
+            device=space.topology.compute_device,
         )
-        start = stop
     return modules
+
+
+def _check_layouts(space: SearchSpace, proposal: Ints) -> None:
+    """Check that the layouts that were chosen cover each row and column of their tables once."""
+    options = space.options
+    for option in np.unique(proposal).tolist():
+        table = options.tables[int(options.table[option])]
+        try:
+            options.layouts[option].check(table, world_size=space.topology.world_size)
+        except InvalidInputError as error:
+            kind = options.type_of(option).name
+            raise PlanningError(f"sharding type {kind!r} broke its contract: {error}") from error
 
 
 def _origins(space: SearchSpace, result: SearchResult, parts: Parts) -> list[dict[str, str]]:
@@ -263,8 +272,8 @@ def _origins(space: SearchSpace, result: SearchResult, parts: Parts) -> list[dic
     assert result.proposal is not None
     options, chosen, registries = space.options, result.proposal.tolist(), host()
     used: list[tuple[Registry[Any], Any]] = [
-        *((registries.sharding_types, options.type_of(option)) for option in chosen),
-        *((registries.compute_kernels, options.kernel_of(option)) for option in chosen),
+        *((registries.sharding_types, options.type_of(option)) for option in set(chosen)),
+        *((registries.compute_kernels, options.kernel_of(option)) for option in set(chosen)),
         (registries.estimators, parts.performance),
         (registries.estimators, parts.storage),
         *((registries.proposers, part) for part in parts.proposers if part.name == result.proposer),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from attrs import define, field, frozen
@@ -12,7 +13,7 @@ from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import PlanningError
 from shardwright.planning.options import FREE, NO_GANG, Ints
-from shardwright.planning.placement import Feedback, Misfit, ProposedShards, propose
+from shardwright.planning.placement import Feedback, Misfit, ProposedShards, fixed_misfit, propose
 from shardwright.planning.space import SearchSpace
 
 OBJECTIVE = "largest_rank_time"
@@ -27,12 +28,14 @@ class SearchResult:
     """The best plan found.
 
     Args:
-        proposal: the option of each table: ``[T]``; ``None`` if none fitted.
+        proposal: the option of each of all tables: ``[A]``; ``None`` if none fitted.
         feedback: its placement.
         proposer: the name of the proposer that found it.
         num_proposals: how many different proposals were tried.
         num_placed: how many of them fitted.
         misfit: the misfit of the proposal that came nearest to fitting, where none did.
+        lower_bound_ms: what no plan can be better than; 0 where nothing is proven.
+        certificate: the numbers that prove it, JSON data; empty where nothing is.
     """
 
     proposal: Ints | None
@@ -41,6 +44,8 @@ class SearchResult:
     num_proposals: int
     num_placed: int
     misfit: Misfit | None
+    lower_bound_ms: float = 0.0
+    certificate: Mapping[str, Any] = field(factory=dict)
 
 
 @define
@@ -70,6 +75,9 @@ class _Search:
     def _place(self, proposal: Ints, proposer: str) -> Feedback:
         _check_proposal(self.space, proposal, proposer)
         shards = propose(self.space, proposal)
+        misfit = fixed_misfit(self.space, proposal, shards)
+        if misfit is not None:
+            return Feedback(misfit=misfit)
         placed = self.partitioner.place(shards)
         if isinstance(placed, Misfit):
             return Feedback(misfit=placed)
@@ -133,21 +141,21 @@ def _shortage(misfit: Misfit | None) -> float:
 
 
 def _check_proposal(space: SearchSpace, proposal: Ints, proposer: str) -> None:
-    first = space.options.first_option
-    valid = proposal.shape == (len(first) - 1,)
-    if not valid or ((proposal < first[:-1]) | (proposal >= first[1:])).any():
+    first, alike = space.options.first_option, space.options.alike
+    valid = proposal.shape == alike.shape
+    if not valid or ((proposal < first[alike]) | (proposal >= first[alike + 1])).any():
         raise PlanningError(
             f"proposer {proposer!r} broke its contract: it must yield one option of each of the "
-            f"{len(first) - 1} tables in their order, and yielded an array of shape {proposal.shape}"
+            f"{len(alike)} tables in their order, and yielded an array of shape {proposal.shape}"
             + ("" if not valid else " with an option of another table")
         )
 
 
 def _check_placement(shards: ProposedShards, ranks: Ints, partitioner: str) -> None:
     broke = f"partitioner {partitioner!r} broke its contract:"
-    if ranks.shape != shards.rank.shape or ((ranks < 0) | (ranks >= shards.world_size)).any():
+    if ranks.shape != (len(shards),) or ((ranks < 0) | (ranks >= shards.world_size)).any():
         raise PlanningError(
-            f"{broke} it must give each of {len(shards.rank)} shards a rank from 0 to {shards.world_size - 1}"
+            f"{broke} it must give each of {len(shards)} shards a rank from 0 to {shards.world_size - 1}"
         )
     moved = np.flatnonzero(shards.is_fixed & (ranks != shards.rank))
     if len(moved):

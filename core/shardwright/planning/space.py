@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from shardwright.contracts.estimator import Estimator
 from shardwright.errors import PlanningError
-from shardwright.planning.options import Bools, Floats, Ints, Options
+from shardwright.planning.options import FREE, Bools, Floats, Ints, Options
+from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.topology import Topology
+from shardwright.planning.watch import Watch
 
 ID_BYTES = 8
 """Ids travel as 64-bit integers."""
@@ -19,14 +21,16 @@ ID_BYTES = 8
 
 @frozen(eq=False)
 class SearchSpace:
-    """Options with their costs: columns over ``S`` shards, ``O`` options, ``M`` memory tiers, ``W`` ranks.
+    """Options with their costs: columns over ``S`` runs of shards, ``O`` options, ``M`` memory tiers, ``W`` ranks.
 
     Args:
         options: the options of all tables.
         topology: the ranks.
-        phases: phase of a step -> milliseconds a shard adds to its rank: ``[S]``.
-        memory_bytes: ``[S, M]``.
+        phases: phase of a step -> milliseconds that each shard of a run adds to its rank: ``[S]``.
+        memory_bytes: of each shard of a run, ``[S, M]``.
         capacity_bytes: what may be used on each rank, after reservations: ``[W, M]``.
+        rules: which ranks tables may use, which are kept together and apart; ``None``: none.
+        watch: told of progress, and asked whether to end.
     """
 
     options: Options
@@ -34,6 +38,8 @@ class SearchSpace:
     phases: Mapping[str, Floats]
     memory_bytes: Ints
     capacity_bytes: Ints
+    rules: RankRules | None = None
+    watch: Watch = field(factory=Watch)
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -42,7 +48,7 @@ class SearchSpace:
 
     @cached_property
     def cost_ms(self) -> Floats:
-        """What each shard adds to its rank's time, all phases together: ``[S]``."""
+        """What each shard of a run adds to its rank's time, all phases together: ``[S]``."""
         total = np.zeros(self.options.num_shards)
         for phase in self.phases.values():
             total += phase
@@ -56,7 +62,7 @@ class SearchSpace:
     @cached_property
     def total_cost_ms(self) -> Floats:
         """Cost of all shards of each option together: ``[O]``."""
-        return np.add.reduceat(self.cost_ms, self.options.first_shard[:-1])
+        return np.add.reduceat(self.cost_ms * self.options.count, self.options.first_shard[:-1])
 
     @cached_property
     def largest_bytes(self) -> Ints:
@@ -66,15 +72,28 @@ class SearchSpace:
     @cached_property
     def total_bytes(self) -> Ints:
         """Memory of all shards of each option together, per tier: ``[O, M]``."""
-        return np.add.reduceat(self.memory_bytes, self.options.first_shard[:-1], axis=0)
+        total = self.memory_bytes * self.options.count[:, None]
+        return np.add.reduceat(total, self.options.first_shard[:-1], axis=0)
 
     @cached_property
     def fits_alone(self) -> Bools:
         """Whether each shard of an option, alone, fits where it may go: ``[O]``."""
-        rank = self.options.rank
-        room = np.where((rank >= 0)[:, None], self.capacity_bytes[rank], self.capacity_bytes.max(axis=0))
-        fits = (self.memory_bytes <= room).all(axis=1)
+        fits = (self.memory_bytes <= self._room_bytes()).all(axis=1)
         return np.logical_and.reduceat(fits, self.options.first_shard[:-1])
+
+    def _room_bytes(self) -> Ints:
+        """What the smallest rank that a shard of each run may have to live on can hold: ``[S, M]``."""
+        most, least = self.capacity_bytes.max(axis=0), self.capacity_bytes.min(axis=0)
+        room = np.broadcast_to(most, self.memory_bytes.shape)
+        if (most == least).all():
+            return room
+        room = room.copy()
+        fixed = np.flatnonzero(self.options.rank != FREE)
+        places = np.stack([self.options.rank[fixed], self.options.count[fixed]])
+        distinct, inverse = np.unique(places, axis=1, return_inverse=True)
+        smallest = [self.capacity_bytes[first : first + count].min(axis=0) for first, count in distinct.T]
+        room[fixed] = np.array(smallest)[inverse.reshape(-1)] if len(fixed) else room[fixed]
+        return room
 
 
 def estimate_costs(
@@ -116,7 +135,7 @@ def _checked(estimator: Estimator, what: str, column: Floats, options: Options) 
 
 
 def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
-    """What each shard receives and sends in a step, ids spread evenly over rows: ``[S]`` each, in bytes.
+    """What each shard of a run receives and sends in a step, ids spread evenly over rows: ``[S]`` each, in bytes.
 
     Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, as the table's
     elements; if they are added inside the host, then also the sums for this rank's counterparts on all hosts. A copy

@@ -46,6 +46,7 @@ class TorchRecPerformance(Estimator):
 
     name: ClassVar[str] = "torchrec"
     measures: ClassVar[str] = PERFORMANCE
+    answers_by_shape: ClassVar[bool] = True
     preference: ClassVar[int] = 10
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:

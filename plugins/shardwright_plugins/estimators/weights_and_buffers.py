@@ -22,6 +22,7 @@ class WeightsAndBuffers(Estimator):
 
     name: ClassVar[str] = "weights_and_buffers"
     measures: ClassVar[str] = STORAGE
+    answers_by_shape: ClassVar[bool] = True
     preference: ClassVar[int] = 10
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:

@@ -154,14 +154,13 @@ def test_torchrec_estimates_are_torchrecs(pooling_type, case, phases):
         compute_kernels=["fused_torch" if kind == "data_parallel" else "fused"],
         min_partition=dim // num_blocks,
     )
-    shards = options.shards_of(0)  # of several cuts, the fewest blocks; TorchRec offers the one asked for
-    if kind == "grid_shard":
-        shards = options.shards_of(options.num_options - 1)
-    assert shards.stop - shards.start == num_shards
+    # Of several cuts, the fewest blocks; TorchRec offers the one asked for.
+    option = options.num_options - 1 if kind == "grid_shard" else 0
+    assert options.shards_per_option[option] == num_shards
     estimated = host().estimators.create("torchrec").estimate(options, topology)
     assert tuple(estimated) == PHASES
     for phase, value in zip(PHASES, phases, strict=True):
-        np.testing.assert_allclose(estimated[phase][shards], value, rtol=1e-9)
+        np.testing.assert_allclose(options.spread(estimated[phase], option), value, rtol=1e-9)
 
 
 def test_torchrec_slower_kernel_takes_longer_to_compute_and_as_long_to_communicate():
@@ -203,9 +202,8 @@ def test_weights_and_buffers_of_an_empty_shard_are_nothing():
     topology = Topology(4, "cpu")
     options = options_of(TableSpec("t", 2, 64, ["f"]), topology, batch_size=10, sharding_types=["row_wise"])
     used = host().estimators.create("weights_and_buffers").estimate(options, topology)["ddr"]
-    shards = options.shards_of(0)
     # One row of two: half of 40 ids, and a vector for each bag all the same.
-    assert used[shards].tolist() == [64 * 4 + 20 * 8 + 40 * 64 * 4] * 2 + [0, 0]
+    assert options.spread(used, 0).tolist() == [64 * 4 + 20 * 8 + 40 * 64 * 4] * 2 + [0, 0]
 
 
 def test_weights_and_buffers_of_half_precision_are_half():
@@ -240,7 +238,7 @@ def test_weights_and_buffers_of_a_copy_are_whole_on_every_rank_and_those_of_its_
     )
     used = host().estimators.create("weights_and_buffers").estimate(options, topology)["hbm"]
     # Synchronised by the batches of both ranks or by the dense gradient, whichever is less.
-    assert used.tolist() == [rows * 64 * 4 + 10 * 3 * 8 + 10 * 64 * 4 + synchronised] * 2
+    assert options.spread(used, 0).tolist() == [rows * 64 * 4 + 10 * 3 * 8 + 10 * 64 * 4 + synchronised] * 2
 
 
 @pytest.mark.parametrize(("ranks", "num_sums"), [(4, 4), (8, 8 + 2)])
@@ -258,4 +256,4 @@ def test_weights_and_buffers_of_sums_inside_a_host_hold_the_partial_sums_and_tho
         compute_kernels=["fused"],
     )
     used = host().estimators.create("weights_and_buffers").estimate(options, topology)["ddr"]
-    assert used.tolist() == [10 * 64 * 4 + ranks * 10 * 3 / 4 * 8 + num_sums * 10 * 64 * 4] * 4
+    assert options.spread(used, 0).tolist() == [10 * 64 * 4 + ranks * 10 * 3 / 4 * 8 + num_sums * 10 * 64 * 4] * 4

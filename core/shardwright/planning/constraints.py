@@ -13,6 +13,7 @@ import attrs
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.planning.caching import CacheParams
 from shardwright.planning.tables import TableSpec
 
 
@@ -108,6 +109,8 @@ class ParameterConstraints:
         num_poolings: bags per sample of each feature; one number stands for every feature. 1 by default.
         batch_sizes: samples per rank and step of each feature; the planner's batch size by default.
         is_weighted: whether ids carry weights; as the module says by default.
+        cache_params: the cache on the device, should the table be kept in host memory; as ``fused_params`` say by
+            default.
         device_group: type of the device that must hold the table; planning fails if the topology has another.
         ranks: the ranks that its shards may live on, one or several; all by default.
         together: a label. All tables with one label go to one rank, each in one piece.
@@ -128,6 +131,7 @@ class ParameterConstraints:
         default=None, converter=_whole_numbers, validator=_not_negative
     )
     is_weighted: bool | None = None
+    cache_params: CacheParams | None = field(default=None, converter=CacheParams.of)
     device_group: str | None = field(default=None, validator=_is_text)
     ranks: tuple[int, ...] | None = field(default=None, converter=_ranks)
     together: str | None = field(default=None, validator=_is_text)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attrs import converters, field, frozen, validators
 
 from shardwright.errors import InvalidInputError
+from shardwright.planning.caching import CacheParams
 from shardwright.planning.optimizers import OptimizerSpec
 
 if TYPE_CHECKING:
@@ -195,6 +196,7 @@ class TableSpec:
         is_weighted: ids carry a weight each.
         module: path of the module in the model ("" for the model itself).
         optimizer: the optimizer that updates it in the backward pass; ``None`` if gradients are to be visible.
+        cache: the cache on the device, should the table be kept in host memory.
     """
 
     name: str
@@ -206,6 +208,7 @@ class TableSpec:
     is_weighted: bool = False
     module: str = ""
     optimizer: OptimizerSpec | None = field(factory=OptimizerSpec)
+    cache: CacheParams = field(factory=CacheParams)
 
     @classmethod
     def from_config(
@@ -215,6 +218,7 @@ class TableSpec:
         module: str = "",
         is_weighted: bool = False,
         optimizer: OptimizerSpec | None = None,
+        cache: CacheParams | None = None,
     ) -> TableSpec:
         """The specification of a configured table in the module at path ``module``."""
         return cls(
@@ -227,6 +231,7 @@ class TableSpec:
             is_weighted=is_weighted,
             module=module,
             optimizer=optimizer,
+            cache=cache or CacheParams(),
         )
 
     @property

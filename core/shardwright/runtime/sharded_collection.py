@@ -186,6 +186,7 @@ def specs_of(
             module=path,
             is_weighted=is_weighted,
             optimizer=optimizer_spec_of(module.table_weight(config.name), config.name) or sharder.optimizer,
+            cache=sharder.cache,
         )
         for config in module.tables
     ]

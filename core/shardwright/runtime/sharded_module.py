@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
+from shardwright.planning.caching import CacheParams
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
@@ -24,7 +25,8 @@ class ModuleSharder(ABC):
 
     Args:
         fused_params: the optimizer of the module's tables (see :class:`OptimizerSpec`); SGD at 0.01 by default, as in
-            FBGEMM. Tables whose parameters went through ``apply_optimizer_in_backward`` keep that one.
+            FBGEMM. Tables whose parameters went through ``apply_optimizer_in_backward`` keep that one. Also the cache of
+            tables that are kept in host memory (``cache_load_factor``, ``cache_algorithm``).
     """
 
     module_type: ClassVar[type[nn.Module]]
@@ -34,6 +36,7 @@ class ModuleSharder(ABC):
     def __init__(self, fused_params: Mapping[str, Any] | None = None) -> None:
         self.fused_params = dict(fused_params) if fused_params is not None else None
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
+        self.cache = CacheParams.from_fused_params(fused_params)
 
     @abstractmethod
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:

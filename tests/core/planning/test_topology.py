@@ -26,14 +26,17 @@ def test_topology_given_values_are_used_and_noted():
         ddr_cap=[7, 8],
         intra_host_bw=1.0,
         inter_host_bw=2.0,
+        hbm_to_ddr_mem_bw=2.5,
         hbm_mem_bw=3.0,
         ddr_mem_bw=4.0,
     )
     np.testing.assert_array_equal(topology.capacity_bytes, [[5 * GIB, 7], [5 * GIB, 8]])
-    assert dict(topology.link_bandwidths) == {"intra_host": 1.0, "inter_host": 2.0}
+    assert dict(topology.link_bandwidths) == {"intra_host": 1.0, "inter_host": 2.0, "hbm_to_ddr": 2.5}
     assert dict(topology.memory_bandwidths) == {"hbm": 3.0, "ddr": 4.0}
     assert {name for name, value in topology.provenance.items() if value.origin == "assumed"} == {
-        "local_world_size"
+        "local_world_size",
+        "intra_host_latency_ms",
+        "inter_host_latency_ms",
     }
 
 

@@ -118,7 +118,7 @@ def test_supports_what_it_can_do(kernel: str, changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("data_type", ["INT8", "UINT8", "INT4", "INT2"])
-@pytest.mark.parametrize("kernel", kernel_names())
+@pytest.mark.parametrize("kernel", kernel_names("cuda"))
 def test_supports_refuses_data_types_that_torch_cannot_train(kernel: str, data_type: str) -> None:
     assert kernel_of(kernel).supports(request_for(data_type=DataType(data_type))) is not True
 
@@ -201,15 +201,22 @@ def test_memory_of_dense_without_optimizer_is_weights_and_gradient() -> None:
 
 
 def test_preference_takes_fbgemm_where_it_can_and_gradients_only_when_asked() -> None:
-    kernels = {name: kernel_of(name) for name in ("dense", "fused", "fused_torch")}
-    assert kernels["fused"].preference > kernels["fused_torch"].preference
-    assert [name for name, kernel in kernels.items() if kernel.fuses_optimizer] == ["fused", "fused_torch"]
-    assert [name for name, kernel in kernels.items() if kernel.batch_major] == ["fused"]
+    kernels = {name: kernel_of(name) for name in kernel_names("cuda")}
+    by_preference = sorted(kernels, key=lambda name: -kernels[name].preference)
+    assert [name for name in by_preference if kernels[name].fuses_optimizer] == [
+        "fused",
+        "fused_torch",
+        "fused_uvm_caching",
+        "fused_uvm",
+    ]
+    assert [name for name, kernel in kernels.items() if not kernel.fuses_optimizer] == ["dense"]
+    assert [name for name, kernel in kernels.items() if not kernel.batch_major] == ["dense", "fused_torch"]
     for kernel in kernels.values():
         assert 0 < kernel.bandwidth_fraction(request_for()) <= 1
+        assert sum(kernel.reads(request_for()).values()) == 1
 
 
-@pytest.mark.parametrize("kernel", kernel_names())
+@pytest.mark.parametrize("kernel", kernel_names("cuda"))
 def test_group_key_keeps_optimizers_and_data_types_apart_and_can_be_hashed(kernel: str) -> None:
     key = kernel_of(kernel).group_key
     assert hash(key(request_for())) == hash(key(request_for()))

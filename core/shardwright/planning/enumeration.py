@@ -14,9 +14,12 @@ from attrs import frozen
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.errors import PlanningError, UnknownNameError, UnknownPluginError
+from shardwright.planning.conflicts import smallest_conflict
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.layouts import Block, BlockRuns, Layout
+from shardwright.planning.option_space import EVERYTHING, OptionSpace
 from shardwright.planning.options import FREE, NO_GANG, Bools, Ints, Options, Refusal
+from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 
@@ -45,6 +48,8 @@ def enumerate_options(
     batch_size: int,
     here: bool = False,
     fold_tables: bool = True,
+    space: OptionSpace = EVERYTHING,
+    rules: RankRules | None = None,
 ) -> Options:
     """Every option of every table.
 
@@ -56,30 +61,34 @@ def enumerate_options(
         batch_size: samples per rank and step, where the constraints give none.
         here: plan for this machine, so what is installed here counts.
         fold_tables: tables that the sharding types in use cannot tell apart stand once; otherwise each is distinct.
+        space: what is offered to tables of which the constraints ask nothing.
+        rules: which ranks tables may use, which are kept together and apart.
 
     Raises:
         UnknownNameError: the constraints name a table, type or kernel that does not exist.
         PlanningError: nothing is left for some table; the text has the reason of every refusal.
     """
     constraints.check(tables)
-    catalogue = _Catalogue(plugins, topology, here)
+    catalogue = _Catalogue(plugins, topology, here, space)
     collected = _Columns()
-    for table in tables:
-        rule = constraints.of(table)
+    for index, table in enumerate(tables):
+        rule = space.fill(constraints.of(table))
         spec = _as_constrained(table, rule)
         _check_device(spec, rule, topology)
         try:
             key = catalogue.identity(spec, rule) if fold_tables else table.path
             if collected.add_table(spec, key):
                 collected.add_lookups(*_lookups(spec, rule, batch_size))
-                _enumerate_table(collected, catalogue, rule)
+                _enumerate_table(collected, catalogue, _Asked(rule, rules, index))
         except UnknownPluginError as error:
             raise UnknownPluginError(f"constraints for table {table.describe()}: {error}") from error
     return collected.finish(catalogue)
 
 
 def _as_constrained(table: TableSpec, rule: ParameterConstraints) -> TableSpec:
-    return table if rule.is_weighted is None else attrs.evolve(table, is_weighted=rule.is_weighted)
+    changes = {"is_weighted": rule.is_weighted, "cache": rule.cache_params}
+    given = {name: value for name, value in changes.items() if value is not None}
+    return attrs.evolve(table, **given) if given else table
 
 
 def _check_device(table: TableSpec, rule: ParameterConstraints, topology: Topology) -> None:
@@ -101,42 +110,86 @@ def _lookups(table: TableSpec, rule: ParameterConstraints, batch_size: int) -> t
     return float((pooling * bags).sum()), float(vectors.sum())
 
 
-def _enumerate_table(collected: _Columns, catalogue: _Catalogue, rule: ParameterConstraints) -> None:
+@frozen
+class _Asked:
+    """What is asked of a table: its own constraints, and the rules on ranks that it shares with others."""
+
+    rule: ParameterConstraints
+    rules: RankRules | None
+    index: int
+
+    def refusal(self, layout: Layout) -> str:
+        """Why the rules on ranks forbid a layout; empty if they do not."""
+        return self.rules.refusal(self.index, layout) if self.rules else ""
+
+    @property
+    def demands(self) -> tuple[str, ...]:
+        """The constraints that leave options out."""
+        cutting = ("sharding_types", "compute_kernels", "min_partition", "ranks", "together", "apart")
+        return tuple(name for name in cutting if name in self.rule.given)
+
+    def only(self, demands: Sequence[str]) -> _Asked:
+        """These demands alone."""
+        dropped = set(self.demands) - set(demands)
+        rules = self.rules.without(self.index, dropped) if self.rules else None
+        return _Asked(self.rule.only(set(self.rule.given) - dropped), rules, self.index)
+
+
+def _enumerate_table(collected: _Columns, catalogue: _Catalogue, asked: _Asked) -> None:
     table = collected.tables[-1]
     refusals: list[Refusal] = []
-    kernels = catalogue.kernels_for(table, rule, refusals)
-    before = len(collected.option_table)
-    for code in catalogue.types_for(rule):
-        for layout, shape in catalogue.layouts(code, table, rule, refusals):
-            for kernel in kernels:
-                requests = catalogue.requests(kernel, table, shape, refusals)
-                if requests is not None:
-                    collected.add_option(code, kernel, layout, shape, requests)
+    found = list(_offered(catalogue, table, asked, refusals))
     unique = tuple(dict.fromkeys(refusals))
-    if len(collected.option_table) == before:
-        raise PlanningError(_no_option(table, rule, unique, catalogue))
+    if not found:
+        raise PlanningError(_no_option(table, asked, unique, catalogue))
+    for option in found:
+        collected.add_option(*option)
     collected.refused.append(unique)
 
 
-def _no_option(
-    table: TableSpec, rule: ParameterConstraints, refusals: Iterable[Refusal], catalogue: _Catalogue
-) -> str:
-    asked = ", ".join(
-        f"{name}={list(values)}"
-        for name, values in (
-            ("sharding_types", rule.sharding_types),
-            ("compute_kernels", rule.compute_kernels),
-        )
-        if values
+def _offered(
+    catalogue: _Catalogue, table: TableSpec, asked: _Asked, refusals: list[Refusal]
+) -> Iterator[tuple[int, int, Layout, _Shape, list[int]]]:
+    """The options of a table: codes of type and kernel, the layout, and what the kernel is asked for each run."""
+    for code in catalogue.types_for(asked.rule):
+        kernels = catalogue.kernels_for(code, table, asked.rule, refusals)
+        for layout, shape in catalogue.layouts(code, table, asked.rule, refusals):
+            reason = asked.refusal(layout)
+            if reason:
+                name = list(catalogue.types)[code]
+                refusals.append(Refusal(table.path, "sharding type", name, reason))
+                continue
+            for kernel in kernels:
+                requests = catalogue.requests(kernel, table, shape, refusals)
+                if requests is not None:
+                    yield code, kernel, layout, shape, requests
+
+
+def _smallest_conflict(catalogue: _Catalogue, table: TableSpec, asked: _Asked) -> str:
+    """The fewest constraints that leave no option together, as a sentence; empty if none are to blame."""
+    conflict = smallest_conflict(
+        asked.demands,
+        lambda demands: any(True for _ in _offered(catalogue, table, asked.only(demands), [])),
     )
+    if not conflict:
+        return ""
+    values = ", ".join(f"{name}={asked.rule.to_data()[name]!r}" for name in conflict)
+    if len(conflict) == 1:
+        return f"{values} alone leaves none. "
+    return f"{values} contradict each other: together they leave none, without any one of them some. "
+
+
+def _no_option(table: TableSpec, asked: _Asked, refusals: Iterable[Refusal], catalogue: _Catalogue) -> str:
+    given = asked.rule.to_data()
+    constraints = ", ".join(f"{name}={given[name]}" for name in asked.demands)
     reasons = "; ".join(map(str, refusals)) or "no sharding type and no compute kernel is loaded"
     return (
         f"no option is left for table {table.describe()} on {catalogue.topology.world_size} ranks of device "
         f"{catalogue.topology.compute_device!r}, optimizer {table.optimizer or 'none (visible gradients)'}, "
-        f"constraints: {asked or 'none'}. Refused: {reasons}. "
+        f"constraints: {constraints or 'none'}. {_smallest_conflict(catalogue, table, asked)}Refused: {reasons}. "
         f"Known sharding types: {', '.join(catalogue.plugins.sharding_types.names) or 'none'}; "
         f"compute kernels: {', '.join(catalogue.plugins.compute_kernels.names) or 'none'}. "
-        + (f"Loosen constraints[{table.name!r}], or change" if asked else "Change")
+        + (f"Loosen constraints[{table.name!r}], or change" if asked.demands else "Change")
         + " what the refusals name."
     )
 
@@ -294,10 +347,11 @@ def _alike(table: TableSpec) -> tuple[Any, ...]:
 class _Catalogue:
     """The sharding types and kernels in use, with codes, and what they answered."""
 
-    def __init__(self, plugins: Plugins, topology: Topology, here: bool) -> None:
+    def __init__(self, plugins: Plugins, topology: Topology, here: bool, space: OptionSpace) -> None:
         self.plugins = plugins
         self.topology = topology
         self.here = here
+        self.space = space
         self.types: dict[str, ShardingType] = {}
         self.kernels: dict[str, ComputeKernel] = {}
         self.request_codes: dict[tuple[int, KernelRequest], int] = {}
@@ -311,22 +365,27 @@ class _Catalogue:
         types = list(self.types.values())
         if not all(types[code].answers_by_shape for code in codes):
             return table.path
-        return (*_alike(table), table.num_features, rule)
+        return (*_alike(table), table.cache, table.num_features, rule)
 
     def types_for(self, rule: ParameterConstraints) -> list[int]:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
         asked = rule.sharding_types
         if asked not in self._type_codes:
-            self._type_codes[asked] = self._codes(self.plugins.sharding_types, self.types, asked)
+            codes = self._codes(self.plugins.sharding_types, self.types, asked)
+            names = list(self.types)
+            self._type_codes[asked] = [code for code in codes if self.space.has(names[code], rule)]
         return self._type_codes[asked]
 
-    def kernels_for(self, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]) -> list[int]:
-        """Codes of the kernels that may serve ``table``, the preferred first.
+    def kernels_for(
+        self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
+    ) -> list[int]:
+        """Codes of the kernels that may serve ``table`` with a sharding type, the preferred first.
 
         Kernels that show gradients are for tables without an optimizer, or for those who name them.
         """
-        codes = self._codes(self.plugins.compute_kernels, self.kernels, rule.compute_kernels)
-        if rule.compute_kernels is not None:
+        asked = rule.compute_kernels or self.space.kernels_of(list(self.types)[code], rule)
+        codes = self._codes(self.plugins.compute_kernels, self.kernels, asked)
+        if asked is not None:
             return codes
         kernels = list(self.kernels.values())
         codes.sort(key=lambda code: (-kernels[code].preference, kernels[code].name))

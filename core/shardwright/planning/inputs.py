@@ -6,10 +6,11 @@ from typing import Any
 
 from attrs import frozen
 
-from shardwright.contracts.estimator import Estimator
 from shardwright.planning.constraints import Constraints
 from shardwright.planning.options import Options
+from shardwright.planning.parts import Parts
 from shardwright.planning.topology import Provenance, Topology
+from shardwright.planning.workload import table_to_data
 
 _SOURCE = "TorchRec 1.8 default"
 
@@ -47,29 +48,61 @@ class Request:
         return STORAGE_RESERVATION if self.given_reservation is None else self.given_reservation
 
 
-def describe_inputs(request: Request, options: Options, performance: Estimator) -> dict[str, Any]:
+def describe_inputs(
+    request: Request,
+    options: Options,
+    parts: Parts,
+    *,
+    seconds: float,
+    seconds_limit: float | None = None,
+) -> dict[str, Any]:
     """The inputs of a plan as JSON data, for the document and the report.
+
+    With them, all options and costs can be had again: the tables, what was asked of them, and the estimators.
 
     Args:
         request: what was asked.
         options: for the tables, whose pooling factors may be assumed.
-        performance: the estimator, whose constants are assumptions too.
+        parts: the plugins that planned; the constants of estimators are assumptions too.
+        seconds: how long planning took.
+        seconds_limit: how long the search might take, if that was limited.
     """
     rules = [request.constraints.of(table) for table in options.all_tables]
     values = {
         "batch_size": _given_or_assumed(request.given_batch_size, BATCH_SIZE),
         "storage_reservation": _given_or_assumed(request.given_reservation, STORAGE_RESERVATION),
         **request.topology.provenance,
+        "seconds": Provenance(round(seconds, 4), "measured"),
     }
+    if seconds_limit is not None:
+        values["seconds_limit"] = Provenance(seconds_limit, "given")
     unknown = sum(rule.pooling_factors is None for rule in rules)
     if unknown:
         source = f"ids per bag of the {unknown} tables whose constraints give none; {_SOURCE}"
         values["pooling_factors"] = Provenance(1.0, "assumed", source)
-    for name, value in performance.provenance().items():
-        values[f"{performance.name}.{name}"] = Provenance(value, "assumed", f"estimator {performance.name}")
+    values.update(_estimator_values(parts))
     if request.constraints.rules:
         values["constraints"] = Provenance(request.constraints.to_data(), "given")
+    values["tables"] = Provenance([table_to_data(table) for table in options.all_tables], "given")
     return {name: provenance.to_data() for name, provenance in values.items()}
+
+
+def _estimator_values(parts: Parts) -> dict[str, Provenance]:
+    """The estimators and their constants."""
+    chosen = (
+        Provenance(parts.performance.name, "given")
+        if parts.is_model_asked
+        else Provenance(parts.performance.name, "assumed", "the preferred one")
+    )
+    values = {
+        "estimator": chosen,
+        "storage_estimator": Provenance(parts.storage.name, "assumed", "goes with it"),
+    }
+    for estimator in (parts.performance, parts.storage):
+        for name, value in estimator.provenance().items():
+            source = f"estimator {estimator.name}"
+            values[f"{estimator.name}.{name}"] = Provenance(value, "assumed", source)
+    return values
 
 
 def _given_or_assumed(value: Any, default: Any) -> Provenance:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -76,6 +76,17 @@ class RankRules:
         if gang_ranks and not any(self._host_allows(host, gang_ranks, allowed) for host in self._hosts):
             return "has blocks that share a host, and 'ranks' does not allow all of them on any"
         return ""
+
+    def without(self, table: int, names: Collection[str]) -> RankRules:
+        """These rules, with ``names`` (of constraints) no longer asked of a table."""
+        ranks, together, apart = dict(self.ranks), dict(self.together), self.apart
+        if "ranks" in names:
+            ranks.pop(table, None)
+        if "together" in names:
+            together.pop(table, None)
+        if "apart" in names:
+            apart = tuple(group for group in apart if table not in group)
+        return RankRules(self.topology, self.tables, ranks, together, apart)
 
     @property
     def concerned(self) -> frozenset[int]:

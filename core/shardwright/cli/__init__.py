@@ -10,13 +10,15 @@ import typer
 from shardwright import __version__
 from shardwright.cli.bench.command import bench
 from shardwright.cli.demo.command import demo
+from shardwright.cli.plan import plan
+from shardwright.cli.plans import check, diff, explain
 from shardwright.cli.plugins import plugins
 from shardwright.errors import ShardwrightError
 
 __all__ = ["app", "main"]
 
 # A command is a function with options, in a module of its own. It is added by its name here.
-_COMMANDS = (demo, plugins)
+_COMMANDS = (check, demo, diff, explain, plan, plugins)
 
 app = typer.Typer(
     name="shardwright",

@@ -88,6 +88,25 @@ class RankRules:
             apart = tuple(group for group in apart if table not in group)
         return RankRules(self.topology, self.tables, ranks, together, apart)
 
+    def broken(self, used: Mapping[int, Collection[int]]) -> str:
+        """Which rule is broken where tables use these ranks; empty if none.
+
+        Args:
+            used: table -> the ranks of its shards; those of tables that no rule is for may be left out.
+        """
+        ranks = {table: frozenset(used.get(table, ())) for table in self.concerned}
+        for table, allowed in self.ranks.items():
+            if not ranks[table] <= allowed:
+                return f"table {self.names([table])} has shards on ranks that 'ranks' does not allow"
+        for group in dict.fromkeys(self.together.values()):
+            if len(frozenset[int]().union(*(ranks[table] for table in group))) > 1:
+                return f"tables {self.names(group)} are not together on one rank"
+        for group in self.apart:
+            taken = [rank for table in group for rank in ranks[table]]
+            if len(taken) > len(set(taken)):
+                return f"two of the tables {self.names(group)} share a rank"
+        return ""
+
     @property
     def concerned(self) -> frozenset[int]:
         """The tables that a rule is for."""

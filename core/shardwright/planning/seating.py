@@ -57,20 +57,8 @@ def _around(shards: ProposedShards, seats: _Seats, rest: Ints) -> ProposedShards
 
 
 def broken_rule(rules: RankRules | None, shards: ProposedShards, ranks: Ints) -> str:
-    """Which rule a placement breaks; empty if none."""
-    if rules is None:
-        return ""
-    used = _ranks_of_tables(shards, ranks)
-    for table, allowed in rules.ranks.items():
-        if not used[table] <= allowed:
-            return f"table {rules.tables[table].path!r} has shards on ranks that 'ranks' does not allow"
-    for group in dict.fromkeys(rules.together.values()):
-        if len(set().union(*(used[table] for table in group))) > 1:
-            return f"tables {rules.names(group)} are not together on one rank"
-    for group in rules.apart:
-        if sum(len(used[table]) for table in group) > len(set().union(*(used[table] for table in group))):
-            return f"two of the tables {rules.names(group)} share a rank"
-    return ""
+    """Which rule a placement of shards that may move breaks; empty if none."""
+    return rules.broken(_ranks_of_tables(shards, ranks)) if rules else ""
 
 
 def _ranks_of_tables(shards: ProposedShards, ranks: Ints) -> dict[int, set[int]]:

@@ -16,7 +16,7 @@ from typing import Any
 from attrs import frozen
 
 from shardwright.errors import InvalidInputError
-from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import TableSpec
 
@@ -69,6 +69,13 @@ class Workload:
                     use, f"table {index} ({table.path!r})"
                 )
         return cls(str(data.get("name", name)), tuple(tables), constraints, data.get("batch_size_per_rank"))
+
+    def constrained(self, constraints: Constraints) -> Constraints:
+        """What a user asks, and what the file says of each table's use where the user says nothing of it."""
+        rules = dict(constraints.rules)
+        for path, use in self.constraints.items():
+            rules[path] = rules[path].filled_from(use) if path in rules else use
+        return Constraints(rules)
 
 
 def read_json(path: Path, what: str) -> Any:

@@ -79,7 +79,8 @@ def _close(claimed: Any, value: float) -> bool:
 
 def _shard_costs(again: Rederived) -> np.ndarray[Any, Any]:
     """What each shard of a run adds to its rank's time: all phases, ``[S]``."""
-    return np.sum([np.asarray(column) for column in again.space.phases.values()], axis=0)
+    total: np.ndarray[Any, Any] = sum(again.space.phases.values(), np.zeros(again.options.num_shards))
+    return total
 
 
 def _added_up(again: Rederived, chosen: list[int], ranks: list[list[int]]) -> tuple[Any, Any]:

@@ -122,12 +122,16 @@ def _change(
             received[block.rank] = received.get(block.rank, 0) + _bytes(cells - there, data_type)
     return TableChange(
         path,
-        old and (old.sharding_type, old.compute_kernel),
-        new and (new.sharding_type, new.compute_kernel),
+        _way(old),
+        _way(new),
         sum(received.values()),
         _bytes(total, data_type),
         received,
     )
+
+
+def _way(sharding: ParameterSharding | None) -> tuple[str, str] | None:
+    return (sharding.sharding_type, sharding.compute_kernel) if sharding else None
 
 
 def _check_same_size(path: str, old: ParameterSharding, new: ParameterSharding) -> None:

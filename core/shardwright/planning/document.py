@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.errors import PlanError, ShardwrightError
+from shardwright.planning.agreement import disagreement
 from shardwright.planning.layouts import Block, ColumnRange, Dataflow, Exchange, Layout, from_data, to_data
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.row_maps import RowMap, RowPart, RowsRange, RowsSplit
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.text import json_text
+from shardwright.planning.topology import Topology
 
 if TYPE_CHECKING:
     from shardwright.registry import Registry
@@ -129,10 +131,7 @@ def read_plan(text: str) -> ShardingPlan:
             f"the plan document has version {document.get('version')!r}; version {VERSION} can be read"
         )
     topology = _typed(document, "topology", dict, "the plan document")
-    reader = _Reader(
-        world_size=_positive(topology, "world_size", "topology"),
-        device=_typed(topology, "compute_device", str, "topology"),
-    )
+    reader = _Reader(_ranks_of(topology))
     modules = _typed(document, "modules", dict, "the plan document")
     plan = {
         path: EmbeddingModuleShardingPlan(
@@ -141,6 +140,17 @@ def read_plan(text: str) -> ShardingPlan:
         for path, tables in modules.items()
     }
     return ShardingPlan(plan=plan, document=document)
+
+
+def _ranks_of(data: Mapping[str, Any]) -> Topology:
+    """The ranks that a document's topology describes; its memory and links do not matter to its shards."""
+    world_size = _positive(data, "world_size", "topology")
+    device = _typed(data, "compute_device", str, "topology")
+    local = _positive(data, "local_world_size", "topology") if "local_world_size" in data else None
+    try:
+        return Topology(world_size, device, local_world_size=local)
+    except ShardwrightError as error:
+        raise PlanError(f"topology: {error}") from error
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -177,13 +187,14 @@ def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 class _Reader:
     """Reads the tables of a document for one topology."""
 
-    def __init__(self, world_size: int, device: str) -> None:
+    def __init__(self, topology: Topology) -> None:
         from shardwright.plugins import host
 
         self._types: Registry[ShardingType] = host().sharding_types
         self._kernels = host().compute_kernels
-        self._world_size = world_size
-        self._device = device
+        self._topology = topology
+        self._world_size = topology.world_size
+        self._device = topology.compute_device
 
     def table(self, path: str, name: str, entry: Any) -> ParameterSharding:
         where = f"module {path!r}, table {name!r}"
@@ -193,14 +204,15 @@ class _Reader:
             kind = self._types.entry(_typed(entry, "sharding_type", str, where))
             kernel = self._kernels.entry(_typed(entry, "compute_kernel", str, where)).name
             layout = self._layout(kind.item, entry, where)
-            layout.check(
-                TableSpec(name, layout.row_map.num_rows, entry["embedding_dim"], module=path),
-                world_size=self._world_size,
-            )
+            table = TableSpec(name, layout.row_map.num_rows, entry["embedding_dim"], module=path)
+            layout.check(table, world_size=self._world_size)
+            contradiction = disagreement(self._types.create(kind.name), table, layout, self._topology)
         except PlanError:
             raise
         except ShardwrightError as error:
             raise PlanError(f"{where}: {error}") from error
+        if contradiction:
+            raise PlanError(f"{where}: {contradiction}. Change the shards, or the sharding_type.")
         return ParameterSharding(kind.name, kernel, layout, device=self._device)
 
     def _layout(

@@ -198,7 +198,7 @@ def explanation_lines(explanation: Explanation) -> Sequence[str]:
     chosen, runner_up = explanation.chosen, explanation.runner_up
     lines = [
         f"{explanation.table.describe()}: {chosen.name}, {chosen.num_shards} shards, {chosen.total_ms:.4g} ms "
-        f"together, the dearest {chosen.largest_ms:.4g} ms; the plan's slowest rank takes {explanation.value_ms:.4g} ms",
+        f"together, the dearest {chosen.largest_ms:.4g} ms; the slowest rank takes {explanation.value_ms:.4g} ms",
         f"runner-up: {runner_up.name}: {runner_up.reason}" if runner_up else "runner-up: none fits",
     ]
     return [*lines, *(f"not an option: {refusal}" for refusal in dict.fromkeys(explanation.refusals))]

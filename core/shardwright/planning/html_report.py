@@ -105,7 +105,8 @@ class _Groups:
         """What each group has of a column on each rank: ``[G, W]``."""
         place = self.of_shard * self.world_size + self.rank
         size = len(self.names) * self.world_size
-        return np.bincount(place, weights=column, minlength=size).reshape(len(self.names), self.world_size)
+        heights: Floats = np.bincount(place, weights=column, minlength=size).astype(np.float64)
+        return heights.reshape(len(self.names), self.world_size)
 
     def colour(self, group: int) -> str:
         """The colour of a group."""

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -97,7 +96,7 @@ class EmbeddingShardingPlanner:
         self._constraints = Constraints(constraints)
         self._choice = Choice(estimator, storage_estimator, proposer, partitioner)
         self._reservation = storage_reservation
-        if seconds is not None and not (isinstance(seconds, Real) and seconds > 0):
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
             raise InvalidInputError(f"seconds is a limit above 0, or None for no limit; got {seconds!r}")
         self._seconds = seconds
         self._listener = listener

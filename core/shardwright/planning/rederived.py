@@ -175,6 +175,7 @@ def _columns(block: Any) -> tuple[int, int]:
 def _ranks_by_cut(layout: Layout) -> dict[_Cut, list[int]]:
     found: dict[_Cut, list[int]] = {}
     for block in layout.blocks:
+        assert block.rank is not None  # a plan's blocks have ranks
         found.setdefault(_cut_of(block), []).append(block.rank)
     return found
 
@@ -184,15 +185,15 @@ def _ranks_in_order(layout: Layout, placed: Mapping[_Cut, Sequence[int]]) -> lis
     if len(layout.blocks) != sum(len(ranks) for ranks in placed.values()):
         return None
     left = {cut: list(reversed(ranks)) for cut, ranks in placed.items()}
-    ranks = []
+    ranks: list[int] = []
     for block in layout.blocks:
         candidates = left.get(_cut_of(block))
         if not candidates:
             return None
-        rank = block.rank if block.rank in candidates else candidates[-1]
-        candidates.remove(rank)
-        if block.rank not in (None, rank):
+        if block.rank is not None and block.rank not in candidates:
             return None
+        rank = candidates[-1] if block.rank is None else block.rank
+        candidates.remove(rank)
         ranks.append(rank)
     return ranks
 

@@ -338,10 +338,14 @@ class _Offer:
         return cls(layouts, "" if layouts else "offers no layout for this table")
 
 
+_SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
+    *(a.name for a in attrs.fields(TableSpec) if a.name not in ("name", "module", "feature_names"))
+)
+
+
 def _alike(table: TableSpec) -> tuple[Any, ...]:
-    """What tables have in common for which a sharding type that answers by shape is asked once."""
-    shape = (table.num_embeddings, table.embedding_dim, table.data_type)
-    return (*shape, table.pooling, table.is_weighted, table.optimizer)
+    """All of a table but its name, its module and its features: tables with equal answers are alike."""
+    return _SHAPE_OF(table)
 
 
 class _Catalogue:
@@ -365,7 +369,7 @@ class _Catalogue:
         types = list(self.types.values())
         if not all(types[code].answers_by_shape for code in codes):
             return table.path
-        return (*_alike(table), table.cache, table.num_features, rule)
+        return (*_alike(table), table.num_features, rule)
 
     def types_for(self, rule: ParameterConstraints) -> list[int]:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""

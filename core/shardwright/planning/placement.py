@@ -130,6 +130,19 @@ class ProposedShards:
         )
 
 
+@frozen(eq=False)
+class Placed:
+    """A proposal that brings its placement, so that no partitioner is asked.
+
+    Args:
+        proposal: the option of each of all tables: ``[A]``.
+        ranks: of its shards that have none by their layout, in the order of tables and shards: ``[N]``.
+    """
+
+    proposal: Ints
+    ranks: Ints
+
+
 @frozen
 class Misfit:
     """Which shard did not fit where, and why.

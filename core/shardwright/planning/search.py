@@ -13,7 +13,8 @@ from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import PlanningError
 from shardwright.planning.options import FREE, NO_GANG, Ints
-from shardwright.planning.placement import Feedback, Misfit, ProposedShards, fixed_misfit, propose
+from shardwright.planning.placement import Feedback, Misfit, Placed, ProposedShards, fixed_misfit, propose
+from shardwright.planning.seating import broken_rule, place_within
 from shardwright.planning.space import SearchSpace
 
 OBJECTIVE = "largest_rank_time"
@@ -60,29 +61,33 @@ class _Search:
     proposer: str = ""
     nearest: Misfit | None = None
 
-    def rate(self, proposal: Ints, proposer: str) -> Feedback:
+    def rate(self, proposed: Ints | Placed, proposer: str) -> Feedback:
         """Place a proposal, unless that has been done, and keep it if it is the best."""
-        key = proposal.tobytes()
+        ranks = proposed.ranks if isinstance(proposed, Placed) else None
+        proposal = np.asarray(proposed.proposal if isinstance(proposed, Placed) else proposed, dtype=np.int64)
+        key = proposal.tobytes() + (b"" if ranks is None else b"|" + ranks.tobytes())
         if key not in self.tried:
-            self.tried[key] = self._place(proposal, proposer)
+            self.tried[key] = self._place(proposal, ranks, proposer)
         feedback = self.tried[key]
         if feedback.value_ms < self.best.value_ms:
             self.best, self.proposal, self.proposer = feedback, proposal.copy(), proposer
+            self.space.watch.tell(value_ms=feedback.value_ms)
         if feedback.misfit is not None and _shortage(feedback.misfit) < _shortage(self.nearest):
             self.nearest = feedback.misfit
         return feedback
 
-    def _place(self, proposal: Ints, proposer: str) -> Feedback:
+    def _place(self, proposal: Ints, given: Ints | None, proposer: str) -> Feedback:
         _check_proposal(self.space, proposal, proposer)
         shards = propose(self.space, proposal)
         misfit = fixed_misfit(self.space, proposal, shards)
         if misfit is not None:
             return Feedback(misfit=misfit)
-        placed = self.partitioner.place(shards)
+        placed = place_within(self.space.rules, self.partitioner, shards) if given is None else given
         if isinstance(placed, Misfit):
             return Feedback(misfit=placed)
         ranks = np.asarray(placed, dtype=np.int64)
-        _check_placement(shards, ranks, self.partitioner.name)
+        whose = f"partitioner {self.partitioner.name!r}" if given is None else f"proposer {proposer!r}"
+        _check_placement(self.space, shards, ranks, f"{whose} broke its contract:")
         load_ms = shards.loads_ms(ranks)
         return Feedback(
             ranks=ranks, load_ms=load_ms, used_bytes=shards.used_bytes(ranks), value_ms=float(load_ms.max())
@@ -108,6 +113,8 @@ def search(
         PlanningError: a proposer or the partitioner broke its contract.
     """
     state = _Search(space, partitioner)
+    certificate = space.bound.certificate
+    space.watch.tell(lower_bound_ms=certificate.z_ms)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
     return SearchResult(
@@ -117,6 +124,8 @@ def search(
         num_proposals=len(state.tried),
         num_placed=sum(feedback.misfit is None for feedback in state.tried.values()),
         misfit=state.nearest if state.proposal is None else None,
+        lower_bound_ms=min(certificate.z_ms, state.best.value_ms),
+        certificate=certificate.to_data(),
     )
 
 
@@ -126,9 +135,10 @@ def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
     proposal = next(proposals, None)
     # A proposer that repeats itself must come to an end as well.
     for _ in range(4 * max_proposals):
-        if proposal is None or len(state.tried) >= limit:
+        is_late = state.space.watch.is_over and state.proposal is not None
+        if proposal is None or len(state.tried) >= limit or is_late:
             break
-        feedback = state.rate(np.asarray(proposal, dtype=np.int64), proposer.name)
+        feedback = state.rate(proposal, proposer.name)
         try:
             proposal = proposals.send(feedback)
         except StopIteration:
@@ -151,8 +161,7 @@ def _check_proposal(space: SearchSpace, proposal: Ints, proposer: str) -> None:
         )
 
 
-def _check_placement(shards: ProposedShards, ranks: Ints, partitioner: str) -> None:
-    broke = f"partitioner {partitioner!r} broke its contract:"
+def _check_placement(space: SearchSpace, shards: ProposedShards, ranks: Ints, broke: str) -> None:
     if ranks.shape != (len(shards),) or ((ranks < 0) | (ranks >= shards.world_size)).any():
         raise PlanningError(
             f"{broke} it must give each of {len(shards)} shards a rank from 0 to {shards.world_size - 1}"
@@ -164,6 +173,9 @@ def _check_placement(shards: ProposedShards, ranks: Ints, partitioner: str) -> N
             f"{broke} shard {shard} must live on rank {shards.rank[shard]}, and was placed on {ranks[shard]}"
         )
     _check_gangs(shards, ranks, broke)
+    rule = broken_rule(space.rules, shards, ranks)
+    if rule:
+        raise PlanningError(f"{broke} {rule}")
     over = np.argwhere(shards.used_bytes(ranks) > shards.capacity_bytes)
     if len(over):
         rank, tier = over[0]

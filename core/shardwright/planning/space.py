@@ -76,6 +76,13 @@ class SearchSpace:
         return np.add.reduceat(total, self.options.first_shard[:-1], axis=0)
 
     @cached_property
+    def bound(self) -> Bound:
+        """What no plan can be better than, proven."""
+        from shardwright.planning.bound import Bound
+
+        return Bound.of(self)
+
+    @cached_property
     def fits_alone(self) -> Bools:
         """Whether each shard of an option, alone, fits where it may go: ``[O]``."""
         fits = (self.memory_bytes <= self._room_bytes()).all(axis=1)

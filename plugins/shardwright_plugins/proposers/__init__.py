@@ -10,6 +10,7 @@ from shardwright.hookspecs import hookimpl
 def shardwright_proposers() -> list[type[Proposer]]:
     """Offer the built-in proposers."""
     from shardwright_plugins.proposers.greedy import Greedy
+    from shardwright_plugins.proposers.proving import Proving
     from shardwright_plugins.proposers.uniform import Uniform
 
-    return [Greedy, Uniform]
+    return [Greedy, Proving, Uniform]

@@ -30,7 +30,7 @@ class Greedy(Proposer):
     """
 
     name: ClassVar[str] = "greedy"
-    preference: ClassVar[int] = 20
+    preference: ClassVar[int] = 0
 
     def proposals(self, space: SearchSpace) -> Proposals:
         """Proposals of the four descents, one after the other."""

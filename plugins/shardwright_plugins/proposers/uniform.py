@@ -19,7 +19,7 @@ class Uniform(Proposer):
     """
 
     name: ClassVar[str] = "uniform"
-    preference: ClassVar[int] = 10
+    preference: ClassVar[int] = 0
 
     def proposals(self, space: SearchSpace) -> Proposals:
         """Each type in turn, by the cost of the dearest shard and by that of all shards."""

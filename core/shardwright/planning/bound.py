@@ -1,0 +1,293 @@
+"""How good a plan can be at best: a lower bound of the largest rank's time, by duality.
+
+The choice of one option per table is relaxed twice: shards are put on ranks in any parts, and all ranks' memory is one.
+For a time ``z``, a plan that is faster than ``z`` uses only options of which every shard takes less than ``z``, and
+all its shards together take less than ``W z``. So if for some multipliers ``lambda >= 0`` of the memory tiers
+
+    sum over tables of min over these options of (total cost + lambda . total bytes)  -  lambda . capacity  >=  W z
+
+then no plan is faster than ``z``: with any such plan the left side is at most its total cost, as it fits. This is
+Lagrangian relaxation of the multiple-choice knapsack problem (Sinha and Zoltners 1979; Kellerer, Pferschy and Pisinger,
+Knapsack Problems, 2004, chapter 11). ``z`` and the multipliers are the certificate; :meth:`Relaxation.proves` is all it
+takes to check it.
+
+Legend: T distinct tables, O options, M memory tiers, W ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.planning.options import Bools, Floats, Ints
+from shardwright.planning.space import SearchSpace
+
+# A claim must hold by this much more than rounding: relative.
+TOLERANCE = 1e-9
+_MOST_STEPS = 60
+
+
+@frozen
+class Certificate:
+    """That no plan's largest rank takes less than ``z_ms``.
+
+    Args:
+        z_ms: the bound.
+        multipliers: milliseconds per byte of each memory tier; none is negative.
+    """
+
+    z_ms: float = 0.0
+    multipliers: Mapping[str, float] = {}
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {"z_ms": self.z_ms, "multipliers": dict(self.multipliers)}
+
+
+@frozen(eq=False)
+class Choice:
+    """The cheapest options at some multipliers.
+
+    Args:
+        option: of each distinct table: ``[T]``.
+        cost_ms: of all shards of all tables together.
+        used: the part of all ranks' memory that is used, by tier: ``[M]``.
+        multipliers: ms for all ranks' memory of each tier: ``[M]``.
+        value_ms: the Lagrangian, ``cost + multipliers . (used - 1)``.
+    """
+
+    option: Ints
+    cost_ms: float
+    used: Floats
+    multipliers: Floats
+    value_ms: float
+
+
+class Relaxation:
+    """The relaxed choice problem of a space, with as many options as matter."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.space = space
+        options = space.options
+        self.capacity: Ints = space.capacity_bytes.sum(axis=0)
+        self.world_size = len(space.capacity_bytes)
+        self.cost = space.total_cost_ms
+        self.largest = space.largest_cost_ms
+        self.share: Floats = space.total_bytes / np.maximum(self.capacity, 1)
+        self.first = options.first_option[:-1]
+        self.count: Floats = options.multiplicity.astype(np.float64)
+        self.fits: Bools = (space.largest_bytes <= space.capacity_bytes.max(axis=0)).all(axis=1)
+        self._table = options.table
+
+    @cached_property
+    def least_ms(self) -> float:
+        """No plan is faster than the table whose best option is worst: its largest shard."""
+        largest = np.where(self.fits, self.largest, np.inf)
+        return float(np.minimum.reduceat(largest, self.first).max())
+
+    @cached_property
+    def thresholds_ms(self) -> Floats:
+        """The times at which an option comes in, in rising order."""
+        return np.unique(self.largest[self.fits])
+
+    def choose(self, allowed: Bools, multipliers: Floats) -> Choice | None:
+        """The cheapest allowed option of each table at some multipliers; ``None`` if a table has none."""
+        priced = np.where(allowed, self.cost + self.share @ multipliers, np.inf)
+        least = np.minimum.reduceat(priced, self.first)
+        if np.isinf(least).any():
+            return None
+        at = np.flatnonzero(priced == least[self._table])
+        option = at[np.searchsorted(self._table[at], np.arange(len(least)))]
+        used: Floats = self.count @ self.share[option]
+        cost = float(self.count @ self.cost[option])
+        value = float(self.count @ least - multipliers.sum())
+        return Choice(option, cost, used, multipliers, value)
+
+    def maximise(self, z_ms: float, start: Floats | None = None, *, margin: float = 0.0) -> Dual:
+        """The best multipliers for a time, as far as needed to tell whether they prove it.
+
+        Args:
+            z_ms: the time.
+            start: multipliers to start from: ``[M]``.
+            margin: the part of memory to leave free; with one, nothing is proven.
+        """
+        return Dual(self if margin == 0 else self._tightened(margin), z_ms, start)
+
+    def _tightened(self, margin: float) -> Relaxation:
+        twin = copy(self)
+        twin.share = self.share / (1 - margin)
+        return twin
+
+    def allowed(self, z_ms: float) -> Bools:
+        """The options of which every shard takes less than ``z_ms`` and fits on some rank: ``[O]``."""
+        return self.fits & (self.largest < z_ms * (1 - TOLERANCE))
+
+    def certificate(self, z_ms: float, multipliers: Floats) -> Certificate:
+        """The certificate in milliseconds per byte."""
+        per_byte = multipliers / np.maximum(self.capacity, 1)
+        return Certificate(z_ms, dict(zip(self.space.tiers, per_byte.tolist(), strict=True)))
+
+
+class Dual:
+    """The Lagrangian's maximum over the multipliers, for the options of one time.
+
+    One tier after the other: along one tier the Lagrangian is the least of lines, one for each choice, and its maximum
+    lies where the line of a choice that uses too much meets that of one that does not. Where these two meet, either a
+    lower line is found, which takes the place of one of them, or none, and the maximum is found.
+    """
+
+    def __init__(self, problem: Relaxation, z_ms: float, start: Floats | None = None) -> None:
+        self._problem = problem
+        self._allowed = problem.allowed(z_ms)
+        self._enough_ms = problem.world_size * z_ms * (1 + 1e-3)
+        num_tiers = problem.share.shape[1]
+        self.best: Choice | None = None
+        self.lean: Choice | None = None
+        """The cheapest choice met that fits in memory as a whole."""
+        self.is_empty = not np.logical_or.reduceat(self._allowed, problem.first).all()
+        """Whether some table has no option."""
+        if not self.is_empty:
+            self._ascend(np.zeros(num_tiers) if start is None else start)
+
+    @property
+    def value_ms(self) -> float:
+        """The best value found."""
+        return np.inf if self.best is None else self.best.value_ms
+
+    def _ascend(self, multipliers: Floats) -> None:
+        current = self._at(multipliers)
+        for _ in range(4 * len(multipliers)):
+            over = np.flatnonzero((current.used > 1) | ((current.used < 1) & (current.multipliers > 0)))
+            before = self.value_ms
+            for tier in over.tolist():
+                current = self._along(current, tier)
+            if len(multipliers) == 1 or self.value_ms <= before * (1 + TOLERANCE) or self._is_proven:
+                return
+
+    @property
+    def _is_proven(self) -> bool:
+        """Whether the time is refuted by so much that more would be no use."""
+        return self.value_ms > self._enough_ms
+
+    def _at(self, multipliers: Floats) -> Choice:
+        choice = self._problem.choose(self._allowed, multipliers)
+        assert choice is not None  # each table has an option
+        if self.best is None or choice.value_ms > self.best.value_ms:
+            self.best = choice
+        if (choice.used <= 1).all() and (self.lean is None or choice.cost_ms < self.lean.cost_ms):
+            self.lean = choice
+        return choice
+
+    def _along(self, current: Choice, tier: int) -> Choice:
+        """The best choice along one tier's multiplier, the others as they are."""
+        low = self._at(_with(current.multipliers, tier, 0.0))
+        if low.used[tier] <= 1:
+            return low
+        high = self._feasible(current, tier)
+        if high is None:
+            return low
+        for _ in range(_MOST_STEPS):
+            if self._is_proven:
+                break
+            # Lines over this multiplier: rest + multiplier * (used - 1).
+            rest_low, rest_high = _rest(low, tier), _rest(high, tier)
+            meet = (rest_high - rest_low) / (low.used[tier] - high.used[tier])
+            middle = self._at(_with(current.multipliers, tier, float(meet)))
+            line = rest_low + meet * (low.used[tier] - 1)
+            if middle.value_ms >= line - TOLERANCE * abs(line):
+                break
+            if middle.used[tier] > 1:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _feasible(self, current: Choice, tier: int) -> Choice | None:
+        """A choice that uses no more of a tier than there is, at a multiplier that is large enough; none if none is."""
+        multiplier = max(float(current.multipliers[tier]), abs(current.cost_ms) or 1.0)
+        for _ in range(_MOST_STEPS):
+            choice = self._at(_with(current.multipliers, tier, multiplier))
+            if choice.used[tier] <= 1:
+                return choice
+            if self._is_proven:
+                return None
+            multiplier *= 8
+        return None
+
+
+def _with(multipliers: Floats, tier: int, value: float) -> Floats:
+    changed = multipliers.copy()
+    changed[tier] = max(value, 0.0)
+    return changed
+
+
+def _rest(choice: Choice, tier: int) -> float:
+    """The Lagrangian of a choice without one tier's part."""
+    others = np.delete(choice.multipliers, tier) @ (np.delete(choice.used, tier) - 1)
+    return choice.cost_ms + float(others)
+
+
+@frozen(eq=False)
+class Bound:
+    """The best bound there is by this relaxation, but for its precision.
+
+    Args:
+        problem: the relaxed problem.
+        certificate: the proof.
+        possible_ms: a time a little above, which the relaxation cannot refute; infinite if no choice fits in memory.
+        multipliers: the multipliers of the proof: ``[M]``, ms for all ranks' memory.
+    """
+
+    problem: Relaxation
+    certificate: Certificate
+    possible_ms: float
+    multipliers: Floats
+
+    @classmethod
+    def of(cls, space: SearchSpace, *, precision: float = 1e-4) -> Bound:
+        """The bound of a space, by bisection.
+
+        Args:
+            space: options and costs.
+            precision: relative.
+        """
+        problem = Relaxation(space)
+        low, proof = problem.least_ms, np.zeros(problem.share.shape[1])
+        if not np.isfinite(low):
+            return cls(problem, Certificate(), np.inf, proof)
+        dual = problem.maximise(np.inf)
+        if dual.best is not None and dual.value_ms / problem.world_size > low:
+            low, proof = dual.value_ms / problem.world_size, dual.best.multipliers
+        high = _relaxed_value(problem, low)
+        while high > low * (1 + precision) and np.isfinite(high):
+            middle = (low * high) ** 0.5 if low > 0 else high / 2
+            trial = problem.maximise(middle, proof)
+            if trial.is_empty or trial.value_ms >= problem.world_size * middle * (1 + TOLERANCE):
+                low = _reached(problem, trial, middle)
+                proof = proof if trial.best is None else trial.best.multipliers
+            else:
+                high = middle
+        return cls(problem, problem.certificate(low, proof), high, proof)
+
+
+def _reached(problem: Relaxation, trial: Dual, z_ms: float) -> float:
+    """The time up to which the options of ``z_ms`` are all there are, as far as their value proves it."""
+    later = problem.thresholds_ms[problem.thresholds_ms >= z_ms * (1 - TOLERANCE)]
+    next_ms = float(later[0]) if len(later) else np.inf
+    return max(z_ms, min(next_ms, trial.value_ms / problem.world_size))
+
+
+def _relaxed_value(problem: Relaxation, low: float) -> float:
+    """A time that the relaxation cannot refute; infinite if no choice fits in memory."""
+    high = max(low, float(problem.thresholds_ms[0]) if len(problem.thresholds_ms) else 0.0, 1e-12)
+    for _ in range(200):
+        trial = problem.maximise(high * (1 + 1e-6))
+        if not trial.is_empty and trial.value_ms < problem.world_size * high:
+            return high
+        high *= 1.5
+    return np.inf

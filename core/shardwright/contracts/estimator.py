@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from shardwright.planning.option_space import OptionSpace
     from shardwright.planning.options import Options
     from shardwright.planning.topology import Topology
 
@@ -44,6 +45,8 @@ class Estimator(ABC, metaclass=OpenNames):
     Then tables that are alike are planned as one, many times faster. Leave it ``False`` for a model that looks at a
     table's name, module or features.
     """
+    storage: ClassVar[str] = ""
+    """Of a performance estimator: the name of the storage estimator that is taken with it when it was asked for."""
     preference: ClassVar[int] = 0
     """Above 0: may be taken when none was asked for; the highest is."""
 
@@ -59,6 +62,15 @@ class Estimator(ABC, metaclass=OpenNames):
             performance: phase -> milliseconds a step ``[S]``; storage: memory tier -> bytes ``[S]``. Phases
             are open names; their sum is what a shard adds to its rank's time.
         """
+
+    def space(self, topology: Topology) -> OptionSpace:
+        """The options that the model was published with; they are offered to those who ask for the model.
+
+        What the user's constraints ask of a table goes before.
+        """
+        from shardwright.planning.option_space import EVERYTHING
+
+        return EVERYTHING
 
     def provenance(self) -> Mapping[str, Any]:
         """The constants the model assumes, by name, for the report; JSON data."""

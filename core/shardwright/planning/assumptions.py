@@ -1,6 +1,7 @@
 """What is assumed of machines where nothing was given, each value with its source.
 
-Bandwidths are bytes per millisecond per rank, latencies the milliseconds of one collective that carries next to nothing.
+Bandwidths are bytes per millisecond per rank, latencies the milliseconds of a collective that carries next to
+nothing.
 """
 
 from __future__ import annotations

@@ -158,5 +158,6 @@ def _freed_space(
         host(),
         batch_size=request.batch_size,
         here=here,
+        space=parts.space(space.topology),
     )
     return estimate_costs(options, space.topology, parts.performance, parts.storage, space.capacity_bytes)

@@ -73,7 +73,7 @@ class OptimizerSpec:
 
         Args:
             fused_params: ``{"optimizer": name or EmbOptimType, "learning_rate": ..., "eps": ..., ...}``; what is in it
-                about the cache (``cache_load_factor``, ...) is left to :class:`~shardwright.planning.caching.CacheParams`.
+                about a cache is left to :class:`~shardwright.planning.caching.CacheParams`.
 
         Raises:
             InvalidInputError: the optimizer is neither a name nor an enum member with a string value.

@@ -11,6 +11,8 @@ from shardwright.contracts.estimator import PERFORMANCE, STORAGE, Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, UnknownPluginError
+from shardwright.planning.option_space import EVERYTHING, OptionSpace
+from shardwright.planning.topology import Topology
 
 if TYPE_CHECKING:
     from shardwright.registry import Registry
@@ -27,12 +29,18 @@ class Parts:
         storage: the storage estimator.
         proposers: in the order they run.
         partitioner: places proposals.
+        is_model_asked: the performance estimator was asked for, not merely preferred.
     """
 
     performance: Estimator
     storage: Estimator
     proposers: tuple[Proposer, ...]
     partitioner: Partitioner
+    is_model_asked: bool = False
+
+    def space(self, topology: Topology) -> OptionSpace:
+        """What is offered to tables of which nothing is asked: the model's own options, if it was asked for."""
+        return self.performance.space(topology) if self.is_model_asked else EVERYTHING
 
 
 @frozen(eq=False)
@@ -54,9 +62,12 @@ class Choice:
         from shardwright.plugins import host
 
         plugins = host()
+        performance = _estimator(plugins.estimators, self.estimator, PERFORMANCE)
+        paired = performance.storage if self.estimator is not None and performance.storage else None
         return Parts(
-            performance=_estimator(plugins.estimators, self.estimator, PERFORMANCE),
-            storage=_estimator(plugins.estimators, self.storage_estimator, STORAGE),
+            performance=performance,
+            storage=_estimator(plugins.estimators, self.storage_estimator or paired, STORAGE),
+            is_model_asked=self.estimator is not None,
             proposers=tuple(self._proposers(plugins.proposers)),
             partitioner=(
                 _preferred(plugins.partitioners)[0]

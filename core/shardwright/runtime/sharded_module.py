@@ -25,8 +25,8 @@ class ModuleSharder(ABC):
 
     Args:
         fused_params: the optimizer of the module's tables (see :class:`OptimizerSpec`); SGD at 0.01 by default, as in
-            FBGEMM. Tables whose parameters went through ``apply_optimizer_in_backward`` keep that one. Also the cache of
-            tables that are kept in host memory (``cache_load_factor``, ``cache_algorithm``).
+            FBGEMM. Tables whose parameters went through ``apply_optimizer_in_backward`` keep that one. Also the
+            cache of tables that are kept in host memory (``cache_load_factor``, ``cache_algorithm``).
     """
 
     module_type: ClassVar[type[nn.Module]]

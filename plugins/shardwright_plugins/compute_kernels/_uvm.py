@@ -10,7 +10,7 @@ from shardwright_plugins.compute_kernels.fused import refusal
 
 DEVICE = "cuda"
 BANDWIDTH_FRACTION = 0.1
-"""Of what memory and link could bring, lookups through unified memory reach a tenth (TorchRec 1.8, kernel_bw_lookup)."""
+"""The part of the bandwidth that lookups through unified memory reach (TorchRec 1.8, ``kernel_bw_lookup``)."""
 _OPERATOR = "new_managed_tensor"
 
 

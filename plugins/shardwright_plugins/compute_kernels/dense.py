@@ -28,6 +28,10 @@ class Dense(ComputeKernel):
         gradient = num_rows * -(-request.num_columns * request.data_type.bits // 8)
         return {"device": trained_bytes(request, num_rows) + gradient}
 
+    def bandwidth_fraction(self, request: KernelRequest) -> float:
+        """Half of FBGEMM's, as TorchRec 1.8 has it for its dense kernel (``kernel_bw_lookup``)."""
+        return 0.5
+
     def group_key(self, request: KernelRequest) -> Hashable:
         """Blocks of one element type and width share a call."""
         return (request.data_type, request.num_columns)

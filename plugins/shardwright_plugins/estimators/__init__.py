@@ -10,6 +10,7 @@ from shardwright.hookspecs import hookimpl
 def shardwright_estimators() -> list[type[Estimator]]:
     """Offer the built-in estimators."""
     from shardwright_plugins.estimators.torchrec_performance import TorchRecPerformance
+    from shardwright_plugins.estimators.torchrec_storage import TorchRecStorage
     from shardwright_plugins.estimators.weights_and_buffers import WeightsAndBuffers
 
-    return [TorchRecPerformance, WeightsAndBuffers]
+    return [TorchRecPerformance, TorchRecStorage, WeightsAndBuffers]

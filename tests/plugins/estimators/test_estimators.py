@@ -256,4 +256,7 @@ def test_weights_and_buffers_of_sums_inside_a_host_hold_the_partial_sums_and_tho
         compute_kernels=["fused"],
     )
     used = host().estimators.create("weights_and_buffers").estimate(options, topology)["ddr"]
-    assert options.spread(used, 0).tolist() == [10 * 64 * 4 + ranks * 10 * 3 / 4 * 8 + num_sums * 10 * 64 * 4] * 4
+    assert (
+        options.spread(used, 0).tolist()
+        == [10 * 64 * 4 + ranks * 10 * 3 / 4 * 8 + num_sums * 10 * 64 * 4] * 4
+    )

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections import Counter
@@ -19,7 +18,16 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.planning.agreement import disagreement
-from shardwright.planning.layouts import Block, ColumnRange, Dataflow, Exchange, Layout, from_data, to_data
+from shardwright.planning.layouts import (
+    Block,
+    ColumnRange,
+    Dataflow,
+    Exchange,
+    Layout,
+    PlacedBlocks,
+    from_data,
+    to_data,
+)
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.row_maps import RowMap, RowPart, RowsRange, RowsSplit
 from shardwright.planning.tables import TableSpec
@@ -43,18 +51,26 @@ _SHARD_KEYS = frozenset(["rank", "rows", "columns"])
 
 def write_plan(plan: ShardingPlan) -> str:
     """The JSON document of a plan, a line for each shard, so that documents can be compared line by line."""
-    rest = copy.deepcopy(dict(plan.document))
+    rest = dict(plan.document)
     known = rest.pop("modules", {})
     rest.setdefault("topology", _least_topology(plan))
-    modules = {
-        path: {
-            name: _table_data(sharding, known.get(path, {}).get(name, {}))
-            for name, sharding in tables.items()
-        }
-        for path, tables in plan.plan.items()
-    }
     head = {"format": FORMAT, "version": VERSION}
-    return json_text({**head, **rest, **head, "modules": modules})
+    lines = [
+        f" {json.dumps(key)}: {json_text(value, ' ')}" for key, value in {**head, **rest, **head}.items()
+    ]
+    shards = _ShardWriter()
+    modules = []
+    for path, tables in plan.plan.items():
+        entries = [_table_line(name, entry, known.get(path, {}), shards) for name, entry in tables.items()]
+        modules.append(f"  {json.dumps(path)}: {_block(entries, '  ')}")
+    return _block([*lines, f' "modules": {_block(modules, " ")}'], "")
+
+
+def _block(lines: Sequence[str], indent: str, brackets: str = "{}") -> str:
+    """Lines between brackets, as :func:`json_text` sets them."""
+    if not lines:
+        return brackets
+    return f"{brackets[0]}\n" + ",\n".join(lines) + f"\n{indent}{brackets[1]}"
 
 
 def _least_topology(plan: ShardingPlan) -> dict[str, Any]:
@@ -64,52 +80,107 @@ def _least_topology(plan: ShardingPlan) -> dict[str, Any]:
     return {"world_size": max(ranks, default=0) + 1, "compute_device": device}
 
 
-def _table_data(sharding: ParameterSharding, known: Mapping[str, Any]) -> dict[str, Any]:
+def _table_line(
+    name: str, sharding: ParameterSharding, known_tables: Mapping[str, Any], shards: _ShardWriter
+) -> str:
+    known = known_tables.get(name, {})
     layout = sharding.layout
-    shards = [_shard_data(block) for block in layout.blocks]
     data: dict[str, Any] = {
         "sharding_type": sharding.sharding_type,
         "compute_kernel": sharding.compute_kernel,
         "num_embeddings": layout.row_map.num_rows,
-        "embedding_dim": max(block.columns.stop for block in layout.blocks),
+        "embedding_dim": shards.dim_of(layout),
     }
-    if not _can_be_derived(layout):
+    if not shards.can_be_derived(layout):
         data["row_map"] = to_data(layout.row_map)
     if layout.dataflow != Exchange():
         data["dataflow"] = to_data(layout.dataflow)
     if layout.variant:
         data["variant"] = layout.variant
     if layout.extras:
-        data["extras"] = copy.deepcopy(dict(layout.extras))
+        data["extras"] = dict(layout.extras)
     data.update((key, value) for key, value in known.items() if key not in _TABLE_KEYS)
-    data["shards"] = _with_unknown(shards, known.get("shards", ()))
-    return data
+    lines = [f"    {json.dumps(key)}: {json_text(value, '    ')}" for key, value in data.items()]
+    lines.append(f'    "shards": {_block(shards.lines(layout, known.get("shards", ())), "    ", "[]")}')
+    return f"   {json.dumps(name)}: {_block(lines, '   ')}"
 
 
-def _shard_data(block: Block) -> dict[str, Any]:
+class _ShardWriter:
+    """Writes shards, and what layouts have in common once for all of them.
+
+    The layouts of tables that are alike are made of the same blocks (:class:`PlacedBlocks` of one sequence), and of
+    these many are on the same ranks.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[int, tuple[int | None, ...]], list[str]] = {}
+        self._sizes: dict[int, list[str]] = {}
+        self._dims: dict[int, int] = {}
+        self._derived: dict[int, bool] = {}
+
+    def lines(self, layout: Layout, known: Sequence[Mapping[str, Any]]) -> list[str]:
+        """A line for each shard, with the keys that a loaded document had beside ours, if it has as many shards."""
+        key = (id(_cut(layout)), tuple(layout.ranks))
+        if key not in self._lines:
+            sizes = self._sizes_of(layout)
+            self._lines[key] = [
+                f'     {{"rank": {rank}, {size}' for rank, size in zip(layout.ranks, sizes, strict=True)
+            ]
+        lines = self._lines[key]
+        if len(known) != len(lines) or all(_SHARD_KEYS.issuperset(old) for old in known):
+            return [f"{line}}}" for line in lines]
+        return [f"{line}{_unknown(old)}}}" for line, old in zip(lines, known, strict=True)]
+
+    def _sizes_of(self, layout: Layout) -> list[str]:
+        key = id(_cut(layout))
+        if key not in self._sizes:
+            self._sizes[key] = [_size_text(block) for block in _cut(layout)]
+        return self._sizes[key]
+
+    def dim_of(self, layout: Layout) -> int:
+        """The columns of the table."""
+        key = id(_cut(layout))
+        if key not in self._dims:
+            self._dims[key] = max(block.columns.stop for block in _cut(layout))
+        return self._dims[key]
+
+    def can_be_derived(self, layout: Layout) -> bool:
+        """Whether the row map follows from the shards' bounds."""
+        key = id(_cut(layout))
+        if key not in self._derived:
+            self._derived[key] = _can_be_derived(layout)
+        return self._derived[key]
+
+
+def _cut(layout: Layout) -> Sequence[Block]:
+    """The blocks of a layout before they were given ranks; the same object for layouts made of the same."""
+    return layout.blocks.blocks if isinstance(layout.blocks, PlacedBlocks) else layout.blocks
+
+
+def _size_text(block: Block) -> str:
     bounds = block.rows.bounds
-    rows = list(bounds) if bounds else {"part": block.rows.index, "num_rows": block.num_rows}
-    return {"rank": block.rank, "rows": rows, "columns": [block.columns.start, block.columns.stop]}
+    part = f'{{"part": {block.rows.index}, "num_rows": {block.num_rows}}}'
+    rows = f"[{bounds[0]}, {bounds[1]}]" if bounds else part
+    return f'"rows": {rows}, "columns": [{block.columns.start}, {block.columns.stop}]'
 
 
-def _with_unknown(shards: list[dict[str, Any]], known: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Shards with the keys that a loaded document had beside ours, if it has as many shards."""
-    if len(known) != len(shards):
-        return shards
-    return [
-        {**shard, **{key: value for key, value in old.items() if key not in _SHARD_KEYS}}
-        for shard, old in zip(shards, known, strict=True)
-    ]
+def _unknown(known: Mapping[str, Any]) -> str:
+    """The keys of a shard that are not ours, as the end of its line."""
+    return "".join(
+        f", {json.dumps(key)}: {json.dumps(value, allow_nan=False)}"
+        for key, value in known.items()
+        if key not in _SHARD_KEYS
+    )
 
 
 def _can_be_derived(layout: Layout) -> bool:
     if layout.dataflow.is_replicated:
         return layout.row_map == RowsRange(layout.row_map.num_rows)
-    bounds = [block.rows.bounds for block in layout.blocks]
+    bounds = [block.rows.bounds for block in _cut(layout)]
     if any(pair is None for pair in bounds):
         return False
     try:
-        columns = [block.columns for block in layout.blocks]
+        columns = [block.columns for block in _cut(layout)]
         row_map, _ = _derive_row_map([b for b in bounds if b], columns, layout.row_map.num_rows)
     except PlanError:
         return False

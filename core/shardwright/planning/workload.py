@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 from attrs import frozen
 
 from shardwright.errors import InvalidInputError
+from shardwright.planning.caching import CacheParams
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import TableSpec
@@ -115,6 +117,8 @@ def table_from_data(entry: Any, where: str) -> TableSpec:
         )
     same = ("num_embeddings", "embedding_dim", "data_type", "pooling", "is_weighted", "module")
     fields = {key: entry[key] for key in same if key in entry}
+    if "cache" in entry:
+        fields["cache"] = CacheParams.of(entry["cache"])
     if "optimizer" in entry:
         fields["optimizer"] = _optimizer(entry["optimizer"], where)
     return TableSpec(name=entry["name"], feature_names=_features(entry, where), **fields)
@@ -124,11 +128,11 @@ def _features(entry: Mapping[str, Any], where: str) -> tuple[str, ...]:
     if "feature_names" in entry:
         return tuple(entry["feature_names"])
     count = entry.get("num_features", 1)
-    if type(count) is not int or count < 1:
+    if type(count) is not int or count < 0:
         raise InvalidInputError(
-            f"{where} ({entry['name']!r}): num_features must be a positive number, got {count!r}"
+            f"{where} ({entry['name']!r}): num_features must be a whole number, got {count!r}"
         )
-    return tuple(f"{entry['name']}_f{index}" for index in range(count))
+    return _feature_names(entry["name"], count)
 
 
 def _optimizer(data: Any, where: str) -> OptimizerSpec | None:
@@ -149,7 +153,7 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         "name": table.name,
         "num_embeddings": table.num_embeddings,
         "embedding_dim": table.embedding_dim,
-        "feature_names": list(table.feature_names),
+        **_features_data(table),
         "data_type": table.data_type.value,
         "pooling": table.pooling.value,
     }
@@ -157,10 +161,26 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         data["is_weighted"] = True
     if table.module:
         data["module"] = table.module
+    if table.cache != CacheParams():
+        data["cache"] = attrs.asdict(table.cache)
     optimizer = table.optimizer
-    data["optimizer"] = optimizer and {
-        "name": optimizer.name,
-        "learning_rate": optimizer.learning_rate,
-        **dict(optimizer.parameters),
-    }
+    if optimizer is None:
+        data["optimizer"] = None
+    elif optimizer != OptimizerSpec():
+        rest = {
+            key: list(value) if isinstance(value, tuple) else value for key, value in optimizer.parameters
+        }
+        data["optimizer"] = {"name": optimizer.name, "learning_rate": optimizer.learning_rate, **rest}
     return data
+
+
+def _features_data(table: TableSpec) -> dict[str, Any]:
+    """The features: how many, where their names follow from the table's."""
+    count = len(table.feature_names)
+    if table.feature_names == _feature_names(table.name, count):
+        return {"num_features": count}
+    return {"feature_names": list(table.feature_names)}
+
+
+def _feature_names(table: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{table}_f{index}" for index in range(count))

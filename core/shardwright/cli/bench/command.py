@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwright.cli.bench.plan import plan
 from shardwright.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ _TIMEOUT_S = 600.0
 @bench.callback()
 def _group() -> None:
     """Time things, beside another program where one is given."""
+
+
+bench.command()(plan)
 
 
 @bench.command()

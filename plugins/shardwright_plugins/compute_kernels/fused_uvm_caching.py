@@ -30,8 +30,8 @@ _EXTRAS = "cache"
 class FusedUvmCaching(ComputeKernel):
     """As ``fused_uvm``, with a software-managed cache; FBGEMM's placement ``MANAGED_CACHING``.
 
-    The cache holds a part of the rows, the load factor. It is given with ``cache_params`` in the table's constraints, or
-    as ``cache_load_factor`` in ``fused_params``; the plan keeps it.
+    The cache holds a part of the rows, the load factor: that of ``cache_params`` in the table's constraints, or of
+    ``fused_params`` (``cache_load_factor``). The plan keeps it.
     """
 
     name: ClassVar[str] = "fused_uvm_caching"

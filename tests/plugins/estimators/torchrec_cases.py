@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from attrs import frozen
+from attrs import Factory, frozen
 
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.enumeration import enumerate_options
@@ -62,7 +62,7 @@ class Case:
     min_partition: int | None = None
     sharding_types: tuple[str, ...] | None = ALL_TYPES
     cache: dict[str, Any] | None = None
-    bandwidths: dict[str, float] = {}
+    bandwidths: dict[str, float] = Factory(dict)
 
 
 def table(name: str, rows: int, columns: int, *pooling_factors: float) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def enumerate_options(
 
 
 def _as_constrained(table: TableSpec, rule: ParameterConstraints) -> TableSpec:
-    changes = {"is_weighted": rule.is_weighted, "cache": rule.cache_params}
+    changes: dict[str, Any] = {"is_weighted": rule.is_weighted, "cache": rule.cache_params}
     given = {name: value for name, value in changes.items() if value is not None}
     return attrs.evolve(table, **given) if given else table
 
@@ -501,6 +501,7 @@ class _Columns:
     def finish(self, catalogue: _Catalogue) -> Options:
         counts = np.array([len(shape.rank) for shape in self._shapes], dtype=np.int64)
         table = np.array(self.option_table, dtype=np.int64)
+        rank, gang, local_rank = self._places(catalogue.topology)
         return Options(
             tables=tuple(self.tables),
             all_tables=tuple(self._all_tables),
@@ -524,9 +525,9 @@ class _Columns:
             count=self._joined(attrgetter("count")),
             num_rows=self._joined(attrgetter("num_rows")),
             num_columns=self._joined(attrgetter("num_columns")),
-            rank=self._joined(attrgetter("rank")),
-            gang=self._gangs(),
-            local_rank=self._joined(attrgetter("local_rank")),
+            rank=rank,
+            gang=gang,
+            local_rank=local_rank,
             request=np.array(list(chain.from_iterable(self._requests)), dtype=np.int64),
         )
 
@@ -535,6 +536,14 @@ class _Columns:
 
     def _joined(self, column_of: Callable[[_Shape], tuple[int, ...]]) -> Ints:
         return np.array(list(chain.from_iterable(map(column_of, self._shapes))), dtype=np.int64)
+
+    def _places(self, topology: Topology) -> tuple[Ints, Ints, Ints]:
+        """Rank, gang and rank inside the host of each run; on a single host that rank is the rank, and gangs are none."""
+        rank, local_rank = self._joined(attrgetter("rank")), self._joined(attrgetter("local_rank"))
+        if topology.num_hosts > 1:
+            return rank, self._gangs(), local_rank
+        rank = np.where(local_rank == FREE, rank, local_rank)
+        return rank, np.full_like(rank, NO_GANG), np.full_like(rank, FREE)
 
     def _gangs(self) -> Ints:
         """The gangs of each option, with numbers that no other has."""

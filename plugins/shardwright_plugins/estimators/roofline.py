@@ -2,8 +2,8 @@
 
 A lookup does next to no arithmetic for the bytes it reads, so that memory and links bound every phase of a step
 (Williams, Waterman, Patterson 2009; for embeddings Naumov et al. 2019, arXiv:1906.00091). The model follows the
-dataflow, and takes every bandwidth and latency from the topology. ``B`` a rank's bags, ``N`` its ids, ``W`` ranks, ``D``
-columns of a shard, ``f`` the part of the table's rows that it holds (0 for an empty one, which costs nothing):
+dataflow, and takes every bandwidth and latency from the topology. ``B`` a rank's bags, ``N`` its ids, ``W`` ranks,
+``D`` columns of a shard, ``f`` the part of the table's rows that it holds (0 for an empty one, which costs nothing):
 
 - input: ``f N W`` ids of 8 bytes (12 with weights) and ``B W`` lengths of 4 bytes come in.
 - lookup: the ids, ``f N W`` rows, each a whole number of cache lines, from where the kernel reads them (a cache's

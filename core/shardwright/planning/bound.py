@@ -16,20 +16,20 @@ Legend: T distinct tables, O options, M memory tiers, W ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from copy import copy
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options import Bools, Floats, Ints
+from shardwright.planning.options import FREE, Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
 
 # A claim must hold by this much more than rounding: relative.
 TOLERANCE = 1e-9
 _MOST_STEPS = 60
+_POLYAK_STEPS = 24
 
 
 @frozen
@@ -38,15 +38,16 @@ class Certificate:
 
     Args:
         z_ms: the bound.
-        multipliers: milliseconds per byte of each memory tier; none is negative.
+        proof: JSON data, a node of a proof by cases (see :mod:`shardwright.planning.cases`); a leaf has the
+            ``multipliers`` by tier, milliseconds per byte.
     """
 
     z_ms: float = 0.0
-    multipliers: Mapping[str, float] = {}
+    proof: Mapping[str, Any] = {}
 
     def to_data(self) -> dict[str, Any]:
         """As JSON data."""
-        return {"z_ms": self.z_ms, "multipliers": dict(self.multipliers)}
+        return {"z_ms": self.z_ms, **self.proof}
 
 
 @frozen(eq=False)
@@ -66,6 +67,43 @@ class Choice:
     used: Floats
     multipliers: Floats
     value_ms: float
+
+
+@frozen(eq=False)
+class Case:
+    """Some of all plans.
+
+    The *spread load* of a plan is what the options whose layouts use every rank once take of each rank at least.
+
+    Args:
+        allowed: the options that they use: ``[O]``.
+        low_ms: their spread load is no less.
+        high_ms: their spread load is no more.
+    """
+
+    allowed: Bools
+    low_ms: float = 0.0
+    high_ms: float = np.inf
+
+
+TIME = "time"
+
+
+@frozen
+class Rounding:
+    """A dual feasible function: sizes rounded so that what fits into a rank still fits, but lumps weigh more.
+
+    A shard that takes a part ``x`` of a rank counts ``floor((k + 1) x) / k``: of shards that fit into a rank together,
+    these sum to 1 at most (Fekete and Schepers 2001, the function ``u^(k)`` without its exception for whole
+    numbers). So with ``k = 1`` at most one shard that takes more than half of a rank goes to each.
+
+    Args:
+        of: ``"time"``, or the name of a memory tier.
+        parts: ``k``.
+    """
+
+    of: str
+    parts: int
 
 
 class Relaxation:
@@ -95,33 +133,96 @@ class Relaxation:
         """The times at which an option comes in, in rising order."""
         return np.unique(self.largest[self.fits])
 
-    def choose(self, allowed: Bools, multipliers: Floats) -> Choice | None:
-        """The cheapest allowed option of each table at some multipliers; ``None`` if a table has none."""
-        priced = np.where(allowed, self.cost + self.share @ multipliers, np.inf)
+    def choose(self, allowed: Bools, share: Floats, multipliers: Floats) -> Choice | None:
+        """The cheapest allowed option of each table at some multipliers; ``None`` if a table has none.
+
+        Args:
+            allowed: ``[O]``.
+            share: the part of each resource that an option takes: ``[O, M]``.
+            multipliers: of the resources: ``[M]``.
+        """
+        priced = np.where(allowed, self.cost + share @ multipliers, np.inf)
         least = np.minimum.reduceat(priced, self.first)
         if np.isinf(least).any():
             return None
         at = np.flatnonzero(priced == least[self._table])
         option = at[np.searchsorted(self._table[at], np.arange(len(least)))]
-        used: Floats = self.count @ self.share[option]
+        used: Floats = self.count @ share[option]
         cost = float(self.count @ self.cost[option])
         value = float(self.count @ least - multipliers.sum())
         return Choice(option, cost, used, multipliers, value)
 
-    def maximise(self, z_ms: float, start: Floats | None = None, *, margin: float = 0.0) -> Dual:
+    def maximise(
+        self,
+        z_ms: float,
+        start: Floats | None = None,
+        *,
+        margin: float = 0.0,
+        case: Case | None = None,
+        roundings: Sequence[Rounding] = (),
+    ) -> Dual:
         """The best multipliers for a time, as far as needed to tell whether they prove it.
 
         Args:
             z_ms: the time.
             start: multipliers to start from: ``[M]``.
             margin: the part of memory to leave free; with one, nothing is proven.
+            case: the plans it is about; all by default.
+            roundings: further resources.
         """
-        return Dual(self if margin == 0 else self._tightened(margin), z_ms, start)
+        allowed, share = self.allowed(z_ms), self.share / (1 - margin)
+        if case is not None:
+            allowed, low = self.within(case, z_ms)
+            if np.isfinite(case.high_ms):
+                share = np.column_stack([share, self.spread / max(case.high_ms, 1e-30)])
+            for rounding in roundings:
+                share = np.column_stack([share, self.rounded(rounding, z_ms - low)])
+        return Dual(self, z_ms, allowed, share, start)
 
-    def _tightened(self, margin: float) -> Relaxation:
-        twin = copy(self)
-        twin.share = self.share / (1 - margin)
-        return twin
+    def within(self, case: Case, z_ms: float) -> tuple[Bools, float]:
+        """The options that plans of a case faster than ``z_ms`` may use, and their least spread load.
+
+        The load is at least what the allowed options of each table need. A shard that its layout gives no rank must
+        find room beside it.
+        """
+        allowed = self.allowed(z_ms) & case.allowed
+        least = np.minimum.reduceat(np.where(allowed, self.spread, np.inf), self.first)
+        low = max(case.low_ms, float(self.count @ least)) if np.isfinite(least).all() else case.low_ms
+        return allowed & ((self.movable == 0) | (self.movable < (z_ms - low) * (1 - TOLERANCE))), low
+
+    def rounded(self, rounding: Rounding, room_ms: float) -> Floats:
+        """The part of all ranks that each option takes in a rounding's measure: ``[O]``.
+
+        Args:
+            rounding: what is rounded, and to what.
+            room_ms: the time that a rank has for shards that have none by their layout.
+        """
+        options = self.space.options
+        if rounding.of == TIME:
+            part = self.space.cost_ms / max(room_ms, 1e-30)
+        else:
+            tier = self.space.tiers.index(rounding.of)
+            part = self.space.memory_bytes[:, tier] / max(self.space.capacity_bytes[:, tier].max(), 1)
+        # Not quite a whole number is taken for the whole number below: that proves less, and is safe.
+        whole = np.floor(part * (rounding.parts + 1) * (1 - TOLERANCE))
+        measure = np.where(options.rank == FREE, whole / rounding.parts, 0.0) * options.count
+        return np.add.reduceat(measure, options.first_shard[:-1]) / self.world_size
+
+    @cached_property
+    def spread(self) -> Floats:
+        """What each option takes of every rank, at least: ``[O]``; 0 where its layout does not use all ranks once."""
+        options, first = self.space.options, self.space.options.first_shard
+        before = np.cumsum(options.count) - options.count
+        before = before - np.repeat(before[first[:-1]], np.diff(first))
+        covers = np.logical_and.reduceat(options.rank == before, first[:-1])
+        covers &= options.shards_per_option == self.world_size
+        return np.where(covers, np.minimum.reduceat(self.space.cost_ms, first[:-1]), 0.0)
+
+    @cached_property
+    def movable(self) -> Floats:
+        """The largest of each option's shards that have no rank by their layout: ``[O]``; 0 if all have one."""
+        free = np.where(self.space.options.rank == FREE, self.space.cost_ms, 0.0)
+        return np.maximum.reduceat(free, self.space.options.first_shard[:-1])
 
     def allowed(self, z_ms: float) -> Bools:
         """The options of which every shard takes less than ``z_ms`` and fits on some rank: ``[O]``."""
@@ -130,7 +231,7 @@ class Relaxation:
     def certificate(self, z_ms: float, multipliers: Floats) -> Certificate:
         """The certificate in milliseconds per byte."""
         per_byte = multipliers / np.maximum(self.capacity, 1)
-        return Certificate(z_ms, dict(zip(self.space.tiers, per_byte.tolist(), strict=True)))
+        return Certificate(z_ms, {"multipliers": dict(zip(self.space.tiers, per_byte.tolist(), strict=True))})
 
 
 class Dual:
@@ -141,18 +242,23 @@ class Dual:
     lower line is found, which takes the place of one of them, or none, and the maximum is found.
     """
 
-    def __init__(self, problem: Relaxation, z_ms: float, start: Floats | None = None) -> None:
+    def __init__(
+        self, problem: Relaxation, z_ms: float, allowed: Bools, share: Floats, start: Floats | None
+    ) -> None:
         self._problem = problem
-        self._allowed = problem.allowed(z_ms)
+        self.allowed, self.share = allowed, share
         self._enough_ms = problem.world_size * z_ms * (1 + 1e-3)
-        num_tiers = problem.share.shape[1]
+        num_tiers = share.shape[1]
         self.best: Choice | None = None
         self.lean: Choice | None = None
         """The cheapest choice met that fits in memory as a whole."""
-        self.is_empty = not np.logical_or.reduceat(self._allowed, problem.first).all()
+        self.is_empty = not np.logical_or.reduceat(self.allowed, problem.first).all()
         """Whether some table has no option."""
+        self.greedy: Choice | None = None
+        """The choice next to the best one that uses more than there is."""
         if not self.is_empty:
-            self._ascend(np.zeros(num_tiers) if start is None else start)
+            self._ascend(np.zeros(num_tiers) if start is None else np.resize(start, num_tiers))
+            self._climb()
 
     @property
     def value_ms(self) -> float:
@@ -169,13 +275,28 @@ class Dual:
             if len(multipliers) == 1 or self.value_ms <= before * (1 + TOLERANCE) or self._is_proven:
                 return
 
+    def _climb(self) -> None:
+        """Subgradient steps (Polyak 1969), where two resources are short and going along each in turn got stuck."""
+        if self.best is None or self._is_proven:
+            return
+        choice, steps = self.best, _POLYAK_STEPS
+        while steps and not self._is_proven:
+            steps -= 1
+            slope = choice.used - 1
+            slope = np.where((choice.multipliers <= 0) & (slope < 0), 0.0, slope)
+            size = float(slope @ slope)
+            if np.count_nonzero(slope) < 2 or size == 0:
+                return
+            step = (self._enough_ms - choice.value_ms) / size
+            choice = self._at(np.maximum(choice.multipliers + step * slope, 0.0))
+
     @property
     def _is_proven(self) -> bool:
         """Whether the time is refuted by so much that more would be no use."""
         return self.value_ms > self._enough_ms
 
     def _at(self, multipliers: Floats) -> Choice:
-        choice = self._problem.choose(self._allowed, multipliers)
+        choice = self._problem.choose(self.allowed, self.share, multipliers)
         assert choice is not None  # each table has an option
         if self.best is None or choice.value_ms > self.best.value_ms:
             self.best = choice
@@ -205,6 +326,7 @@ class Dual:
                 low = middle
             else:
                 high = middle
+        self.greedy = low
         return high
 
     def _feasible(self, current: Choice, tier: int) -> Choice | None:

@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import PlanningError
+from shardwright.planning.cases import sharpened
 from shardwright.planning.options import FREE, NO_GANG, Ints
 from shardwright.planning.placement import Feedback, Misfit, Placed, ProposedShards, fixed_misfit, propose
 from shardwright.planning.seating import broken_rule, place_within
@@ -117,6 +118,8 @@ def search(
     space.watch.tell(lower_bound_ms=certificate.z_ms)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
+    if state.proposal is not None:
+        certificate = sharpened(space, certificate, state.best.value_ms)
     return SearchResult(
         proposal=state.proposal,
         feedback=state.best,

@@ -10,6 +10,7 @@ from attrs import define, field
 
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.planning.bound import Relaxation
+from shardwright.planning.cases import CaseSearch
 from shardwright.planning.options import Floats, Ints
 from shardwright.planning.placement import Placed
 from shardwright.planning.space import SearchSpace
@@ -22,6 +23,8 @@ _MARGINS = (0.0, 0.02, 0.06, 0.15)
 # A plan this near to its bound is not improved any further.
 _CLOSE = 1e-3
 _NEAR_FAILURE = 2e-3
+# So many cases are looked at for a choice of options that none of them refutes.
+_CASES = 40
 # Tables that are taken out and put back in one attempt, in all: the work of an attempt.
 _TABLES_A_ROUND = 6
 
@@ -69,6 +72,7 @@ class _Bisection:
     problem: Relaxation = field(init=False)
     low_ms: float = field(init=False)
     best: Assignment | None = None
+    refuted_ms: float = 0.0
 
     def __attrs_post_init__(self) -> None:
         self.catalogue, self.problem = Catalogue(self.space), self.space.bound.problem
@@ -97,7 +101,7 @@ class _Bisection:
 
     def _is_done(self) -> bool:
         assert self.best is not None
-        value, proven = self.best.value_ms, self.space.bound.certificate.z_ms
+        value, proven = self.best.value_ms, max(self.refuted_ms, self.space.bound.certificate.z_ms)
         near = value <= self.low_ms * (1 + _NEAR_FAILURE) or value <= proven * (1 + _CLOSE)
         return near or self.space.watch.is_over
 
@@ -131,6 +135,13 @@ class _Bisection:
 
     def _choices(self, limit_ms: float) -> Iterator[tuple[Ints, Floats]]:
         seen: set[bytes] = set()
+        cases = CaseSearch(self.problem, limit_ms, _CASES)
+        if cases.proof() is not None:
+            self.refuted_ms = max(self.refuted_ms, limit_ms)
+            return
+        if cases.possible is not None and cases.price is not None:
+            seen.add(cases.possible.option.tobytes())
+            yield cases.possible.option, cases.price
         for margin in _MARGINS:
             dual = self.problem.maximise(limit_ms, margin=margin)
             choice = dual.lean or dual.best

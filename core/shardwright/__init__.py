@@ -53,6 +53,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "register_fused_optimizer",
             "spec_to_torch",
         ),
+        "shardwright.planning.caching": ("CacheParams", "CacheStatistics", "EmbeddingOffloadStats"),
         "shardwright.planning.constraints": ("ParameterConstraints",),
         "shardwright.planning.layouts": (
             "Block",
@@ -73,6 +74,13 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ShardingPlan",
         ),
         "shardwright.planning.planner": ("EmbeddingShardingPlanner",),
+        "shardwright.planning.reservations": (
+            "FixedAbsoluteStorageReservation",
+            "FixedPercentageStorageReservation",
+            "HeuristicalStorageReservation",
+            "InferenceStorageReservation",
+            "StorageReservation",
+        ),
         "shardwright.planning.row_maps": ("RowMap", "RowPart", "RowsModulo", "RowsRange", "RowsSplit"),
         "shardwright.planning.tables": (
             "DataType",

@@ -78,6 +78,10 @@ def _labels(values: Any) -> tuple[str, ...] | None:
     return None if values is None else _plain_names([values] if isinstance(values, str) else values)
 
 
+def _cache(value: Any) -> CacheParams | None:
+    return CacheParams.of(value)
+
+
 def _is_text(instance: Any, attribute: Any, value: Any) -> None:
     if value is not None and not (isinstance(value, str) and value):
         raise InvalidInputError(f"{attribute.name} must be a text, got {value!r}")
@@ -131,7 +135,7 @@ class ParameterConstraints:
         default=None, converter=_whole_numbers, validator=_not_negative
     )
     is_weighted: bool | None = None
-    cache_params: CacheParams | None = field(default=None, converter=CacheParams.of)
+    cache_params: CacheParams | None = field(default=None, converter=_cache)
     device_group: str | None = field(default=None, validator=_is_text)
     ranks: tuple[int, ...] | None = field(default=None, converter=_ranks)
     together: str | None = field(default=None, validator=_is_text)

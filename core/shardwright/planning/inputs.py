@@ -9,6 +9,7 @@ from attrs import frozen
 from shardwright.planning.constraints import Constraints
 from shardwright.planning.options import Options
 from shardwright.planning.parts import Parts
+from shardwright.planning.reservations import FixedPercentageStorageReservation, StorageReservation
 from shardwright.planning.topology import Provenance, Topology
 from shardwright.planning.workload import table_to_data
 
@@ -18,7 +19,7 @@ _SOURCE = "TorchRec 1.8 default"
 # What TorchRec assumes (torchrec/distributed/planner: BATCH_SIZE, and the heuristical reservation's
 # percentage).
 BATCH_SIZE = 512
-STORAGE_RESERVATION = 0.15
+STORAGE_RESERVATION = FixedPercentageStorageReservation(0.15)
 
 
 @frozen(eq=False)
@@ -29,13 +30,13 @@ class Request:
         topology: the ranks.
         constraints: by table.
         given_batch_size: samples per rank and step, if given.
-        given_reservation: the part of the device's memory to keep free, if given.
+        given_reservation: what to keep free of the device's memory, if given.
     """
 
     topology: Topology
     constraints: Constraints
     given_batch_size: int | None
-    given_reservation: float | None
+    given_reservation: StorageReservation | None
 
     @property
     def batch_size(self) -> int:
@@ -43,8 +44,8 @@ class Request:
         return BATCH_SIZE if self.given_batch_size is None else self.given_batch_size
 
     @property
-    def reservation(self) -> float:
-        """The part of the device's memory to keep free."""
+    def reservation(self) -> StorageReservation:
+        """What to keep free of the device's memory."""
         return STORAGE_RESERVATION if self.given_reservation is None else self.given_reservation
 
 
@@ -70,7 +71,10 @@ def describe_inputs(
     rules = [request.constraints.of(table) for table in options.all_tables]
     values = {
         "batch_size": _given_or_assumed(request.given_batch_size, BATCH_SIZE),
-        "storage_reservation": _given_or_assumed(request.given_reservation, STORAGE_RESERVATION),
+        "storage_reservation": _given_or_assumed(
+            None if request.given_reservation is None else request.given_reservation.to_data(),
+            STORAGE_RESERVATION.to_data(),
+        ),
         **request.topology.provenance,
         "seconds": Provenance(round(seconds, 4), "measured"),
     }

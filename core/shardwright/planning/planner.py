@@ -26,6 +26,7 @@ from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterShar
 from shardwright.planning.preparation import prepare
 from shardwright.planning.progress import shown
 from shardwright.planning.report import Report, objective_data
+from shardwright.planning.reservations import DenseBytes, StorageReservation, as_reservation
 from shardwright.planning.search import SearchResult, search
 from shardwright.planning.space import SearchSpace
 from shardwright.planning.tables import TableSpec
@@ -52,8 +53,8 @@ class EmbeddingShardingPlanner:
         proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if
             not given.
         partitioner: the partitioner, by name or as an object; the preferred one if not given.
-        storage_reservation: the part of the device's memory, from 0 to 1, kept free for what is not planned
-            (dense layers, activations); 0.15 as in TorchRec if not given.
+        storage_reservation: what is kept free of the device's memory for what is not planned (dense layers,
+            activations): a part of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
         seconds: how long the search may take; at the limit the best plan so far is returned, with its gap.
         listener: called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the bound
             improve.
@@ -76,7 +77,7 @@ class EmbeddingShardingPlanner:
         storage_estimator: str | Estimator | None = None,
         proposer: str | Proposer | Sequence[str | Proposer] | None = None,
         partitioner: str | Partitioner | None = None,
-        storage_reservation: float | None = None,
+        storage_reservation: float | StorageReservation | None = None,
         seconds: float | None = None,
         listener: Listener | None = None,
         progress: bool | None = None,
@@ -84,18 +85,13 @@ class EmbeddingShardingPlanner:
     ) -> None:
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise InvalidInputError(f"batch_size must be a positive integer, got {batch_size!r}")
-        if storage_reservation is not None and not 0 <= storage_reservation < 1:
-            raise InvalidInputError(
-                f"storage_reservation is a part of the device's memory, from 0 to below 1; "
-                f"got {storage_reservation!r}"
-            )
         if topology is not None and not isinstance(topology, Topology):
             raise InvalidInputError(f"topology must be a Topology, got {topology!r}")
         self._topology = topology
         self._batch_size = batch_size
         self._constraints = Constraints(constraints)
         self._choice = Choice(estimator, storage_estimator, proposer, partitioner)
-        self._reservation = storage_reservation
+        self._reservation = None if storage_reservation is None else as_reservation(storage_reservation)
         if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
             raise InvalidInputError(f"seconds is a limit above 0, or None for no limit; got {seconds!r}")
         self._seconds = seconds
@@ -115,9 +111,15 @@ class EmbeddingShardingPlanner:
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
+        from shardwright.runtime.dense_bytes import dense_bytes
         from shardwright.runtime.sharders import collect_tables
 
-        return self.plan_tables(collect_tables(module, sharders))
+        return self._plan(
+            tuple(collect_tables(module, sharders)),
+            self._known_topology(),
+            here=False,
+            dense=dense_bytes(module, sharders),
+        )
 
     def plan_tables(self, tables: Iterable[TableSpec]) -> ShardingPlan:
         """Plan tables given by their specifications; needs no torch.
@@ -125,13 +127,7 @@ class EmbeddingShardingPlanner:
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
-        if self._topology is None:
-            raise InvalidInputError(
-                "the planner has no topology: give EmbeddingShardingPlanner("
-                "topology=Topology(world_size=..., compute_device=...)), "
-                "or call collective_plan, which derives it from the process group"
-            )
-        return self._plan(_as_tables(tables), self._topology, here=False)
+        return self._plan(_as_tables(tables), self._known_topology(), here=False)
 
     def collective_plan(
         self, module: Any, sharders: Sequence[Any], process_group: Any = None
@@ -165,7 +161,17 @@ class EmbeddingShardingPlanner:
             from_text=ShardingPlan.from_json,
         )
 
+    def _known_topology(self) -> Topology:
+        if self._topology is None:
+            raise InvalidInputError(
+                "the planner has no topology: give EmbeddingShardingPlanner("
+                "topology=Topology(world_size=..., compute_device=...)), "
+                "or call collective_plan, which derives it from the process group"
+            )
+        return self._topology
+
     def _plan_for(self, env: Any, module: Any, sharders: Sequence[Any], watch: Watch) -> ShardingPlan:
+        from shardwright.runtime.dense_bytes import dense_bytes
         from shardwright.runtime.sharders import collect_tables
 
         topology = self._topology or Topology(
@@ -178,16 +184,26 @@ class EmbeddingShardingPlanner:
             raise PlanningError(
                 f"the planner's topology has {topology.world_size} ranks, the process group {env.world_size}"
             )
-        return self._plan(tuple(collect_tables(module, sharders)), topology, here=True, watch=watch)
+        tables, dense = tuple(collect_tables(module, sharders)), dense_bytes(module, sharders)
+        return self._plan(tables, topology, here=True, dense=dense, watch=watch)
 
     def _plan(
-        self, tables: tuple[TableSpec, ...], topology: Topology, *, here: bool, watch: Watch | None = None
+        self,
+        tables: tuple[TableSpec, ...],
+        topology: Topology,
+        *,
+        here: bool,
+        dense: DenseBytes | None = None,
+        watch: Watch | None = None,
     ) -> ShardingPlan:
         start = time.perf_counter()
         _check_tables(tables)
         watch = watch or self._new_watch()
         parts = self._choice.resolve()
-        request = Request(topology, self._constraints, self._batch_size, self._reservation)
+        reservation = self._reservation
+        if reservation is not None and dense is not None:
+            reservation = reservation.with_dense(dense)
+        request = Request(topology, self._constraints, self._batch_size, reservation)
         with watch.interruptible(), shown(watch, is_wanted=self._progress):
             space = prepare(tables, request, parts, here=here, watch=watch)
             result = search(space, parts.proposers, parts.partitioner)

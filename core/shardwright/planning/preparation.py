@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
-import numpy as np
 
 from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.inputs import Request
-from shardwright.planning.options import Ints
 from shardwright.planning.parts import Parts
 from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.space import SearchSpace, estimate_costs
 from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
 from shardwright.planning.watch import Watch
 
 
@@ -54,14 +51,7 @@ def prepare(
         space=parts.space(request.topology),
         rules=rules,
     )
-    capacity = _reserved(request.topology, request.reservation)
+    ids_per_batch = float(options.ids_per_batch @ options.multiplicity)
+    capacity = request.reservation.capacity_bytes(request.topology, ids_per_batch)
     space = estimate_costs(options, request.topology, parts.performance, parts.storage, capacity)
     return attrs.evolve(space, rules=rules, watch=watch or Watch())
-
-
-def _reserved(topology: Topology, reservation: float) -> Ints:
-    """What may be used on each rank: all, but for a part of the device's own memory."""
-    capacity = topology.capacity_bytes
-    own = topology.tiers.index(topology.device_tier)
-    capacity[:, own] = np.floor(capacity[:, own] * (1 - reservation)).astype(np.int64)
-    return capacity

@@ -21,6 +21,7 @@ from shardwright.planning.parts import Choice, Parts
 from shardwright.planning.placement import Feedback, propose
 from shardwright.planning.plan import ParameterSharding, ShardingPlan
 from shardwright.planning.preparation import prepare
+from shardwright.planning.reservations import reservation_from_data
 from shardwright.planning.search import SearchResult
 from shardwright.planning.space import SearchSpace
 from shardwright.planning.tables import TableSpec
@@ -232,7 +233,7 @@ def _request_of(document: Mapping[str, Any], inputs: Mapping[str, Any]) -> Reque
         topology=topology_from_data(document["topology"]),
         constraints=Constraints.from_data(constraints),
         given_batch_size=_value(inputs, "batch_size"),
-        given_reservation=_value(inputs, "storage_reservation"),
+        given_reservation=reservation_from_data(_value(inputs, "storage_reservation")),
     )
 
 

@@ -197,16 +197,32 @@ class Relaxation:
             rounding: what is rounded, and to what.
             room_ms: the time that a rank has for shards that have none by their layout.
         """
+        runs = slice(None)
+        measure = self._measure(rounding, room_ms, runs)
+        return np.add.reduceat(measure, self.space.options.first_shard[:-1]) / self.world_size
+
+    def rounded_use(self, rounding: Rounding, room_ms: float, option: Ints) -> float:
+        """The part of all ranks that a choice of options ``[T]`` takes in a rounding's measure."""
+        options = self.space.options
+        starts, stops = options.first_shard[option], options.first_shard[option + 1]
+        if (stops - starts == 1).all():
+            return float(self.count @ self._measure(rounding, room_ms, starts)) / self.world_size
+        return float(self.count @ self.rounded(rounding, room_ms)[option])
+
+    def _measure(self, rounding: Rounding, room_ms: float, runs: Ints | slice) -> Floats:
+        """What all shards of each run count together."""
         options = self.space.options
         if rounding.of == TIME:
-            part = self.space.cost_ms / max(room_ms, 1e-30)
+            part = self.space.cost_ms[runs] / max(room_ms, 1e-30)
         else:
             tier = self.space.tiers.index(rounding.of)
-            part = self.space.memory_bytes[:, tier] / max(self.space.capacity_bytes[:, tier].max(), 1)
+            part = self.space.memory_bytes[runs, tier] / max(self.space.capacity_bytes[:, tier].max(), 1)
         # Not quite a whole number is taken for the whole number below: that proves less, and is safe.
         whole = np.floor(part * (rounding.parts + 1) * (1 - TOLERANCE))
-        measure = np.where(options.rank == FREE, whole / rounding.parts, 0.0) * options.count
-        return np.add.reduceat(measure, options.first_shard[:-1]) / self.world_size
+        result: Floats = (
+            np.where(options.rank[runs] == FREE, whole / rounding.parts, 0.0) * options.count[runs]
+        )
+        return result
 
     @cached_property
     def spread(self) -> Floats:

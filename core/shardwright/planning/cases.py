@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from attrs import define
+from attrs import define, field
 
 from shardwright.planning.bound import (
     TIME,
@@ -39,6 +39,8 @@ _MOST_ROUNDINGS = 2
 # How much dearer another option may be, against what it takes more or less, for a branch on it to be of use.
 _REGRET_WEIGHT = 10.0
 _PARTS = (1, 2, 3, 4, 5, 6, 8)
+# A plan is as good as proven to be the best if it exceeds the bound by no more than this part of it.
+CLOSE = 3e-3
 # How many cases the proof of one time may look at, and how near to a possible time the bound is brought.
 _MOST_CASES = 300
 _PRECISION = 1e-3
@@ -115,10 +117,13 @@ class CaseSearch:
         choice, problem = dual.lean or dual.best, self.problem
         assert choice is not None
         room = self.z_ms - problem.within(case, self.z_ms)[1]
-        tried = [Rounding(of, parts) for of in (TIME, *problem.space.tiers) for parts in _PARTS]
-        used = [float(problem.count @ problem.rounded(rounding, room)[choice.option]) for rounding in tried]
-        most = int(np.argmax(used))
-        return tried[most] if used[most] > 1 + 1e-6 else None
+        most, found = 1 + 1e-6, None
+        for of in (TIME, *problem.space.tiers):
+            for parts in _PARTS:
+                used = problem.rounded_use(Rounding(of, parts), room, choice.option)
+                if used > most:
+                    most, found = used, Rounding(of, parts)
+        return found
 
     def _leaf(self, multipliers: Floats, case: Case, roundings: Sequence[Rounding]) -> dict[str, Any]:
         tiers = len(self.problem.capacity)
@@ -196,26 +201,56 @@ class CaseSearch:
         return mine[price[:, resource] <= middle]
 
 
-def sharpened(
-    space: SearchSpace, certificate: Certificate, value_ms: float, *, max_cases: int = 1500
-) -> Certificate:
-    """A better bound by cases, where there is one between a bound and a plan's value.
+@define(eq=False)
+class Prover:
+    """The best bound proven so far, and what has been tried in vain.
 
     Args:
         space: options and costs.
-        certificate: the bound so far.
-        value_ms: of a plan.
-        max_cases: how many cases may be looked at in all.
+        certificate: of the bound.
+        unproven_ms: number of cases -> the least time that could not be refuted with so many.
+        cases_left: how many cases may still be looked at, in all.
     """
-    problem, low, high = space.bound.problem, certificate.z_ms, value_ms
-    while high > low * (1 + _PRECISION) and max_cases > 0 and not space.watch.is_over:
-        middle = low + (high - low) * 0.6
-        search = CaseSearch(problem, middle, min(_MOST_CASES, max_cases))
-        budget, proof = search.num_cases, search.proof()
-        max_cases -= budget - search.num_cases
+
+    space: SearchSpace
+    certificate: Certificate
+    unproven_ms: dict[int, float] = field(factory=dict)
+    cases_left: int = 1500
+
+    @property
+    def bound_ms(self) -> float:
+        """What no plan is faster than."""
+        return self.certificate.z_ms
+
+    def refute(self, z_ms: float, *, max_cases: int = _MOST_CASES) -> CaseSearch:
+        """Try to prove that no plan is faster than a time; what came of it."""
+        search = CaseSearch(self.space.bound.problem, z_ms, max_cases)
+        proof = search.proof()
+        self.cases_left -= max_cases - search.num_cases
         if proof is None:
-            high = middle
-        else:
-            low, certificate = middle, Certificate(middle, proof)
-            space.watch.tell(lower_bound_ms=middle)
-    return certificate
+            self.unproven_ms[max_cases] = min(self.unproven_ms.get(max_cases, np.inf), z_ms)
+        elif z_ms > self.bound_ms:
+            self.certificate = Certificate(z_ms, proof)
+            self.space.watch.tell(lower_bound_ms=z_ms)
+        return search
+
+    def sharpen(
+        self, value_ms: float, *, precision: float = _PRECISION, max_cases: int = _MOST_CASES
+    ) -> None:
+        """Bring the bound as near to a plan's value as it goes.
+
+        Args:
+            value_ms: of the plan.
+            precision: relative, of the bound.
+            max_cases: for each time tried.
+        """
+        high = self._open_ms(value_ms, max_cases)
+        while high > self.bound_ms * (1 + precision) and self.cases_left > 0 and not self.space.watch.is_over:
+            middle = self.bound_ms + (high - self.bound_ms) * 0.6
+            self.refute(middle, max_cases=max_cases)
+            high = self._open_ms(high, max_cases)
+
+    def _open_ms(self, value_ms: float, max_cases: int) -> float:
+        """The least time that is known to be out of reach with so many cases."""
+        tried = (time for cases, time in self.unproven_ms.items() if cases >= max_cases)
+        return min(value_ms, *tried, np.inf)

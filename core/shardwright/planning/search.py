@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import PlanningError
-from shardwright.planning.cases import sharpened
+from shardwright.planning.cases import CLOSE
 from shardwright.planning.options import FREE, NO_GANG, Ints
 from shardwright.planning.placement import Feedback, Misfit, Placed, ProposedShards, fixed_misfit, propose
 from shardwright.planning.seating import broken_rule, place_within
@@ -114,12 +114,12 @@ def search(
         PlanningError: a proposer or the partitioner broke its contract.
     """
     state = _Search(space, partitioner)
-    certificate = space.bound.certificate
-    space.watch.tell(lower_bound_ms=certificate.z_ms)
+    space.watch.tell(lower_bound_ms=space.prover.bound_ms)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
-    if state.proposal is not None:
-        certificate = sharpened(space, certificate, state.best.value_ms)
+    if state.best.value_ms > space.prover.bound_ms * (1 + CLOSE) and state.proposal is not None:
+        space.prover.sharpen(state.best.value_ms)
+    certificate = space.prover.certificate
     return SearchResult(
         proposal=state.proposal,
         feedback=state.best,

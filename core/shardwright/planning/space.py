@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import field, frozen
@@ -14,6 +15,10 @@ from shardwright.planning.options import FREE, Bools, Floats, Ints, Options
 from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.topology import Topology
 from shardwright.planning.watch import Watch
+
+if TYPE_CHECKING:
+    from shardwright.planning.bound import Bound
+    from shardwright.planning.cases import Prover
 
 ID_BYTES = 8
 """Ids travel as 64-bit integers."""
@@ -81,6 +86,13 @@ class SearchSpace:
         from shardwright.planning.bound import Bound
 
         return Bound.of(self)
+
+    @cached_property
+    def prover(self) -> Prover:
+        """The best bound proven so far; it begins with :attr:`bound`."""
+        from shardwright.planning.cases import Prover
+
+        return Prover(self, self.bound.certificate)
 
     @cached_property
     def fits_alone(self) -> Bools:

@@ -207,14 +207,20 @@ class Assignment:
         """Put every shard somewhere, the largest first."""
         self.bins.fill((self.bins.size / self.bins.limit.max(axis=0)).max(axis=1))
 
-    def repair(self, steps: int, *, changes: int) -> bool:
-        """Move, swap and change options as long as less is over a limit; whether nothing is over any more."""
+    def repair(self, steps: int, *, changes: int, pairs: int = 0) -> bool:
+        """Move, swap and change options as long as less is over a limit; whether nothing is over any more.
+
+        Args:
+            steps: moves and swaps, at most, between two changes of an option.
+            changes: options changed at most.
+            pairs: see :meth:`Bins.repair`.
+        """
         for _ in range(changes):
-            if self.bins.repair(steps):
+            if self.bins.repair(steps, pairs=pairs):
                 return True
             if not self._change_best():
                 return False
-        return self.bins.repair(steps)
+        return self.bins.repair(steps, pairs=pairs)
 
     def rebuild(self, rounds: int, price: Floats, *, seed: int = 0) -> bool:
         """Take a few tables out and put them back, each the best way, as long as nothing is lost.
@@ -236,7 +242,7 @@ class Assignment:
             saved = (self.bins, self.proposal, self._items)
             self.bins, self.proposal, self._items = self.bins.copy(), self.proposal.copy(), list(self._items)
             self._reinsert(self._some_tables(int(np.argmax(over)), random), price)
-            self.bins.repair(20)
+            self.bins.repair(20, pairs=2)
             if float(self.bins.over().sum()) > now + 1e-12:
                 self.bins, self.proposal, self._items = saved
         return bool(self.bins.over().max() <= 0)

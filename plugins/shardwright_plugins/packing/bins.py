@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,9 +20,8 @@ from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
 SLACK = 1e-9
 # Partners of a swap are looked for in so many of the emptiest ranks.
 _PARTNERS = 48
-# So many of the emptiest bins are tried to share items out with, in so many ways at most.
-_TRIED_PAIRS = 12
-_MOST_WAYS = 4096
+# The items of two bins are shared out anew in so many ways at most.
+_MOST_WAYS = 2048
 
 
 class Bins:
@@ -146,8 +146,13 @@ class Bins:
         """By how much each bin is over its limits, in parts of them, all dimensions together: ``[W]``."""
         return excess(self.used, self.limit)
 
-    def repair(self, steps: int) -> bool:
-        """Move and swap items as long as less is over the limits; whether nothing is over any more."""
+    def repair(self, steps: int, *, pairs: int = 0) -> bool:
+        """Move and swap items as long as less is over the limits; whether nothing is over any more.
+
+        Args:
+            steps: at most.
+            pairs: with so many other bins at most, the items of a bin that nothing else relieves are shared out anew.
+        """
         stuck: set[int] = set()
         for _ in range(steps):
             over = self.over()
@@ -159,7 +164,7 @@ class Bins:
             )
             if worst is None:
                 return False
-            if self._relieve(worst, over) or self._share_out(worst, over):
+            if self._relieve(worst, over) or self._share_out(worst, over, pairs):
                 stuck.clear()
             else:
                 stuck.add(worst)
@@ -192,11 +197,11 @@ class Bins:
         self.put(item, where)
         return True
 
-    def _share_out(self, worst: int, over: Floats) -> bool:
+    def _share_out(self, worst: int, over: Floats, pairs: int) -> bool:
         """Share the items of a bin and of another out anew among the two, where that helps; whether it did."""
         fullest = (self.used / self.limit).max(axis=1)
         fullest[worst] = np.inf
-        for other in np.argsort(fullest, kind="stable")[:_TRIED_PAIRS].tolist():
+        for other in np.argsort(fullest, kind="stable")[:pairs].tolist():
             if other != worst and self._share_between(worst, other, float(over[worst] + over[other])):
                 return True
         return False
@@ -212,10 +217,10 @@ class Bins:
             return False
         size = self.size[items[leader[chosen]]]
         here = np.bincount(kind[self.bin[items] == first], minlength=len(count))[chosen]
-        ways = np.indices(tuple((count[chosen] + 1).tolist())).reshape(len(chosen), -1).T
+        ways = _ways(tuple((count[chosen] + 1).tolist()))
         moved = (ways - here) @ size
-        after = np.stack([self.used[first] + moved, self.used[second] - moved], axis=1)
-        left = excess(after, self.limit[[first, second]]).sum(axis=1)
+        left = excess(self.used[first] + moved, self.limit[first])
+        left += excess(self.used[second] - moved, self.limit[second])
         best = int(np.argmin(left))
         if left[best] >= over - 1e-9:
             return False
@@ -300,6 +305,12 @@ def excess(used: Floats, limit: Floats) -> Floats:
     """By how much bins are over their limits, in parts of them, all dimensions together: ``[..., D]`` to ``[...]``."""
     result: Floats = np.maximum(used / limit - (1 + SLACK), 0).sum(axis=-1)
     return result
+
+
+@lru_cache(maxsize=256)
+def _ways(sizes: tuple[int, ...]) -> Floats:
+    """Every vector of whole numbers from 0 to below each of ``sizes``: ``[ways, K]``."""
+    return np.indices(sizes).reshape(len(sizes), -1).T.astype(np.float64)
 
 
 def _as_many_as(count: Ints, most: int) -> Ints:

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.planning.bound import Relaxation
-from shardwright.planning.cases import CaseSearch
+from shardwright.planning.cases import CLOSE
 from shardwright.planning.options import Floats, Ints
 from shardwright.planning.placement import Placed
 from shardwright.planning.space import SearchSpace
@@ -20,13 +20,16 @@ from shardwright_plugins.packing.assignment import Assignment, Catalogue
 _LADDER = (0.01, 0.03, 0.08, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
 # The part of memory left free when options are chosen: shards of some size fill no rank to the brim.
 _MARGINS = (0.0, 0.02, 0.06, 0.15)
-# A plan this near to its bound is not improved any further.
-_CLOSE = 1e-3
-_NEAR_FAILURE = 2e-3
+# From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
+# by the last number at least, so many in all.
+_STEPS_DOWN = (0.15, 0.4, 0.7)
+_MOST_TRIES = 10
+_WORTHWHILE = 2e-3
+_NEAR_FAILURE = 1e-3
 # So many cases are looked at for a choice of options that none of them refutes.
 _CASES = 40
-# Tables that are taken out and put back in one attempt, in all: the work of an attempt.
-_TABLES_A_ROUND = 6
+# Moves, swaps and sharings of an attempt.
+_STEPS, _CHANGES, _PAIRS = 200, 30, 4
 
 
 class Proving(Proposer):
@@ -65,45 +68,66 @@ def _choices(space: SearchSpace) -> Iterator[Ints]:
 
 @define(eq=False)
 class _Bisection:
-    """The times tried so far."""
+    """The times tried so far.
+
+    Args:
+        space: options and costs.
+        best: the best plan.
+    """
 
     space: SearchSpace
     catalogue: Catalogue = field(init=False)
     problem: Relaxation = field(init=False)
-    low_ms: float = field(init=False)
     best: Assignment | None = None
-    refuted_ms: float = 0.0
 
     def __attrs_post_init__(self) -> None:
         self.catalogue, self.problem = Catalogue(self.space), self.space.bound.problem
-        self.low_ms = self.space.bound.certificate.z_ms
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
-        for part in _LADDER:
-            trial = self.space.bound.possible_ms * (1 + part)
-            found = self._attempt(trial)
-            if found is not None:
-                break
-            self.low_ms = trial
-            if self.space.watch.is_over:
-                return
-        else:
+        found = self._first()
+        if found is None:
             return
         yield self._keep(found)
-        while not self._is_done():
-            middle = self.low_ms + (self.best.value_ms - self.low_ms) * 0.4
-            found = self._improve(middle) or self._attempt(middle)
-            if found is None:
-                self.low_ms = middle
-            else:
+        step = tries = 0
+        while step < len(_STEPS_DOWN) and tries < _MOST_TRIES and not self._is_done():
+            limit = self._low_ms + (self.best.value_ms - self._low_ms) * _STEPS_DOWN[step]
+            before, tries = self.best.value_ms, tries + 1
+            for found in self._better(limit):
                 yield self._keep(found)
+            step = 0 if self.best.value_ms < before * (1 - _WORTHWHILE) else step + 1
+
+    def _better(self, limit_ms: float) -> Iterator[Assignment]:
+        """Plans better than the best, from trying to keep within a time."""
+        assert self.best is not None
+        for attempt in (self._improved, self._attempt):
+            found = attempt(limit_ms)
+            if found is not None and found.value_ms < self.best.value_ms * (1 - 1e-6):
+                yield found
+            if self.best.value_ms <= limit_ms * (1 + _NEAR_FAILURE) or self.space.watch.is_over:
+                return
+
+    @property
+    def _low_ms(self) -> float:
+        """No time below is worth a try."""
+        return self.space.prover.bound_ms
+
+    def _first(self) -> Assignment | None:
+        """A plan that is found at once, or else with some work."""
+        for is_quick in (True, False):
+            for part in _LADDER:
+                limit = self.space.bound.possible_ms * (1 + part)
+                found = self._quick(limit) if is_quick else self._attempt(limit)
+                if found is not None and np.isfinite(found.value_ms) or self.space.watch.is_over:
+                    return found
+        return None
 
     def _is_done(self) -> bool:
         assert self.best is not None
-        value, proven = self.best.value_ms, max(self.refuted_ms, self.space.bound.certificate.z_ms)
-        near = value <= self.low_ms * (1 + _NEAR_FAILURE) or value <= proven * (1 + _CLOSE)
-        return near or self.space.watch.is_over
+        value, prover = self.best.value_ms, self.space.prover
+        if value > prover.bound_ms * (1 + CLOSE):
+            prover.sharpen(value, precision=CLOSE, max_cases=_CASES)
+        return value <= prover.bound_ms * (1 + CLOSE) or self.space.watch.is_over
 
     def _keep(self, found: Assignment) -> Placed:
         self.best = found
@@ -115,13 +139,26 @@ class _Bisection:
         work = len(self.space.options.all_tables) * len(self.space.capacity_bytes)
         return int(np.clip(60_000 / max(work, 1), 4, 40))
 
+    def _quick(self, limit_ms: float) -> Assignment | None:
+        """A plan within a time, if little repair is enough."""
+        dual = self.problem.maximise(limit_ms)
+        choice = dual.lean or dual.best
+        if choice is None:
+            return None
+        trial = self._filled(choice.option, limit_ms)
+        return trial if trial.repair(_STEPS, changes=3) else None
+
+    def _filled(self, option: Ints, limit_ms: float) -> Assignment:
+        trial = Assignment(self.catalogue, option[self.space.options.alike], limit_ms)
+        trial.fill()
+        return trial
+
     def _attempt(self, limit_ms: float) -> Assignment | None:
         """A plan within a time, from the choices at its multipliers."""
         nearest: tuple[float, Assignment, Floats] | None = None
-        for choice, price in self._choices(limit_ms):
-            trial = Assignment(self.catalogue, choice[self.space.options.alike], limit_ms)
-            trial.fill()
-            if trial.repair(200, changes=30):
+        for option, price in self._choices(limit_ms):
+            trial = self._filled(option, limit_ms)
+            if trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS):
                 return trial
             over = float(trial.bins.over().sum())
             if nearest is None or over < nearest[0]:
@@ -131,17 +168,16 @@ class _Bisection:
         if nearest is None:
             return None
         _, trial, price = nearest
-        return trial if trial.rebuild(self._rounds, price) else None
+        trial.rebuild(self._rounds, price)
+        return trial
 
     def _choices(self, limit_ms: float) -> Iterator[tuple[Ints, Floats]]:
         seen: set[bytes] = set()
-        cases = CaseSearch(self.problem, limit_ms, _CASES)
-        if cases.proof() is not None:
-            self.refuted_ms = max(self.refuted_ms, limit_ms)
+        cases = self.space.prover.refute(limit_ms, max_cases=_CASES)
+        if cases.possible is None or cases.price is None:
             return
-        if cases.possible is not None and cases.price is not None:
-            seen.add(cases.possible.option.tobytes())
-            yield cases.possible.option, cases.price
+        seen.add(cases.possible.option.tobytes())
+        yield cases.possible.option, cases.price
         for margin in _MARGINS:
             dual = self.problem.maximise(limit_ms, margin=margin)
             choice = dual.lean or dual.best
@@ -150,9 +186,10 @@ class _Bisection:
             seen.add(choice.option.tobytes())
             yield choice.option, self.problem.cost + self.problem.share @ dual.best.multipliers
 
-    def _improve(self, limit_ms: float) -> Assignment | None:
+    def _improved(self, limit_ms: float) -> Assignment | None:
         """The best plan, repaired to keep within a lesser time."""
         assert self.best is not None
         trial = self.best.copy()
         trial.limit_ms = limit_ms
-        return trial if trial.repair(200, changes=30) else None
+        trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS)
+        return trial

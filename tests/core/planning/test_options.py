@@ -272,11 +272,21 @@ class Hosted(ShardingType):
 
 
 def test_enumerate_gangs_have_numbers_that_no_other_option_has(host_with):
+    tables = [TABLE, TableSpec("u", 3, 8, ["g"])]
     with host_with(sharding_types=[Hosted]):
-        options = options_of(TABLE, TableSpec("u", 3, 8, ["g"]))
+        topology = Topology(4, "cpu", local_world_size=2)
+        options = enumerate_options(tables, topology, Constraints(), host(), batch_size=4)
     assert options.gang.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
     assert options.local_rank.tolist() == [1, FREE] * 4
     assert set(options_of(TABLE).gang.tolist()) == {NO_GANG}
+
+
+def test_enumerate_on_a_single_host_the_rank_inside_it_is_the_rank(host_with):
+    with host_with(sharding_types=[Hosted]):
+        options = options_of(TABLE)
+    assert options.rank.tolist() == [1, FREE] * 2
+    assert set(options.gang.tolist()) == {NO_GANG}
+    assert set(options.local_rank.tolist()) == {FREE}
 
 
 def test_enumerate_type_that_names_a_rank_its_hosts_do_not_have_is_named(host_with):

@@ -47,7 +47,7 @@ def place_within(rules: RankRules | None, partitioner: Partitioner, shards: Prop
 
 def _around(shards: ProposedShards, seats: _Seats, rest: Ints) -> ProposedShards:
     """The shards that no rule is for, with the others as shards that must live where they are."""
-    columns = ("shard", "table", "cost_ms", "memory_bytes", "gang", "local_rank")
+    columns = ("shard", "table", "cost_ms", "memory_bytes", "rank", "gang", "local_rank")
     return attrs.evolve(
         shards,
         fixed_ms=seats.loads,

@@ -1,4 +1,4 @@
-"""`shardwright bench plan`: plans all workloads of a folder, each in a fresh process, beside another planner if given."""
+"""`shardwright bench plan`: plans all workloads of a folder, a fresh process each, beside another planner if given."""
 
 from __future__ import annotations
 

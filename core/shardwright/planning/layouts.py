@@ -235,6 +235,9 @@ class _LazyBlocks(Sequence[Block]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
+    def __repr__(self) -> str:
+        return repr(tuple(self))  # ranks compare what they shard by it, however it was made
+
     __hash__ = None  # type: ignore[assignment]  # as a list
 
     @overload
@@ -252,7 +255,7 @@ class _LazyBlocks(Sequence[Block]):
 
 
 @final
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class BlockRuns(_LazyBlocks):
     """The blocks of runs, one run after the other."""
 
@@ -273,7 +276,7 @@ class BlockRuns(_LazyBlocks):
 
 
 @final
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class PlacedBlocks(_LazyBlocks):
     """Blocks with the rank that each was given."""
 

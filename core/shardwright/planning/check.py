@@ -1,13 +1,13 @@
 """A plan document checked: its value and memory are added up again, its bound is proven again.
 
 Nothing of the search is used, and nothing that it computed: the sharding types are asked for their options and the
-estimators for their costs again, and the rest is the arithmetic below. Legend: A tables, O options of all distinct
-tables, S runs of equal shards, W ranks, M memory tiers.
+estimators for their costs again; the rest is arithmetic, here and in the proof of the bound. Legend: S runs of equal
+shards, W ranks, M memory tiers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,9 @@ from attrs import field, frozen
 
 from shardwright.errors import PlanError
 from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.proof import TOLERANCE, why_unproven
 from shardwright.planning.rederived import Rederived
 from shardwright.planning.text import bytes_text
-
-# Sums of the same numbers in another order differ by rounding.
-_TOLERANCE = 1e-9
 
 
 @frozen
@@ -64,17 +62,17 @@ def check_plan(plan: ShardingPlan) -> CheckedPlan:
         problems.append(f"the document says value_ms = {claimed}; the shards' costs add up to {value}")
     bound = float(claims.get("lower_bound_ms") or 0.0)
     if bound > 0:
-        reason = _why_unproven(again, bound, claims.get("certificate") or {})
+        reason = why_unproven(again.space, bound, claims.get("certificate") or {})
         if reason:
             problems.append(f"the bound of {bound} ms is not proven: {reason}")
             bound = 0.0
-    if value is not None and bound > value * (1 + _TOLERANCE):
+    if value is not None and bound > value * (1 + TOLERANCE):
         problems.append(f"the bound of {bound} ms is above the plan's own value of {value} ms")
     return CheckedPlan(problems, value, bound)
 
 
 def _close(claimed: Any, value: float) -> bool:
-    return isinstance(claimed, int | float) and abs(claimed - value) <= _TOLERANCE * max(abs(value), 1e-300)
+    return isinstance(claimed, int | float) and abs(claimed - value) <= TOLERANCE * max(abs(value), 1e-300)
 
 
 def _shard_costs(again: Rederived) -> np.ndarray[Any, Any]:
@@ -106,37 +104,3 @@ def _memory_problems(again: Rederived, used: Any) -> Iterator[str]:
 def _rule_problems(again: Rederived, ranks: list[list[int]]) -> list[str]:
     broken = again.space.rules.broken(dict(enumerate(ranks))) if again.space.rules else ""
     return [f"the constraints are not kept: {broken}"] if broken else []
-
-
-def _why_unproven(again: Rederived, bound: float, certificate: Mapping[str, Any]) -> str:
-    """Why the certificate does not prove the bound; empty if it does.
-
-    A plan whose slowest rank takes less than ``z`` has no shard that takes ``z``, and less than ``W * z`` in all. So
-    there is none if the options without such a shard take ``W * z`` or more, priced with what they need of memory
-    that is short: with ``lambda >= 0``, ``sum of min(time + lambda * bytes) - lambda * all memory`` is no more than
-    the time of any plan that fits (Lagrangian relaxation; Everett 1963).
-    """
-    z, given = certificate.get("z_ms"), certificate.get("multipliers", {})
-    prices = np.array([float(given.get(tier, 0.0)) for tier in again.space.tiers])
-    if not isinstance(z, int | float) or not (prices >= 0).all() or not np.isfinite(prices).all():
-        return (
-            f"the certificate must have z_ms and multipliers of tiers, none negative; got {dict(certificate)}"
-        )
-    if bound > z * (1 + _TOLERANCE):
-        return f"the certificate is for {z} ms"
-    options, space = again.options, again.space
-    cost, priced = _shard_costs(again), _shard_costs(again) + space.memory_bytes @ prices
-    possible = (cost < z * (1 - _TOLERANCE)) & (space.memory_bytes <= space.capacity_bytes.max(axis=0)).all(
-        axis=1
-    )
-    least = np.full(len(options.tables), np.inf)
-    for option in range(options.num_options):
-        runs = options.shards_of(option)
-        if possible[runs].all():
-            total = float((priced[runs] * options.count[runs]).sum())
-            least[options.table[option]] = min(least[options.table[option]], total)
-    needed = float(least[options.alike].sum() - (space.capacity_bytes.sum(axis=0) * prices).sum())
-    world_size = len(space.capacity_bytes)
-    if needed >= world_size * z * (1 - _TOLERANCE):
-        return ""
-    return f"tables need {needed} ms at its prices, and {world_size} ranks have {world_size * z} ms before {z} ms"

@@ -189,11 +189,7 @@ def test_memory_declared_is_what_is_held_after_a_step(
     assert all(set(tiers) == {"device"} for tiers in declared)
     held = held_bytes(lookup, users_optimizer.state if users_optimizer else None)
     total = sum(tiers["device"] for tiers in declared)
-    if users_optimizer is not None and data_type != "FP32":
-        # Torch's Adagrad keeps its state in the weights' type, ours in float32: the more is declared.
-        assert held <= total * (1 + TOLERATED)
-    else:
-        assert total == pytest.approx(held, rel=TOLERATED)
+    assert total == pytest.approx(held, rel=TOLERATED)
 
 
 def test_memory_of_dense_without_optimizer_is_weights_and_gradient() -> None:

@@ -83,7 +83,8 @@ class StorageReservation(ABC):
 
     def to_data(self) -> Any:
         """As JSON data; :func:`reservation_from_data` reads it."""
-        return {"name": self.name, **attrs.asdict(self)}
+        values: Any = self  # subclasses are attrs classes
+        return {"name": self.name, **attrs.asdict(values)}
 
 
 def _part(instance: Any, attribute: Any, value: Any) -> None:
@@ -100,7 +101,8 @@ def _not_negative(instance: Any, attribute: Any, value: Any) -> None:
 
 
 def _percentage(capacity_bytes: Ints, part: float) -> Ints:
-    return capacity_bytes - np.floor(capacity_bytes * (1 - part)).astype(np.int64)
+    left: Ints = np.floor(capacity_bytes * (1 - part)).astype(np.int64)
+    return capacity_bytes - left
 
 
 @frozen
@@ -231,9 +233,9 @@ def reservation_from_data(data: Any) -> StorageReservation:
     """
     if not isinstance(data, Mapping):
         return as_reservation(data)
-    name = data.get("name")
+    name = str(data.get("name"))
     if name not in _KINDS:
-        near = nearest(str(name), _KINDS)
+        near = nearest(name, _KINDS)
         raise UnknownNameError(f"no storage reservation {name!r}. Known: {', '.join(_KINDS)}.{near}")
     try:
         return _KINDS[name](**{key: value for key, value in data.items() if key != "name"})

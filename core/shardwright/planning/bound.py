@@ -29,7 +29,8 @@ from shardwright.planning.space import SearchSpace
 # A claim must hold by this much more than rounding: relative.
 TOLERANCE = 1e-9
 _MOST_STEPS = 60
-_POLYAK_STEPS = 24
+_POLYAK_STEPS = 16
+_MOST_SWEEPS = 3
 
 
 @frozen
@@ -106,6 +107,19 @@ class Rounding:
     parts: int
 
 
+@frozen(eq=False)
+class Room:
+    """What plans of a case may use.
+
+    Args:
+        allowed: options: ``[O]``.
+        size: what a rank has for shards that have none by their layout: time, then bytes of each tier: ``[1 + M]``.
+    """
+
+    allowed: Bools
+    size: Floats
+
+
 class Relaxation:
     """The relaxed choice problem of a space, with as many options as matter."""
 
@@ -172,51 +186,58 @@ class Relaxation:
         """
         allowed, share = self.allowed(z_ms), self.share / (1 - margin)
         if case is not None:
-            allowed, low = self.within(case, z_ms)
+            room = self.within(case, z_ms)
+            allowed = room.allowed
             if np.isfinite(case.high_ms):
                 share = np.column_stack([share, self.spread / max(case.high_ms, 1e-30)])
             for rounding in roundings:
-                share = np.column_stack([share, self.rounded(rounding, z_ms - low)])
+                share = np.column_stack([share, self.rounded(rounding, room)])
         return Dual(self, z_ms, allowed, share, start)
 
-    def within(self, case: Case, z_ms: float) -> tuple[Bools, float]:
-        """The options that plans of a case faster than ``z_ms`` may use, and their least spread load.
+    def within(self, case: Case, z_ms: float) -> Room:
+        """The options that plans of a case faster than ``z_ms`` may use, and the room beside the spread load.
 
-        The load is at least what the allowed options of each table need. A shard that its layout gives no rank must
-        find room beside it.
+        The spread load is at least what the allowed options of each table need, of time and of each tier. A shard that
+        its layout gives no rank must find room beside it.
         """
         allowed = self.allowed(z_ms) & case.allowed
-        least = np.minimum.reduceat(np.where(allowed, self.spread, np.inf), self.first)
-        low = max(case.low_ms, float(self.count @ least)) if np.isfinite(least).all() else case.low_ms
-        return allowed & ((self.movable == 0) | (self.movable < (z_ms - low) * (1 - TOLERANCE))), low
+        spread = np.where(allowed[:, None], np.column_stack([self.spread, self.spread_bytes]), np.inf)
+        least = np.minimum.reduceat(spread, self.first, axis=0)
+        low = self.count @ np.where(np.isfinite(least), least, 0.0)
+        most = self.space.capacity_bytes.max(axis=0)
+        room = np.append(z_ms - max(case.low_ms, float(low[0])), most - low[1:])
+        limit = room * np.append(1 - TOLERANCE, np.ones(len(most)))
+        movable = np.column_stack([self.movable, self.movable_bytes])
+        fits = ((movable == 0) | (movable <= limit)).all(axis=1)
+        return Room(allowed & fits, room)
 
-    def rounded(self, rounding: Rounding, room_ms: float) -> Floats:
+    def rounded(self, rounding: Rounding, room: Room) -> Floats:
         """The part of all ranks that each option takes in a rounding's measure: ``[O]``.
 
         Args:
             rounding: what is rounded, and to what.
-            room_ms: the time that a rank has for shards that have none by their layout.
+            room: what a rank has for shards that have none by their layout.
         """
         runs = slice(None)
-        measure = self._measure(rounding, room_ms, runs)
+        measure = self._measure(rounding, room, runs)
         return np.add.reduceat(measure, self.space.options.first_shard[:-1]) / self.world_size
 
-    def rounded_use(self, rounding: Rounding, room_ms: float, option: Ints) -> float:
+    def rounded_use(self, rounding: Rounding, room: Room, option: Ints) -> float:
         """The part of all ranks that a choice of options ``[T]`` takes in a rounding's measure."""
         options = self.space.options
         starts, stops = options.first_shard[option], options.first_shard[option + 1]
         if (stops - starts == 1).all():
-            return float(self.count @ self._measure(rounding, room_ms, starts)) / self.world_size
-        return float(self.count @ self.rounded(rounding, room_ms)[option])
+            return float(self.count @ self._measure(rounding, room, starts)) / self.world_size
+        return float(self.count @ self.rounded(rounding, room)[option])
 
-    def _measure(self, rounding: Rounding, room_ms: float, runs: Ints | slice) -> Floats:
+    def _measure(self, rounding: Rounding, room: Room, runs: Ints | slice) -> Floats:
         """What all shards of each run count together."""
         options = self.space.options
         if rounding.of == TIME:
-            part = self.space.cost_ms[runs] / max(room_ms, 1e-30)
+            part = self.space.cost_ms[runs] / max(room.size[0], 1e-30)
         else:
             tier = self.space.tiers.index(rounding.of)
-            part = self.space.memory_bytes[runs, tier] / max(self.space.capacity_bytes[:, tier].max(), 1)
+            part = self.space.memory_bytes[runs, tier] / max(room.size[1 + tier], 1e-30)
         # Not quite a whole number is taken for the whole number below: that proves less, and is safe.
         whole = np.floor(part * (rounding.parts + 1) * (1 - TOLERANCE))
         result: Floats = (
@@ -225,20 +246,38 @@ class Relaxation:
         return result
 
     @cached_property
-    def spread(self) -> Floats:
-        """What each option takes of every rank, at least: ``[O]``; 0 where its layout does not use all ranks once."""
+    def _covers(self) -> Bools:
+        """Whether an option's layout puts one shard on every rank, and no others: ``[O]``."""
         options, first = self.space.options, self.space.options.first_shard
         before = np.cumsum(options.count) - options.count
         before = before - np.repeat(before[first[:-1]], np.diff(first))
         covers = np.logical_and.reduceat(options.rank == before, first[:-1])
-        covers &= options.shards_per_option == self.world_size
-        return np.where(covers, np.minimum.reduceat(self.space.cost_ms, first[:-1]), 0.0)
+        result: Bools = covers & (options.shards_per_option == self.world_size)
+        return result
+
+    @cached_property
+    def spread(self) -> Floats:
+        """What each option takes of every rank's time, at least: ``[O]``; 0 where it does not put one shard on each."""
+        least = np.minimum.reduceat(self.space.cost_ms, self.space.options.first_shard[:-1])
+        return np.where(self._covers, least, 0.0)
+
+    @cached_property
+    def spread_bytes(self) -> Floats:
+        """What each option takes of every rank's memory, at least: ``[O, M]``, likewise."""
+        least = np.minimum.reduceat(self.space.memory_bytes, self.space.options.first_shard[:-1], axis=0)
+        return np.where(self._covers[:, None], least, 0.0)
 
     @cached_property
     def movable(self) -> Floats:
-        """The largest of each option's shards that have no rank by their layout: ``[O]``; 0 if all have one."""
+        """The time of the largest of each option's shards that have no rank by their layout: ``[O]``; 0: all have one."""
         free = np.where(self.space.options.rank == FREE, self.space.cost_ms, 0.0)
         return np.maximum.reduceat(free, self.space.options.first_shard[:-1])
+
+    @cached_property
+    def movable_bytes(self) -> Floats:
+        """The memory of these: ``[O, M]``."""
+        free = np.where((self.space.options.rank == FREE)[:, None], self.space.memory_bytes, 0.0)
+        return np.maximum.reduceat(free, self.space.options.first_shard[:-1], axis=0)
 
     def allowed(self, z_ms: float) -> Bools:
         """The options of which every shard takes less than ``z_ms`` and fits on some rank: ``[O]``."""
@@ -281,9 +320,38 @@ class Dual:
         """The best value found."""
         return np.inf if self.best is None else self.best.value_ms
 
+    def proposal(self) -> Ints | None:
+        """A choice for each of all tables that fits in memory as a whole, if one was met: ``[A]``.
+
+        Of tables that are alike, as many take the option that is cheaper but takes more as there is memory for.
+        """
+        lean = self.lean or self.best
+        if lean is None:
+            return None
+        alike = self._problem.space.options.alike
+        chosen = lean.option[alike]
+        if self.greedy is None or self.lean is None:
+            return chosen
+        cost, share, free = self._problem.cost, self.share, 1 - lean.used
+        saved = cost[lean.option] - cost[self.greedy.option]
+        more = share[self.greedy.option] - share[lean.option]
+        worth = saved / np.maximum(more.max(axis=1), 1e-12)
+        for table in np.argsort(-worth, kind="stable").tolist():
+            if saved[table] <= 0:
+                continue
+            positive = more[table] > 0
+            room = (free[positive] / more[table][positive]).min(initial=np.inf)
+            count = int(np.clip(np.floor(room * (1 + TOLERANCE)), 0, self._problem.count[table]))
+            members = np.flatnonzero(alike == table)[:count] if count else []
+            chosen[members] = self.greedy.option[table]
+            free = free - count * more[table]
+        return chosen
+
     def _ascend(self, multipliers: Floats) -> None:
         current = self._at(multipliers)
-        for _ in range(4 * len(multipliers)):
+        for _ in range(_MOST_SWEEPS):
+            if self._is_proven:
+                return
             over = np.flatnonzero((current.used > 1) | ((current.used < 1) & (current.multipliers > 0)))
             before = self.value_ms
             for tier in over.tolist():
@@ -322,11 +390,12 @@ class Dual:
 
     def _along(self, current: Choice, tier: int) -> Choice:
         """The best choice along one tier's multiplier, the others as they are."""
-        low = self._at(_with(current.multipliers, tier, 0.0))
-        if low.used[tier] <= 1:
-            return low
-        high = self._feasible(current, tier)
-        if high is None:
+        high: Choice | None
+        if current.used[tier] > 1:
+            low, high = current, self._feasible(current, tier)
+        else:
+            low, high = self._at(_with(current.multipliers, tier, 0.0)), current
+        if high is None or low.used[tier] <= 1:
             return low
         for _ in range(_MOST_STEPS):
             if self._is_proven:
@@ -347,7 +416,7 @@ class Dual:
 
     def _feasible(self, current: Choice, tier: int) -> Choice | None:
         """A choice that uses no more of a tier than there is, at a multiplier that is large enough; none if none is."""
-        multiplier = max(float(current.multipliers[tier]), abs(current.cost_ms) or 1.0)
+        multiplier = max(2 * float(current.multipliers[tier]), 0.1 * abs(current.cost_ms) or 1.0)
         for _ in range(_MOST_STEPS):
             choice = self._at(_with(current.multipliers, tier, multiplier))
             if choice.used[tier] <= 1:

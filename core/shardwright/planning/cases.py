@@ -27,7 +27,6 @@ from shardwright.planning.bound import (
     TOLERANCE,
     Case,
     Certificate,
-    Choice,
     Dual,
     Relaxation,
     Rounding,
@@ -56,13 +55,14 @@ class CaseSearch:
         problem: the relaxed problem.
         z_ms: the time.
         num_cases: how many cases may be looked at.
-        possible: the choice of options of the first case that could not be refuted.
+        possible: a choice for each of all tables, of the first case that could not be refuted: ``[A]``.
+        price: of each option there, its cost with what it takes of memory: ``[O]``.
     """
 
     problem: Relaxation
     z_ms: float
     num_cases: int
-    possible: Choice | None = None
+    possible: Ints | None = None
     price: Floats | None = None
 
     def proof(self) -> dict[str, Any] | None:
@@ -81,7 +81,7 @@ class CaseSearch:
             return self._leaf(dual.best.multipliers, case, roundings)
         branch = self._by_spread(case, first) or self._by_table(case, dual)
         if branch is None or self.num_cases <= 0:
-            self.possible = dual.lean or dual.best
+            self.possible = dual.proposal()
             tiers = len(self.problem.capacity)
             self.price = self.problem.cost + self.problem.share @ dual.best.multipliers[:tiers]
             return None
@@ -116,7 +116,7 @@ class CaseSearch:
         """The rounding by which a choice needs the most ranks, if these are more than there are."""
         choice, problem = dual.lean or dual.best, self.problem
         assert choice is not None
-        room = self.z_ms - problem.within(case, self.z_ms)[1]
+        room = problem.within(case, self.z_ms)
         most, found = 1 + 1e-6, None
         for of in (TIME, *problem.space.tiers):
             for parts in _PARTS:
@@ -215,7 +215,7 @@ class Prover:
     space: SearchSpace
     certificate: Certificate
     unproven_ms: dict[int, float] = field(factory=dict)
-    cases_left: int = 1500
+    cases_left: int = 800
 
     @property
     def bound_ms(self) -> float:

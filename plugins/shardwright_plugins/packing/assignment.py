@@ -15,7 +15,7 @@ from attrs import frozen
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.placement import fixed_loads, propose
 from shardwright.planning.space import SearchSpace
-from shardwright_plugins.packing.bins import SLACK, Bins, excess, gang_bins
+from shardwright_plugins.packing.bins import SLACK, Bins, Effort, excess, gang_bins
 
 _NO_GAIN = -1e-9
 
@@ -61,8 +61,8 @@ class Menu:
 class Catalogue:
     """The shards of the options of a space, and which options are worth a look."""
 
-    def __init__(self, space: SearchSpace) -> None:
-        self.space = space
+    def __init__(self, space: SearchSpace, effort: Effort | None = None) -> None:
+        self.space, self.effort = space, effort or Effort()
         self.world_size = len(space.capacity_bytes)
         self.local_world_size = space.topology.local_world_size
         self.capacity: Floats = space.capacity_bytes.astype(np.float64)
@@ -171,6 +171,7 @@ class Assignment:
             shards.local_rank,
             catalogue.local_world_size,
             shards.shard,
+            catalogue.effort,
         )
         starts = np.searchsorted(shards.table, np.arange(len(proposal) + 1)).tolist()
         self._items = [list(range(starts[table], starts[table + 1])) for table in range(len(proposal))]
@@ -218,7 +219,7 @@ class Assignment:
         for _ in range(changes):
             if self.bins.repair(steps, pairs=pairs):
                 return True
-            if not self._change_best():
+            if self.bins.effort.is_spent or not self._change_best():
                 return False
         return self.bins.repair(steps, pairs=pairs)
 
@@ -239,6 +240,8 @@ class Assignment:
             now = float(over.sum())
             if now <= 0:
                 return True
+            if self.bins.effort.is_spent:
+                return False
             saved = (self.bins, self.proposal, self._items)
             self.bins, self.proposal, self._items = self.bins.copy(), self.proposal.copy(), list(self._items)
             self._reinsert(self._some_tables(int(np.argmax(over)), random), price)
@@ -261,6 +264,7 @@ class Assignment:
         return [table for table, items in enumerate(self._items) if here.intersection(items)]
 
     def _reinsert(self, tables: list[int], price: Floats) -> None:
+        self.bins.effort.left -= 0.5 * len(tables)
         for table in tables:
             self._take_out(table)
         largest = self.space.total_cost_ms[self.proposal[tables]]
@@ -279,6 +283,7 @@ class Assignment:
         worst = int(np.argmax(over))
         best, act = now + _NO_GAIN, None
         for table in self._tables_on(worst):
+            self.bins.effort.left -= 0.5
             for option, after, bins in self._changes(table):
                 if after < best:
                     best, act = after, (table, option, bins)

@@ -13,6 +13,7 @@ from copy import copy
 from functools import lru_cache
 
 import numpy as np
+from attrs import define
 
 from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
 
@@ -20,8 +21,26 @@ from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
 SLACK = 1e-9
 # Partners of a swap are looked for in so many of the emptiest ranks.
 _PARTNERS = 48
+# A repair ends when so many of the worst bins in a row cannot be relieved.
+_MOST_STUCK = 16
 # The items of two bins are shared out anew in so many ways at most.
 _MOST_WAYS = 2048
+
+
+@define
+class Effort:
+    """How much may still be done, in steps of about the same time; the same on any machine, unlike seconds.
+
+    Args:
+        left: steps; below 1 nothing more is tried.
+    """
+
+    left: float = np.inf
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more may be done."""
+        return self.left < 1
 
 
 class Bins:
@@ -35,6 +54,7 @@ class Bins:
         local: the bin of its host that an item of a gang must have, or ``FREE``: ``[N]``.
         bins_per_host: ``L``.
         kind: items of one number are equal: ``[N]``.
+        effort: what repairs draw on; no end by default.
     """
 
     def __init__(
@@ -46,8 +66,9 @@ class Bins:
         local: Ints,
         bins_per_host: int,
         kind: Ints,
+        effort: Effort | None = None,
     ) -> None:
-        self.kind = kind
+        self.kind, self.effort = kind, effort or Effort()
         self.size, self.limit = size, np.maximum(limit, 1e-30)
         self.used = used.copy()
         self.gang, self.local, self.bins_per_host = gang, local, bins_per_host
@@ -60,26 +81,40 @@ class Bins:
 
     def fill(self, weight: Floats) -> None:
         """Put every item that is in no bin somewhere, heaviest first, limits or not."""
-        for unit in self._units(weight):
-            if len(unit) == 1 and self.gang[unit[0]] == NO_GANG:
-                self.put(unit[0], self._best_bin(unit[0]))
-            else:
-                self._put_gang(unit)
-
-    def _units(self, weight: Floats) -> list[list[int]]:
         out = np.flatnonzero((self.bin == FREE) & ~self._is_gone)
-        seen: set[int] = set()
-        units = []
-        for item in out[np.argsort(-weight[out], kind="stable")].tolist():
-            gang = int(self.gang[item])
-            if gang == NO_GANG:
-                units.append([item])
-            elif gang not in seen:
-                seen.add(gang)
-                units.append(
-                    sorted(self._members[gang], key=lambda i: (self.local[i] == FREE, -weight[i], i))
-                )
-        return units
+        order = out[np.lexsort((out, self.kind[out], -weight[out]))]
+        changes = np.flatnonzero(np.diff(self.kind[order])) + 1
+        for run in np.split(order, changes):
+            if not len(run):
+                continue
+            if self.gang[run[0]] != NO_GANG:
+                for gang in dict.fromkeys(self.gang[run].tolist()):
+                    if self.bin[self._members[gang][0]] == FREE:
+                        self._put_gang(self._in_order(self._members[gang]))
+            else:
+                self._put_equal(run)
+
+    def _in_order(self, unit: Sequence[int]) -> list[int]:
+        """Those with a place in their host first, then the longest."""
+        return sorted(unit, key=lambda item: (self.local[item] == FREE, -self.size[item, 0], item))
+
+    def _put_equal(self, items: Ints) -> None:
+        """Put equal items where one after the other, each in the emptiest bin with room, would come to lie."""
+        count, size = len(items), self.size[items[0]]
+        if count > 1:
+            deep = min(count, 2 + 2 * -(-count // len(self.used)))
+            levels = np.arange(1, deep + 1)
+            room = (self.limit[:, 1:] * (1 + SLACK) - self.used[:, 1:]) / np.maximum(size[1:], 1e-30)
+            load = (self.used[:, :1] + levels * size[0]) / self.limit[:, :1]
+            load = np.where(levels <= room.min(axis=1, initial=np.inf)[:, None], load, np.inf)
+            first = np.argsort(load, axis=None, kind="stable")[:count]
+            first = first[np.isfinite(load.flat[first])]
+            bins = first // deep
+            self.bin[items[: len(bins)]] = bins
+            self.used += np.bincount(bins, minlength=len(self.used))[:, None] * size
+            items = items[len(bins) :]
+        for item in items.tolist():
+            self.put(item, self._best_bin(item))
 
     def _best_bin(self, item: int) -> int:
         """Where the fullest dimension is least full afterwards; within limits, where time is least."""
@@ -158,6 +193,9 @@ class Bins:
             over = self.over()
             if over.max() <= 0:
                 return True
+            if self.effort.is_spent or len(stuck) >= _MOST_STUCK:
+                return False
+            self.effort.left -= 1
             order = np.argsort(-over, kind="stable")
             worst = next(
                 (int(b) for b in order[: len(stuck) + 1] if over[b] > 0 and int(b) not in stuck), None
@@ -202,6 +240,7 @@ class Bins:
         fullest = (self.used / self.limit).max(axis=1)
         fullest[worst] = np.inf
         for other in np.argsort(fullest, kind="stable")[:pairs].tolist():
+            self.effort.left -= 1
             if other != worst and self._share_between(worst, other, float(over[worst] + over[other])):
                 return True
         return False
@@ -278,7 +317,7 @@ class Bins:
         unit = self._members[gang]
         for item in unit:
             self.take(item)
-        self._put_gang(sorted(unit, key=lambda i: (self.local[i] == FREE, -self.size[i, 0], i)))
+        self._put_gang(self._in_order(unit))
 
 
 def gang_bins(used: Floats, limit: Floats, size: Floats, local: Ints, bins_per_host: int) -> list[int]:

@@ -15,19 +15,21 @@ from shardwright.planning.options import Floats, Ints
 from shardwright.planning.placement import Placed
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
+from shardwright_plugins.packing.bins import Effort
 
 # Times are tried at these parts above the bound until one is possible.
 _LADDER = (0.01, 0.03, 0.08, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
 # The part of memory left free when options are chosen: shards of some size fill no rank to the brim.
 _MARGINS = (0.0, 0.02, 0.06, 0.15)
 # From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
-# by the last number at least, so many in all.
+# by the last number at least.
 _STEPS_DOWN = (0.15, 0.4, 0.7)
-_MOST_TRIES = 10
 _WORTHWHILE = 2e-3
 _NEAR_FAILURE = 1e-3
 # So many cases are looked at for a choice of options that none of them refutes.
-_CASES = 40
+_CASES, _FEW_CASES = 40, 12
+# Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
+_EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 # Moves, swaps and sharings of an attempt.
 _STEPS, _CHANGES, _PAIRS = 200, 30, 4
 
@@ -60,10 +62,9 @@ def _choices(space: SearchSpace) -> Iterator[Ints]:
     problem = space.bound.problem
     for part in _LADDER:
         for margin in _MARGINS:
-            dual = problem.maximise(space.bound.possible_ms * (1 + part), margin=margin)
-            for choice in (dual.lean, dual.best):
-                if choice is not None:
-                    yield choice.option[space.options.alike]
+            proposal = problem.maximise(space.bound.possible_ms * (1 + part), margin=margin).proposal()
+            if proposal is not None:
+                yield proposal
 
 
 @define(eq=False)
@@ -81,7 +82,8 @@ class _Bisection:
     best: Assignment | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.catalogue, self.problem = Catalogue(self.space), self.space.bound.problem
+        self.catalogue = Catalogue(self.space, Effort(_EFFORT))
+        self.problem = self.space.bound.problem
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
@@ -127,29 +129,23 @@ class _Bisection:
         value, prover = self.best.value_ms, self.space.prover
         if value > prover.bound_ms * (1 + CLOSE):
             prover.sharpen(value, precision=CLOSE, max_cases=_CASES)
-        return value <= prover.bound_ms * (1 + CLOSE) or self.space.watch.is_over
+        close = value <= prover.bound_ms * (1 + CLOSE)
+        return close or self.catalogue.effort.is_spent or self.space.watch.is_over
 
     def _keep(self, found: Assignment) -> Placed:
         self.best = found
         return Placed(found.proposal.copy(), found.ranks)
 
-    @property
-    def _rounds(self) -> int:
-        """How many rounds of taking tables out and putting them back an attempt may take."""
-        work = len(self.space.options.all_tables) * len(self.space.capacity_bytes)
-        return int(np.clip(60_000 / max(work, 1), 4, 40))
-
     def _quick(self, limit_ms: float) -> Assignment | None:
         """A plan within a time, if little repair is enough."""
-        dual = self.problem.maximise(limit_ms)
-        choice = dual.lean or dual.best
-        if choice is None:
+        proposal = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES).possible
+        if proposal is None:
             return None
-        trial = self._filled(choice.option, limit_ms)
+        trial = self._filled(proposal, limit_ms)
         return trial if trial.repair(_STEPS, changes=3) else None
 
-    def _filled(self, option: Ints, limit_ms: float) -> Assignment:
-        trial = Assignment(self.catalogue, option[self.space.options.alike], limit_ms)
+    def _filled(self, proposal: Ints, limit_ms: float) -> Assignment:
+        trial = Assignment(self.catalogue, proposal, limit_ms)
         trial.fill()
         return trial
 
@@ -168,7 +164,7 @@ class _Bisection:
         if nearest is None:
             return None
         _, trial, price = nearest
-        trial.rebuild(self._rounds, price)
+        trial.rebuild(_ROUNDS, price)
         return trial
 
     def _choices(self, limit_ms: float) -> Iterator[tuple[Ints, Floats]]:
@@ -176,15 +172,15 @@ class _Bisection:
         cases = self.space.prover.refute(limit_ms, max_cases=_CASES)
         if cases.possible is None or cases.price is None:
             return
-        seen.add(cases.possible.option.tobytes())
-        yield cases.possible.option, cases.price
+        seen.add(cases.possible.tobytes())
+        yield cases.possible, cases.price
         for margin in _MARGINS:
             dual = self.problem.maximise(limit_ms, margin=margin)
-            choice = dual.lean or dual.best
-            if choice is None or dual.best is None or choice.option.tobytes() in seen:
+            proposal = dual.proposal()
+            if proposal is None or dual.best is None or proposal.tobytes() in seen:
                 continue
-            seen.add(choice.option.tobytes())
-            yield choice.option, self.problem.cost + self.problem.share @ dual.best.multipliers
+            seen.add(proposal.tobytes())
+            yield proposal, self.problem.cost + self.problem.share @ dual.best.multipliers
 
     def _improved(self, limit_ms: float) -> Assignment | None:
         """The best plan, repaired to keep within a lesser time."""

@@ -153,12 +153,21 @@ def _checked(estimator: Estimator, what: str, column: Floats, options: Options) 
     return values
 
 
+def vector_bytes(options: Options) -> tuple[Floats, Floats]:
+    """What a vector of each shard takes on its way between ranks, as a result and as its gradient: ``[S]`` each.
+
+    Kernels sum in float32, and float32 is what travels, whatever the type of the weights.
+    """
+    size = 4.0 * options.num_columns
+    return size, size
+
+
 def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
     """What each shard of a run receives and sends in a step, ids spread evenly over rows: ``[S]`` each, in bytes.
 
-    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, as the table's
-    elements; if they are added inside the host, then also the sums for this rank's counterparts on all hosts. A copy
-    of the whole table has its own rank's ids and vectors only. A shard without rows has neither.
+    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out; if they are added
+    inside the host, then also the sums for this rank's counterparts on all hosts. A copy of the whole table has its own
+    rank's ids and vectors only. A shard without rows has neither.
     """
     table = options.shard_table
     fraction = options.row_fraction
@@ -169,7 +178,7 @@ def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]
     num_sums = num_batches + np.where(options.sums_inside_host, crossing, 0)[options.option]
     vectors = np.where(pooled, options.bags_per_batch[table] * num_sums * (fraction > 0), ids)
     input_bytes = ids * _input_bytes_of_id(options)
-    return input_bytes, vectors * options.num_columns * options.element_bytes[table]
+    return input_bytes, vectors * vector_bytes(options)[0]
 
 
 def synchronised_bytes(options: Options, topology: Topology) -> Floats:
@@ -180,7 +189,7 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     """
     table = options.shard_table
     vectors = np.where(options.is_pooled[table], options.bags_per_batch[table], options.ids_per_batch[table])
-    row_bytes = 4 * options.num_columns
+    row_bytes = vector_bytes(options)[1]
     of_a_batch = options.ids_per_batch[table] * _input_bytes_of_id(options) + vectors * row_bytes
     least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
     return np.where(options.is_replicated[options.option], least, 0.0)

@@ -8,7 +8,7 @@ dataflow, and takes every bandwidth and latency from the topology. ``B`` a rank'
 - input: ``f N W`` ids of 8 bytes (12 with weights) and ``B W`` lengths of 4 bytes come in.
 - lookup: the ids, ``f N W`` rows, each a whole number of cache lines, from where the kernel reads them (a cache's
   misses from the host's memory), and ``B W D`` float32 sums written.
-- results: ``B W D`` float32 go out. Where sums are made inside the host, these go to its ranks, and the sums, ``B D``
+- results: ``B W`` vectors go out. Where sums are made inside the host, these go to its ranks, and the sums, ``B``
   for each other host, go across.
 - gradients: as many come back. Copies receive the ids and gradients of all ranks or the dense gradient, whichever is
   less.
@@ -33,13 +33,13 @@ from attrs import frozen
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
 from shardwright.planning.options import Bools, Floats, Options
-from shardwright.planning.space import ID_BYTES, synchronised_bytes
+from shardwright.planning.space import ID_BYTES, synchronised_bytes, vector_bytes
 from shardwright.planning.topology import Topology
 
 LENGTH_BYTES = 4
 WEIGHT_BYTES = 4
-RESULT_BYTES = 4
-"""Kernels sum in float32, and float32 is what travels."""
+SUM_BYTES = 4
+"""Kernels sum in float32."""
 LINE_BYTES = 64
 """What a memory moves at least: a cache line of x86, two sectors of an NVIDIA device."""
 SORT_BYTES_AN_ID = 96
@@ -71,7 +71,6 @@ class Roofline(Estimator):
     def provenance(self) -> Mapping[str, Any]:
         """The constants of the model."""
         return {
-            "result_bytes": RESULT_BYTES,
             "line_bytes": LINE_BYTES,
             "sort_bytes_an_id": SORT_BYTES_AN_ID,
         }
@@ -124,11 +123,6 @@ class _Step:
         return self.ids * (ID_BYTES + weights) + lengths * LENGTH_BYTES
 
     @cached_property
-    def result_bytes(self) -> Floats:
-        """Sums, or rows of sequences."""
-        return self.vectors * self.options.num_columns * RESULT_BYTES
-
-    @cached_property
     def row_bytes(self) -> Floats:
         """What is moved for one row."""
         used = self.options.num_columns * self.options.element_bytes[self.table]
@@ -143,22 +137,20 @@ class _Step:
     @cached_property
     def lookup_ms(self) -> Floats:
         """Ids and rows read, sums written."""
-        streamed = (self.input_bytes + self.result_bytes) / self._memory_bandwidth
+        sums = self.vectors * self.options.num_columns * SUM_BYTES
+        streamed = (self.input_bytes + sums) / self._memory_bandwidth
         return streamed + self.ids * self.row_bytes * self._read_ms_a_byte
 
     @cached_property
     def results_ms(self) -> Floats:
-        """Sums on their way out, straight or through the host."""
-        pooled = self.options.is_pooled[self.table]
-        through_host = self.options.sums_inside_host[self.options.option] & pooled
-        straight = self._exchange_ms(self.result_bytes) + self._latency_ms()
-        return np.where(self.is_copy, 0.0, np.where(through_host, self._through_host_ms(), straight))
+        """Sums on their way out."""
+        return np.where(self.is_copy, 0.0, self._vectors_ms(vector_bytes(self.options)[0]))
 
     @cached_property
     def gradients_ms(self) -> Floats:
         """Gradients on their way in, as the results went out; or what keeps copies equal."""
         kept_equal = self._exchange_ms(synchronised_bytes(self.options, self.topology)) + self._latency_ms()
-        return np.where(self.is_copy, kept_equal, self.results_ms)
+        return np.where(self.is_copy, kept_equal, self._vectors_ms(vector_bytes(self.options)[1]))
 
     @cached_property
     def update_ms(self) -> Floats:
@@ -167,10 +159,18 @@ class _Step:
         ids = np.where(self.is_copy, self.ids * world_size, self.ids)  # copies apply what all ranks looked up
         rows = np.maximum(self.options.num_rows, 1)
         touched = np.where(self._updates_all, rows, rows * -np.expm1(-ids / rows)) * self.is_filled
-        gathered = ids * self.options.num_columns * RESULT_BYTES
+        gathered = ids * self.options.num_columns * SUM_BYTES
         dense = 2 * np.where(self._updates_all, touched * self.row_bytes, 0.0)
         streamed = ids * SORT_BYTES_AN_ID + gathered + dense + 2 * touched * self._state_bytes_a_row
         return streamed / self._memory_bandwidth + 2 * touched * self.row_bytes * self._read_ms_a_byte
+
+    def _vectors_ms(self, bytes_of_one: Floats) -> Floats:
+        """How long vectors take between shards and ranks, straight or, as sums, through the host."""
+        pooled = self.options.is_pooled[self.table]
+        through_host = self.options.sums_inside_host[self.options.option] & pooled
+        total = self.vectors * bytes_of_one
+        straight = self._exchange_ms(total) + self._latency_ms()
+        return np.where(through_host, self._through_host_ms(total), straight)
 
     def _exchange_ms(self, total_bytes: Floats) -> Floats:
         """How long what all ranks exchange with each shard takes, without what stays on its rank."""
@@ -180,12 +180,12 @@ class _Step:
         across = a_rank * (topology.world_size - topology.local_world_size) / links["inter_host"]
         return np.maximum(inside, across)
 
-    def _through_host_ms(self) -> Floats:
+    def _through_host_ms(self, total_bytes: Floats) -> Floats:
         """How long sums take to be made inside the host, and then to cross to the others."""
         topology, links = self.topology, self.topology.link_bandwidths
         local = topology.local_world_size
-        inside = self.result_bytes * (local - 1) / local / links["intra_host"]
-        a_batch = self.result_bytes / topology.world_size
+        inside = total_bytes * (local - 1) / local / links["intra_host"]
+        a_batch = total_bytes / topology.world_size
         across = a_batch * (topology.num_hosts - 1) / links["inter_host"]
         return inside + across + self._latency_ms("intra_host", local) + self._latency_ms()
 

@@ -309,8 +309,7 @@ class Dual:
         """The cheapest choice met that fits in memory as a whole."""
         self.is_empty = not np.logical_or.reduceat(self.allowed, problem.first).all()
         """Whether some table has no option."""
-        self.greedy: Choice | None = None
-        """The choice next to the best one that uses more than there is."""
+        self._seen: list[Ints] = []
         if not self.is_empty:
             self._ascend(np.zeros(num_tiers) if start is None else np.resize(start, num_tiers))
             self._climb()
@@ -328,23 +327,27 @@ class Dual:
         lean = self.lean or self.best
         if lean is None:
             return None
-        alike = self._problem.space.options.alike
+        problem, alike = self._problem, self._problem.space.options.alike
         chosen = lean.option[alike]
-        if self.greedy is None or self.lean is None:
+        if self.lean is None:
             return chosen
-        cost, share, free = self._problem.cost, self.share, 1 - lean.used
-        saved = cost[lean.option] - cost[self.greedy.option]
-        more = share[self.greedy.option] - share[lean.option]
-        worth = saved / np.maximum(more.max(axis=1), 1e-12)
-        for table in np.argsort(-worth, kind="stable").tolist():
-            if saved[table] <= 0:
+        options = np.setdiff1d(np.concatenate(self._seen), lean.option)
+        table = problem.space.options.table[options]
+        saved = problem.cost[lean.option[table]] - problem.cost[options]
+        more = self.share[options] - self.share[lean.option[table]]
+        free = 1 - lean.used
+        worth = saved / np.maximum((more / np.maximum(free, 1e-9)).max(axis=1), 1e-12)
+        left = [np.flatnonzero(alike == index) for index in range(len(problem.count))]
+        for index in np.argsort(-worth, kind="stable").tolist():
+            mine = left[table[index]]
+            if saved[index] <= 0 or not len(mine):
                 continue
-            positive = more[table] > 0
-            room = (free[positive] / more[table][positive]).min(initial=np.inf)
-            count = int(np.clip(np.floor(room * (1 + TOLERANCE)), 0, self._problem.count[table]))
-            members = np.flatnonzero(alike == table)[:count] if count else []
-            chosen[members] = self.greedy.option[table]
-            free = free - count * more[table]
+            takes = more[index] > 0
+            room = (free[takes] / more[index][takes]).min(initial=np.inf)
+            count = int(np.clip(np.floor(room * (1 + TOLERANCE)), 0, len(mine)))
+            chosen[mine[:count]] = options[index]
+            left[table[index]] = mine[count:]
+            free = free - count * more[index]
         return chosen
 
     def _ascend(self, multipliers: Floats) -> None:
@@ -382,6 +385,7 @@ class Dual:
     def _at(self, multipliers: Floats) -> Choice:
         choice = self._problem.choose(self.allowed, self.share, multipliers)
         assert choice is not None  # each table has an option
+        self._seen.append(choice.option)
         if self.best is None or choice.value_ms > self.best.value_ms:
             self.best = choice
         if (choice.used <= 1).all() and (self.lean is None or choice.cost_ms < self.lean.cost_ms):
@@ -411,7 +415,6 @@ class Dual:
                 low = middle
             else:
                 high = middle
-        self.greedy = low
         return high
 
     def _feasible(self, current: Choice, tier: int) -> Choice | None:

@@ -56,6 +56,7 @@ class CaseSearch:
         z_ms: the time.
         num_cases: how many cases may be looked at.
         possible: a choice for each of all tables, of the first case that could not be refuted: ``[A]``.
+        open_case: that case.
         price: of each option there, its cost with what it takes of memory: ``[O]``.
     """
 
@@ -64,6 +65,7 @@ class CaseSearch:
     num_cases: int
     possible: Ints | None = None
     price: Floats | None = None
+    open_case: Case | None = None
 
     def proof(self) -> dict[str, Any] | None:
         """A proof, or ``None`` if a case could not be refuted or there are too many."""
@@ -81,7 +83,7 @@ class CaseSearch:
             return self._leaf(dual.best.multipliers, case, roundings)
         branch = self._by_spread(case, first) or self._by_table(case, dual)
         if branch is None or self.num_cases <= 0:
-            self.possible = dual.proposal()
+            self.possible, self.open_case = dual.proposal(), case
             tiers = len(self.problem.capacity)
             self.price = self.problem.cost + self.problem.share @ dual.best.multipliers[:tiers]
             return None

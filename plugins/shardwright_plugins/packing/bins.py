@@ -105,7 +105,8 @@ class Bins:
             deep = min(count, 2 + 2 * -(-count // len(self.used)))
             levels = np.arange(1, deep + 1)
             room = (self.limit[:, 1:] * (1 + SLACK) - self.used[:, 1:]) / np.maximum(size[1:], 1e-30)
-            load = (self.used[:, :1] + levels * size[0]) / self.limit[:, :1]
+            after = (self.used[:, None] + levels[:, None] * size) / self.limit[:, None]
+            load = _fullness(after)
             load = np.where(levels <= room.min(axis=1, initial=np.inf)[:, None], load, np.inf)
             first = np.argsort(load, axis=None, kind="stable")[:count]
             first = first[np.isfinite(load.flat[first])]
@@ -117,11 +118,11 @@ class Bins:
             self.put(item, self._best_bin(item))
 
     def _best_bin(self, item: int) -> int:
-        """Where the fullest dimension is least full afterwards; within limits, where time is least."""
+        """Where the fullest dimension is least full afterwards; within limits, if that can be."""
         after = (self.used + self.size[item]) / self.limit
-        fullest = after.max(axis=1)
+        fullest = _fullness(after)
         fits = after[:, 1:].max(axis=1, initial=0.0) <= 1 + SLACK
-        return int(np.argmin(np.where(fits, after[:, 0], 1e6 + fullest)))
+        return int(np.argmin(np.where(fits, fullest, 1e6 + fullest)))
 
     def _put_gang(self, unit: Sequence[int]) -> None:
         bins = self._gang_bins(unit)
@@ -338,6 +339,12 @@ def gang_bins(used: Floats, limit: Floats, size: Floats, local: Ints, bins_per_h
     fullest = (trial[..., 0] / most[..., 0]).max(axis=1)
     host = int(np.lexsort((fullest, over))[0])
     return [host * bins_per_host + int(column[host]) for column in places]
+
+
+def _fullness(parts: Floats) -> Floats:
+    """How full bins are, by their fullest dimension; of equally full ones, that with less time comes first."""
+    result: Floats = parts.max(axis=-1) + 0.05 * parts[..., 0]
+    return result
 
 
 def excess(used: Floats, limit: Floats) -> Floats:

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.planning.bound import Relaxation
-from shardwright.planning.cases import CLOSE
+from shardwright.planning.cases import CLOSE, CaseSearch
 from shardwright.planning.options import Floats, Ints
 from shardwright.planning.placement import Placed
 from shardwright.planning.space import SearchSpace
@@ -20,7 +20,7 @@ from shardwright_plugins.packing.bins import Effort
 # Times are tried at these parts above the bound until one is possible.
 _LADDER = (0.01, 0.03, 0.08, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
 # The part of memory left free when options are chosen: shards of some size fill no rank to the brim.
-_MARGINS = (0.0, 0.02, 0.06, 0.15)
+_MARGINS = (0.01, 0.03, 0.08)
 # From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
 # by the last number at least.
 _STEPS_DOWN = (0.15, 0.4, 0.7)
@@ -28,10 +28,12 @@ _WORTHWHILE = 2e-3
 _NEAR_FAILURE = 1e-3
 # So many cases are looked at for a choice of options that none of them refutes.
 _CASES, _FEW_CASES = 40, 12
+# Times tried between one that was possible at once and one that was not.
+_NARROWINGS = 5
 # Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
 _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 # Moves, swaps and sharings of an attempt.
-_STEPS, _CHANGES, _PAIRS = 200, 30, 4
+_STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
 
 
 class Proving(Proposer):
@@ -82,7 +84,7 @@ class _Bisection:
     best: Assignment | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.catalogue = Catalogue(self.space, Effort(_EFFORT))
+        self.catalogue = Catalogue(self.space, Effort())
         self.problem = self.space.bound.problem
 
     def plans(self) -> Proposals:
@@ -91,6 +93,7 @@ class _Bisection:
         if found is None:
             return
         yield self._keep(found)
+        self.catalogue.effort.left = _EFFORT
         step = tries = 0
         while step < len(_STEPS_DOWN) and tries < _MOST_TRIES and not self._is_done():
             limit = self._low_ms + (self.best.value_ms - self._low_ms) * _STEPS_DOWN[step]
@@ -116,13 +119,31 @@ class _Bisection:
 
     def _first(self) -> Assignment | None:
         """A plan that is found at once, or else with some work."""
-        for is_quick in (True, False):
+        below = self.space.prover.bound_ms
+        for attempt in (self._quick, self._attempt):
             for part in _LADDER:
                 limit = self.space.bound.possible_ms * (1 + part)
-                found = self._quick(limit) if is_quick else self._attempt(limit)
-                if found is not None and np.isfinite(found.value_ms) or self.space.watch.is_over:
-                    return found
+                found = attempt(limit)
+                if found is not None and np.isfinite(found.value_ms):
+                    return self._narrowed(below, found)
+                if self.space.watch.is_over:
+                    return None
+                below = limit
         return None
+
+    def _narrowed(self, below_ms: float, found: Assignment) -> Assignment:
+        """A plan found at once, within a time between that of another and one at which none was found."""
+        for _ in range(_NARROWINGS):
+            below_ms = max(below_ms, self.space.prover.bound_ms)
+            if found.value_ms <= below_ms * (1 + CLOSE) or self.space.watch.is_over:
+                break
+            middle = (below_ms * found.value_ms) ** 0.5
+            trial = self._quick(middle)
+            if trial is None:
+                below_ms = middle
+            else:
+                found = trial
+        return found
 
     def _is_done(self) -> bool:
         assert self.best is not None
@@ -138,11 +159,26 @@ class _Bisection:
 
     def _quick(self, limit_ms: float) -> Assignment | None:
         """A plan within a time, if little repair is enough."""
-        proposal = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES).possible
-        if proposal is None:
-            return None
-        trial = self._filled(proposal, limit_ms)
-        return trial if trial.repair(_STEPS, changes=3) else None
+        cases = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)
+        for proposal, _ in self._with_margins(cases):
+            trial = self._filled(proposal, limit_ms)
+            if trial.repair(_FEW_STEPS, changes=3):
+                return trial
+        return None
+
+    def _with_margins(self, cases: CaseSearch) -> Iterator[tuple[Ints, Floats]]:
+        """Choices of options that look possible, more and more of memory left free, with the options' prices."""
+        seen: set[bytes] = set()
+        if cases.possible is None or cases.price is None:
+            return
+        seen.add(cases.possible.tobytes())
+        yield cases.possible, cases.price
+        for margin in _MARGINS:
+            dual = self.problem.maximise(cases.z_ms, margin=margin, case=cases.open_case)
+            proposal = dual.proposal()
+            if proposal is not None and proposal.tobytes() not in seen:
+                seen.add(proposal.tobytes())
+                yield proposal, cases.price
 
     def _filled(self, proposal: Ints, limit_ms: float) -> Assignment:
         trial = Assignment(self.catalogue, proposal, limit_ms)
@@ -152,8 +188,9 @@ class _Bisection:
     def _attempt(self, limit_ms: float) -> Assignment | None:
         """A plan within a time, from the choices at its multipliers."""
         nearest: tuple[float, Assignment, Floats] | None = None
-        for option, price in self._choices(limit_ms):
-            trial = self._filled(option, limit_ms)
+        cases = self.space.prover.refute(limit_ms, max_cases=_CASES)
+        for proposal, price in self._with_margins(cases):
+            trial = self._filled(proposal, limit_ms)
             if trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS):
                 return trial
             over = float(trial.bins.over().sum())
@@ -166,21 +203,6 @@ class _Bisection:
         _, trial, price = nearest
         trial.rebuild(_ROUNDS, price)
         return trial
-
-    def _choices(self, limit_ms: float) -> Iterator[tuple[Ints, Floats]]:
-        seen: set[bytes] = set()
-        cases = self.space.prover.refute(limit_ms, max_cases=_CASES)
-        if cases.possible is None or cases.price is None:
-            return
-        seen.add(cases.possible.tobytes())
-        yield cases.possible, cases.price
-        for margin in _MARGINS:
-            dual = self.problem.maximise(limit_ms, margin=margin)
-            proposal = dual.proposal()
-            if proposal is None or dual.best is None or proposal.tobytes() in seen:
-                continue
-            seen.add(proposal.tobytes())
-            yield proposal, self.problem.cost + self.problem.share @ dual.best.multipliers
 
     def _improved(self, limit_ms: float) -> Assignment | None:
         """The best plan, repaired to keep within a lesser time."""

@@ -58,7 +58,11 @@ class TorchRecPerformance(Estimator):
     preference: ClassVar[int] = 10
 
     def space(self, topology: Topology) -> OptionSpace:
-        """On CUDA devices, what TorchRec offers there; elsewhere it offers less than it could."""
+        """On CUDA devices, what TorchRec offers there; elsewhere it offers less than it could.
+
+        Copies on every rank have the kernel ``dense`` in it, whatever optimizer a table has: their gradients are
+        visible, and the user's own optimizer updates them.
+        """
         if topology.compute_device != "cuda":
             return EVERYTHING
         return OptionSpace(kernels=KERNELS, min_partition=MIN_PARTITION)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.core.planning.conftest import Plain, make_host
 
 from shardwright.errors import PlanError
-from shardwright.planning.constraints import Constraints
+from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.inputs import Request
 from shardwright.planning.parts import Choice
 from shardwright.planning.preparation import prepare
@@ -20,11 +20,12 @@ from shardwright.planning.topology import Topology
 from shardwright.plugins import use_host
 
 
-def space_of(sizes, capacity=10**9):
+def space_of(sizes, capacity=10**9, only=None):
     """Two ranks; tables of these rows and columns, with one kernel."""
     tables = [TableSpec(f"t{i}", rows, dim, ["f"] * 1) for i, (rows, dim) in enumerate(sizes)]
     with use_host(make_host(compute_kernels=[Plain])):
-        request = Request(Topology(2, "cpu", ddr_cap=capacity), Constraints(), 100, None)
+        rules = Constraints({"*": ParameterConstraints(sharding_types=only)})
+        request = Request(Topology(2, "cpu", ddr_cap=capacity), rules, 100, None)
         space = prepare(tables, request, Choice().resolve())
     return attrs.evolve(space, capacity_bytes=np.full((2, 1), capacity))
 
@@ -81,7 +82,7 @@ def leaves(z):
     )
 
 
-def trees(z, names):
+def trees(z, names, num_options):
     def grown(children):
         by_spread = st.fixed_dictionaries(
             {"spread_ms": st.floats(0, z), "below": children, "above": children}
@@ -89,7 +90,7 @@ def trees(z, names):
         by_table = st.fixed_dictionaries(
             {
                 "table": st.sampled_from(names),
-                "options": st.lists(st.integers(0, 2), min_size=1, max_size=2),
+                "options": st.lists(st.integers(0, num_options - 1), min_size=1, max_size=2),
                 "among": children,
                 "others": children,
             }
@@ -99,17 +100,20 @@ def trees(z, names):
     return st.recursive(leaves(z), grown, max_leaves=4)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.data())
 def test_proof_accepts_no_certificate_of_a_bound_above_the_best_plan(data):
     sizes = data.draw(SIZES)
     needed = sum(rows * dim * 4 for rows, dim in sizes)
-    space = space_of(sizes, capacity=int(needed * data.draw(st.sampled_from([0.55, 0.7, 1.0]))))
+    capacity = int(needed * data.draw(st.sampled_from([0.55, 0.7, 1.0])))
+    only = data.draw(st.sampled_from([None, ["whole"], ["slices"], ["whole", "slices"]]))
+    space = space_of(sizes, capacity, only)
     best = best_value(space)
     assume(np.isfinite(best))
     z = best * data.draw(st.sampled_from([1.0001, 1.01, 1.1, 1.3, 2.0]))
     names = [table.path for table in space.options.all_tables]
-    certificate = {"z_ms": z, **data.draw(trees(z, names))}
+    num_options = int(np.diff(space.options.first_option).min())
+    certificate = {"z_ms": z, **data.draw(trees(z, names, num_options))}
     assert why_unproven(space, z, certificate) != ""
 
 

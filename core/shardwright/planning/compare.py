@@ -174,4 +174,4 @@ def _common_rows(one: Block, other: Block) -> int:
 
 def _rows_of(block: Block) -> Any:
     rows = block.rows.rows
-    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+    return np.arange(block.rows.row_map.num_rows)[rows] if isinstance(rows, slice) else rows

@@ -8,7 +8,7 @@ What counts as scarce in a *case* of the proof (``low <= L <= high``, each optio
 
 - the memory of a tier;
 - ``L``, the time that every rank spends on options that have a shard on each of them: no free shard takes more than
-  ``z - L``, and its shards have that much of a rank;
+  ``z - L``, and free shards have that much of a rank; of memory, what such options leave of it;
 - places: of free shards ``i`` on one rank that take the parts ``x_i`` of it, at most 1 together, the sum of
   ``floor((k + 1) * x_i) / k`` is at most 1 (a dual feasible function; Fekete and Schepers 2001).
 
@@ -60,23 +60,25 @@ class _Proof:
         self.space, self.options, self.z_ms = space, space.options, z_ms
         starts, count = space.options.first_shard[:-1], space.options.count
         self.cost: Floats = sum(space.phases.values(), np.zeros(space.options.num_shards))
-        self.most_bytes = np.maximum(space.capacity_bytes.max(axis=0), 1)
         self.total: Floats = np.add.reduceat(self.cost * count, starts)
         self.bytes = np.add.reduceat(space.memory_bytes * count[:, None], starts)
         is_free = space.options.rank == FREE
         self.free = np.where(is_free, count, 0)
-        self.movable: Floats = np.maximum.reduceat(np.where(is_free, self.cost, 0.0), starts)
-        fits = (self.cost < z_ms) & (space.memory_bytes <= space.capacity_bytes.max(axis=0)).all(axis=1)
+        # Of each shard: its time, and its bytes of each tier, [S, 1 + M]; there is that much of a rank.
+        self.needs: Floats = np.column_stack([self.cost, space.memory_bytes])
+        self.rank_has: Floats = np.array([z_ms, *space.capacity_bytes.max(axis=0)])
+        self.movable: Floats = np.maximum.reduceat(np.where(is_free[:, None], self.needs, 0.0), starts)
+        fits = (self.cost < z_ms) & (self.needs <= self.rank_has).all(axis=1)
         self.fits = np.logical_and.reduceat(fits, starts)
-        self.spread: Floats = np.array([self._spread(option) for option in range(len(starts))])
+        covers = np.array([self._covers_ranks(option) for option in range(len(starts))])
+        self.spread: Floats = np.where(covers[:, None], np.minimum.reduceat(self.needs, starts), 0.0)
 
-    def _spread(self, option: int) -> float:
-        """What an option takes of every rank at least: 0 if it has no shard on some."""
+    def _covers_ranks(self, option: int) -> bool:
+        """Whether an option has a shard on every rank, so that each has its least one at least."""
         runs = self.options.shards_of(option)
-        first, count = self.options.rank[runs], self.options.count[runs]
-        reached = np.concatenate([[0], np.cumsum(count)])
-        covers = (first == reached[:-1]).all() and reached[-1] == len(self.space.capacity_bytes)
-        return float(self.cost[runs].min()) if covers else 0.0
+        first, reached = self.options.rank[runs], np.cumsum(self.options.count[runs])
+        starts = np.concatenate([[0], reached[:-1]])
+        return bool((first == starts).all()) and int(reached[-1]) == len(self.space.capacity_bytes)
 
     def gap_in(self, node: Mapping[str, Any], case: _Case) -> str:
         """Why a case is not settled; empty if it is."""
@@ -94,11 +96,13 @@ class _Proof:
 
     def _leaf(self, node: Mapping[str, Any], case: _Case) -> str:
         allowed = case.allowed & self.fits
-        least = self._cheapest(self.spread, allowed)
-        low = max(case.low_ms, least)
-        if low >= self.z_ms or case.high_ms < least:
-            return ""  # no plan is in this case, or none of it has time left
-        room_ms = self.z_ms - low
+        taken = np.array([self._cheapest(column, allowed) for column in self.spread.T])
+        if case.high_ms < taken[0]:
+            return ""  # no plan is in this case; nor where nothing is left of a rank, below
+        taken[0] = max(case.low_ms, taken[0])
+        room = self.rank_has - taken
+        if room.min() < 0 or room[0] == 0:
+            return ""
         prices, priced = np.zeros(len(self.space.tiers)), self.total.copy()
         for tier, price in node.get("multipliers", {}).items():
             prices[self.space.tiers.index(tier)] = _positive(price)
@@ -106,13 +110,13 @@ class _Proof:
         given = float((self.space.capacity_bytes.sum(axis=0) * prices).sum())
         spread_price = _positive(node.get("spread_multiplier", 0.0))
         if spread_price > 0:
-            priced += spread_price * self.spread
+            priced += spread_price * self.spread[:, 0]
             given += spread_price * case.high_ms
         for rounding in node.get("roundings", ()):
             price = _positive(rounding["multiplier"])
-            priced += price / len(self.space.capacity_bytes) * self._places(rounding, room_ms)
+            priced += price / len(self.space.capacity_bytes) * self._places(rounding, room)
             given += price
-        needed = self._cheapest(priced, allowed & (self.movable < room_ms)) - given
+        needed = self._cheapest(priced, allowed & (self.movable <= room).all(axis=1)) - given
         wanted = len(self.space.capacity_bytes) * self.z_ms
         return "" if needed >= wanted else f"tables need {needed} ms at its prices; there are {wanted} ms"
 
@@ -121,17 +125,15 @@ class _Proof:
         least = np.minimum.reduceat(np.where(allowed, column, np.inf), self.options.first_option[:-1])
         return float(least[self.options.alike].sum())
 
-    def _places(self, rounding: Mapping[str, Any], room_ms: float) -> Floats:
+    def _places(self, rounding: Mapping[str, Any], room: Floats) -> Floats:
         """How many places the free shards of each option take, of ``W`` in all: ``[O]``."""
-        parts, of = int(rounding["parts"]), rounding["of"]
+        parts, column = int(rounding["parts"]), ("time", *self.space.tiers).index(rounding["of"])
         if parts < 1:
             raise ValueError(f"{parts} parts")
-        tier = None if of == "time" else self.space.tiers.index(of)
-        part = (
-            self.cost / room_ms if tier is None else self.space.memory_bytes[:, tier] / self.most_bytes[tier]
+        part = self.needs[:, column] / max(room[column], 1e-300) * (1 - TOLERANCE)
+        return np.add.reduceat(
+            self.free * np.floor((parts + 1) * part) / parts, self.options.first_shard[:-1]
         )
-        places = self.free * np.floor((parts + 1) * part * (1 - TOLERANCE)) / parts
-        return np.add.reduceat(places, self.options.first_shard[:-1])
 
 
 def _positive(price: Any) -> float:

@@ -143,6 +143,10 @@ class Bins:
         self.used[self.bin[item]] -= self.size[item]
         self.bin[item] = FREE
 
+    def pin(self, item: int) -> None:
+        """Leave an item where it is from now on."""
+        self._alone[item] = False
+
     def remove(self, items: Sequence[int]) -> None:
         """Take items out for good."""
         for item in items:

@@ -22,7 +22,7 @@ class GreedyPerf(Partitioner):
     """
 
     name: ClassVar[str] = "greedy_perf"
-    preference: ClassVar[int] = 10
+    preference: ClassVar[int] = 0
 
     def place(self, shards: ProposedShards) -> Ints | Misfit:
         """The rank of each shard, or which one did not fit."""

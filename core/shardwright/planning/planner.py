@@ -236,7 +236,8 @@ class EmbeddingShardingPlanner:
         if space.watch.was_interrupted:
             return KeyboardInterrupt()
         error = explain_no_plan(space, result, request, parts, here=here)
-        if not space.watch.is_over:
+        is_proven = not str(error).startswith("no plan found")
+        if is_proven or not space.watch.is_over:
             return error
         return NoPlanError(f"{error} The search ended at its limit of {self._seconds} s; allow it more.")
 

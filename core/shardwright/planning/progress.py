@@ -64,8 +64,11 @@ class _Display:
         if self._live is not None:
             self._live.stop()
 
-    def _line(self) -> str:
-        return progress_text(self._watch.progress, was_interrupted=self._watch.was_interrupted)
+    def _line(self) -> Any:
+        from rich.text import Text
+
+        told = progress_text(self._watch.progress, was_interrupted=self._watch.was_interrupted)
+        return Text(told, no_wrap=True, overflow="ellipsis")
 
 
 def progress_text(progress: Progress, *, was_interrupted: bool = False) -> str:

@@ -138,7 +138,7 @@ def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
     proposal = next(proposals, None)
     # A proposer that repeats itself must come to an end as well.
     for _ in range(4 * max_proposals):
-        is_late = state.space.watch.is_over and state.proposal is not None
+        is_late = state.space.watch.is_over and bool(state.tried)
         if proposal is None or len(state.tried) >= limit or is_late:
             break
         feedback = state.rate(proposal, proposer.name)

@@ -269,7 +269,7 @@ class Relaxation:
 
     @cached_property
     def movable(self) -> Floats:
-        """The time of the largest of each option's shards that have no rank by their layout: ``[O]``; 0: all have one."""
+        """The time of the largest of each option's shards that have no rank by their layout, or 0: ``[O]``."""
         free = np.where(self.space.options.rank == FREE, self.space.cost_ms, 0.0)
         return np.maximum.reduceat(free, self.space.options.first_shard[:-1])
 

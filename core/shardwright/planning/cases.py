@@ -4,12 +4,14 @@ Branch and bound (Land and Doig 1960) over the choice of options. A proof is a t
 two: by the spread load (below or above a time), or by the options of one table (some of them or the others). A leaf
 proves by multipliers that no plan of its case is faster than ``z``. Two things are known of a case:
 
-- the spread load is no less than what the options allowed need, table by table; where it is at least ``low``, a shard that its layout gives no rank takes less than ``z - low``: it lies
-  on a rank that has the spread load already;
-- where it is at most ``high``, that is one more resource with a capacity and a multiplier.
+- the spread load is no less than what the options allowed need, table by table, nor than ``low``; a shard that its
+  layout gives no rank finds room beside it, ``z - low``: it lies on a rank that has the spread load already. So for
+  memory.
+- where the spread load is at most ``high``, that is one more resource with a capacity and a multiplier.
 
-As JSON data, a leaf is ``{"multipliers": {tier: ms per byte}, "spread_multiplier": number}``, an inner node ``{"spread_ms":
-b, "below": node, "above": node}`` or ``{"table": path, "options": [positions], "among": node, "others": node}``, where a
+As JSON data, a leaf is ``{"multipliers": {tier: ms per byte}, "spread_multiplier": number, "roundings": [{"of": "time" or
+tier, "parts": k, "multiplier": ms}]}``, of which the last two may be missing; an inner node is ``{"spread_ms": b,
+"below": node, "above": node}`` or ``{"table": path, "options": [positions], "among": node, "others": node}``, where a
 position counts the options of the table from 0.
 """
 
@@ -200,7 +202,8 @@ class CaseSearch:
         price = dual.share[mine] * dual.best.multipliers
         resource = int(np.argmax(np.abs(price[one - mine[0]] - price[other - mine[0]])))
         middle = (price[one - mine[0], resource] + price[other - mine[0], resource]) / 2
-        return mine[price[:, resource] <= middle]
+        leaner: Ints = mine[price[:, resource] <= middle]
+        return leaner
 
 
 @define(eq=False)

@@ -218,7 +218,7 @@ class _Shape:
             rank=tuple(run.rank for run in runs),
             gang=tuple(gangs[run.host_group] for run in runs),
             local_rank=tuple(run.local_rank for run in runs),
-            count=tuple(run.count for run in runs),
+            count=tuple(run.length for run in runs),
             num_gangs=len(labels),
         )
 
@@ -247,14 +247,14 @@ class _Run(NamedTuple):
     host_group: int | None
     rank: int
     local_rank: int
-    count: int
+    length: int
 
     def continues(self, other: _Run) -> bool:
         """Whether ``other`` begins where this ends and is of its kind."""
         return (
             self[:3] == other[:3]
-            and other.rank == (FREE if self.rank == FREE else self.rank + self.count)
-            and other.local_rank == (FREE if self.local_rank == FREE else self.local_rank + self.count)
+            and other.rank == (FREE if self.rank == FREE else self.rank + self.length)
+            and other.local_rank == (FREE if self.local_rank == FREE else self.local_rank + self.length)
         )
 
 
@@ -294,7 +294,7 @@ def _fold(runs: Iterable[_Run]) -> Iterator[_Run]:
     last: _Run | None = None
     for run in runs:
         if last is not None and last.continues(run):
-            last = last._replace(count=last.count + run.count)
+            last = last._replace(length=last.length + run.length)
             continue
         if last is not None:
             yield last

@@ -259,7 +259,7 @@ class _LazyBlocks(Sequence[Block]):
 class BlockRuns(_LazyBlocks):
     """The blocks of runs, one run after the other."""
 
-    runs: tuple[BlockRun, ...] = field(converter=tuple)
+    runs: tuple[BlockRun, ...]
 
     def __len__(self) -> int:
         return sum(run.count for run in self.runs)

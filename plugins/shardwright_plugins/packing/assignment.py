@@ -1,6 +1,7 @@
 """Options of tables together with the ranks of their shards: repaired by moving, swapping, and changing options.
 
-Legend: A tables, O options, N items (shards that their layout gives no rank), W ranks, D dimensions (time, memory tiers).
+Legend: A tables, O options, N items (shards that their layout gives no rank), W ranks, D dimensions (time, then
+memory tiers).
 """
 
 from __future__ import annotations
@@ -294,7 +295,8 @@ class Assignment:
 
     def _tables_on(self, rank: int) -> list[int]:
         """Tables with something on a rank, one of those that are alike and sharded alike."""
-        options, found = self.space.options, {}
+        options = self.space.options
+        found: dict[tuple[int, int], int] = {}
         here = set(np.flatnonzero(self.bins.bin == rank).tolist())
         for table, option in enumerate(self.proposal.tolist()):
             pieces = self.catalogue.pieces(option)

@@ -333,10 +333,8 @@ def gang_bins(used: Floats, limit: Floats, size: Floats, local: Ints, bins_per_h
     places = []
     rows = np.arange(hosts)
     for index, place in enumerate(local.tolist()):
-        if place != FREE:
-            column = np.full(hosts, place)
-        else:
-            column = ((trial + size[index]) / most).max(axis=2).argmin(axis=1)
+        emptiest = ((trial + size[index]) / most).max(axis=2).argmin(axis=1)
+        column = emptiest if place == FREE else np.full(hosts, place)
         trial[rows, column] += size[index]
         places.append(column)
     over = np.maximum(trial / most - 1, 0).sum(axis=(1, 2))

@@ -132,7 +132,7 @@ def _cost_on(space: SearchSpace, proposal: Ints, ranks: Ints, rank: int) -> Floa
     first = space.options.rank[chosen.run]
     here = (first != FREE) & (first <= rank) & (rank < first + space.options.count[chosen.run])
     fixed = np.bincount(chosen.table[here], weights=space.cost_ms[chosen.run[here]], minlength=count)
-    both: Floats = moved + fixed
+    both: Floats = np.asarray(moved + fixed, dtype=np.float64)
     return both
 
 

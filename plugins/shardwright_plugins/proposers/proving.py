@@ -93,6 +93,10 @@ class _Bisection:
         if found is None:
             return
         yield self._keep(found)
+        yield from self._improvements()
+
+    def _improvements(self) -> Proposals:
+        assert self.best is not None
         self.catalogue.effort.left = _EFFORT
         step = tries = 0
         while step < len(_STEPS_DOWN) and tries < _MOST_TRIES and not self._is_done():

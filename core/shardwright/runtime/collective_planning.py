@@ -29,11 +29,11 @@ def on_one_rank(
     *,
     to_text: Callable[[_Result], str],
     from_text: Callable[[str], _Result],
-    beat_s: float = BEAT_S,
+    beat_s: float | None = None,
 ) -> _Result:
     """Do some work on rank 0 and give its result to every rank.
 
-    Every rank makes this call; in it, rank 0 broadcasts, as often as the work takes ``beat_s``, that it still works,
+    Every rank makes this call; in it, rank 0 broadcasts, every ``beat_s``, that it still works,
     and in the end the result, or what went wrong. Ctrl-C on any rank is left to rank 0, which ends the work early.
 
     Args:
@@ -42,7 +42,7 @@ def on_one_rank(
         watch: tells the work when to end.
         to_text: writes the result.
         from_text: reads it on the other ranks.
-        beat_s: seconds between two signs of life.
+        beat_s: seconds between two signs of life; ``BEAT_S`` by default.
 
     Raises:
         ShardwrightError: what the work raised, on every rank.
@@ -53,7 +53,7 @@ def on_one_rank(
         task = _Task(env, work, watch)
         try:
             task.start()
-            while not task.is_done(beat_s):
+            while not task.is_done(BEAT_S if beat_s is None else beat_s):
                 _send(env, {"working": True})
             result = task.result()
             text = to_text(result)

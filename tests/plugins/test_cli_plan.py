@@ -11,6 +11,7 @@ import types
 from unittest import mock
 
 import pytest
+from tests import readme
 
 from shardwright.cli import main
 
@@ -347,3 +348,18 @@ def test_bench_plan_other_planner_that_fails_is_told_and_the_rest_goes_on(worklo
 
 def test_bench_plan_of_a_folder_without_workloads_is_told(tmp_path):
     assert "there is no workload" in run("bench", "plan", tmp_path, code=1).stderr
+
+
+def test_readme_commands_of_planning_run_as_they_stand(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = list(readme.blocks())
+    (tables,) = [block for block in blocks if block.name == "tables.json"]
+    (commands,) = [block for block in blocks if block.language == "console"]
+    (tmp_path / "tables.json").write_text(tables.text)
+    told = [
+        run(*line.removeprefix("$ shardwright ").split()).stdout
+        for line in commands.text.strip().splitlines()
+    ]
+    assert len(told) == 4
+    assert "proven again" in told[1]
+    assert (tmp_path / "plan.html").exists()

@@ -271,15 +271,23 @@ def _gangs(gang: Ints, table: Ints) -> Ints:
     return numbered
 
 
-def fixed_loads(space: SearchSpace, runs: Ints) -> tuple[Floats, Ints]:
+def fixed_loads(
+    space: SearchSpace, runs: Ints, *, cost_ms: Floats | None = None
+) -> tuple[Floats, Ints]:
     """Time and memory on each rank of runs whose shards must live on given ranks: ``[W]``, ``[W, M]``.
 
     Runs over the same ranks are added first, so that the work does not grow with the number of ranks.
+
+    Args:
+        space: options and costs.
+        runs: indices of runs.
+        cost_ms: the time of each shard of all runs, if not that of all phases: ``[S]``.
     """
     loads, used = np.zeros(len(space.capacity_bytes)), np.zeros_like(space.capacity_bytes)
     first, count = space.options.rank[runs], space.options.count[runs]
     _, leader, place = np.unique(first * (len(loads) + 1) + count, return_index=True, return_inverse=True)
-    cost = np.bincount(place, weights=space.cost_ms[runs], minlength=len(leader))
+    times = space.cost_ms if cost_ms is None else cost_ms
+    cost = np.bincount(place, weights=times[runs], minlength=len(leader))
     memory = np.zeros((len(leader), used.shape[1]), dtype=np.int64)
     np.add.at(memory, place, space.memory_bytes[runs])
     for index, run in enumerate(leader.tolist()):

@@ -20,6 +20,7 @@ from shardwright.planning.failure import explain_no_plan
 from shardwright.planning.inputs import Request, describe_inputs
 from shardwright.planning.layouts import Layout
 from shardwright.planning.options import Ints, Options
+from shardwright.planning.objectives import LARGEST_RANK_TIME, checked_objective
 from shardwright.planning.parts import Choice, Parts, origin
 from shardwright.planning.placement import ranks_of_tables
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
@@ -55,6 +56,8 @@ class EmbeddingShardingPlanner:
         partitioner: the partitioner, by name or as an object; the preferred one if not given.
         storage_reservation: what is kept free of the device's memory for what is not planned (dense layers,
             activations): a part of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
+        objective: what plans are rated by: ``"largest_rank_time"`` (as in TorchRec), or ``"step_time"``, the sum over
+            the phases of each one's slowest rank.
         seconds: how long the search may take; at the limit the best plan so far is returned, with its gap.
         listener: called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the bound
             improve.
@@ -78,6 +81,7 @@ class EmbeddingShardingPlanner:
         proposer: str | Proposer | Sequence[str | Proposer] | None = None,
         partitioner: str | Partitioner | None = None,
         storage_reservation: float | StorageReservation | None = None,
+        objective: str = LARGEST_RANK_TIME,
         seconds: float | None = None,
         listener: Listener | None = None,
         progress: bool | None = None,
@@ -94,6 +98,7 @@ class EmbeddingShardingPlanner:
         self._reservation = None if storage_reservation is None else as_reservation(storage_reservation)
         if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
             raise InvalidInputError(f"seconds is a limit above 0, or None for no limit; got {seconds!r}")
+        self._objective = checked_objective(objective)
         self._seconds = seconds
         self._listener = listener
         self._progress = progress
@@ -206,6 +211,7 @@ class EmbeddingShardingPlanner:
         request = Request(topology, self._constraints, self._batch_size, reservation)
         with watch.interruptible(), shown(watch, is_wanted=self._progress):
             space = prepare(tables, request, parts, here=here, watch=watch)
+            space = attrs.evolve(space, objective=self._objective)
             result = search(space, parts.proposers, parts.partitioner)
         if result.proposal is None:
             raise self._no_plan(space, result, request, parts, here=here)
@@ -213,7 +219,7 @@ class EmbeddingShardingPlanner:
         seconds = time.perf_counter() - start
         inputs = describe_inputs(request, space.options, parts, seconds=seconds, seconds_limit=self._seconds)
         document = {
-            "objective": objective_data(result),
+            "objective": objective_data(result, space.objective),
             "topology": topology.to_data(),
             "inputs": inputs,
             "plugins": _origins(space, result, parts),

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from shardwright.planning.plan import aligned, ranks_text
-from shardwright.planning.search import OBJECTIVE, SearchResult
+from shardwright.planning.search import SearchResult
 from shardwright.planning.space import SearchSpace
 from shardwright.planning.statistics import RankStatistics, Statistics
 from shardwright.planning.text import bytes_text
@@ -53,7 +53,7 @@ class Report:
             f"{result.num_proposals} proposals tried, {result.num_placed} fitted, "
             f"best by {result.proposer!r}, {self.seconds:.3f} s"
         )
-        return [tried, f"{OBJECTIVE}: {result.feedback.value_ms:.4g} ms", self._bound_text()]
+        return [tried, f"{self.space.objective}: {result.feedback.value_ms:.4g} ms", self._bound_text()]
 
     def _bound_text(self) -> str:
         bound = self.result.lower_bound_ms
@@ -82,7 +82,7 @@ class Report:
         """As JSON data."""
         result = self.result
         return {
-            "objective": objective_data(result),
+            "objective": objective_data(result, self.space.objective),
             "search": {
                 "seconds": self.seconds,
                 "num_proposals": result.num_proposals,
@@ -165,12 +165,12 @@ class Report:
         return ["assumed, because not given:", *assumed]
 
 
-def objective_data(result: SearchResult) -> dict[str, Any]:
+def objective_data(result: SearchResult, objective: str) -> dict[str, Any]:
     """The objective of a plan, its value, its bound and the certificate of that, as JSON data."""
     value, bound = result.feedback.value_ms, result.lower_bound_ms
     gap = gap_of(value, bound)
     return {
-        "name": OBJECTIVE,
+        "name": objective,
         "value_ms": value,
         "lower_bound_ms": bound,
         "gap": gap if math.isfinite(gap) else None,

@@ -13,13 +13,11 @@ from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import PlanningError
 from shardwright.planning.cases import CLOSE
+from shardwright.planning.objectives import OBJECTIVES, phase_loads
 from shardwright.planning.options import FREE, NO_GANG, Ints
 from shardwright.planning.placement import Feedback, Misfit, Placed, ProposedShards, fixed_misfit, propose
 from shardwright.planning.seating import broken_rule, place_within
 from shardwright.planning.space import SearchSpace
-
-OBJECTIVE = "largest_rank_time"
-"""What is minimised: the time of the rank that takes longest, all phases together (as in TorchRec)."""
 
 MAX_PROPOSALS = 2000
 """How many different proposals of each proposer are tried at most."""
@@ -89,9 +87,12 @@ class _Search:
         ranks = np.asarray(placed, dtype=np.int64)
         whose = f"partitioner {self.partitioner.name!r}" if given is None else f"proposer {proposer!r}"
         _check_placement(self.space, shards, ranks, f"{whose} broke its contract:")
-        load_ms = shards.loads_ms(ranks)
+        rate = OBJECTIVES[self.space.objective]
         return Feedback(
-            ranks=ranks, load_ms=load_ms, used_bytes=shards.used_bytes(ranks), value_ms=float(load_ms.max())
+            ranks=ranks,
+            load_ms=shards.loads_ms(ranks),
+            used_bytes=shards.used_bytes(ranks),
+            value_ms=rate(phase_loads(self.space, proposal, shards, ranks)),
         )
 
 

@@ -34,6 +34,7 @@ class SearchSpace:
         phases: phase of a step -> milliseconds that each shard of a run adds to its rank: ``[S]``.
         memory_bytes: of each shard of a run, ``[S, M]``.
         capacity_bytes: what may be used on each rank, after reservations: ``[W, M]``.
+        objective: what plans are rated by, a name in :data:`~shardwright.planning.objectives.OBJECTIVES`.
         rules: which ranks tables may use, which are kept together and apart; ``None``: none.
         watch: told of progress, and asked whether to end.
     """
@@ -43,6 +44,7 @@ class SearchSpace:
     phases: Mapping[str, Floats]
     memory_bytes: Ints
     capacity_bytes: Ints
+    objective: str = "largest_rank_time"
     rules: RankRules | None = None
     watch: Watch = field(factory=Watch)
 

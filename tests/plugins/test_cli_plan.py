@@ -198,9 +198,9 @@ def test_plan_report_as_html_json_and_text(workload, tmp_path):
     assert "--- Sharding plan ---" in (tmp_path / "report.txt").read_text()
 
 
-@pytest.mark.parametrize("estimator", [(), ("--estimator", "torchrec")])
-def test_check_of_a_planned_document_proves_its_bound(planned, estimator):
-    path = planned(*estimator)
+@pytest.mark.parametrize("options", [(), ("--estimator", "torchrec"), ("--objective", "step_time")])
+def test_check_of_a_planned_document_proves_its_bound(planned, options):
+    path = planned(*options)
     objective = json.loads(path.read_text())["objective"]
     told = run("check", path).stdout
     assert "8 tables: each row and column is covered once, and everything fits" in told

@@ -44,6 +44,9 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help='JSON: {"user_*": {"sharding_types": ["row_wise"]}, ...}.'),
     ] = None,
+    objective: Annotated[
+        str, typer.Option(metavar="NAME", help="What is minimised: largest_rank_time or step_time.")
+    ] = "largest_rank_time",
     seconds: Annotated[float | None, typer.Option(help="How long to search at most.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="plan.json", help="Write the plan document.")] = None,
     report: Annotated[
@@ -68,6 +71,7 @@ def plan(
         proposer=proposer or None,
         partitioner=partitioner,
         storage_reservation=reserve,
+        objective=objective,
         seconds=seconds,
     )
     made = planner.plan_tables(loaded.tables)

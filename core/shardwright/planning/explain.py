@@ -10,11 +10,13 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.errors import UnknownNameError, nearest
-from shardwright.planning.options import Floats, Ints, Refusal
+from shardwright.planning.objectives import OBJECTIVES, Phases, phase_loads
+from shardwright.planning.options import Ints, Refusal
 from shardwright.planning.placement import Misfit, fixed_misfit, propose
 from shardwright.planning.plan import ShardingPlan
 from shardwright.planning.rederived import Rederived
 from shardwright.planning.search import SearchResult
+from shardwright.planning.statistics import Statistics
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.text import bytes_text
 
@@ -113,7 +115,7 @@ class _Explainer:
         self._again, self._result, self._table = again, result, table
         self._space, self._options = again.space, again.options
         self._own = int(result.proposal[table])
-        self._rest_ms, self._rest_bytes = self._without()
+        self._rest_phases, self._rest_bytes = self._without()
 
     def explanation(self) -> Explanation:
         """All options, the best first."""
@@ -130,17 +132,17 @@ class _Explainer:
         refusals = tuple(attrs.evolve(r, table=spec.path) for r in self._options.refused[distinct])
         return Explanation(spec, self._result.feedback.value_ms, own, tuple(others), refusals)
 
-    def _without(self) -> tuple[Floats, Ints]:
-        """Time and memory of each rank without this table: ``[W]``, ``[W, M]``."""
-        assert self._result.feedback.load_ms is not None
-        assert self._result.feedback.used_bytes is not None
-        runs = self._options.shards_of(self._own)
-        shard = np.repeat(np.arange(runs.start, runs.stop), self._options.count[runs])
-        loads, used = self._result.feedback.load_ms.copy(), self._result.feedback.used_bytes.copy()
-        _, ranks = self._again.match()
-        np.subtract.at(loads, ranks[self._table], self._space.cost_ms[shard])
-        np.subtract.at(used, ranks[self._table], self._space.memory_bytes[shard])
-        return loads, used
+    def _without(self) -> tuple[Phases, Ints]:
+        """Time of each rank in each phase, and its memory, without this table: ``[W]``, ``[W, M]``."""
+        statistics = Statistics(self._space, self._result)
+        others = statistics.shard_table != self._table
+        run, rank = statistics.shard_run[others], statistics.shard_rank[others]
+        used = np.zeros_like(self._space.capacity_bytes)
+        np.add.at(used, rank, self._space.memory_bytes[run])
+        return {
+            phase: np.bincount(rank, weights=cost[run], minlength=len(used)).astype(np.float64)
+            for phase, cost in self._space.phases.items()
+        }, used
 
     def _explained(self, option: int) -> ExplainedOption:
         space, options = self._space, self._options
@@ -163,14 +165,16 @@ class _Explainer:
         shards = propose(self._space, alone)
         shards = attrs.evolve(
             shards,
-            fixed_ms=shards.fixed_ms + self._rest_ms,
+            fixed_ms=shards.fixed_ms + sum(self._rest_phases.values()),
             fixed_bytes=shards.fixed_bytes + self._rest_bytes,
         )
         misfit = fixed_misfit(self._space, alone, shards)
         placed = misfit or self._again.parts.partitioner.place(shards)
         if isinstance(placed, Misfit):
             return math.inf, self._why_misfit(option, placed)
-        return float(shards.loads_ms(placed).max()), ""
+        own = phase_loads(self._space, alone, shards, placed)
+        phases = {phase: own[phase] + rest for phase, rest in self._rest_phases.items()}
+        return OBJECTIVES[self._space.objective](phases), ""
 
     def _why_misfit(self, option: int, misfit: Misfit) -> str:
         tier = self._space.tiers.index(misfit.tier)
@@ -183,14 +187,14 @@ class _Explainer:
 
     def _comparison(self, value_ms: float) -> str:
         plan_ms = self._result.feedback.value_ms
-        told = f"the slowest rank would take {value_ms:.4g} ms"
+        told = f"the plan would take {value_ms:.4g} ms"
         if value_ms > 2 * plan_ms:
             return f"{told}, {value_ms / max(plan_ms, 1e-300):.3g} times as long"
         if value_ms > plan_ms * (1 + 1e-9):
             return f"{told}, {value_ms / plan_ms - 1:.2%} more"
         if value_ms < plan_ms * (1 - 1e-9):
             return f"{told}, {1 - value_ms / plan_ms:.2%} less"
-        return "as good: the slowest rank would take as long"
+        return "as good: the plan would take as long"
 
 
 def explanation_lines(explanation: Explanation) -> Sequence[str]:
@@ -198,7 +202,7 @@ def explanation_lines(explanation: Explanation) -> Sequence[str]:
     chosen, runner_up = explanation.chosen, explanation.runner_up
     lines = [
         f"{explanation.table.describe()}: {chosen.name}, {chosen.num_shards} shards, {chosen.total_ms:.4g} ms "
-        f"together, the dearest {chosen.largest_ms:.4g} ms; the slowest rank takes {explanation.value_ms:.4g} ms",
+        f"together, the dearest {chosen.largest_ms:.4g} ms; the plan takes {explanation.value_ms:.4g} ms",
         f"runner-up: {runner_up.name}: {runner_up.reason}" if runner_up else "runner-up: none fits",
     ]
     return [*lines, *(f"not an option: {refusal}" for refusal in dict.fromkeys(explanation.refusals))]

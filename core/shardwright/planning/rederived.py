@@ -16,6 +16,7 @@ from shardwright.errors import PlanError
 from shardwright.planning.constraints import Constraints
 from shardwright.planning.inputs import Request
 from shardwright.planning.layouts import Layout
+from shardwright.planning.objectives import LARGEST_RANK_TIME, OBJECTIVES, checked_objective, phase_loads
 from shardwright.planning.options import FREE, Ints, Options
 from shardwright.planning.parts import Choice, Parts
 from shardwright.planning.placement import Feedback, propose
@@ -63,7 +64,9 @@ class Rederived:
         ]
         _check_same_tables(tables, plan)
         parts = _parts_of(inputs)
-        return cls(plan, prepare(tables, _request_of(document, inputs), parts), parts)
+        space = prepare(tables, _request_of(document, inputs), parts)
+        objective = document.get("objective", {}).get("name", LARGEST_RANK_TIME)
+        return cls(plan, attrs.evolve(space, objective=checked_objective(objective)), parts)
 
     @property
     def options(self) -> Options:
@@ -137,8 +140,8 @@ def rated(
     ]
     places = np.array(moved, dtype=np.int64)
     shards = propose(space, proposal)
-    load_ms = shards.loads_ms(places)
-    feedback = Feedback(places, load_ms, shards.used_bytes(places), float(load_ms.max()))
+    value_ms = OBJECTIVES[space.objective](phase_loads(space, proposal, shards, places))
+    feedback = Feedback(places, shards.loads_ms(places), shards.used_bytes(places), value_ms)
     objective = document.get("objective", {})
     return SearchResult(
         proposal=proposal,

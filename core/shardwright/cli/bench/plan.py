@@ -59,6 +59,7 @@ def plan(
     estimator: Annotated[str | None, typer.Option(metavar="NAME", help="The model of costs.")] = None,
     proposer: Annotated[str | None, typer.Option(metavar="NAME", help="The search.")] = None,
     partitioner: Annotated[str | None, typer.Option(metavar="NAME", help="What places shards.")] = None,
+    objective: Annotated[str | None, typer.Option(metavar="NAME", help="What is minimised.")] = None,
     seconds: Annotated[float | None, typer.Option(help="How long each search may take.")] = None,
     beside: Annotated[
         str | None,
@@ -79,7 +80,8 @@ def plan(
         "ddr-gib": ddr_gib,
         "batch": batch,
     }
-    own = {"estimator": estimator, "proposer": proposer, "partitioner": partitioner, "seconds": seconds}
+    own: dict[str, Any] = {"estimator": estimator, "proposer": proposer, "partitioner": partitioner}
+    own.update(objective=objective, seconds=seconds)
     settings = PlanSettings(topology, own, beside, beside_seconds)
     results = []
     for workload in workloads_in(folder):

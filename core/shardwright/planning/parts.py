@@ -29,6 +29,7 @@ class Parts:
         storage: the storage estimator.
         proposers: in the order they run.
         partitioner: places proposals.
+        last_resorts: partitioners that are asked where none fitted.
         is_model_asked: the performance estimator was asked for, not merely preferred.
     """
 
@@ -36,6 +37,7 @@ class Parts:
     storage: Estimator
     proposers: tuple[Proposer, ...]
     partitioner: Partitioner
+    last_resorts: tuple[Partitioner, ...] = ()
     is_model_asked: bool = False
 
     def space(self, topology: Topology) -> OptionSpace:
@@ -74,6 +76,7 @@ class Choice:
                 if self.partitioner is None
                 else _resolve(plugins.partitioners, self.partitioner)
             ),
+            last_resorts=tuple(_last_resorts(plugins.partitioners)) if self.partitioner is None else (),
         )
 
     def _proposers(self, registry: Registry[Proposer]) -> list[Proposer]:
@@ -84,6 +87,11 @@ class Choice:
         if not given:
             raise InvalidInputError("proposer is an empty list; name at least one, or leave it out")
         return [_resolve(registry, item) for item in given]
+
+
+def _last_resorts(registry: Registry[Partitioner]) -> list[Partitioner]:
+    made = [registry.create(name) for name in registry]
+    return sorted((part for part in made if part.is_last_resort), key=lambda part: part.name)
 
 
 def origin(registry: Registry[Any], part: Any) -> dict[str, str]:

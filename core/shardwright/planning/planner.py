@@ -19,8 +19,8 @@ from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.failure import explain_no_plan
 from shardwright.planning.inputs import Request, describe_inputs
 from shardwright.planning.layouts import Layout
-from shardwright.planning.options import Ints, Options
 from shardwright.planning.objectives import LARGEST_RANK_TIME, checked_objective
+from shardwright.planning.options import Ints, Options
 from shardwright.planning.parts import Choice, Parts, origin
 from shardwright.planning.placement import ranks_of_tables
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
@@ -212,7 +212,7 @@ class EmbeddingShardingPlanner:
         with watch.interruptible(), shown(watch, is_wanted=self._progress):
             space = prepare(tables, request, parts, here=here, watch=watch)
             space = attrs.evolve(space, objective=self._objective)
-            result = search(space, parts.proposers, parts.partitioner)
+            result = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts)
         if result.proposal is None:
             raise self._no_plan(space, result, request, parts, here=here)
         modules = _shardings(space, result)

@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
-from shardwright.errors import PlanningError
+from shardwright.errors import PlanningError, UnknownPluginError
 from shardwright.planning.cases import CLOSE
 from shardwright.planning.objectives import OBJECTIVES, phase_loads
 from shardwright.planning.options import FREE, NO_GANG, Ints
@@ -21,6 +21,9 @@ from shardwright.planning.space import SearchSpace
 
 MAX_PROPOSALS = 2000
 """How many different proposals of each proposer are tried at most."""
+
+# So many of the proposals that came nearest are placed by the partitioners of last resort.
+_MOST_RESORTS = 4
 
 
 @frozen(eq=False)
@@ -59,6 +62,7 @@ class _Search:
     proposal: Ints | None = None
     proposer: str = ""
     nearest: Misfit | None = None
+    failed: list[tuple[float, Ints, str]] = field(factory=list)
 
     def rate(self, proposed: Ints | Placed, proposer: str) -> Feedback:
         """Place a proposal, unless that has been done, and keep it if it is the best."""
@@ -71,6 +75,8 @@ class _Search:
         if feedback.value_ms < self.best.value_ms:
             self.best, self.proposal, self.proposer = feedback, proposal.copy(), proposer
             self.space.watch.tell(value_ms=feedback.value_ms)
+        if feedback.misfit is not None:
+            self.failed.append((_shortage(feedback.misfit), proposal.copy(), proposer))
         if feedback.misfit is not None and _shortage(feedback.misfit) < _shortage(self.nearest):
             self.nearest = feedback.misfit
         return feedback
@@ -102,6 +108,7 @@ def search(
     partitioner: Partitioner,
     *,
     max_proposals: int = MAX_PROPOSALS,
+    last_resorts: Sequence[Partitioner] = (),
 ) -> SearchResult:
     """Run the proposers one after the other and keep the best of all they propose.
 
@@ -110,6 +117,7 @@ def search(
         proposers: in the order they run; of equal plans the first found is kept.
         partitioner: places each proposal.
         max_proposals: of each proposer at most, proposals tried before not counted.
+        last_resorts: partitioners that place the proposals that came nearest, where none fitted.
 
     Raises:
         PlanningError: a proposer or the partitioner broke its contract.
@@ -118,6 +126,8 @@ def search(
     space.watch.tell(lower_bound_ms=space.prover.bound_ms)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
+    if state.proposal is None:
+        _resort(state, last_resorts)
     if state.best.value_ms > space.prover.bound_ms * (1 + CLOSE) and state.proposal is not None:
         space.prover.sharpen(state.best.value_ms)
     certificate = space.prover.certificate
@@ -148,6 +158,21 @@ def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
         except StopIteration:
             break
     proposals.close()
+
+
+def _resort(state: _Search, partitioners: Sequence[Partitioner]) -> None:
+    """Place the proposals that came nearest to fitting by other partitioners, until one fits."""
+    nearest = sorted(state.failed, key=lambda failure: failure[0])[:_MOST_RESORTS]
+    for partitioner in partitioners:
+        state.partitioner = partitioner
+        for _, proposal, proposer in nearest:
+            if state.space.watch.is_over or state.proposal is not None:
+                return
+            state.tried.pop(proposal.tobytes(), None)
+            try:
+                state.rate(proposal, proposer)
+            except UnknownPluginError:
+                break  # it cannot work here
 
 
 def _shortage(misfit: Misfit | None) -> float:

@@ -245,7 +245,11 @@ class Assignment:
                 return False
             saved = (self.bins, self.proposal, self._items)
             self.bins, self.proposal, self._items = self.bins.copy(), self.proposal.copy(), list(self._items)
-            self._reinsert(self._some_tables(int(np.argmax(over)), random), price)
+            tables = self._some_tables(int(np.argmax(over)), random)
+            if random.integers(2):
+                largest = self.space.largest_bytes[self.proposal[tables]].max(axis=1)
+                tables = [tables[index] for index in np.argsort(-largest, kind="stable").tolist()]
+            self._reinsert(tables, price)
             self.bins.repair(20, pairs=2)
             if float(self.bins.over().sum()) > now + 1e-12:
                 self.bins, self.proposal, self._items = saved
@@ -257,8 +261,8 @@ class Assignment:
         on_worst = self._with_items_on(worst)
         tables = list(random.permutation(on_worst)[:3])
         tables += list(random.permutation(self._with_items_on(other))[: int(random.integers(1, 4))])
-        tables += list(random.integers(len(self.proposal), size=int(random.integers(1, 4))))
-        return list(dict.fromkeys(int(table) for table in tables))
+        tables += list(random.integers(len(self.proposal), size=int(random.integers(1, 5))))
+        return list(dict.fromkeys(int(table) for table in random.permutation(tables)))
 
     def _with_items_on(self, rank: int) -> list[int]:
         here = set(np.flatnonzero(self.bins.bin == rank).tolist())
@@ -268,9 +272,7 @@ class Assignment:
         self.bins.effort.left -= 0.5 * len(tables)
         for table in tables:
             self._take_out(table)
-        largest = self.space.total_cost_ms[self.proposal[tables]]
-        for index in np.argsort(-largest, kind="stable").tolist():
-            table = tables[index]
+        for table in tables:
             ways = self._ways(table, self.bins.used)
             option, _, bins = min(ways, key=lambda way: (round(way[1], 6), price[way[0]]))
             self._put_in(table, option, bins)

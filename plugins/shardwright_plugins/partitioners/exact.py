@@ -24,6 +24,7 @@ class Exact(Partitioner):
     """
 
     name: ClassVar[str] = "exact"
+    is_last_resort: ClassVar[bool] = True
 
     def __init__(self, seconds: float = _SECONDS) -> None:
         self.seconds = seconds

@@ -20,7 +20,7 @@ from shardwright_plugins.packing.bins import Effort
 # Times are tried at these parts above the bound until one is possible.
 _LADDER = (0.01, 0.03, 0.08, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
 # The part of memory left free when options are chosen: shards of some size fill no rank to the brim.
-_MARGINS = (0.01, 0.03, 0.08)
+_MARGINS = (0.01, 0.03, 0.08, 0.2)
 # From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
 # by the last number at least.
 _STEPS_DOWN = (0.15, 0.4, 0.7)
@@ -91,6 +91,7 @@ class _Bisection:
         """Each plan that is better than those before."""
         found = self._first()
         if found is None:
+            yield from _choices(self.space)
             return
         yield self._keep(found)
         yield from self._improvements()

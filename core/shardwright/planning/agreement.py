@@ -76,9 +76,16 @@ def disagreement(kind: ShardingType, table: TableSpec, layout: Layout, topology:
 def _characters(
     kind: ShardingType, table: TableSpec, layout: Layout, topology: Topology
 ) -> Iterable[_Character]:
-    """What the sharding type would do with the table, if it is to have blocks as narrow as these."""
+    """What the sharding type would do with the table, asked for by name: with blocks as narrow as these, and whole."""
     if kind.supports(table, topology) is not True:
         return ()
-    narrowest = min({block.num_columns for block in layout.blocks})
-    rule = ParameterConstraints(min_partition=narrowest)
-    return {_Character.of(made, table.embedding_dim) for made in kind.layouts(table, topology, rule)}
+    narrowest = min({block.num_columns for block in layout.blocks} | {max(1, table.embedding_dim // 2)})
+    rules = (
+        ParameterConstraints(sharding_types=(kind.name,), min_partition=columns)
+        for columns in (narrowest, table.embedding_dim)
+    )
+    return {
+        _Character.of(made, table.embedding_dim)
+        for rule in rules
+        for made in kind.layouts(table, topology, rule)
+    }

@@ -9,8 +9,8 @@ proves by multipliers that no plan of its case is faster than ``z``. Two things 
   memory.
 - where the spread load is at most ``high``, that is one more resource with a capacity and a multiplier.
 
-As JSON data, a leaf is ``{"multipliers": {tier: ms per byte}, "spread_multiplier": number, "roundings": [{"of": "time" or
-tier, "parts": k, "multiplier": ms}]}``, of which the last two may be missing; an inner node is ``{"spread_ms": b,
+As JSON data, a leaf is ``{"multipliers": {tier: ms per byte}, "spread_multiplier": number, "roundings": [{"of": "time"
+or tier, "parts": k, "multiplier": ms}]}``, of which the last two may be missing; an inner node is ``{"spread_ms": b,
 "below": node, "above": node}`` or ``{"table": path, "options": [positions], "among": node, "others": node}``, where a
 position counts the options of the table from 0.
 """

@@ -160,7 +160,7 @@ def vector_bytes(options: Options) -> tuple[Floats, Floats]:
 
     Kernels sum in float32, and float32 is what travels, whatever the type of the weights.
     """
-    size: Floats = 4.0 * options.num_columns
+    size = (4 * options.num_columns).astype(np.float64)
     return size, size
 
 

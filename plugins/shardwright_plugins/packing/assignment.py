@@ -274,7 +274,12 @@ class Assignment:
             self._take_out(table)
         for table in tables:
             ways = self._ways(table, self.bins.used)
-            option, _, bins = min(ways, key=lambda way: (round(way[1], 6), price[way[0]]))
+            best = min(ways, key=lambda way: (round(way[1], 6), price[way[0]]), default=None)
+            if best is None:  # every other option is out of the question
+                option = int(self.proposal[table])
+                bins = self._placed(self.bins.used, self.catalogue.pieces(option))[1]
+            else:
+                option, _, bins = best
             self._put_in(table, option, bins)
 
     # -- changing options -----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ _CASES, _FEW_CASES = 40, 12
 # Times tried between one that was possible at once and one that was not.
 _NARROWINGS = 5
 # Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
-_EFFORT, _MOST_TRIES, _ROUNDS = 1000, 10, 40
+_EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 # Moves, swaps and sharings of an attempt.
 _STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
 

@@ -13,7 +13,6 @@ What counts as scarce in a *case* of the proof (``low <= L <= high``, each optio
   ``floor((k + 1) * x_i) / k`` is at most 1 (a dual feasible function; Fekete and Schepers 2001).
 
 A certificate is a case that its numbers settle, or it splits a case in two: by ``L``, or by the option of one table.
-Legend: O options, W ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ TOLERANCE = 1e-9
 
 @frozen(eq=False)
 class _Case:
-    """Part of all plans: those of allowed options ``[O]`` whose ``L`` is within two limits."""
+    """Part of all plans: those of allowed options, ``[O]``, whose ``L`` is within two limits."""
 
     allowed: Bools
     low_ms: float = 0.0
@@ -143,11 +142,10 @@ def _positive(price: Any) -> float:
 
 
 def _split(options: Options, path: str, positions: list[int]) -> tuple[Bools, Bools]:
-    """The options that are left where one table's is among some, and where it is one of its others: ``[O]`` each."""
+    """The options left where one table's is among some, and where it is one of its others: ``[O]`` each."""
     table = int(options.alike[[table.path for table in options.all_tables].index(path)])
     if options.multiplicity[table] != 1:
         raise ValueError(f"table {path!r} is one of {options.multiplicity[table]} alike")
     mine = options.table == table
-    chosen = np.zeros_like(mine)
-    chosen[[options.of_table(table)[position] for position in positions]] = True
+    chosen = np.isin(np.arange(len(mine)), [options.of_table(table)[position] for position in positions])
     return ~mine | chosen, ~chosen

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json as json_format
 import logging
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
+
+from shardwright.cli.tables import console
 
 if TYPE_CHECKING:
     from shardwright.loading import PluginRecord
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["plugins"]
 
 _STYLES = {"off": "dim", "failed": "red", "conflict": "red"}
-_PIPE_WIDTH = 2000
 
 
 @attrs.frozen
@@ -96,7 +96,6 @@ def _state(registry: Registry[Any], entry: Entry[Any]) -> tuple[str, str]:
 
 
 def _print_table(rows: Sequence[_Row]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -109,5 +108,4 @@ def _print_table(rows: Sequence[_Row]) -> None:
         package = f"{row.distribution} {row.version}".rstrip()
         cells = (row.kind, row.name, row.state, row.plugin, package, row.file, row.reason)
         table.add_row(*map(Text, cells), style=_STYLES.get(row.state))
-    # A pipe has no width: there, a row is a line.
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    console().print(table)

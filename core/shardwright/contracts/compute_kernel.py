@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from attrs import frozen
+from attrs import field, frozen
 
 from shardwright.contracts.names import OpenNames
+from shardwright.planning.caching import CacheParams
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import DataType, TableSpec
 
@@ -29,6 +30,7 @@ class KernelRequest:
         is_pooled: one vector per bag, else one per id.
         is_weighted: ids carry weights.
         optimizer: applied in the backward pass; ``None`` asks for visible gradients.
+        cache: the cache on the device, for kernels that keep weights elsewhere.
         here: the kernel is to run on this machine, so what is installed here counts.
     """
 
@@ -41,6 +43,7 @@ class KernelRequest:
     optimizer: OptimizerSpec | None = None
     here: bool = False
     first_column: int = 0
+    cache: CacheParams = field(factory=CacheParams)
 
     @classmethod
     def of(
@@ -57,6 +60,7 @@ class KernelRequest:
             optimizer=table.optimizer,
             here=here,
             first_column=first_column,
+            cache=table.cache,
         )
 
     @property
@@ -97,6 +101,25 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     def bandwidth_fraction(self, request: KernelRequest) -> float:
         """The part of the memory tier's bandwidth that lookups and updates reach, above 0 and up to 1."""
         return 1.0
+
+    def reads(self, request: KernelRequest) -> Mapping[str, float]:
+        """Where the rows that a step looks up come from.
+
+        Returns:
+            ``{tier: part of the rows}``, tiers named as in :meth:`memory_bytes`; the parts add up to 1.
+        """
+        return {"device": 1.0}
+
+    def extras(self, request: KernelRequest) -> Mapping[str, Any]:
+        """What the plan must say of a table that the table's own module does not, as JSON data with string keys.
+
+        It stands among the ``extras`` of the plan's entry, and comes back through :meth:`with_extras`.
+        """
+        return {}
+
+    def with_extras(self, request: KernelRequest, extras: Mapping[str, Any]) -> KernelRequest:
+        """The request as it was when planned: with what the plan's ``extras`` say of it."""
+        return request
 
     def group_key(self, request: KernelRequest) -> Hashable:
         """Blocks with equal keys are built and looked up together, in one call; must follow from the plan alone."""

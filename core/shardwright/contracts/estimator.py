@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from shardwright.planning.option_space import OptionSpace
     from shardwright.planning.options import Options
     from shardwright.planning.topology import Topology
 
@@ -20,7 +21,7 @@ STORAGE = "storage"
 
 
 class Estimator(ABC, metaclass=OpenNames):
-    """Estimates a cost of every shard of every option at once.
+    """Estimates a cost of every shard of every option at once: one value for each run of equal shards.
 
     The planner calls, on the one rank that plans:
 
@@ -37,21 +38,39 @@ class Estimator(ABC, metaclass=OpenNames):
     aliases: ClassVar[tuple[str, ...]] = ()
     measures: ClassVar[str] = PERFORMANCE
     """``"performance"`` (milliseconds a phase) or ``"storage"`` (bytes a memory tier)."""
+    answers_by_shape: ClassVar[bool] = False
+    """Whether a table's costs depend on nothing but its shape, data type, pooling, weights, optimizer, number of
+    features and constraints.
+
+    Then tables that are alike are planned as one, many times faster. Leave it ``False`` for a model that looks at a
+    table's name, module or features.
+    """
+    storage: ClassVar[str] = ""
+    """Of a performance estimator: the name of the storage estimator that is taken with it when it was asked for."""
     preference: ClassVar[int] = 0
     """Above 0: may be taken when none was asked for; the highest is."""
 
     @abstractmethod
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, npt.NDArray[np.float64]]:
-        """The cost of each shard of each option.
+        """The cost of one shard of each run.
 
         Args:
-            options: columns over the tables ``[T]``, options ``[O]`` and shards ``[S]``.
+            options: columns over the distinct tables ``[T]``, options ``[O]`` and runs of equal shards ``[S]``.
             topology: ranks, memory tiers and links.
 
         Returns:
             performance: phase -> milliseconds a step ``[S]``; storage: memory tier -> bytes ``[S]``. Phases
             are open names; their sum is what a shard adds to its rank's time.
         """
+
+    def space(self, topology: Topology) -> OptionSpace:
+        """The options that the model was published with; they are offered to those who ask for the model.
+
+        What the user's constraints ask of a table goes before.
+        """
+        from shardwright.planning.option_space import EVERYTHING
+
+        return EVERYTHING
 
     def provenance(self) -> Mapping[str, Any]:
         """The constants the model assumes, by name, for the report; JSON data."""

@@ -29,11 +29,16 @@ class Partitioner(ABC, metaclass=OpenNames):
     preference: ClassVar[int] = 0
     """Above 0: may be taken when none was asked for; the highest is."""
 
+    is_last_resort: ClassVar[bool] = False
+    """Whether it is worth its time where no proposal fitted by the partitioner that was chosen: then it is asked to
+    place those that came nearest. One that cannot work here raises ``UnknownPluginError``, and is passed over."""
+
     @abstractmethod
     def place(self, shards: ProposedShards) -> npt.NDArray[np.int64] | Misfit:
         """The rank of each shard ``[N]``, or which shard did not fit, and where.
 
         Args:
-            shards: columns over the ``N`` shards of the proposal: time, bytes per memory tier, the rank of those
-                that are fixed, the gang of those that must share a host; and the capacities of the ranks.
+            shards: columns over the ``N`` shards of the proposal that are to be placed: time, bytes per memory tier,
+                the rank of those that are fixed, the gang of those that must share a host; the capacities of the
+                ranks, and what they hold already of shards that their layout has put there.
         """

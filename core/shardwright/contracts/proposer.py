@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from shardwright.planning.placement import Feedback
+    from shardwright.planning.placement import Feedback, Placed
     from shardwright.planning.space import SearchSpace
 
-Proposals: TypeAlias = "Generator[npt.NDArray[np.int64], Feedback, None]"
-"""Yields option indices ``[T]``, is sent what became of them."""
+Proposals: TypeAlias = "Generator[npt.NDArray[np.int64] | Placed, Feedback, None]"
+"""Yields option indices ``[A]``, alone or with ranks, and is sent what became of them."""
 
 
 class Proposer(ABC, metaclass=OpenNames):
@@ -26,8 +26,10 @@ class Proposer(ABC, metaclass=OpenNames):
 
     1. ``proposals(space)``, once for a plan: a generator;
     2. ``next(generator)``: the first proposal;
-    3. the partitioner places it; ``generator.send(feedback)`` tells how that went and asks for the next one;
-    4. and so on until the generator returns, or the planner has had enough and closes it.
+    3. the partitioner places it, unless it is a :class:`~shardwright.planning.placement.Placed` that brings its
+       ranks; ``generator.send(feedback)`` tells how that went and asks for the next one;
+    4. and so on until the generator returns, or the planner has had enough and closes it. A generator that works long
+       between proposals looks at ``space.watch.is_over``.
 
     The best proposal of all proposers becomes the plan. A proposer holds no state outside its generator, and
     must not depend on hash order or on chance without a fixed seed: the same space gives the same proposals.
@@ -47,6 +49,7 @@ class Proposer(ABC, metaclass=OpenNames):
             space: options, their costs and the ranks' capacities.
 
         Yields:
-            Option indices ``[T]``, one for each table in order: ``first_option[t] <= proposal[t] <
-            first_option[t + 1]``.
+            Option indices ``[A]``, one for each of all tables in order: where ``t = alike[a]`` is the distinct
+            table that table ``a`` is like, ``first_option[t] <= proposal[a] < first_option[t + 1]``. Or such indices
+            with ranks for their shards.
         """

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
+from functools import cached_property
 from typing import Any
 
+import attrs
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables import TableSpec
 
@@ -60,6 +64,30 @@ def _number(value: Any) -> float:
     return number
 
 
+def _ranks(values: Any) -> tuple[int, ...] | None:
+    """Ranks in ascending order; one number stands for itself."""
+    if values is None:
+        return None
+    listed = [values] if type(values) is int else list(_listed(values))
+    if not listed or any(type(rank) is not int or rank < 0 for rank in listed):
+        raise InvalidInputError(f"ranks must be one rank or several, each a number from 0, got {values!r}")
+    return tuple(sorted(set(listed)))
+
+
+def _labels(values: Any) -> tuple[str, ...] | None:
+    """One label or several."""
+    return None if values is None else _plain_names([values] if isinstance(values, str) else values)
+
+
+def _cache(value: Any) -> CacheParams | None:
+    return CacheParams.of(value)
+
+
+def _is_text(instance: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not (isinstance(value, str) and value):
+        raise InvalidInputError(f"{attribute.name} must be a text, got {value!r}")
+
+
 def _not_negative(instance: Any, attribute: Any, values: tuple[float, ...] | None) -> None:
     if values is not None and (not values or min(values) < 0):
         raise InvalidInputError(f"{attribute.name} must be one number a feature, none negative; got {values}")
@@ -86,8 +114,13 @@ class ParameterConstraints:
         num_poolings: bags per sample of each feature; one number stands for every feature. 1 by default.
         batch_sizes: samples per rank and step of each feature; the planner's batch size by default.
         is_weighted: whether ids carry weights; as the module says by default.
+        cache_params: the cache on the device, should the table be kept in host memory; as ``fused_params`` say by
+            default.
         device_group: type of the device that must hold the table; planning fails if the topology has another.
         qcomms_config: the codecs that its results and gradients travel by; those of its module's sharder by default.
+        ranks: the ranks that its shards may live on, one or several; all by default.
+        together: a label. All tables with one label go to one rank, each in one piece.
+        apart: labels, one or several. No two tables that have a label in common have shards on one rank.
 
     Raises:
         InvalidInputError: a value is of the wrong form.
@@ -104,8 +137,53 @@ class ParameterConstraints:
         default=None, converter=_whole_numbers, validator=_not_negative
     )
     is_weighted: bool | None = None
-    device_group: str | None = None
+    cache_params: CacheParams | None = field(default=None, converter=_cache)
+    device_group: str | None = field(default=None, validator=_is_text)
+    ranks: tuple[int, ...] | None = field(default=None, converter=_ranks)
+    together: str | None = field(default=None, validator=_is_text)
+    apart: tuple[str, ...] | None = field(default=None, converter=_labels)
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
+
+    @classmethod
+    def from_data(cls, data: Any, where: str) -> ParameterConstraints:
+        """The constraints in JSON data: an object of this class's fields.
+
+        Raises:
+            InvalidInputError: it is no object, or a value is of the wrong form.
+            UnknownNameError: it has another key.
+        """
+        if not isinstance(data, Mapping):
+            raise InvalidInputError(f"{where} must be an object of constraints, got {data!r}")
+        names = [attribute.name for attribute in attrs.fields(cls)]
+        for key in data:
+            if key not in names:
+                raise UnknownNameError(
+                    f"{where}: no constraint {key!r}. Known: {', '.join(names)}.{nearest(key, names)}"
+                )
+        try:
+            return cls(**data)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{where}: {error}") from error
+
+    def to_data(self) -> dict[str, Any]:
+        """What is asked, as JSON data: an object of the fields that were given."""
+        fields = attrs.asdict(self, filter=lambda _, value: value is not None)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of the fields that were given."""
+        names = (attribute.name for attribute in attrs.fields(ParameterConstraints))
+        return tuple(name for name in names if getattr(self, name) is not None)
+
+    def filled_from(self, other: ParameterConstraints) -> ParameterConstraints:
+        """These, and what ``other`` asks where nothing is asked here."""
+        missing = {name: getattr(other, name) for name in other.given if getattr(self, name) is None}
+        return attrs.evolve(self, **missing) if missing else self
+
+    def only(self, names: Iterable[str]) -> ParameterConstraints:
+        """These fields alone."""
+        return ParameterConstraints(**{name: getattr(self, name) for name in names})
 
     def per_feature(self, name: str, table: TableSpec, default: float) -> tuple[float, ...]:
         """``pooling_factors``, ``num_poolings`` or ``batch_sizes``, one for each of a table's features.
@@ -141,9 +219,12 @@ def _as_dict(rules: Mapping[str, ParameterConstraints] | None) -> Mapping[str, P
     return dict(rules or {})
 
 
-@frozen
+@frozen(slots=False)
 class Constraints:
-    """The constraints of all tables: exact names first, then patterns in the order given.
+    """The constraints of all tables, by name or by pattern.
+
+    What a table is asked is put together field by field: from the rule for its path, then for its name, then from the
+    patterns that match either, in the order given. So ``"*"`` at the end gives defaults.
 
     Args:
         rules: table name, path (``module.table``) or pattern (``"user_*"``) -> what is asked.
@@ -156,6 +237,29 @@ class Constraints:
         for key, rule in value.items():
             if not isinstance(rule, ParameterConstraints):
                 raise InvalidInputError(f"constraints[{key!r}] must be a ParameterConstraints, got {rule!r}")
+
+    @classmethod
+    def from_data(cls, data: Any) -> Constraints:
+        """The constraints in JSON data: ``{name or pattern: {field: value, ...}, ...}``.
+
+        Raises:
+            InvalidInputError: the data is of another form.
+            UnknownNameError: there is no such field; the text has the nearest.
+        """
+        if not isinstance(data, Mapping):
+            raise InvalidInputError(
+                f"constraints are an object of table name (or pattern) -> constraints, got {data!r}"
+            )
+        return cls(
+            {
+                key: ParameterConstraints.from_data(value, f"constraints[{key!r}]")
+                for key, value in data.items()
+            }
+        )
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {key: rule.to_data() for key, rule in self.rules.items()}
 
     def check(self, tables: Sequence[TableSpec]) -> None:
         """Check that each rule is for some table.
@@ -174,11 +278,24 @@ class Constraints:
                 )
 
     def of(self, table: TableSpec) -> ParameterConstraints:
-        """What is asked for ``table``: by its path, its name, or the first pattern that matches either."""
-        for key in (table.path, table.name):
-            if key in self.rules:
-                return self.rules[key]
-        for pattern, rule in self.rules.items():
-            if fnmatchcase(table.name, pattern) or fnmatchcase(table.path, pattern):
-                return rule
-        return _NONE
+        """What is asked for ``table``."""
+        rule = _NONE
+        for key in self.keys_of(table):
+            rule = rule.filled_from(self.rules[key]) if rule is not _NONE else self.rules[key]
+        return rule
+
+    def keys_of(self, table: TableSpec) -> list[str]:
+        """The keys of the rules for ``table``, those that prevail first."""
+        path, name = table.path, table.name
+        keys = [key for key in dict.fromkeys((path, name)) if key in self.rules]
+        keys += [
+            key
+            for key, matches in self._patterns
+            if key not in keys and (matches(name) is not None or matches(path) is not None)
+        ]
+        return keys
+
+    @cached_property
+    def _patterns(self) -> list[tuple[str, Any]]:
+        """The keys that are patterns, with what tells whether a name matches."""
+        return [(key, re.compile(translate(key)).match) for key in self.rules if set(key) & set("*?[")]

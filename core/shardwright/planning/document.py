@@ -10,7 +10,6 @@ neighbouring runs; then a shard's ``rows`` are ``{"part": i, "num_rows": n}``), 
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections import Counter
@@ -19,12 +18,23 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.errors import PlanError, ShardwrightError
+from shardwright.planning.agreement import disagreement
 from shardwright.planning.codecs import QCommsConfig
-from shardwright.planning.layouts import Block, ColumnRange, Dataflow, Exchange, Layout, from_data, to_data
+from shardwright.planning.layouts import (
+    Block,
+    ColumnRange,
+    Dataflow,
+    Exchange,
+    Layout,
+    PlacedBlocks,
+    from_data,
+    to_data,
+)
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.row_maps import RowMap, RowPart, RowsRange, RowsSplit
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.text import json_text
+from shardwright.planning.topology import Topology
 
 if TYPE_CHECKING:
     from shardwright.registry import Registry
@@ -43,18 +53,26 @@ _SHARD_KEYS = frozenset(["rank", "rows", "columns"])
 
 def write_plan(plan: ShardingPlan) -> str:
     """The JSON document of a plan, a line for each shard, so that documents can be compared line by line."""
-    rest = copy.deepcopy(dict(plan.document))
+    rest = dict(plan.document)
     known = rest.pop("modules", {})
     rest.setdefault("topology", _least_topology(plan))
-    modules = {
-        path: {
-            name: _table_data(sharding, known.get(path, {}).get(name, {}))
-            for name, sharding in tables.items()
-        }
-        for path, tables in plan.plan.items()
-    }
     head = {"format": FORMAT, "version": VERSION}
-    return json_text({**head, **rest, **head, "modules": modules})
+    lines = [
+        f" {json.dumps(key)}: {json_text(value, ' ')}" for key, value in {**head, **rest, **head}.items()
+    ]
+    shards = _ShardWriter()
+    modules = []
+    for path, tables in plan.plan.items():
+        entries = [_table_line(name, entry, known.get(path, {}), shards) for name, entry in tables.items()]
+        modules.append(f"  {json.dumps(path)}: {_block(entries, '  ')}")
+    return _block([*lines, f' "modules": {_block(modules, " ")}'], "")
+
+
+def _block(lines: Sequence[str], indent: str, brackets: str = "{}") -> str:
+    """Lines between brackets, as :func:`json_text` sets them."""
+    if not lines:
+        return brackets
+    return f"{brackets[0]}\n" + ",\n".join(lines) + f"\n{indent}{brackets[1]}"
 
 
 def _least_topology(plan: ShardingPlan) -> dict[str, Any]:
@@ -64,16 +82,18 @@ def _least_topology(plan: ShardingPlan) -> dict[str, Any]:
     return {"world_size": max(ranks, default=0) + 1, "compute_device": device}
 
 
-def _table_data(sharding: ParameterSharding, known: Mapping[str, Any]) -> dict[str, Any]:
+def _table_line(
+    name: str, sharding: ParameterSharding, known_tables: Mapping[str, Any], shards: _ShardWriter
+) -> str:
+    known = known_tables.get(name, {})
     layout = sharding.layout
-    shards = [_shard_data(block) for block in layout.blocks]
     data: dict[str, Any] = {
         "sharding_type": sharding.sharding_type,
         "compute_kernel": sharding.compute_kernel,
         "num_embeddings": layout.row_map.num_rows,
-        "embedding_dim": max(block.columns.stop for block in layout.blocks),
+        "embedding_dim": shards.dim_of(layout),
     }
-    if not _can_be_derived(layout):
+    if not shards.can_be_derived(layout):
         data["row_map"] = to_data(layout.row_map)
     if layout.dataflow != Exchange():
         data["dataflow"] = to_data(layout.dataflow)
@@ -82,36 +102,89 @@ def _table_data(sharding: ParameterSharding, known: Mapping[str, Any]) -> dict[s
     if sharding.qcomms_config:
         data["qcomms_config"] = sharding.qcomms_config.to_data()
     if layout.extras:
-        data["extras"] = copy.deepcopy(dict(layout.extras))
+        data["extras"] = dict(layout.extras)
     data.update((key, value) for key, value in known.items() if key not in _TABLE_KEYS)
-    data["shards"] = _with_unknown(shards, known.get("shards", ()))
-    return data
+    lines = [f"    {json.dumps(key)}: {json_text(value, '    ')}" for key, value in data.items()]
+    lines.append(f'    "shards": {_block(shards.lines(layout, known.get("shards", ())), "    ", "[]")}')
+    return f"   {json.dumps(name)}: {_block(lines, '   ')}"
 
 
-def _shard_data(block: Block) -> dict[str, Any]:
+class _ShardWriter:
+    """Writes shards, and what layouts have in common once for all of them.
+
+    The layouts of tables that are alike are made of the same blocks (:class:`PlacedBlocks` of one sequence), and of
+    these many are on the same ranks.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[int, tuple[int | None, ...]], list[str]] = {}
+        self._sizes: dict[int, list[str]] = {}
+        self._dims: dict[int, int] = {}
+        self._derived: dict[int, bool] = {}
+
+    def lines(self, layout: Layout, known: Sequence[Mapping[str, Any]]) -> list[str]:
+        """A line for each shard, with the keys that a loaded document had beside ours, if it has as many shards."""
+        key = (id(_cut(layout)), tuple(layout.ranks))
+        if key not in self._lines:
+            sizes = self._sizes_of(layout)
+            self._lines[key] = [
+                f'     {{"rank": {rank}, {size}' for rank, size in zip(layout.ranks, sizes, strict=True)
+            ]
+        lines = self._lines[key]
+        if len(known) != len(lines) or all(_SHARD_KEYS.issuperset(old) for old in known):
+            return [f"{line}}}" for line in lines]
+        return [f"{line}{_unknown(old)}}}" for line, old in zip(lines, known, strict=True)]
+
+    def _sizes_of(self, layout: Layout) -> list[str]:
+        key = id(_cut(layout))
+        if key not in self._sizes:
+            self._sizes[key] = [_size_text(block) for block in _cut(layout)]
+        return self._sizes[key]
+
+    def dim_of(self, layout: Layout) -> int:
+        """The columns of the table."""
+        key = id(_cut(layout))
+        if key not in self._dims:
+            self._dims[key] = max(block.columns.stop for block in _cut(layout))
+        return self._dims[key]
+
+    def can_be_derived(self, layout: Layout) -> bool:
+        """Whether the row map follows from the shards' bounds."""
+        key = id(_cut(layout))
+        if key not in self._derived:
+            self._derived[key] = _can_be_derived(layout)
+        return self._derived[key]
+
+
+def _cut(layout: Layout) -> Sequence[Block]:
+    """The blocks of a layout before they were given ranks; the same object for layouts made of the same."""
+    return layout.blocks.blocks if isinstance(layout.blocks, PlacedBlocks) else layout.blocks
+
+
+def _size_text(block: Block) -> str:
     bounds = block.rows.bounds
-    rows = list(bounds) if bounds else {"part": block.rows.index, "num_rows": block.num_rows}
-    return {"rank": block.rank, "rows": rows, "columns": [block.columns.start, block.columns.stop]}
+    part = f'{{"part": {block.rows.index}, "num_rows": {block.num_rows}}}'
+    rows = f"[{bounds[0]}, {bounds[1]}]" if bounds else part
+    return f'"rows": {rows}, "columns": [{block.columns.start}, {block.columns.stop}]'
 
 
-def _with_unknown(shards: list[dict[str, Any]], known: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Shards with the keys that a loaded document had beside ours, if it has as many shards."""
-    if len(known) != len(shards):
-        return shards
-    return [
-        {**shard, **{key: value for key, value in old.items() if key not in _SHARD_KEYS}}
-        for shard, old in zip(shards, known, strict=True)
-    ]
+def _unknown(known: Mapping[str, Any]) -> str:
+    """The keys of a shard that are not ours, as the end of its line."""
+    return "".join(
+        f", {json.dumps(key)}: {json.dumps(value, allow_nan=False)}"
+        for key, value in known.items()
+        if key not in _SHARD_KEYS
+    )
 
 
 def _can_be_derived(layout: Layout) -> bool:
     if layout.dataflow.is_replicated:
         return layout.row_map == RowsRange(layout.row_map.num_rows)
-    bounds = [block.rows.bounds for block in layout.blocks]
+    bounds = [block.rows.bounds for block in _cut(layout)]
     if any(pair is None for pair in bounds):
         return False
     try:
-        columns = [block.columns for block in layout.blocks]
+        columns = [block.columns for block in _cut(layout)]
         row_map, _ = _derive_row_map([b for b in bounds if b], columns, layout.row_map.num_rows)
     except PlanError:
         return False
@@ -133,10 +206,7 @@ def read_plan(text: str) -> ShardingPlan:
             f"the plan document has version {document.get('version')!r}; version {VERSION} can be read"
         )
     topology = _typed(document, "topology", dict, "the plan document")
-    reader = _Reader(
-        world_size=_positive(topology, "world_size", "topology"),
-        device=_typed(topology, "compute_device", str, "topology"),
-    )
+    reader = _Reader(_ranks_of(topology))
     modules = _typed(document, "modules", dict, "the plan document")
     plan = {
         path: EmbeddingModuleShardingPlan(
@@ -145,6 +215,17 @@ def read_plan(text: str) -> ShardingPlan:
         for path, tables in modules.items()
     }
     return ShardingPlan(plan=plan, document=document)
+
+
+def _ranks_of(data: Mapping[str, Any]) -> Topology:
+    """The ranks that a document's topology describes; its memory and links do not matter to its shards."""
+    world_size = _positive(data, "world_size", "topology")
+    device = _typed(data, "compute_device", str, "topology")
+    local = _positive(data, "local_world_size", "topology") if "local_world_size" in data else None
+    try:
+        return Topology(world_size, device, local_world_size=local)
+    except ShardwrightError as error:
+        raise PlanError(f"topology: {error}") from error
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -181,13 +262,14 @@ def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 class _Reader:
     """Reads the tables of a document for one topology."""
 
-    def __init__(self, world_size: int, device: str) -> None:
+    def __init__(self, topology: Topology) -> None:
         from shardwright.plugins import host
 
         self._types: Registry[ShardingType] = host().sharding_types
         self._kernels = host().compute_kernels
-        self._world_size = world_size
-        self._device = device
+        self._topology = topology
+        self._world_size = topology.world_size
+        self._device = topology.compute_device
 
     def table(self, path: str, name: str, entry: Any) -> ParameterSharding:
         where = f"module {path!r}, table {name!r}"
@@ -198,14 +280,15 @@ class _Reader:
             kernel = self._kernels.entry(_typed(entry, "compute_kernel", str, where)).name
             layout = self._layout(kind.item, entry, where)
             codecs = _codecs(entry, where)
-            layout.check(
-                TableSpec(name, layout.row_map.num_rows, entry["embedding_dim"], module=path),
-                world_size=self._world_size,
-            )
+            table = TableSpec(name, layout.row_map.num_rows, entry["embedding_dim"], module=path)
+            layout.check(table, world_size=self._world_size)
+            contradiction = disagreement(self._types.create(kind.name), table, layout, self._topology)
         except PlanError:
             raise
         except ShardwrightError as error:
             raise PlanError(f"{where}: {error}") from error
+        if contradiction:
+            raise PlanError(f"{where}: {contradiction}. Change the shards, or the sharding_type.")
         return ParameterSharding(kind.name, kernel, layout, device=self._device, qcomms_config=codecs)
 
     def _layout(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import attrs
 import numpy as np
@@ -12,9 +14,12 @@ from attrs import frozen
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.errors import PlanningError, UnknownNameError, UnknownPluginError
+from shardwright.planning.conflicts import smallest_conflict
 from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.layouts import Layout
-from shardwright.planning.options import FREE, NO_GANG, Ints, Options, Refusal
+from shardwright.planning.layouts import Block, BlockRuns, Layout
+from shardwright.planning.option_space import EVERYTHING, OptionSpace
+from shardwright.planning.options import FREE, NO_GANG, Bools, Ints, Options, Refusal
+from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 
@@ -42,6 +47,9 @@ def enumerate_options(
     *,
     batch_size: int,
     here: bool = False,
+    fold_tables: bool = True,
+    space: OptionSpace = EVERYTHING,
+    rules: RankRules | None = None,
 ) -> Options:
     """Every option of every table.
 
@@ -52,114 +60,249 @@ def enumerate_options(
         plugins: where sharding types and kernels come from.
         batch_size: samples per rank and step, where the constraints give none.
         here: plan for this machine, so what is installed here counts.
+        fold_tables: tables that the sharding types in use cannot tell apart stand once; otherwise each is distinct.
+        space: what is offered to tables of which the constraints ask nothing.
+        rules: which ranks tables may use, which are kept together and apart.
 
     Raises:
         UnknownNameError: the constraints name a table, type or kernel that does not exist.
         PlanningError: nothing is left for some table; the text has the reason of every refusal.
     """
     constraints.check(tables)
-    catalogue = _Catalogue(plugins, topology, here)
+    catalogue = _Catalogue(plugins, topology, here, space)
     collected = _Columns()
-    for table in tables:
-        rule = constraints.of(table)
+    for index, table in enumerate(tables):
+        rule = space.fill(constraints.of(table))
+        spec = _as_constrained(table, rule)
+        _check_device(spec, rule, topology)
         try:
-            collected.add_table(_as_constrained(table, rule), rule, batch_size)
-            _enumerate_table(collected, catalogue, rule)
+            key = catalogue.identity(spec, rule) if fold_tables else table.path
+            if collected.add_table(spec, key):
+                collected.add_lookups(*_lookups(spec, rule, batch_size))
+                _enumerate_table(collected, catalogue, _Asked(rule, rules, index))
         except UnknownPluginError as error:
             raise UnknownPluginError(f"constraints for table {table.describe()}: {error}") from error
     return collected.finish(catalogue)
 
 
 def _as_constrained(table: TableSpec, rule: ParameterConstraints) -> TableSpec:
-    changes: dict[str, Any] = {}
-    if rule.is_weighted is not None:
-        changes["is_weighted"] = rule.is_weighted
+    changes: dict[str, Any] = {"is_weighted": rule.is_weighted, "cache": rule.cache_params}
     if rule.qcomms_config is not None:
         changes["qcomms_config"] = rule.qcomms_config.over(table.qcomms_config).resolved()
-    return attrs.evolve(table, **changes) if changes else table
+    given = {name: value for name, value in changes.items() if value is not None}
+    return attrs.evolve(table, **given) if given else table
 
 
-def _enumerate_table(collected: _Columns, catalogue: _Catalogue, rule: ParameterConstraints) -> None:
-    table = collected.tables[-1]
-    refusals: list[Refusal] = []
-    if rule.device_group not in (None, catalogue.topology.compute_device):
+def _check_device(table: TableSpec, rule: ParameterConstraints, topology: Topology) -> None:
+    if rule.device_group not in (None, topology.compute_device):
         raise PlanningError(
             f"table {table.describe()} is constrained to device_group {rule.device_group!r}, but the "
-            f"topology's compute_device is {catalogue.topology.compute_device!r}. Change one of them."
+            f"topology's compute_device is {topology.compute_device!r}. Change one of them."
         )
-    kernels = catalogue.kernels_for(table, rule, refusals)
-    before = len(collected.option_table)
-    for code in catalogue.types_for(rule):
-        for layout, shape in catalogue.layouts(code, table, rule, refusals):
+
+
+def _lookups(table: TableSpec, rule: ParameterConstraints, batch_size: int) -> tuple[float, float]:
+    """Ids that a rank looks up in a table in a step, and vectors that it gets back."""
+    pooling = np.array(rule.per_feature("pooling_factors", table, 1.0))
+    bags = np.array(rule.per_feature("num_poolings", table, 1.0))
+    bags = bags * np.array(rule.per_feature("batch_sizes", table, batch_size))
+    # An empty bag needs no vector: fewer than one id per bag, fewer vectors than bags (as in TorchRec).
+    pooled = table.pooling.value != "NONE"
+    vectors = (np.minimum(1.0, pooling) if pooled else pooling) * bags
+    return float((pooling * bags).sum()), float(vectors.sum())
+
+
+@frozen
+class _Asked:
+    """What is asked of a table: its own constraints, and the rules on ranks that it shares with others."""
+
+    rule: ParameterConstraints
+    rules: RankRules | None
+    index: int
+
+    def refusal(self, layout: Layout) -> str:
+        """Why the rules on ranks forbid a layout; empty if they do not."""
+        return self.rules.refusal(self.index, layout) if self.rules else ""
+
+    @property
+    def demands(self) -> tuple[str, ...]:
+        """The constraints that leave options out."""
+        cutting = ("sharding_types", "compute_kernels", "min_partition", "ranks", "together", "apart")
+        return tuple(name for name in cutting if name in self.rule.given)
+
+    def only(self, demands: Sequence[str]) -> _Asked:
+        """These demands alone."""
+        dropped = set(self.demands) - set(demands)
+        rules = self.rules.without(self.index, dropped) if self.rules else None
+        return _Asked(self.rule.only(set(self.rule.given) - dropped), rules, self.index)
+
+
+def _enumerate_table(collected: _Columns, catalogue: _Catalogue, asked: _Asked) -> None:
+    table = collected.tables[-1]
+    refusals: list[Refusal] = []
+    found = list(_offered(catalogue, table, asked, refusals))
+    unique = tuple(dict.fromkeys(refusals))
+    if not found:
+        raise PlanningError(_no_option(table, asked, unique, catalogue))
+    for option in found:
+        collected.add_option(*option)
+    collected.refused.append(unique)
+
+
+def _offered(
+    catalogue: _Catalogue, table: TableSpec, asked: _Asked, refusals: list[Refusal]
+) -> Iterator[tuple[int, int, Layout, _Shape, list[int]]]:
+    """The options of a table: codes of type and kernel, the layout, and what the kernel is asked for each run."""
+    for code in catalogue.types_for(asked.rule):
+        kernels = catalogue.kernels_for(code, table, asked.rule, refusals)
+        for layout, shape in catalogue.layouts(code, table, asked.rule, refusals):
+            reason = asked.refusal(layout)
+            if reason:
+                name = list(catalogue.types)[code]
+                refusals.append(Refusal(table.path, "sharding type", name, reason))
+                continue
             for kernel in kernels:
                 requests = catalogue.requests(kernel, table, shape, refusals)
                 if requests is not None:
-                    collected.add_option(code, kernel, layout, shape, requests)
-    unique = tuple(dict.fromkeys(refusals))
-    if len(collected.option_table) == before:
-        raise PlanningError(_no_option(table, rule, unique, catalogue))
-    collected.refusals.extend(unique)
+                    yield code, kernel, layout, shape, requests
 
 
-def _no_option(
-    table: TableSpec, rule: ParameterConstraints, refusals: Iterable[Refusal], catalogue: _Catalogue
-) -> str:
-    asked = ", ".join(
-        f"{name}={list(values)}"
-        for name, values in (
-            ("sharding_types", rule.sharding_types),
-            ("compute_kernels", rule.compute_kernels),
-        )
-        if values
+def _smallest_conflict(catalogue: _Catalogue, table: TableSpec, asked: _Asked) -> str:
+    """The fewest constraints that leave no option together, as a sentence; empty if none are to blame."""
+    conflict = smallest_conflict(
+        asked.demands,
+        lambda demands: any(True for _ in _offered(catalogue, table, asked.only(demands), [])),
     )
+    if not conflict:
+        return ""
+    values = ", ".join(f"{name}={asked.rule.to_data()[name]!r}" for name in conflict)
+    if len(conflict) == 1:
+        return f"{values} alone leaves none. "
+    return f"{values} contradict each other: together they leave none, without any one of them some. "
+
+
+def _no_option(table: TableSpec, asked: _Asked, refusals: Iterable[Refusal], catalogue: _Catalogue) -> str:
+    given = asked.rule.to_data()
+    constraints = ", ".join(f"{name}={given[name]}" for name in asked.demands)
     reasons = "; ".join(map(str, refusals)) or "no sharding type and no compute kernel is loaded"
     return (
         f"no option is left for table {table.describe()} on {catalogue.topology.world_size} ranks of device "
         f"{catalogue.topology.compute_device!r}, optimizer {table.optimizer or 'none (visible gradients)'}, "
-        f"constraints: {asked or 'none'}. Refused: {reasons}. "
+        f"constraints: {constraints or 'none'}. {_smallest_conflict(catalogue, table, asked)}Refused: {reasons}. "
         f"Known sharding types: {', '.join(catalogue.plugins.sharding_types.names) or 'none'}; "
         f"compute kernels: {', '.join(catalogue.plugins.compute_kernels.names) or 'none'}. "
-        + (f"Loosen constraints[{table.name!r}], or change" if asked else "Change")
+        + (f"Loosen constraints[{table.name!r}], or change" if asked.demands else "Change")
         + " what the refusals name."
     )
 
 
 @frozen(eq=False)
 class _Shape:
-    """A layout's blocks as columns."""
+    """A layout's blocks as columns over runs of equal ones."""
 
-    num_rows: Ints
-    num_columns: Ints
-    rank: Ints
-    gang: Ints
+    num_rows: tuple[int, ...]
+    num_columns: tuple[int, ...]
+    rank: tuple[int, ...]
+    gang: tuple[int, ...]
+    local_rank: tuple[int, ...]
+    count: tuple[int, ...]
     num_gangs: int
-    local_rank: Ints
-    widths: Ints
-    width: Ints
 
     @classmethod
     def of(cls, layout: Layout) -> _Shape:
-        row_map = layout.row_map
-        rows = np.array([row_map.num_rows_of(part) for part in range(row_map.num_parts)], dtype=np.int64)
-        parts = [block.rows.index for block in layout.blocks]
-        columns = np.array([block.num_columns for block in layout.blocks], dtype=np.int64)
-        labels = sorted({block.host_group for block in layout.blocks if block.host_group is not None})
+        blocks = layout.blocks
+        runs = list(_runs(blocks) if isinstance(blocks, BlockRuns) else _fold(map(_single, blocks)))
+        labels = sorted({run.host_group for run in runs if run.host_group is not None})
         gangs: dict[int | None, int] = {None: NO_GANG, **{label: gang for gang, label in enumerate(labels)}}
-        widths, width = np.unique(columns, return_inverse=True)
         return cls(
-            num_rows=rows[parts],
-            num_columns=columns,
-            rank=_numbers([block.rank for block in layout.blocks]),
-            gang=np.array([gangs[block.host_group] for block in layout.blocks], dtype=np.int64),
+            num_rows=tuple(run.num_rows for run in runs),
+            num_columns=tuple(run.num_columns for run in runs),
+            rank=tuple(run.rank for run in runs),
+            gang=tuple(gangs[run.host_group] for run in runs),
+            local_rank=tuple(run.local_rank for run in runs),
+            count=tuple(run.length for run in runs),
             num_gangs=len(labels),
-            local_rank=_numbers([block.local_rank for block in layout.blocks]),
-            widths=widths,
-            width=width,
+        )
+
+    @property
+    def last_rank(self) -> int:
+        """The highest rank that a block must live on, or ``FREE``."""
+        return max(
+            FREE if first == FREE else first + count - 1
+            for first, count in zip(self.rank, self.count, strict=True)
+        )
+
+    @property
+    def last_local_rank(self) -> int:
+        """The highest rank inside a host that a block must have, or ``FREE``."""
+        return max(
+            FREE if first == FREE else first + count - 1
+            for first, count in zip(self.local_rank, self.count, strict=True)
         )
 
 
-def _numbers(values: Sequence[int | None]) -> Ints:
-    return np.array([FREE if value is None else value for value in values], dtype=np.int64)
+class _Run(NamedTuple):
+    """Neighbouring blocks of one size that are placed alike."""
+
+    num_rows: int
+    num_columns: int
+    host_group: int | None
+    rank: int
+    local_rank: int
+    length: int
+
+    def continues(self, other: _Run) -> bool:
+        """Whether ``other`` begins where this ends and is of its kind."""
+        return (
+            self[:3] == other[:3]
+            and other.rank == (FREE if self.rank == FREE else self.rank + self.length)
+            and other.local_rank == (FREE if self.local_rank == FREE else self.local_rank + self.length)
+        )
+
+
+def _number(value: int | None, offset: int = 0) -> int:
+    return FREE if value is None else value + offset
+
+
+def _single(block: Block) -> _Run:
+    return _Run(
+        block.num_rows,
+        block.num_columns,
+        block.host_group,
+        _number(block.rank),
+        _number(block.local_rank),
+        1,
+    )
+
+
+def _runs(blocks: BlockRuns) -> Iterator[_Run]:
+    parts = (
+        _Run(
+            rows,
+            len(run.columns),
+            run.host_group,
+            _number(run.rank, start),
+            _number(run.local_rank, start),
+            count,
+        )
+        for run in blocks.runs
+        for start, rows, count in run.sizes()
+    )
+    return _fold(parts)
+
+
+def _fold(runs: Iterable[_Run]) -> Iterator[_Run]:
+    """The runs, those joined that continue the one before."""
+    last: _Run | None = None
+    for run in runs:
+        if last is not None and last.continues(run):
+            last = last._replace(length=last.length + run.length)
+            continue
+        if last is not None:
+            yield last
+        last = run
+    if last is not None:
+        yield last
 
 
 @frozen(eq=False)
@@ -186,8 +329,8 @@ class _Offer:
             ) from error
         for layout, shape in layouts:
             for rank, count, of in (
-                (shape.rank.max(), topology.world_size, "ranks"),
-                (shape.local_rank.max(), topology.local_world_size, "ranks of a host"),
+                (shape.last_rank, topology.world_size, "ranks"),
+                (shape.last_local_rank, topology.local_world_size, "ranks of a host"),
             ):
                 if rank >= count:
                     raise PlanningError(
@@ -197,36 +340,58 @@ class _Offer:
         return cls(layouts, "" if layouts else "offers no layout for this table")
 
 
+_SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
+    *(a.name for a in attrs.fields(TableSpec) if a.name not in ("name", "module", "feature_names"))
+)
+
+
 def _alike(table: TableSpec) -> tuple[Any, ...]:
-    """What tables have in common for which a sharding type that answers by shape is asked once."""
-    shape = (table.num_embeddings, table.embedding_dim, table.data_type)
-    return (*shape, table.pooling, table.is_weighted, table.optimizer, table.qcomms_config)
+    """All of a table but its name, its module and its features: tables with equal answers are alike."""
+    return _SHAPE_OF(table)
 
 
 class _Catalogue:
     """The sharding types and kernels in use, with codes, and what they answered."""
 
-    def __init__(self, plugins: Plugins, topology: Topology, here: bool) -> None:
+    def __init__(self, plugins: Plugins, topology: Topology, here: bool, space: OptionSpace) -> None:
         self.plugins = plugins
         self.topology = topology
         self.here = here
+        self.space = space
         self.types: dict[str, ShardingType] = {}
         self.kernels: dict[str, ComputeKernel] = {}
         self.request_codes: dict[tuple[int, KernelRequest], int] = {}
         self._answers: dict[tuple[int, KernelRequest], str] = {}
         self._offers: dict[Any, _Offer] = {}
+        self._type_codes: dict[tuple[str, ...] | None, list[int]] = {}
+
+    def identity(self, table: TableSpec, rule: ParameterConstraints) -> Hashable:
+        """What a table is to all that plans it; equal for tables that are alike."""
+        codes = self.types_for(rule)
+        types = list(self.types.values())
+        if not all(types[code].answers_by_shape for code in codes):
+            return table.path
+        return (*_alike(table), table.num_features, rule)
 
     def types_for(self, rule: ParameterConstraints) -> list[int]:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
-        return self._codes(self.plugins.sharding_types, self.types, rule.sharding_types)
+        asked = rule.sharding_types
+        if asked not in self._type_codes:
+            codes = self._codes(self.plugins.sharding_types, self.types, asked)
+            names = list(self.types)
+            self._type_codes[asked] = [code for code in codes if self.space.has(names[code], rule)]
+        return self._type_codes[asked]
 
-    def kernels_for(self, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]) -> list[int]:
-        """Codes of the kernels that may serve ``table``, the preferred first.
+    def kernels_for(
+        self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
+    ) -> list[int]:
+        """Codes of the kernels that may serve ``table`` with a sharding type, the preferred first.
 
         Kernels that show gradients are for tables without an optimizer, or for those who name them.
         """
-        codes = self._codes(self.plugins.compute_kernels, self.kernels, rule.compute_kernels)
-        if rule.compute_kernels is not None:
+        asked = rule.compute_kernels or self.space.kernels_of(list(self.types)[code], rule)
+        codes = self._codes(self.plugins.compute_kernels, self.kernels, asked)
+        if asked is not None:
             return codes
         kernels = list(self.kernels.values())
         codes.sort(key=lambda code: (-kernels[code].preference, kernels[code].name))
@@ -250,18 +415,23 @@ class _Catalogue:
             refusals.append(Refusal(table.path, "sharding type", kind.name, offer.reason))
         return offer.layouts
 
-    def requests(self, kernel: int, table: TableSpec, shape: _Shape, refusals: list[Refusal]) -> Ints | None:
-        """The request code of each block, or ``None`` if the kernel refuses one of them."""
-        codes = []
-        for width in shape.widths.tolist():
-            request = KernelRequest.of(table, width, device=self.topology.compute_device, here=self.here)
+    def requests(
+        self, kernel: int, table: TableSpec, shape: _Shape, refusals: list[Refusal]
+    ) -> list[int] | None:
+        """The request code of each run, or ``None`` if the kernel refuses one of them."""
+        codes: dict[int, int] = {}
+        for width in dict.fromkeys(shape.num_columns):
+            request = self._request(table, width)
             reason = self._ask(kernel, request)
             if reason:
                 name = list(self.kernels)[kernel]
                 refusals.append(Refusal(table.path, "compute kernel", name, reason))
                 return None
-            codes.append(self.request_codes.setdefault((kernel, request), len(self.request_codes)))
-        return np.array(codes, dtype=np.int64)[shape.width]
+            codes[width] = self.request_codes.setdefault((kernel, request), len(self.request_codes))
+        return [codes[width] for width in shape.num_columns]
+
+    def _request(self, table: TableSpec, width: int) -> KernelRequest:
+        return KernelRequest.of(table, width, device=self.topology.compute_device, here=self.here)
 
     def _ask(self, code: int, request: KernelRequest) -> str:
         key = (code, request)
@@ -295,27 +465,34 @@ class _Columns:
 
     def __init__(self) -> None:
         self.tables: list[TableSpec] = []
-        self.refusals: list[Refusal] = []
+        self.refused: list[tuple[Refusal, ...]] = []
         self.option_table: list[int] = []
+        self._all_tables: list[TableSpec] = []
+        self._alike: list[int] = []
+        self._known: dict[Hashable, int] = {}
         self._ids: list[float] = []
         self._bags: list[float] = []
         self._types: list[int] = []
         self._kernels: list[int] = []
         self._layouts: list[Layout] = []
         self._shapes: list[_Shape] = []
-        self._requests: list[Ints] = []
+        self._requests: list[list[int]] = []
 
-    def add_table(self, table: TableSpec, rule: ParameterConstraints, batch_size: int) -> None:
-        pooling = np.array(rule.per_feature("pooling_factors", table, 1.0))
-        bags = np.array(rule.per_feature("num_poolings", table, 1.0))
-        bags = bags * np.array(rule.per_feature("batch_sizes", table, batch_size))
-        self.tables.append(table)
-        self._ids.append(float((pooling * bags).sum()))
-        # An empty bag needs no vector: fewer than one id per bag, fewer vectors than bags (as in TorchRec).
-        pooled = table.pooling.value != "NONE"
-        self._bags.append(float(((np.minimum(1.0, pooling) if pooled else pooling) * bags).sum()))
+    def add_table(self, table: TableSpec, key: Hashable) -> bool:
+        """Add a table; whether it is like none before it."""
+        is_new = key not in self._known
+        if is_new:
+            self._known[key] = len(self.tables)
+            self.tables.append(table)
+        self._all_tables.append(table)
+        self._alike.append(self._known[key])
+        return is_new
 
-    def add_option(self, kind: int, kernel: int, layout: Layout, shape: _Shape, requests: Ints) -> None:
+    def add_lookups(self, ids: float, bags: float) -> None:
+        self._ids.append(ids)
+        self._bags.append(bags)
+
+    def add_option(self, kind: int, kernel: int, layout: Layout, shape: _Shape, requests: list[int]) -> None:
         self.option_table.append(len(self.tables) - 1)
         self._types.append(kind)
         self._kernels.append(kernel)
@@ -326,12 +503,15 @@ class _Columns:
     def finish(self, catalogue: _Catalogue) -> Options:
         counts = np.array([len(shape.rank) for shape in self._shapes], dtype=np.int64)
         table = np.array(self.option_table, dtype=np.int64)
+        rank, gang, local_rank = self._places(catalogue.topology)
         return Options(
             tables=tuple(self.tables),
+            all_tables=tuple(self._all_tables),
+            alike=np.array(self._alike, dtype=np.int64),
             sharding_types=tuple(catalogue.types.values()),
             compute_kernels=tuple(catalogue.kernels.values()),
             requests=tuple(catalogue.request_codes),
-            refusals=tuple(self.refusals),
+            refused=tuple(self.refused),
             ids_per_batch=np.array(self._ids),
             bags_per_batch=np.array(self._bags),
             first_option=np.searchsorted(table, np.arange(len(self.tables) + 1)).astype(np.int64),
@@ -339,29 +519,37 @@ class _Columns:
             sharding_type=np.array(self._types, dtype=np.int64),
             compute_kernel=np.array(self._kernels, dtype=np.int64),
             layouts=tuple(self._layouts),
-            cuts_rows=np.array([layout.cuts_rows for layout in self._layouts], dtype=bool),
-            is_replicated=np.array([layout.dataflow.is_replicated for layout in self._layouts], dtype=bool),
-            sums_inside_host=np.array(
-                [layout.dataflow.sums_inside_host for layout in self._layouts], dtype=bool
-            ),
+            cuts_rows=self._of_layouts(lambda layout: layout.cuts_rows),
+            is_replicated=self._of_layouts(lambda layout: layout.dataflow.is_replicated),
+            sums_inside_host=self._of_layouts(lambda layout: layout.dataflow.sums_inside_host),
             first_shard=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             option=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
-            num_rows=_joined([shape.num_rows for shape in self._shapes]),
-            num_columns=_joined([shape.num_columns for shape in self._shapes]),
-            rank=_joined([shape.rank for shape in self._shapes]),
-            gang=_joined(self._gangs()),
-            local_rank=_joined([shape.local_rank for shape in self._shapes]),
-            request=_joined(self._requests),
+            count=self._joined(attrgetter("count")),
+            num_rows=self._joined(attrgetter("num_rows")),
+            num_columns=self._joined(attrgetter("num_columns")),
+            rank=rank,
+            gang=gang,
+            local_rank=local_rank,
+            request=np.array(list(chain.from_iterable(self._requests)), dtype=np.int64),
         )
 
-    def _gangs(self) -> list[Ints]:
+    def _of_layouts(self, property_of: Callable[[Layout], bool]) -> Bools:
+        return np.array([property_of(layout) for layout in self._layouts], dtype=bool)
+
+    def _joined(self, column_of: Callable[[_Shape], tuple[int, ...]]) -> Ints:
+        return np.array(list(chain.from_iterable(map(column_of, self._shapes))), dtype=np.int64)
+
+    def _places(self, topology: Topology) -> tuple[Ints, Ints, Ints]:
+        """Rank, gang and rank inside the host of each run; on one host that rank is the rank, and there are no gangs."""
+        rank, local_rank = self._joined(attrgetter("rank")), self._joined(attrgetter("local_rank"))
+        if topology.num_hosts > 1:
+            return rank, self._gangs(), local_rank
+        rank = np.where(local_rank == FREE, rank, local_rank)
+        return rank, np.full_like(rank, NO_GANG), np.full_like(rank, FREE)
+
+    def _gangs(self) -> Ints:
         """The gangs of each option, with numbers that no other has."""
-        gangs, first = [], 0
-        for shape in self._shapes:
-            gangs.append(np.where(shape.gang == NO_GANG, NO_GANG, shape.gang + first))
-            first += shape.num_gangs
-        return gangs
-
-
-def _joined(arrays: Sequence[Ints]) -> Ints:
-    return np.concatenate([np.empty(0, dtype=np.int64), *arrays])
+        gangs = self._joined(attrgetter("gang"))
+        counts = np.array([shape.num_gangs for shape in self._shapes], dtype=np.int64)
+        before = np.repeat(np.cumsum(counts) - counts, [len(shape.rank) for shape in self._shapes])
+        return np.where(gangs == NO_GANG, NO_GANG, gangs + before)

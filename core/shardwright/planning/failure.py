@@ -11,7 +11,7 @@ from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.inputs import Request
 from shardwright.planning.options import Options
 from shardwright.planning.parts import Parts
-from shardwright.planning.placement import Misfit, propose
+from shardwright.planning.placement import Misfit, fixed_misfit, propose
 from shardwright.planning.search import SearchResult
 from shardwright.planning.space import SearchSpace, estimate_costs
 from shardwright.planning.tables import TableSpec
@@ -45,20 +45,21 @@ def explain_no_plan(
 
 
 def _table_too_large(space: SearchSpace) -> tuple[int, str] | None:
-    """The first table of which no option fits, even alone."""
+    """The first of all tables of which no option fits, even alone."""
     options = space.options
     fits = np.logical_or.reduceat(space.fits_alone, options.first_option[:-1])
     if fits.all():
         return None
-    table = int(np.argmin(fits))
-    mine = np.array(options.of_table(table))
+    distinct = int(np.argmin(fits))
+    table = int(np.argmax(options.alike == distinct))
+    mine = np.array(options.of_table(distinct))
     most = space.capacity_bytes.max(axis=0)
     share = (space.largest_bytes[mine] / np.maximum(most, 1)).max(axis=1)
     option = int(mine[np.argmin(share)])
     tier = int(np.argmax(space.largest_bytes[option] / np.maximum(most, 1)))
     rank = int(np.argmax(space.capacity_bytes[:, tier]))
     return table, (
-        f"no plan: table {options.tables[table].describe()} needs "
+        f"no plan: table {options.all_tables[table].describe()} needs "
         f"{bytes_text(space.largest_bytes[option, tier])} of {space.tiers[tier]} on one rank, as "
         f"{options.type_of(option).name!r} with kernel {options.kernel_of(option).name!r} "
         f"({_blocks(options, option)}); the emptiest rank ({rank}) has "
@@ -68,7 +69,8 @@ def _table_too_large(space: SearchSpace) -> tuple[int, str] | None:
 
 def _too_much_together(space: SearchSpace) -> str:
     """Whether all tables together need more than all ranks have, whatever is chosen."""
-    least = np.minimum.reduceat(space.total_bytes, space.options.first_option[:-1], axis=0).sum(axis=0)
+    each = np.minimum.reduceat(space.total_bytes, space.options.first_option[:-1], axis=0)
+    least = (each * space.options.multiplicity[:, None]).sum(axis=0)
     have = space.capacity_bytes.sum(axis=0)
     short = np.flatnonzero(least > have)
     if not len(short):
@@ -77,7 +79,7 @@ def _too_much_together(space: SearchSpace) -> str:
     world_size = len(space.capacity_bytes)
     enough = -(-int(least[tier]) * world_size // max(1, int(have[tier])))
     return (
-        f"no plan: the {len(space.options.tables)} tables need at least {bytes_text(least[tier])} of "
+        f"no plan: the {len(space.options.all_tables)} tables need at least {bytes_text(least[tier])} of "
         f"{space.tiers[tier]} together, whatever is chosen; the {world_size} ranks have "
         f"{bytes_text(have[tier])}. At least {enough} such ranks are needed; or a smaller data type, "
         "batch size or storage_reservation, or kernels that use another memory."
@@ -85,7 +87,7 @@ def _too_much_together(space: SearchSpace) -> str:
 
 
 def _nearest_text(space: SearchSpace, result: SearchResult, misfit: Misfit) -> str:
-    table = space.options.tables[misfit.table].describe()
+    table = space.options.all_tables[misfit.table].describe()
     tier = space.tiers.index(misfit.tier)
     needed = f"{bytes_text(misfit.needed_bytes)} of {misfit.tier}"
     has = f"has {bytes_text(misfit.free_bytes)} left of {bytes_text(misfit.capacity_bytes)}"
@@ -112,14 +114,13 @@ def _of_total(space: SearchSpace, rank: int, tier: int) -> str:
 
 
 def _blocks(options: Options, option: int) -> str:
-    shards = options.shards_of(option)
-    count = shards.stop - shards.start
+    count = int(options.shards_per_option[option])
     return f"{count} block{'s' if count > 1 else ''}"
 
 
 def _what_would_fit(space: SearchSpace, table: int, request: Request, parts: Parts, *, here: bool) -> str:
     """A type or kernel that the constraints exclude and that would fit on empty ranks, if there is one."""
-    spec = space.options.tables[table]
+    spec = space.options.all_tables[table]
     rule = request.constraints.of(spec)
     if rule.sharding_types is None and rule.compute_kernels is None:
         return ""
@@ -130,7 +131,10 @@ def _what_would_fit(space: SearchSpace, table: int, request: Request, parts: Par
     options = freed.options
     for option in range(options.num_options):
         kind, kernel = options.type_of(option).name, options.kernel_of(option).name
-        if not isinstance(parts.partitioner.place(propose(freed, np.array([option]))), Misfit):
+        alone = np.array([option])
+        shards = propose(freed, alone)
+        fits = fixed_misfit(freed, alone, shards) is None
+        if fits and not isinstance(parts.partitioner.place(shards), Misfit):
             tier = int(np.argmax(freed.largest_bytes[option]))
             return (
                 f" {kind!r} with kernel {kernel!r} ({_blocks(options, option)}) needs "
@@ -154,5 +158,6 @@ def _freed_space(
         host(),
         batch_size=request.batch_size,
         here=here,
+        space=parts.space(space.topology),
     )
     return estimate_costs(options, space.topology, parts.performance, parts.storage, space.capacity_bytes)

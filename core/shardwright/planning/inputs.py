@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 from attrs import frozen
 
-from shardwright.contracts.estimator import Estimator
-from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.constraints import Constraints
 from shardwright.planning.options import Options
+from shardwright.planning.parts import Parts
+from shardwright.planning.reservations import FixedPercentageStorageReservation, StorageReservation
 from shardwright.planning.topology import Provenance, Topology
+from shardwright.planning.workload import table_to_data
 
 _SOURCE = "TorchRec 1.8 default"
 
@@ -18,7 +19,7 @@ _SOURCE = "TorchRec 1.8 default"
 # What TorchRec assumes (torchrec/distributed/planner: BATCH_SIZE, and the heuristical reservation's
 # percentage).
 BATCH_SIZE = 512
-STORAGE_RESERVATION = 0.15
+STORAGE_RESERVATION = FixedPercentageStorageReservation(0.15)
 
 
 @frozen(eq=False)
@@ -29,13 +30,13 @@ class Request:
         topology: the ranks.
         constraints: by table.
         given_batch_size: samples per rank and step, if given.
-        given_reservation: the part of the device's memory to keep free, if given.
+        given_reservation: what to keep free of the device's memory, if given.
     """
 
     topology: Topology
     constraints: Constraints
     given_batch_size: int | None
-    given_reservation: float | None
+    given_reservation: StorageReservation | None
 
     @property
     def batch_size(self) -> int:
@@ -43,41 +44,70 @@ class Request:
         return BATCH_SIZE if self.given_batch_size is None else self.given_batch_size
 
     @property
-    def reservation(self) -> float:
-        """The part of the device's memory to keep free."""
+    def reservation(self) -> StorageReservation:
+        """What to keep free of the device's memory."""
         return STORAGE_RESERVATION if self.given_reservation is None else self.given_reservation
 
 
-def describe_inputs(request: Request, options: Options, performance: Estimator) -> dict[str, Any]:
+def describe_inputs(
+    request: Request,
+    options: Options,
+    parts: Parts,
+    *,
+    seconds: float,
+    seconds_limit: float | None = None,
+) -> dict[str, Any]:
     """The inputs of a plan as JSON data, for the document and the report.
+
+    With them, all options and costs can be had again: the tables, what was asked of them, and the estimators.
 
     Args:
         request: what was asked.
         options: for the tables, whose pooling factors may be assumed.
-        performance: the estimator, whose constants are assumptions too.
+        parts: the plugins that planned; the constants of estimators are assumptions too.
+        seconds: how long planning took.
+        seconds_limit: how long the search might take, if that was limited.
     """
-    rules = [request.constraints.of(table) for table in options.tables]
+    rules = [request.constraints.of(table) for table in options.all_tables]
     values = {
         "batch_size": _given_or_assumed(request.given_batch_size, BATCH_SIZE),
-        "storage_reservation": _given_or_assumed(request.given_reservation, STORAGE_RESERVATION),
+        "storage_reservation": _given_or_assumed(
+            None if request.given_reservation is None else request.given_reservation.to_data(),
+            STORAGE_RESERVATION.to_data(),
+        ),
         **request.topology.provenance,
+        "seconds": Provenance(round(seconds, 4), "measured"),
     }
+    if seconds_limit is not None:
+        values["seconds_limit"] = Provenance(seconds_limit, "given")
     unknown = sum(rule.pooling_factors is None for rule in rules)
     if unknown:
         source = f"ids per bag of the {unknown} tables whose constraints give none; {_SOURCE}"
         values["pooling_factors"] = Provenance(1.0, "assumed", source)
-    for name, value in performance.provenance().items():
-        values[f"{performance.name}.{name}"] = Provenance(value, "assumed", f"estimator {performance.name}")
+    values.update(_estimator_values(parts))
     if request.constraints.rules:
-        rules_data = {key: _rule_data(rule) for key, rule in request.constraints.rules.items()}
-        values["constraints"] = Provenance(rules_data, "given")
+        values["constraints"] = Provenance(request.constraints.to_data(), "given")
+    values["tables"] = Provenance([table_to_data(table) for table in options.all_tables], "given")
     return {name: provenance.to_data() for name, provenance in values.items()}
+
+
+def _estimator_values(parts: Parts) -> dict[str, Provenance]:
+    """The estimators and their constants."""
+    chosen = (
+        Provenance(parts.performance.name, "given")
+        if parts.is_model_asked
+        else Provenance(parts.performance.name, "assumed", "the preferred one")
+    )
+    values = {
+        "estimator": chosen,
+        "storage_estimator": Provenance(parts.storage.name, "assumed", "goes with it"),
+    }
+    for estimator in (parts.performance, parts.storage):
+        for name, value in estimator.provenance().items():
+            source = f"estimator {estimator.name}"
+            values[f"{estimator.name}.{name}"] = Provenance(value, "assumed", source)
+    return values
 
 
 def _given_or_assumed(value: Any, default: Any) -> Provenance:
     return Provenance(default, "assumed", _SOURCE) if value is None else Provenance(value, "given")
-
-
-def _rule_data(rule: ParameterConstraints) -> dict[str, Any]:
-    fields = attrs.asdict(rule, filter=lambda _, value: value is not None)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}

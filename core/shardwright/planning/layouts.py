@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, final, overload
 
 import attrs
 from attrs import field, frozen
@@ -167,14 +167,150 @@ class Block:
         return len(self.columns)
 
 
+@frozen
+class BlockRun:
+    """Blocks of neighbouring row parts that have one range of columns: many blocks in few words.
+
+    Block ``i`` has the row part ``first_part + i``, and the rank ``rank + i`` or the rank ``local_rank + i`` inside
+    its host, where these are given. A run of copies has one part, and ``is_copied``.
+
+    Args:
+        row_map: the map of the rows.
+        columns: the range of columns.
+        count: how many blocks.
+        first_part: the row part of the first.
+        is_copied: all have the first one's row part.
+        rank: the rank of the first, or ``None``; see :class:`Block`.
+        host_group: of all of them; see :class:`Block`.
+        local_rank: the rank inside the host of the first, or ``None``.
+
+    Raises:
+        InvalidInputError: the row map has fewer parts; what a :class:`Block` raises.
+    """
+
+    row_map: RowMap
+    columns: ColumnRange
+    count: int = field(default=1, validator=attrs.validators.ge(1))
+    first_part: int = field(default=0, validator=not_negative)
+    is_copied: bool = False
+    rank: int | None = None
+    host_group: int | None = None
+    local_rank: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        needed = self.first_part + (1 if self.is_copied else self.count)
+        if needed > self.row_map.num_parts:
+            raise InvalidInputError(
+                f"a run of blocks needs {needed} row parts, its row map has {self.row_map.num_parts}"
+            )
+        self.block(0)
+
+    def block(self, index: int) -> Block:
+        """One of the blocks."""
+        part = self.first_part + (0 if self.is_copied else index)
+        return Block(
+            rows=RowPart(self.row_map, part),
+            columns=self.columns,
+            rank=None if self.rank is None else self.rank + index,
+            host_group=self.host_group,
+            local_rank=None if self.local_rank is None else self.local_rank + index,
+        )
+
+    def sizes(self) -> Iterator[tuple[int, int, int]]:
+        """Its blocks as runs of equally many rows: ``(index of the first, rows of each, how many)``."""
+        if self.is_copied:
+            yield 0, self.row_map.num_rows_of(self.first_part), self.count
+            return
+        start, stop, part = self.first_part, self.first_part + self.count, 0
+        for rows, count in self.row_map.part_sizes():
+            low, high = max(start, part), min(stop, part + count)
+            if low < high:
+                yield low - start, rows, high - low
+            part += count
+
+
+class _LazyBlocks(Sequence[Block]):
+    """Blocks that are made when they are looked at, and equal any sequence of the same blocks."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))  # ranks compare what they shard by it, however it was made
+
+    __hash__ = None  # type: ignore[assignment]  # as a list
+
+    @overload
+    def __getitem__(self, index: int) -> Block: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Block, ...]: ...
+    def __getitem__(self, index: int | slice) -> Block | tuple[Block, ...]:
+        if isinstance(index, slice):
+            return tuple(self._block(position) for position in range(len(self))[index])
+        return self._block(range(len(self))[index])
+
+    @abstractmethod
+    def _block(self, index: int) -> Block:
+        """The block at a position from 0."""
+
+
+@final
+@frozen(eq=False, repr=False)
+class BlockRuns(_LazyBlocks):
+    """The blocks of runs, one run after the other."""
+
+    runs: tuple[BlockRun, ...]
+
+    def __len__(self) -> int:
+        return sum(run.count for run in self.runs)
+
+    def __iter__(self) -> Iterator[Block]:
+        return (run.block(index) for run in self.runs for index in range(run.count))
+
+    def _block(self, index: int) -> Block:
+        for run in self.runs:
+            if index < run.count:
+                return run.block(index)
+            index -= run.count
+        raise IndexError(index)
+
+
+@final
+@frozen(eq=False, repr=False)
+class PlacedBlocks(_LazyBlocks):
+    """Blocks with the rank that each was given."""
+
+    blocks: Sequence[Block]
+    ranks: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __iter__(self) -> Iterator[Block]:
+        return (
+            Block(block.rows, block.columns, rank)
+            for block, rank in zip(self.blocks, self.ranks, strict=True)
+        )
+
+    def _block(self, index: int) -> Block:
+        block = self.blocks[index]
+        return Block(block.rows, block.columns, self.ranks[index])
+
+
 def _plain(instance: Any, attribute: Any, value: Mapping[str, Any]) -> None:
     for key in value:
         if not isinstance(key, str):
             raise InvalidInputError(f"extras must be JSON data with string keys, got the key {key!r}")
 
 
-def _as_blocks(values: Iterable[Block]) -> tuple[Block, ...]:
-    return tuple(values)
+def _as_blocks(values: Iterable[Block | BlockRun]) -> Sequence[Block]:
+    """Blocks as they are; runs of them as lazy blocks."""
+    if isinstance(values, _LazyBlocks):
+        return values
+    given = tuple(values)
+    if given and all(isinstance(item, BlockRun) for item in given):
+        return BlockRuns(cast("tuple[BlockRun, ...]", given))
+    return cast("tuple[Block, ...]", given)
 
 
 @frozen(hash=False)
@@ -183,23 +319,31 @@ class Layout:
 
     Args:
         blocks: all of one row map; together they cover every row and column exactly once. Where the dataflow is
-            replicated, each is the whole table, and every rank has one.
+            replicated, each is the whole table, and every rank has one. Either blocks or, where there may be
+            hundreds, :class:`BlockRun` objects, of which blocks are made when they are looked at.
         dataflow: how ids and results travel.
         variant: tells layouts of one sharding type for one table apart (``"4 columns blocks"``); part of an
             option's identity.
         extras: JSON data of the plugin, kept in the plan and handed back at run time.
     """
 
-    blocks: tuple[Block, ...] = field(converter=_as_blocks)
+    blocks: Sequence[Block] = field(converter=_as_blocks)
     dataflow: Dataflow = field(factory=Exchange)
     variant: str = ""
     extras: Mapping[str, Any] = field(factory=dict, validator=_plain)
 
     @blocks.validator
-    def _some(self, attribute: Any, value: tuple[Block, ...]) -> None:
+    def _some(self, attribute: Any, value: Sequence[Block]) -> None:
         if not value:
             raise InvalidInputError("a layout needs at least one block")
-        if any(block.rows.row_map != value[0].rows.row_map for block in value):
+        if isinstance(value, PlacedBlocks):
+            return
+        maps = (
+            [run.row_map for run in value.runs]
+            if isinstance(value, BlockRuns)
+            else [block.rows.row_map for block in value]
+        )
+        if any(row_map != maps[0] for row_map in maps):
             raise InvalidInputError("the blocks of a layout must be parts of one row map")
 
     @property
@@ -217,12 +361,24 @@ class Layout:
         """Whether a row's place in its part differs from its place in the table, so that ids must be mapped."""
         return self.blocks[0].rows.bounds != (0, self.row_map.num_rows)
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether each block has a rank."""
+        return isinstance(self.blocks, PlacedBlocks) or all(block.rank is not None for block in self.blocks)
+
+    @property
+    def ranks(self) -> Sequence[int | None]:
+        """The rank of each block."""
+        if isinstance(self.blocks, PlacedBlocks):
+            return self.blocks.ranks
+        return [block.rank for block in self.blocks]
+
     def placed(self, ranks: Iterable[int]) -> Layout:
         """The same layout with block ``i`` on ``ranks[i]``, where it then must live."""
-        blocks = [
-            Block(block.rows, block.columns, rank) for block, rank in zip(self.blocks, ranks, strict=True)
-        ]
-        return attrs.evolve(self, blocks=blocks)
+        chosen = tuple(ranks)
+        if len(chosen) != len(self.blocks):
+            raise InvalidInputError(f"{len(chosen)} ranks were given for {len(self.blocks)} blocks")
+        return attrs.evolve(self, blocks=PlacedBlocks(self.blocks, chosen))
 
     def check(self, table: TableSpec, *, world_size: int | None = None) -> None:
         """Check that each row and column of ``table`` is covered exactly once, or once on every rank, and ranks exist.
@@ -237,11 +393,11 @@ class Layout:
         covered = sum(self.row_map.num_rows_of(part) for part in range(self.row_map.num_parts))
         if covered != table.num_embeddings:
             raise InvalidInputError(f"{where}: the parts of the row map hold {covered} rows together")
-        for block in self.blocks:
-            if world_size is not None and block.rank is not None and block.rank >= world_size:
-                raise InvalidInputError(
-                    f"{where}: a block is placed on rank {block.rank} of {world_size} ranks"
-                )
+        if self._covers_once(table, world_size):
+            return
+        for rank in self.ranks:
+            if world_size is not None and rank is not None and rank >= world_size:
+                raise InvalidInputError(f"{where}: a block is placed on rank {rank} of {world_size} ranks")
         if self.dataflow.is_replicated:
             self._check_copies(where, table, world_size)
             return
@@ -250,6 +406,20 @@ class Layout:
             spans[block.rows.index].append(block.columns)
         for part, columns in spans.items():
             _check_columns(f"{where}, row part {part}", columns, table.embedding_dim)
+
+    def _covers_once(self, table: TableSpec, world_size: int | None) -> bool:
+        """Whether the few runs of the blocks show by their bounds alone what :meth:`check` looks for."""
+        if not isinstance(self.blocks, BlockRuns) or len(self.blocks.runs) != 1:
+            return False
+        (run,) = self.blocks.runs
+        last = (run.rank or 0) + run.count - 1
+        if (run.columns.start, run.columns.stop) != (0, table.embedding_dim) or last >= (
+            world_size or last + 1
+        ):
+            return False
+        if self.dataflow.is_replicated:
+            return run.rank == 0 and run.is_copied and self.row_map.num_parts == 1 and last + 1 == world_size
+        return not run.is_copied and run.count == self.row_map.num_parts
 
     def _check_copies(self, where: str, table: TableSpec, world_size: int | None) -> None:
         """Check that every rank has one copy of the whole table."""

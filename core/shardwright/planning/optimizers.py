@@ -9,6 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError
+from shardwright.planning.caching import FUSED_PARAMS as CACHE_PARAMS
 
 # FBGEMM's EmbOptimType values and the common spellings, to the one name kernels declare.
 _ALIASES = {
@@ -71,12 +72,17 @@ class OptimizerSpec:
         """The optimizer that ``fused_params`` describe; SGD at 0.01 where they name none, as in FBGEMM.
 
         Args:
-            fused_params: ``{"optimizer": name or EmbOptimType, "learning_rate": ..., "eps": ..., ...}``.
+            fused_params: ``{"optimizer": name or EmbOptimType, "learning_rate": ..., "eps": ..., ...}``; what is in it
+                about a cache is left to :class:`~shardwright.planning.caching.CacheParams`.
 
         Raises:
             InvalidInputError: the optimizer is neither a name nor an enum member with a string value.
         """
-        values = {_RENAMED.get(name, name): value for name, value in (fused_params or {}).items()}
+        values = {
+            _RENAMED.get(name, name): value
+            for name, value in (fused_params or {}).items()
+            if name not in CACHE_PARAMS
+        }
         optimizer = values.pop("optimizer", "sgd")
         name = optimizer.value if isinstance(optimizer, Enum) else optimizer
         if not isinstance(name, str):

@@ -11,6 +11,8 @@ from shardwright.contracts.estimator import PERFORMANCE, STORAGE, Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, UnknownPluginError
+from shardwright.planning.option_space import EVERYTHING, OptionSpace
+from shardwright.planning.topology import Topology
 
 if TYPE_CHECKING:
     from shardwright.registry import Registry
@@ -27,12 +29,20 @@ class Parts:
         storage: the storage estimator.
         proposers: in the order they run.
         partitioner: places proposals.
+        last_resorts: partitioners that are asked where none fitted.
+        is_model_asked: the performance estimator was asked for, not merely preferred.
     """
 
     performance: Estimator
     storage: Estimator
     proposers: tuple[Proposer, ...]
     partitioner: Partitioner
+    last_resorts: tuple[Partitioner, ...] = ()
+    is_model_asked: bool = False
+
+    def space(self, topology: Topology) -> OptionSpace:
+        """What is offered to tables of which nothing is asked: the model's own options, if it was asked for."""
+        return self.performance.space(topology) if self.is_model_asked else EVERYTHING
 
 
 @frozen(eq=False)
@@ -54,15 +64,19 @@ class Choice:
         from shardwright.plugins import host
 
         plugins = host()
+        performance = _estimator(plugins.estimators, self.estimator, PERFORMANCE)
+        paired = performance.storage if self.estimator is not None and performance.storage else None
         return Parts(
-            performance=_estimator(plugins.estimators, self.estimator, PERFORMANCE),
-            storage=_estimator(plugins.estimators, self.storage_estimator, STORAGE),
+            performance=performance,
+            storage=_estimator(plugins.estimators, self.storage_estimator or paired, STORAGE),
+            is_model_asked=self.estimator is not None,
             proposers=tuple(self._proposers(plugins.proposers)),
             partitioner=(
                 _preferred(plugins.partitioners)[0]
                 if self.partitioner is None
                 else _resolve(plugins.partitioners, self.partitioner)
             ),
+            last_resorts=tuple(_last_resorts(plugins.partitioners)) if self.partitioner is None else (),
         )
 
     def _proposers(self, registry: Registry[Proposer]) -> list[Proposer]:
@@ -73,6 +87,11 @@ class Choice:
         if not given:
             raise InvalidInputError("proposer is an empty list; name at least one, or leave it out")
         return [_resolve(registry, item) for item in given]
+
+
+def _last_resorts(registry: Registry[Partitioner]) -> list[Partitioner]:
+    made = [registry.create(name) for name in registry]
+    return sorted((part for part in made if part.is_last_resort), key=lambda part: part.name)
 
 
 def origin(registry: Registry[Any], part: Any) -> dict[str, str]:

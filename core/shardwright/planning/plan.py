@@ -52,13 +52,13 @@ class ParameterSharding:
 
     @layout.validator
     def _all_placed(self, attribute: Any, value: Layout) -> None:
-        if any(block.rank is None for block in value.blocks):
+        if not value.is_placed:
             raise InvalidInputError("each block of a plan's layout needs a rank")
 
     @property
     def ranks(self) -> list[int]:
         """The rank of each shard."""
-        return [_rank(block) for block in self.layout.blocks]
+        return [rank for rank in self.layout.ranks if rank is not None]
 
     @property
     def sharding_spec(self) -> EnumerableShardingSpec | None:
@@ -73,11 +73,6 @@ class ParameterSharding:
             f"ParameterSharding(sharding_type={self.sharding_type!r}, "
             f"compute_kernel={self.compute_kernel!r}, ranks={self.ranks}, sharding_spec={self.sharding_spec}{codecs})"
         )
-
-
-def _rank(block: Block) -> int:
-    assert block.rank is not None  # the validator of ParameterSharding
-    return block.rank
 
 
 def _metadata(block: Block, device: str) -> ShardMetadata:

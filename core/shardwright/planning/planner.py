@@ -8,25 +8,32 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
-from shardwright.errors import InvalidInputError, PlanningError, ShardwrightError
+from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
 from shardwright.planning.codecs import codecs_of
 from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.failure import explain_no_plan
 from shardwright.planning.inputs import Request, describe_inputs
-from shardwright.planning.options import Ints
+from shardwright.planning.layouts import Layout
+from shardwright.planning.objectives import LARGEST_RANK_TIME, checked_objective
+from shardwright.planning.options import Ints, Options
 from shardwright.planning.parts import Choice, Parts, origin
+from shardwright.planning.placement import ranks_of_tables
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
-from shardwright.planning.report import Report
-from shardwright.planning.search import OBJECTIVE, SearchResult, search
-from shardwright.planning.space import SearchSpace, estimate_costs
+from shardwright.planning.preparation import prepare
+from shardwright.planning.progress import shown
+from shardwright.planning.report import Report, objective_data
+from shardwright.planning.reservations import DenseBytes, StorageReservation, as_reservation
+from shardwright.planning.search import SearchResult, search
+from shardwright.planning.space import SearchSpace
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
+from shardwright.planning.watch import Listener, Watch
 
 if TYPE_CHECKING:
     from shardwright.registry import Registry
@@ -42,13 +49,21 @@ class EmbeddingShardingPlanner:
         batch_size: samples per rank and step; 512 as in TorchRec if not given, and listed as assumed.
         constraints: table name, path or pattern (``"user_*"``) -> what is asked of it. Exact names win, then
             patterns in the order given.
-        estimator: the performance estimator, by name or as an object; the preferred one if not given.
+        estimator: the performance estimator, by name or as an object; the preferred one if not given. A model that
+            is asked for brings its storage estimator, and the options it was published with.
         storage_estimator: the storage estimator, likewise.
         proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if
             not given.
         partitioner: the partitioner, by name or as an object; the preferred one if not given.
-        storage_reservation: the part of the device's memory, from 0 to 1, kept free for what is not planned
-            (dense layers, activations); 0.15 as in TorchRec if not given.
+        storage_reservation: what is kept free of the device's memory for what is not planned (dense layers,
+            activations): a part of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
+        objective: what plans are rated by: ``"largest_rank_time"`` (as in TorchRec), or ``"step_time"``, the sum over
+            the phases of each one's slowest rank.
+        seconds: how long the search may take; at the limit the best plan so far is returned, with its gap.
+        listener: called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the bound
+            improve.
+        progress: show a line on standard error when planning takes longer than a second; by default if that is a
+            terminal. Ctrl-C then ends the search with the best plan so far, a second one ends the program.
         debug: log and print the report of each plan. Planning is silent otherwise.
 
     Example:
@@ -66,23 +81,28 @@ class EmbeddingShardingPlanner:
         storage_estimator: str | Estimator | None = None,
         proposer: str | Proposer | Sequence[str | Proposer] | None = None,
         partitioner: str | Partitioner | None = None,
-        storage_reservation: float | None = None,
+        storage_reservation: float | StorageReservation | None = None,
+        objective: str = LARGEST_RANK_TIME,
+        seconds: float | None = None,
+        listener: Listener | None = None,
+        progress: bool | None = None,
         debug: bool = False,
     ) -> None:
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise InvalidInputError(f"batch_size must be a positive integer, got {batch_size!r}")
-        if storage_reservation is not None and not 0 <= storage_reservation < 1:
-            raise InvalidInputError(
-                f"storage_reservation is a part of the device's memory, from 0 to below 1; "
-                f"got {storage_reservation!r}"
-            )
         if topology is not None and not isinstance(topology, Topology):
             raise InvalidInputError(f"topology must be a Topology, got {topology!r}")
         self._topology = topology
         self._batch_size = batch_size
         self._constraints = Constraints(constraints)
         self._choice = Choice(estimator, storage_estimator, proposer, partitioner)
-        self._reservation = storage_reservation
+        self._reservation = None if storage_reservation is None else as_reservation(storage_reservation)
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+            raise InvalidInputError(f"seconds is a limit above 0, or None for no limit; got {seconds!r}")
+        self._objective = checked_objective(objective)
+        self._seconds = seconds
+        self._listener = listener
+        self._progress = progress
         self._debug = debug
         self.report: Report | None = None
         """The report of the last plan made in this process."""
@@ -97,9 +117,15 @@ class EmbeddingShardingPlanner:
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
+        from shardwright.runtime.dense_bytes import dense_bytes
         from shardwright.runtime.sharders import collect_tables
 
-        return self.plan_tables(collect_tables(module, sharders))
+        return self._plan(
+            tuple(collect_tables(module, sharders)),
+            self._known_topology(),
+            here=False,
+            dense=dense_bytes(module, sharders),
+        )
 
     def plan_tables(self, tables: Iterable[TableSpec]) -> ShardingPlan:
         """Plan tables given by their specifications; needs no torch.
@@ -107,13 +133,7 @@ class EmbeddingShardingPlanner:
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
-        if self._topology is None:
-            raise InvalidInputError(
-                "the planner has no topology: give EmbeddingShardingPlanner("
-                "topology=Topology(world_size=..., compute_device=...)), "
-                "or call collective_plan, which derives it from the process group"
-            )
-        return self._plan(_as_tables(tables), self._topology, here=False)
+        return self._plan(_as_tables(tables), self._known_topology(), here=False)
 
     def collective_plan(
         self, module: Any, sharders: Sequence[Any], process_group: Any = None
@@ -123,8 +143,10 @@ class EmbeddingShardingPlanner:
         Every rank of the process group makes this call; in it, every rank
 
         1. compares its plugins with the others';
-        2. rank 0 plans, and broadcasts the plan document, or what went wrong;
-        3. the others read the document.
+        2. rank 0 plans, and broadcasts that it still does every few seconds, so that the others may wait as long as
+           that takes, whatever the process group's time-out;
+        3. rank 0 broadcasts the plan document, or what went wrong;
+        4. the others read the document.
 
         Args:
             module: the model, on any device.
@@ -134,26 +156,28 @@ class EmbeddingShardingPlanner:
         Raises:
             PlanningError: no plan fits; on every rank.
         """
+        from shardwright.runtime.collective_planning import on_one_rank
         from shardwright.runtime.environment import ShardingEnv
 
-        env = ShardingEnv.from_process_group(process_group)
-        answer: dict[str, str] | None = None
-        cause: Exception | None = None
-        plan: ShardingPlan | None = None
-        if env.rank == 0:
-            try:
-                plan = self._plan_for(env, module, sharders)
-                answer = {"plan": plan.to_json()}
-            except Exception as error:
-                # Whatever it is: the other ranks are waiting, and must hear of it.
-                cause, answer = error, {"error": type(error).__name__, "text": str(error)}
-        answer = env.communicator.broadcast_object(answer, source=0)
-        assert answer is not None  # rank 0 sent something
-        if "error" in answer:
-            raise _same_error(answer) from cause
-        return plan or ShardingPlan.from_json(answer["plan"])
+        return on_one_rank(
+            ShardingEnv.from_process_group(process_group),
+            lambda env, watch: self._plan_for(env, module, sharders, watch),
+            self._new_watch(),
+            to_text=ShardingPlan.to_json,
+            from_text=ShardingPlan.from_json,
+        )
 
-    def _plan_for(self, env: Any, module: Any, sharders: Sequence[Any]) -> ShardingPlan:
+    def _known_topology(self) -> Topology:
+        if self._topology is None:
+            raise InvalidInputError(
+                "the planner has no topology: give EmbeddingShardingPlanner("
+                "topology=Topology(world_size=..., compute_device=...)), "
+                "or call collective_plan, which derives it from the process group"
+            )
+        return self._topology
+
+    def _plan_for(self, env: Any, module: Any, sharders: Sequence[Any], watch: Watch) -> ShardingPlan:
+        from shardwright.runtime.dense_bytes import dense_bytes
         from shardwright.runtime.sharders import collect_tables
 
         topology = self._topology or Topology(
@@ -166,42 +190,63 @@ class EmbeddingShardingPlanner:
             raise PlanningError(
                 f"the planner's topology has {topology.world_size} ranks, the process group {env.world_size}"
             )
-        return self._plan(tuple(collect_tables(module, sharders)), topology, here=True)
+        tables, dense = tuple(collect_tables(module, sharders)), dense_bytes(module, sharders)
+        return self._plan(tables, topology, here=True, dense=dense, watch=watch)
 
-    def _plan(self, tables: tuple[TableSpec, ...], topology: Topology, *, here: bool) -> ShardingPlan:
+    def _plan(
+        self,
+        tables: tuple[TableSpec, ...],
+        topology: Topology,
+        *,
+        here: bool,
+        dense: DenseBytes | None = None,
+        watch: Watch | None = None,
+    ) -> ShardingPlan:
         start = time.perf_counter()
-        from shardwright.plugins import host
-
         _check_tables(tables)
+        watch = watch or self._new_watch()
         parts = self._choice.resolve()
-        request = Request(topology, self._constraints, self._batch_size, self._reservation)
-        options = enumerate_options(
-            tables,
-            topology,
-            self._constraints,
-            host(),
-            batch_size=request.batch_size,
-            here=here,
-        )
-        capacity = _reserved(topology, request.reservation)
-        space = estimate_costs(options, topology, parts.performance, parts.storage, capacity)
-        result = search(space, parts.proposers, parts.partitioner)
+        reservation = self._reservation
+        if reservation is not None and dense is not None:
+            reservation = reservation.with_dense(dense)
+        request = Request(topology, self._constraints, self._batch_size, reservation)
+        with watch.interruptible(), shown(watch, is_wanted=self._progress):
+            space = prepare(tables, request, parts, here=here, watch=watch)
+            space = attrs.evolve(space, objective=self._objective)
+            result = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts)
         if result.proposal is None:
-            raise explain_no_plan(space, result, request, parts, here=here)
-        inputs = describe_inputs(request, options, parts.performance)
+            raise self._no_plan(space, result, request, parts, here=here)
+        modules = _shardings(space, result)
+        seconds = time.perf_counter() - start
+        inputs = describe_inputs(request, space.options, parts, seconds=seconds, seconds_limit=self._seconds)
         document = {
-            "objective": {"name": OBJECTIVE, "value_ms": result.feedback.value_ms},
+            "objective": objective_data(result, space.objective),
             "topology": topology.to_data(),
             "inputs": inputs,
             "plugins": _origins(space, result, parts),
         }
-        plan = ShardingPlan(plan=_shardings(space, result), document=document)
-        self.report = Report(space, result, inputs, time.perf_counter() - start)
+        plan = ShardingPlan(plan=modules, document=document)
+        self.report = Report(space, result, inputs, seconds)
         if self._debug:
             text = str(self.report)
             _log.info("%s", text)
             print(text)
         return plan
+
+    def _new_watch(self) -> Watch:
+        return Watch(self._seconds, self._listener)
+
+    def _no_plan(
+        self, space: SearchSpace, result: SearchResult, request: Request, parts: Parts, *, here: bool
+    ) -> BaseException:
+        """Why there is none: nobody waited for one, or there is none to find."""
+        if space.watch.was_interrupted:
+            return KeyboardInterrupt()
+        error = explain_no_plan(space, result, request, parts, here=here)
+        is_proven = not str(error).startswith("no plan found")
+        if is_proven or not space.watch.is_over:
+            return error
+        return NoPlanError(f"{error} The search ended at its limit of {self._seconds} s; allow it more.")
 
 
 def _as_tables(tables: Any) -> tuple[TableSpec, ...]:
@@ -226,39 +271,42 @@ def _check_tables(tables: Sequence[TableSpec]) -> None:
         )
 
 
-def _reserved(topology: Topology, reservation: float) -> Ints:
-    """What may be used on each rank: all, but for a part of the device's own memory."""
-    capacity = topology.capacity_bytes
-    own = topology.tiers.index(topology.device_tier)
-    capacity[:, own] = np.floor(capacity[:, own] * (1 - reservation)).astype(np.int64)
-    return capacity
-
-
 def _shardings(space: SearchSpace, result: SearchResult) -> dict[str, EmbeddingModuleShardingPlan]:
     """The chosen options with their ranks, by module."""
     assert result.proposal is not None  # the caller looked
     assert result.feedback.ranks is not None
     options, modules = space.options, dict[str, EmbeddingModuleShardingPlan]()
-    ranks, start = result.feedback.ranks.tolist(), 0
-    for table, option in zip(options.tables, result.proposal.tolist(), strict=True):
-        layout = options.layouts[option]
-        kind, kernel = options.type_of(option), options.kernel_of(option)
-        stop = start + len(layout.blocks)
-        placed = layout.placed(ranks[start:stop])
-        try:
-            placed.check(table, world_size=space.topology.world_size)
-        except InvalidInputError as error:
-            raise PlanningError(f"sharding type {kind.name!r} broke its contract: {error}") from error
+    _check_layouts(space, result.proposal)
+    all_ranks = ranks_of_tables(space, result.proposal, result.feedback.ranks)
+    for table, option, ranks in zip(options.all_tables, result.proposal.tolist(), all_ranks, strict=True):
         module = modules.setdefault(table.module, EmbeddingModuleShardingPlan())
         module[table.name] = ParameterSharding(
-            kind.name,
-            kernel.name,
-            placed,
+            options.type_of(option).name,
+            options.kernel_of(option).name,
+            _with_extras(options, option).placed(ranks),
             device=space.topology.compute_device,
             qcomms_config=table.qcomms_config,
         )
-        start = stop
     return modules
+
+
+def _with_extras(options: Options, option: int) -> Layout:
+    """The layout of an option, with what its kernel has to say in the plan."""
+    layout, request = options.layouts[option], options.request[options.first_shard[option]]
+    extras = options.kernel_of(option).extras(options.requests[int(request)][1])
+    return attrs.evolve(layout, extras={**layout.extras, **extras}) if extras else layout
+
+
+def _check_layouts(space: SearchSpace, proposal: Ints) -> None:
+    """Check that the layouts that were chosen cover each row and column of their tables once."""
+    options = space.options
+    for option in np.unique(proposal).tolist():
+        table = options.tables[int(options.table[option])]
+        try:
+            options.layouts[option].check(table, world_size=space.topology.world_size)
+        except InvalidInputError as error:
+            kind = options.type_of(option).name
+            raise PlanningError(f"sharding type {kind!r} broke its contract: {error}") from error
 
 
 def _origins(space: SearchSpace, result: SearchResult, parts: Parts) -> list[dict[str, str]]:
@@ -268,8 +316,8 @@ def _origins(space: SearchSpace, result: SearchResult, parts: Parts) -> list[dic
     assert result.proposal is not None
     options, chosen, registries = space.options, result.proposal.tolist(), host()
     used: list[tuple[Registry[Any], Any]] = [
-        *((registries.sharding_types, options.type_of(option)) for option in chosen),
-        *((registries.compute_kernels, options.kernel_of(option)) for option in chosen),
+        *((registries.sharding_types, options.type_of(option)) for option in set(chosen)),
+        *((registries.compute_kernels, options.kernel_of(option)) for option in set(chosen)),
         *((registries.codecs, codec) for table in options.tables for codec in codecs_of(table.qcomms_config)),
         (registries.estimators, parts.performance),
         (registries.estimators, parts.storage),
@@ -278,13 +326,3 @@ def _origins(space: SearchSpace, result: SearchResult, parts: Parts) -> list[dic
     ]
     origins = {(registry.kind.label, part.name): origin(registry, part) for registry, part in used}
     return [origins[key] for key in sorted(origins)]
-
-
-def _same_error(answer: Mapping[str, str]) -> ShardwrightError:
-    """The error that rank 0 had, as far as it is one of ours."""
-    from shardwright import errors
-
-    kind = getattr(errors, answer["error"], None)
-    if isinstance(kind, type) and issubclass(kind, ShardwrightError):
-        return kind(answer["text"])
-    return PlanningError(f"planning failed on rank 0: {answer['error']}: {answer['text']}")

@@ -1,26 +1,27 @@
-"""The report of a plan: what was tried, what each rank and table takes, and what was assumed."""
+"""The report of a plan: what was tried, what each rank and table takes, how good it is, and what was assumed."""
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 from attrs import frozen
 
-from shardwright.planning.placement import propose
 from shardwright.planning.plan import aligned, ranks_text
-from shardwright.planning.search import OBJECTIVE, SearchResult
-from shardwright.planning.space import SearchSpace, traffic_bytes
+from shardwright.planning.search import SearchResult
+from shardwright.planning.space import SearchSpace
+from shardwright.planning.statistics import RankStatistics, Statistics
 from shardwright.planning.text import bytes_text
+from shardwright.planning.watch import gap_of
 
 _MB = 1e6
 
 
-@frozen(eq=False)
+@frozen(eq=False, slots=False)
 class Report:
-    """What a plan takes, as text.
+    """What a plan takes, as text, as JSON data and as an HTML page.
 
     Args:
         space: options and costs.
@@ -34,105 +35,160 @@ class Report:
     inputs: Mapping[str, Any]
     seconds: float
 
-    def __str__(self) -> str:
+    @cached_property
+    def statistics(self) -> Statistics:
+        """What each rank and table takes."""
+        return Statistics(self.space, self.result)
+
+    @property
+    def gap(self) -> float:
+        """By what part of the bound the plan exceeds it, at most; infinite where nothing is proven."""
+        return gap_of(self.result.feedback.value_ms, self.result.lower_bound_ms)
+
+    @property
+    def summary(self) -> list[str]:
+        """What was tried and how good it is, a sentence a line."""
         result = self.result
+        tried = (
+            f"{result.num_proposals} proposals tried, {result.num_placed} fitted, "
+            f"best by {result.proposer!r}, {self.seconds:.3f} s"
+        )
+        return [tried, f"{self.space.objective}: {result.feedback.value_ms:.4g} ms", self._bound_text()]
+
+    def _bound_text(self) -> str:
+        bound = self.result.lower_bound_ms
+        if not math.isfinite(self.gap):
+            return "no bound is proven: a better plan may exist"
+        if self.gap == 0:
+            return f"no plan is better under these costs (bound {bound:.4g} ms)"
+        return f"no plan is better than {bound:.4g} ms under these costs: this one is within {self.gap:.2%} of it"
+
+    def __str__(self) -> str:
         lines = [
             "--- Sharding plan ---",
-            f"{result.num_proposals} proposals tried, {result.num_placed} fitted, "
-            f"best by {result.proposer!r}, {self.seconds:.3f} s",
-            f"{OBJECTIVE}: {result.feedback.value_ms:.4g} ms",
+            *self.summary,
             "",
             *self._ranks(),
             "",
             *self._tables(),
             "",
-            *self._kernels(),
+            *self.kernel_lines,
             "",
-            *self._assumptions(),
+            *self.assumption_lines,
         ]
         return "\n".join(lines)
 
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data."""
+        result = self.result
+        return {
+            "objective": objective_data(result, self.space.objective),
+            "search": {
+                "seconds": self.seconds,
+                "num_proposals": result.num_proposals,
+                "num_placed": result.num_placed,
+                "proposer": result.proposer,
+            },
+            **self.statistics.to_data(),
+            "refusals": self.refusal_lines,
+            "inputs": dict(self.inputs),
+        }
+
+    def to_html(self, title: str = "Sharding plan") -> str:
+        """As one page of HTML that needs nothing else: pictures of memory and time per rank, and all tables."""
+        from shardwright.planning.html_report import page
+
+        return page(self, title)
+
     def _ranks(self) -> Iterator[str]:
-        space, feedback = self.space, self.result.feedback
-        assert self.result.proposal is not None
-        assert feedback.ranks is not None
-        assert feedback.used_bytes is not None
-        assert feedback.load_ms is not None
-        shards = propose(space, self.result.proposal)
-        world_size = shards.world_size
-        received, sent = (
-            np.bincount(feedback.ranks, weights=column[shards.shard] / _MB, minlength=world_size)
-            for column in traffic_bytes(space.options, space.topology)
-        )
-        counts: list[Counter[str]] = [Counter() for _ in range(world_size)]
-        for rank, shard in zip(feedback.ranks.tolist(), shards.shard.tolist(), strict=True):
-            counts[rank][space.options.type_of(space.options.option[shard]).abbreviation] += 1
-        capacity = space.topology.capacity_bytes
-        rows = [
-            (
-                rank,
-                *(
-                    _share(feedback.used_bytes[rank, tier], capacity[rank, tier])
-                    for tier in range(len(space.tiers))
-                ),
-                f"{feedback.load_ms[rank]:.4g}",
-                f"{received[rank]:.2f}",
-                f"{sent[rank]:.2f}",
-                ", ".join(f"{name}: {count}" for name, count in sorted(counts[rank].items())) or "none",
-            )
-            for rank in range(world_size)
-        ]
-        header = ("rank", *space.tiers, "time (ms)", "input (MB)", "output (MB)", "shards")
-        yield aligned(header, rows)
-        reserved = self.inputs["storage_reservation"]["value"]
+        header = ("rank", *self.space.tiers, "time (ms)", "input (MB)", "output (MB)", "shards")
+        yield aligned(header, [rank_cells(rank) for rank in self.statistics.ranks])
         yield (
-            f"  memory: weights, optimizer state, input and output; {reserved:.0%} of {space.tiers[0]} is kept free\n"
+            f"  memory: weights, optimizer state, input and output; {self.reserved_text} is kept free\n"
             "  input, output: per step, MB = 10^6 bytes; time: of all shards together"
         )
 
+    @property
+    def reserved_text(self) -> str:
+        """``15% of hbm``: what no shard may take."""
+        usable, capacity = self.space.capacity_bytes, self.space.topology.capacity_bytes
+        parts = [
+            f"{1 - usable[:, tier].sum() / capacity[:, tier].sum():.0%} of {name}"
+            for tier, name in enumerate(self.space.tiers)
+            if capacity[:, tier].any() and (usable[:, tier] < capacity[:, tier]).any()
+        ]
+        return " and ".join(parts) or "nothing"
+
     def _tables(self) -> Iterator[str]:
-        space, options = self.space, self.space.options
-        assert self.result.proposal is not None
-        assert self.result.feedback.ranks is not None
-        ranks, start, rows = self.result.feedback.ranks.tolist(), 0, []
-        for table, option in zip(options.tables, self.result.proposal.tolist(), strict=True):
-            stop = start + len(options.layouts[option].blocks)
-            kind = options.type_of(option)
-            variant = options.layouts[option].variant
-            rows.append(
-                (
-                    table.path,
-                    f"{kind.abbreviation} ({kind.name}{f', {variant}' if variant else ''})",
-                    options.kernel_of(option).name,
-                    f"{space.total_cost_ms[option]:.4g}",
-                    ranks_text(ranks[start:stop]),
-                )
+        rows = [
+            (
+                table.path,
+                table.sharding,
+                table.compute_kernel,
+                f"{table.time_ms:.4g}",
+                ranks_text(table.ranks),
             )
-            start = stop
+            for table in self.statistics.tables
+        ]
         yield aligned(("table", "sharding", "compute kernel", "time (ms)", "ranks"), rows)
 
-    def _kernels(self) -> Iterator[str]:
-        options = self.space.options
-        assert self.result.proposal is not None
-        taken = [options.kernel_of(option).name for option in self.result.proposal.tolist()]
-        counts = ", ".join(f"{name}: {count}" for name, count in sorted(Counter(taken).items()))
-        yield f"compute kernels: {counts}"
+    @property
+    def kernel_lines(self) -> list[str]:
+        """Which kernels were taken, and what was refused."""
+        counts = ", ".join(f"{name}: {count}" for name, count in self.statistics.kernels.items())
+        return [f"compute kernels: {counts}", *(f"  {line}" for line in self.refusal_lines)]
+
+    @cached_property
+    def refusal_lines(self) -> list[str]:
+        """What was refused for which tables, why, and what was taken instead; a line for each reason."""
         tables: dict[tuple[str, str, str], list[str]] = {}
-        for refusal in options.refusals:
+        for refusal in self.space.options.refusals:
             tables.setdefault((refusal.kind, refusal.name, refusal.reason), []).append(refusal.table)
-        taken_by = {table.path: name for table, name in zip(options.tables, taken, strict=True)}
+        taken_by = {table.path: table.compute_kernel for table in self.statistics.tables}
+        lines = []
         for (kind, name, reason), paths in tables.items():
             took = (
                 _taken_instead(name, {taken_by[path] for path in paths}) if kind == "compute kernel" else ""
             )
             whom = repr(paths[0]) if len(paths) == 1 else f"{len(paths)} tables ({paths[0]!r}, ...)"
-            yield f"  {kind} {name!r} refused for {whom}: {reason}{took}"
+            lines.append(f"{kind} {name!r} refused for {whom}: {reason}{took}")
+        return lines
 
-    def _assumptions(self) -> Iterator[str]:
-        yield "assumed, because not given:"
-        for name, data in self.inputs.items():
-            if data["provenance"] == "assumed":
-                yield f"  {name} = {_value_text(name, data['value'])} ({data.get('source', '')})"
+    @property
+    def assumption_lines(self) -> list[str]:
+        """What was assumed, with the source."""
+        assumed = [
+            f"  {name} = {value_text(name, data['value'])} ({data.get('source', '')})"
+            for name, data in self.inputs.items()
+            if data["provenance"] == "assumed"
+        ]
+        return ["assumed, because not given:", *assumed]
+
+
+def objective_data(result: SearchResult, objective: str) -> dict[str, Any]:
+    """The objective of a plan, its value, its bound and the certificate of that, as JSON data."""
+    value, bound = result.feedback.value_ms, result.lower_bound_ms
+    gap = gap_of(value, bound)
+    return {
+        "name": objective,
+        "value_ms": value,
+        "lower_bound_ms": bound,
+        "gap": gap if math.isfinite(gap) else None,
+        "certificate": dict(result.certificate),
+    }
+
+
+def rank_cells(rank: RankStatistics) -> tuple[str, ...]:
+    """A rank's row of a table: its number, memory tiers, time, input, output, shards."""
+    counts = ", ".join(f"{name}: {count}" for name, count in rank.num_shards.items())
+    return (
+        str(rank.rank),
+        *(_share(used, rank.capacity_bytes[tier]) for tier, used in rank.used_bytes.items()),
+        f"{rank.time_ms:.4g}",
+        f"{rank.input_bytes / _MB:.2f}",
+        f"{rank.output_bytes / _MB:.2f}",
+        counts or "none",
+    )
 
 
 def _taken_instead(refused: str, taken: set[str]) -> str:
@@ -141,8 +197,9 @@ def _taken_instead(refused: str, taken: set[str]) -> str:
     return f"; {others} taken" if others else f"; {refused!r} taken with another layout"
 
 
-def _value_text(name: str, value: Any) -> str:
-    if name.endswith("_cap"):
+def value_text(name: str, value: Any) -> str:
+    """An input's value with its unit."""
+    if name.endswith("_cap") and not isinstance(value, list):
         return bytes_text(value)
     if name.endswith("_bw"):
         return f"{bytes_text(1000 * value)}/s"

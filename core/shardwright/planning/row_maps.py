@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, ClassVar
 
 import attrs
@@ -59,6 +59,11 @@ class RowMap(ABC):
         if isinstance(rows, slice):
             return len(range(*rows.indices(self.num_rows)))
         return len(rows)
+
+    def part_sizes(self) -> list[tuple[int, int]]:
+        """The rows of all parts in order, as runs of equal parts: ``(rows of each, how many parts)``."""
+        sizes = (self.num_rows_of(part) for part in range(self.num_parts))
+        return [(rows, len(list(run))) for rows, run in groupby(sizes)]
 
     def __len__(self) -> int:
         return self.num_parts
@@ -125,6 +130,12 @@ class RowsRange(RowMap):
         start = min(part * self.block_rows, self.num_rows)
         return slice(start, min(start + self.block_rows, self.num_rows))
 
+    def part_sizes(self) -> list[tuple[int, int]]:  # noqa: D102
+        whole, rest = divmod(self.num_rows, self.block_rows)
+        empty = self.parts - whole - (rest > 0)
+        runs = [(self.block_rows, whole), (rest, int(rest > 0)), (0, empty)]
+        return [(rows, count) for rows, count in runs if count]
+
 
 @frozen
 class RowsModulo(RowMap):
@@ -146,6 +157,10 @@ class RowsModulo(RowMap):
 
     def rows_of(self, part: int) -> slice:  # noqa: D102
         return slice(part, self.num_rows, self.parts)
+
+    def part_sizes(self) -> list[tuple[int, int]]:  # noqa: D102
+        least, larger = divmod(self.num_rows, self.parts)
+        return [(rows, count) for rows, count in ((least + 1, larger), (least, self.parts - larger)) if count]
 
 
 def _increasing(instance: Any, attribute: Any, value: tuple[int, ...]) -> None:

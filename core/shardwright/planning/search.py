@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from attrs import define, field, frozen
 
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
-from shardwright.errors import PlanningError
+from shardwright.errors import PlanningError, UnknownPluginError
+from shardwright.planning.cases import CLOSE
+from shardwright.planning.objectives import OBJECTIVES, phase_loads
 from shardwright.planning.options import FREE, NO_GANG, Ints
-from shardwright.planning.placement import Feedback, Misfit, ProposedShards, propose
+from shardwright.planning.placement import Feedback, Misfit, Placed, ProposedShards, fixed_misfit, propose
+from shardwright.planning.seating import broken_rule, place_within
 from shardwright.planning.space import SearchSpace
-
-OBJECTIVE = "largest_rank_time"
-"""What is minimised: the time of the rank that takes longest, all phases together (as in TorchRec)."""
 
 MAX_PROPOSALS = 2000
 """How many different proposals of each proposer are tried at most."""
+
+# So many of the proposals that came nearest are placed by the partitioners of last resort.
+_MOST_RESORTS = 4
 
 
 @frozen(eq=False)
@@ -27,12 +31,14 @@ class SearchResult:
     """The best plan found.
 
     Args:
-        proposal: the option of each table: ``[T]``; ``None`` if none fitted.
+        proposal: the option of each of all tables: ``[A]``; ``None`` if none fitted.
         feedback: its placement.
         proposer: the name of the proposer that found it.
         num_proposals: how many different proposals were tried.
         num_placed: how many of them fitted.
         misfit: the misfit of the proposal that came nearest to fitting, where none did.
+        lower_bound_ms: what no plan can be better than; 0 where nothing is proven.
+        certificate: the numbers that prove it, JSON data; empty where nothing is.
     """
 
     proposal: Ints | None
@@ -41,6 +47,8 @@ class SearchResult:
     num_proposals: int
     num_placed: int
     misfit: Misfit | None
+    lower_bound_ms: float = 0.0
+    certificate: Mapping[str, Any] = field(factory=dict)
 
 
 @define
@@ -54,30 +62,43 @@ class _Search:
     proposal: Ints | None = None
     proposer: str = ""
     nearest: Misfit | None = None
+    failed: list[tuple[float, Ints, str]] = field(factory=list)
 
-    def rate(self, proposal: Ints, proposer: str) -> Feedback:
+    def rate(self, proposed: Ints | Placed, proposer: str) -> Feedback:
         """Place a proposal, unless that has been done, and keep it if it is the best."""
-        key = proposal.tobytes()
+        ranks = proposed.ranks if isinstance(proposed, Placed) else None
+        proposal = np.asarray(proposed.proposal if isinstance(proposed, Placed) else proposed, dtype=np.int64)
+        key = proposal.tobytes() + (b"" if ranks is None else b"|" + ranks.tobytes())
         if key not in self.tried:
-            self.tried[key] = self._place(proposal, proposer)
+            self.tried[key] = self._place(proposal, ranks, proposer)
         feedback = self.tried[key]
         if feedback.value_ms < self.best.value_ms:
             self.best, self.proposal, self.proposer = feedback, proposal.copy(), proposer
+            self.space.watch.tell(value_ms=feedback.value_ms)
+        if feedback.misfit is not None:
+            self.failed.append((_shortage(feedback.misfit), proposal.copy(), proposer))
         if feedback.misfit is not None and _shortage(feedback.misfit) < _shortage(self.nearest):
             self.nearest = feedback.misfit
         return feedback
 
-    def _place(self, proposal: Ints, proposer: str) -> Feedback:
+    def _place(self, proposal: Ints, given: Ints | None, proposer: str) -> Feedback:
         _check_proposal(self.space, proposal, proposer)
         shards = propose(self.space, proposal)
-        placed = self.partitioner.place(shards)
+        misfit = fixed_misfit(self.space, proposal, shards)
+        if misfit is not None:
+            return Feedback(misfit=misfit)
+        placed = place_within(self.space.rules, self.partitioner, shards) if given is None else given
         if isinstance(placed, Misfit):
             return Feedback(misfit=placed)
         ranks = np.asarray(placed, dtype=np.int64)
-        _check_placement(shards, ranks, self.partitioner.name)
-        load_ms = shards.loads_ms(ranks)
+        whose = f"partitioner {self.partitioner.name!r}" if given is None else f"proposer {proposer!r}"
+        _check_placement(self.space, shards, ranks, f"{whose} broke its contract:")
+        rate = OBJECTIVES[self.space.objective]
         return Feedback(
-            ranks=ranks, load_ms=load_ms, used_bytes=shards.used_bytes(ranks), value_ms=float(load_ms.max())
+            ranks=ranks,
+            load_ms=shards.loads_ms(ranks),
+            used_bytes=shards.used_bytes(ranks),
+            value_ms=rate(phase_loads(self.space, proposal, shards, ranks)),
         )
 
 
@@ -87,6 +108,7 @@ def search(
     partitioner: Partitioner,
     *,
     max_proposals: int = MAX_PROPOSALS,
+    last_resorts: Sequence[Partitioner] = (),
 ) -> SearchResult:
     """Run the proposers one after the other and keep the best of all they propose.
 
@@ -95,13 +117,20 @@ def search(
         proposers: in the order they run; of equal plans the first found is kept.
         partitioner: places each proposal.
         max_proposals: of each proposer at most, proposals tried before not counted.
+        last_resorts: partitioners that place the proposals that came nearest, where none fitted.
 
     Raises:
         PlanningError: a proposer or the partitioner broke its contract.
     """
     state = _Search(space, partitioner)
+    space.watch.tell(lower_bound_ms=space.prover.bound_ms)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
+    if state.proposal is None:
+        _resort(state, last_resorts)
+    if state.best.value_ms > space.prover.bound_ms * (1 + CLOSE) and state.proposal is not None:
+        space.prover.sharpen(state.best.value_ms)
+    certificate = space.prover.certificate
     return SearchResult(
         proposal=state.proposal,
         feedback=state.best,
@@ -109,6 +138,8 @@ def search(
         num_proposals=len(state.tried),
         num_placed=sum(feedback.misfit is None for feedback in state.tried.values()),
         misfit=state.nearest if state.proposal is None else None,
+        lower_bound_ms=min(certificate.z_ms, state.best.value_ms),
+        certificate=certificate.to_data(),
     )
 
 
@@ -118,9 +149,10 @@ def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
     proposal = next(proposals, None)
     # A proposer that repeats itself must come to an end as well.
     for _ in range(4 * max_proposals):
-        if proposal is None or len(state.tried) >= limit:
+        is_late = state.space.watch.is_over and bool(state.tried)
+        if proposal is None or len(state.tried) >= limit or is_late:
             break
-        feedback = state.rate(np.asarray(proposal, dtype=np.int64), proposer.name)
+        feedback = state.rate(proposal, proposer.name)
         try:
             proposal = proposals.send(feedback)
         except StopIteration:
@@ -128,26 +160,40 @@ def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
     proposals.close()
 
 
+def _resort(state: _Search, partitioners: Sequence[Partitioner]) -> None:
+    """Place the proposals that came nearest to fitting by other partitioners, until one fits."""
+    nearest = sorted(state.failed, key=lambda failure: failure[0])[:_MOST_RESORTS]
+    for partitioner in partitioners:
+        state.partitioner = partitioner
+        for _, proposal, proposer in nearest:
+            if state.space.watch.is_over or state.proposal is not None:
+                return
+            state.tried.pop(proposal.tobytes(), None)
+            try:
+                state.rate(proposal, proposer)
+            except UnknownPluginError:
+                break  # it cannot work here
+
+
 def _shortage(misfit: Misfit | None) -> float:
     return math.inf if misfit is None else misfit.short_bytes
 
 
 def _check_proposal(space: SearchSpace, proposal: Ints, proposer: str) -> None:
-    first = space.options.first_option
-    valid = proposal.shape == (len(first) - 1,)
-    if not valid or ((proposal < first[:-1]) | (proposal >= first[1:])).any():
+    first, alike = space.options.first_option, space.options.alike
+    valid = proposal.shape == alike.shape
+    if not valid or ((proposal < first[alike]) | (proposal >= first[alike + 1])).any():
         raise PlanningError(
             f"proposer {proposer!r} broke its contract: it must yield one option of each of the "
-            f"{len(first) - 1} tables in their order, and yielded an array of shape {proposal.shape}"
+            f"{len(alike)} tables in their order, and yielded an array of shape {proposal.shape}"
             + ("" if not valid else " with an option of another table")
         )
 
 
-def _check_placement(shards: ProposedShards, ranks: Ints, partitioner: str) -> None:
-    broke = f"partitioner {partitioner!r} broke its contract:"
-    if ranks.shape != shards.rank.shape or ((ranks < 0) | (ranks >= shards.world_size)).any():
+def _check_placement(space: SearchSpace, shards: ProposedShards, ranks: Ints, broke: str) -> None:
+    if ranks.shape != (len(shards),) or ((ranks < 0) | (ranks >= shards.world_size)).any():
         raise PlanningError(
-            f"{broke} it must give each of {len(shards.rank)} shards a rank from 0 to {shards.world_size - 1}"
+            f"{broke} it must give each of {len(shards)} shards a rank from 0 to {shards.world_size - 1}"
         )
     moved = np.flatnonzero(shards.is_fixed & (ranks != shards.rank))
     if len(moved):
@@ -156,6 +202,9 @@ def _check_placement(shards: ProposedShards, ranks: Ints, partitioner: str) -> N
             f"{broke} shard {shard} must live on rank {shards.rank[shard]}, and was placed on {ranks[shard]}"
         )
     _check_gangs(shards, ranks, broke)
+    rule = broken_rule(space.rules, shards, ranks)
+    if rule:
+        raise PlanningError(f"{broke} {rule}")
     over = np.argwhere(shards.used_bytes(ranks) > shards.capacity_bytes)
     if len(over):
         rank, tier = over[0]

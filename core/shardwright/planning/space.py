@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from shardwright.contracts.estimator import Estimator
 from shardwright.errors import PlanningError
-from shardwright.planning.options import Bools, Floats, Ints, Options
+from shardwright.planning.options import FREE, Bools, Floats, Ints, Options
+from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.topology import Topology
+from shardwright.planning.watch import Watch
+
+if TYPE_CHECKING:
+    from shardwright.planning.bound import Bound
+    from shardwright.planning.cases import Prover
 
 ID_BYTES = 8
 """Ids travel as 64-bit integers."""
@@ -19,14 +26,17 @@ ID_BYTES = 8
 
 @frozen(eq=False)
 class SearchSpace:
-    """Options with their costs: columns over ``S`` shards, ``O`` options, ``M`` memory tiers, ``W`` ranks.
+    """Options with their costs: columns over ``S`` runs of shards, ``O`` options, ``M`` memory tiers, ``W`` ranks.
 
     Args:
         options: the options of all tables.
         topology: the ranks.
-        phases: phase of a step -> milliseconds a shard adds to its rank: ``[S]``.
-        memory_bytes: ``[S, M]``.
+        phases: phase of a step -> milliseconds that each shard of a run adds to its rank: ``[S]``.
+        memory_bytes: of each shard of a run, ``[S, M]``.
         capacity_bytes: what may be used on each rank, after reservations: ``[W, M]``.
+        objective: what plans are rated by, a name in :data:`~shardwright.planning.objectives.OBJECTIVES`.
+        rules: which ranks tables may use, which are kept together and apart; ``None``: none.
+        watch: told of progress, and asked whether to end.
     """
 
     options: Options
@@ -34,6 +44,9 @@ class SearchSpace:
     phases: Mapping[str, Floats]
     memory_bytes: Ints
     capacity_bytes: Ints
+    objective: str = "largest_rank_time"
+    rules: RankRules | None = None
+    watch: Watch = field(factory=Watch)
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -42,7 +55,7 @@ class SearchSpace:
 
     @cached_property
     def cost_ms(self) -> Floats:
-        """What each shard adds to its rank's time, all phases together: ``[S]``."""
+        """What each shard of a run adds to its rank's time, all phases together: ``[S]``."""
         total = np.zeros(self.options.num_shards)
         for phase in self.phases.values():
             total += phase
@@ -56,7 +69,7 @@ class SearchSpace:
     @cached_property
     def total_cost_ms(self) -> Floats:
         """Cost of all shards of each option together: ``[O]``."""
-        return np.add.reduceat(self.cost_ms, self.options.first_shard[:-1])
+        return np.add.reduceat(self.cost_ms * self.options.count, self.options.first_shard[:-1])
 
     @cached_property
     def largest_bytes(self) -> Ints:
@@ -66,15 +79,42 @@ class SearchSpace:
     @cached_property
     def total_bytes(self) -> Ints:
         """Memory of all shards of each option together, per tier: ``[O, M]``."""
-        return np.add.reduceat(self.memory_bytes, self.options.first_shard[:-1], axis=0)
+        total = self.memory_bytes * self.options.count[:, None]
+        return np.add.reduceat(total, self.options.first_shard[:-1], axis=0)
+
+    @cached_property
+    def bound(self) -> Bound:
+        """What no plan can be better than, proven."""
+        from shardwright.planning.bound import Bound
+
+        return Bound.of(self)
+
+    @cached_property
+    def prover(self) -> Prover:
+        """The best bound proven so far; it begins with :attr:`bound`."""
+        from shardwright.planning.cases import Prover
+
+        return Prover(self, self.bound.certificate)
 
     @cached_property
     def fits_alone(self) -> Bools:
         """Whether each shard of an option, alone, fits where it may go: ``[O]``."""
-        rank = self.options.rank
-        room = np.where((rank >= 0)[:, None], self.capacity_bytes[rank], self.capacity_bytes.max(axis=0))
-        fits = (self.memory_bytes <= room).all(axis=1)
+        fits = (self.memory_bytes <= self._room_bytes()).all(axis=1)
         return np.logical_and.reduceat(fits, self.options.first_shard[:-1])
+
+    def _room_bytes(self) -> Ints:
+        """What the smallest rank that a shard of each run may have to live on can hold: ``[S, M]``."""
+        most, least = self.capacity_bytes.max(axis=0), self.capacity_bytes.min(axis=0)
+        room = np.broadcast_to(most, self.memory_bytes.shape)
+        if (most == least).all():
+            return room
+        room = room.copy()
+        fixed = np.flatnonzero(self.options.rank != FREE)
+        places = np.stack([self.options.rank[fixed], self.options.count[fixed]])
+        distinct, inverse = np.unique(places, axis=1, return_inverse=True)
+        smallest = [self.capacity_bytes[first : first + count].min(axis=0) for first, count in distinct.T]
+        room[fixed] = np.array(smallest)[inverse.reshape(-1)] if len(fixed) else room[fixed]
+        return room
 
 
 def estimate_costs(
@@ -115,12 +155,21 @@ def _checked(estimator: Estimator, what: str, column: Floats, options: Options) 
     return values
 
 
-def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
-    """What each shard receives and sends in a step, ids spread evenly over rows: ``[S]`` each, in bytes.
+def vector_bytes(options: Options) -> tuple[Floats, Floats]:
+    """What a vector of each shard takes on its way between ranks, as a result and as its gradient: ``[S]`` each.
 
-    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, as the table's
-    elements; if they are added inside the host, then also the sums for this rank's counterparts on all hosts. A copy
-    of the whole table has its own rank's ids and vectors only. A shard without rows has neither.
+    Kernels sum in float32, and float32 is what travels, whatever the type of the weights.
+    """
+    size = (4 * options.num_columns).astype(np.float64)
+    return size, size
+
+
+def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
+    """What each shard of a run receives and sends in a step, ids spread evenly over rows: ``[S]`` each, in bytes.
+
+    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out; if they are added
+    inside the host, then also the sums for this rank's counterparts on all hosts. A copy of the whole table has its own
+    rank's ids and vectors only. A shard without rows has neither.
     """
     table = options.shard_table
     fraction = options.row_fraction
@@ -131,7 +180,7 @@ def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]
     num_sums = num_batches + np.where(options.sums_inside_host, crossing, 0)[options.option]
     vectors = np.where(pooled, options.bags_per_batch[table] * num_sums * (fraction > 0), ids)
     input_bytes = ids * _input_bytes_of_id(options)
-    return input_bytes, vectors * options.num_columns * options.element_bytes[table]
+    return input_bytes, vectors * vector_bytes(options)[0]
 
 
 def synchronised_bytes(options: Options, topology: Topology) -> Floats:
@@ -142,7 +191,7 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     """
     table = options.shard_table
     vectors = np.where(options.is_pooled[table], options.bags_per_batch[table], options.ids_per_batch[table])
-    row_bytes = 4 * options.num_columns
+    row_bytes = vector_bytes(options)[1]
     of_a_batch = options.ids_per_batch[table] * _input_bytes_of_id(options) + vectors * row_bytes
     least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
     return np.where(options.is_replicated[options.option], least, 0.0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attrs import converters, field, frozen, validators
 
 from shardwright.errors import InvalidInputError
+from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.optimizers import OptimizerSpec
 
@@ -197,6 +198,7 @@ class TableSpec:
         module: path of the module in the model ("" for the model itself).
         optimizer: the optimizer that updates it in the backward pass; ``None`` if gradients are to be visible.
         qcomms_config: the codecs that its results and gradients travel by; float32 as they are by default.
+        cache: the cache on the device, should the table be kept in host memory.
     """
 
     name: str
@@ -209,6 +211,7 @@ class TableSpec:
     module: str = ""
     optimizer: OptimizerSpec | None = field(factory=OptimizerSpec)
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
+    cache: CacheParams = field(factory=CacheParams)
 
     @classmethod
     def from_config(
@@ -219,6 +222,7 @@ class TableSpec:
         is_weighted: bool = False,
         optimizer: OptimizerSpec | None = None,
         qcomms_config: QCommsConfig | None = None,
+        cache: CacheParams | None = None,
     ) -> TableSpec:
         """The specification of a configured table in the module at path ``module``."""
         return cls(
@@ -232,6 +236,7 @@ class TableSpec:
             module=module,
             optimizer=optimizer,
             qcomms_config=qcomms_config,
+            cache=cache or CacheParams(),
         )
 
     @property

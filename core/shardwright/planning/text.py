@@ -20,10 +20,13 @@ def bytes_text(size: float) -> str:
 
 def json_text(value: Any, indent: str = "") -> str:
     """JSON with each object or list on one line where it fits and holds no other object, indented elsewhere."""
-    flat = json.dumps(value, allow_nan=False)
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if not items or (len(indent) + len(flat) <= _LINE and not _holds_objects(items)):
-        return flat
+    if not items:
+        return json.dumps(value, allow_nan=False)
+    if len(items) <= _LINE and not _holds_objects(items):
+        flat = json.dumps(value, allow_nan=False)
+        if len(indent) + len(flat) <= _LINE:
+            return flat
     deeper = indent + " "
     if isinstance(value, dict):
         lines = [f"{deeper}{json.dumps(key)}: {json_text(item, deeper)}" for key, item in value.items()]

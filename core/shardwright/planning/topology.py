@@ -17,19 +17,12 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.planning.assumptions import GIB, HOST_DEVICE, Assumption, assumptions_of
 
-GIB = 1 << 30
+__all__ = ["GIB", "HOST_DEVICE", "Provenance", "Topology", "known_devices"]
 
-# What TorchRec 1.8 assumes (torchrec/distributed/planner/constants.py): 32 GiB and 897 GiB/s of HBM, 128 GiB
-# and 51 GiB/s of DDR, 600 GiB/s between the ranks of a host, 12.5 GiB/s between hosts.
-_SOURCE = "TorchRec 1.8 default"
-_CAPACITY_BYTES = {"hbm": 32 * GIB, "ddr": 128 * GIB}
-_MEMORY_BANDWIDTH = {"hbm": 897 * GIB / 1000, "ddr": 51 * GIB / 1000}
-_LINK_BANDWIDTH = {"intra_host": 600 * GIB / 1000, "inter_host": 12.5 * GIB / 1000}
-
-HOST_DEVICE = "cpu"
-"""The device that has no memory of its own: its tier is the host's."""
 _KNOWN_DEVICES = (HOST_DEVICE, "cuda")
+_LINKS = ("intra_host", "inter_host")
 
 
 @frozen
@@ -67,9 +60,12 @@ class Topology:
         ddr_mem_bw: bandwidth of host memory, bytes/ms.
         intra_host_bw: bandwidth between ranks of one host, bytes/ms.
         inter_host_bw: bandwidth between hosts, bytes/ms.
+        hbm_to_ddr_mem_bw: bandwidth at which devices read the host's memory, bytes/ms: the link ``hbm_to_ddr``.
         memory_bytes: capacities of further tiers by name, bytes per rank.
         memory_bandwidths: bandwidths of further tiers by name, bytes/ms.
         link_bandwidths: bandwidths of further links by name, bytes/ms.
+        link_latencies_ms: milliseconds that a collective with next to nothing to carry takes, by link
+            (``"intra_host"``, ``"inter_host"``, or a further one).
         detected: names of the arguments that were read from the machine, not given by the user.
 
     Raises:
@@ -83,6 +79,7 @@ class Topology:
     memory_bytes: Mapping[str, tuple[int, ...]]
     memory_bandwidths: Mapping[str, float]
     link_bandwidths: Mapping[str, float]
+    link_latencies_ms: Mapping[str, float]
     provenance: Mapping[str, Provenance] = field(eq=False, repr=False)
 
     def __init__(
@@ -97,41 +94,48 @@ class Topology:
         ddr_mem_bw: float | None = None,
         intra_host_bw: float | None = None,
         inter_host_bw: float | None = None,
+        hbm_to_ddr_mem_bw: float | None = None,
         memory_bytes: Mapping[str, int | Sequence[int]] = MappingProxyType({}),
         memory_bandwidths: Mapping[str, float] = MappingProxyType({}),
         link_bandwidths: Mapping[str, float] = MappingProxyType({}),
+        link_latencies_ms: Mapping[str, float] = MappingProxyType({}),
         detected: Iterable[str] = (),
     ) -> None:
         _check_count("world_size", world_size)
         _check_device(compute_device)
         local = world_size if local_world_size is None else local_world_size
         _check_hosts(world_size, local)
-        given = _Given(tuple(detected))
+        given = _Given(tuple(detected), assumptions_of(compute_device))
         given.note("world_size", world_size)
         given.note("compute_device", compute_device)
-        given.choose("local_world_size", local_world_size, world_size, "all ranks on one host")
-        if compute_device == HOST_DEVICE and (hbm_cap, hbm_mem_bw) != (None, None):
-            raise InvalidInputError(
-                f"hbm_cap={hbm_cap} and hbm_mem_bw={hbm_mem_bw} were given, but {compute_device!r} has host memory "
-                "only; give ddr_cap and ddr_mem_bw"
-            )
+        given.choose("local_world_size", local_world_size, Assumption(world_size, "all ranks on one host"))
+        _check_of_device(
+            compute_device, hbm_cap=hbm_cap, hbm_mem_bw=hbm_mem_bw, hbm_to_ddr_mem_bw=hbm_to_ddr_mem_bw
+        )
         caps, bandwidths = {"hbm": hbm_cap, "ddr": ddr_cap}, {"hbm": hbm_mem_bw, "ddr": ddr_mem_bw}
-        capacities: dict[str, tuple[int, ...]] = {}
-        speeds: dict[str, float] = {}
-        for tier in _tiers_of(compute_device):
-            chosen = given.choose(f"{tier}_cap", caps[tier], _CAPACITY_BYTES[tier])
-            capacities[tier] = _per_rank(f"{tier}_cap", chosen, world_size)
-            speeds[tier] = given.choose(f"{tier}_mem_bw", bandwidths[tier], _MEMORY_BANDWIDTH[tier])
+        tiers = _tiers_of(compute_device)
+        capacities = {
+            tier: _per_rank(f"{tier}_cap", given.choose(f"{tier}_cap", caps[tier]), world_size)
+            for tier in tiers
+        }
         for tier, value in memory_bytes.items():
             given.note(f"memory_bytes.{tier}", value)
             capacities[tier] = _per_rank(f"memory_bytes[{tier!r}]", value, world_size)
+        speeds = {tier: given.choose(f"{tier}_mem_bw", bandwidths[tier]) for tier in tiers}
         links = {
-            "intra_host": given.choose("intra_host_bw", intra_host_bw, _LINK_BANDWIDTH["intra_host"]),
-            "inter_host": given.choose("inter_host_bw", inter_host_bw, _LINK_BANDWIDTH["inter_host"]),
+            "intra_host": given.choose("intra_host_bw", intra_host_bw),
+            "inter_host": given.choose("inter_host_bw", inter_host_bw),
         }
+        if compute_device != HOST_DEVICE:
+            links["hbm_to_ddr"] = given.choose("hbm_to_ddr_mem_bw", hbm_to_ddr_mem_bw)
         speeds.update(given.note_all("memory_bandwidths", memory_bandwidths))
         links.update(given.note_all("link_bandwidths", link_bandwidths))
+        latencies = {
+            link: given.choose(f"{link}_latency_ms", link_latencies_ms.get(link))
+            for link in (*_LINKS, *(link for link in link_latencies_ms if link not in _LINKS))
+        }
         _check_bandwidths({**speeds, **links})
+        _check_latencies(latencies)
         self.__attrs_init__(
             world_size=world_size,
             compute_device=compute_device,
@@ -139,6 +143,7 @@ class Topology:
             memory_bytes=capacities,
             memory_bandwidths=speeds,
             link_bandwidths=links,
+            link_latencies_ms=latencies,
             provenance=given.values,
         )
 
@@ -177,6 +182,25 @@ class Topology:
             )
         return own
 
+    def read_bandwidth(self, kernel_tier: str) -> float:
+        """Bytes per millisecond at which a rank's device reads a tier, named as for :meth:`tier_of`.
+
+        A tier that is not the device's own is read through the link that bears both their names (``hbm_to_ddr``), if
+        there is one.
+
+        Raises:
+            UnknownNameError: there is no such tier, or nothing says how fast it is.
+        """
+        tier = self.tier_of(kernel_tier)
+        link = self.link_bandwidths.get(f"{self.device_tier}_to_{tier}")
+        speed = self.memory_bandwidths.get(tier) if link is None else link
+        if speed is None:
+            raise UnknownNameError(
+                f"the bandwidth of memory tier {tier!r} is not known. "
+                f"Give it: Topology(..., memory_bandwidths={{{tier!r}: bytes per millisecond}})."
+            )
+        return speed
+
     def link_between(self, num_ranks: int) -> str:
         """The slowest link in a collective over ``num_ranks`` neighbouring ranks."""
         return "intra_host" if num_ranks <= self.local_world_size else "inter_host"
@@ -194,15 +218,17 @@ class Topology:
             "memory_bytes": {tier: _compact(values) for tier, values in self.memory_bytes.items()},
             "memory_bandwidths_bytes_per_ms": dict(self.memory_bandwidths),
             "link_bandwidths_bytes_per_ms": dict(self.link_bandwidths),
+            "link_latencies_ms": dict(self.link_latencies_ms),
         }
 
 
 class _Given:
     """Collects values with where they came from."""
 
-    def __init__(self, detected: tuple[str, ...]) -> None:
+    def __init__(self, detected: tuple[str, ...], assumptions: Mapping[str, Assumption]) -> None:
         self.values: dict[str, Provenance] = {}
         self._detected = detected
+        self._assumptions = assumptions
 
     def note(self, name: str, value: Any) -> None:
         plain = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
@@ -213,10 +239,11 @@ class _Given:
             self.note(f"{name}.{key}", value)
         return values
 
-    def choose(self, name: str, value: Any, default: Any, source: str = _SOURCE) -> Any:
+    def choose(self, name: str, value: Any, assumed: Assumption | None = None) -> Any:
         if value is None:
-            self.values[name] = Provenance(default, "assumed", source)
-            return default
+            assumed = assumed or self._assumptions[name]
+            self.values[name] = Provenance(assumed.value, "assumed", assumed.source)
+            return assumed.value
         self.note(name, value)
         return value
 
@@ -258,6 +285,24 @@ def _check_bandwidths(bandwidths: Mapping[str, float]) -> None:
         if not (_is_finite(value) and value > 0):
             raise InvalidInputError(
                 f"the bandwidth of {name!r} must be positive and finite (bytes/ms), got {value!r}"
+            )
+
+
+def _check_of_device(device: str, **given: Any) -> None:
+    """Check that nothing was said of device memory where the device has none."""
+    wrong = {name: value for name, value in given.items() if value is not None}
+    if device == HOST_DEVICE and wrong:
+        said = " and ".join(f"{name}={value}" for name, value in wrong.items())
+        raise InvalidInputError(
+            f"{said} given, but {device!r} has host memory only; give ddr_cap and ddr_mem_bw"
+        )
+
+
+def _check_latencies(latencies: Mapping[str, float]) -> None:
+    for name, value in latencies.items():
+        if not (_is_finite(value) and value >= 0):
+            raise InvalidInputError(
+                f"the latency of {name!r} must be finite and not negative (ms), got {value!r}"
             )
 
 

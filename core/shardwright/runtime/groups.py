@@ -169,6 +169,7 @@ class GroupBuilder:
                 here=True,
                 first_column=block.columns.start,
             )
+            request = kernel.with_extras(request, sharding.layout.extras)
             _check_supported(table, sharding, kernel, request)
             slots = self._slots(index, block, stream_of, whole=kernel.needs_whole_rows(request))
             assert block.rank is not None  # the validator of ParameterSharding

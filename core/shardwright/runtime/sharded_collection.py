@@ -236,6 +236,7 @@ def specs_of(
             is_weighted=is_weighted,
             optimizer=optimizer_spec_of(module.table_weight(config.name), config.name) or sharder.optimizer,
             qcomms_config=sharder.qcomm_codecs_registry,
+            cache=sharder.cache,
         )
         for config in module.tables
     ]

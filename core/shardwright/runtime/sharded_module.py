@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
+from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.plan import ParameterSharding
@@ -26,7 +27,8 @@ class ModuleSharder(ABC):
 
     Args:
         fused_params: the optimizer of the module's tables (see :class:`OptimizerSpec`); SGD at 0.01 by default, as in
-            FBGEMM. Tables whose parameters went through ``apply_optimizer_in_backward`` keep that one.
+            FBGEMM. Tables whose parameters went through ``apply_optimizer_in_backward`` keep that one. Also the
+            cache of tables that are kept in host memory (``cache_load_factor``, ``cache_algorithm``).
         qcomm_codecs_registry: the codecs that results and gradients of the module's tables travel by, under TorchRec's
             name: what ``get_qcomm_codecs_registry`` returns, or a ``QCommsConfig``; float32 as they are by default.
             ``ParameterConstraints(qcomms_config=...)`` and a plan that has codecs of its own prevail.
@@ -54,6 +56,7 @@ class ModuleSharder(ABC):
         codecs = as_qcomms(qcomm_codecs_registry)
         self.qcomm_codecs_registry = None if codecs is None else codecs.resolved()
         self.input_checks = InputChecks.of(input_checks)
+        self.cache = CacheParams.from_fused_params(fused_params)
 
     @abstractmethod
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:

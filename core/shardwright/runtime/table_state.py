@@ -49,12 +49,12 @@ class TableState:
             dtype: of the tensor.
         """
         whole = torch.empty(self.table.num_embeddings, columns, dtype=dtype)
-        mine = {id(local.block): local for local in self.local}
+        mine = {_place(local.block): local for local in self.local}
         layout = self.sharding.layout
         for block in layout.blocks[:1] if layout.dataflow.is_replicated else layout.blocks:
             if block.num_rows == 0 or (columns == 1 and block.columns.start > 0):
                 continue
-            piece = self._piece(mine.get(id(block)), block, values, columns, dtype)
+            piece = self._piece(mine.get(_place(block)), block, values, columns, dtype)
             assert block.rank is not None  # the plan's validator
             self.communicator.broadcast(piece, block.rank)
             whole[_row_index(block), _columns(block, columns)] = piece.to(whole.device)
@@ -88,6 +88,11 @@ class TableState:
         for local in self.local:
             with torch.no_grad():
                 target(local).copy_(whole[_row_index(local.block), _columns(local.block, columns)])
+
+
+def _place(block: Block) -> tuple[int, int, int | None]:
+    """What tells the blocks of a layout apart: they may be made anew each time that one looks at them."""
+    return block.rows.index, block.columns.start, block.rank
 
 
 def _row_index(block: Block) -> slice | Tensor:

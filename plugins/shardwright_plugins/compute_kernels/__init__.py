@@ -8,9 +8,11 @@ from shardwright_plugins.compute_kernels.dense import Dense
 from shardwright_plugins.compute_kernels.fused import Fused
 from shardwright_plugins.compute_kernels.fused_numba import FusedNumba
 from shardwright_plugins.compute_kernels.fused_torch import FusedTorch
+from shardwright_plugins.compute_kernels.fused_uvm import FusedUvm
+from shardwright_plugins.compute_kernels.fused_uvm_caching import FusedUvmCaching
 
 
 @hookimpl
 def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
     """Offer the built-in compute kernels."""
-    return [Dense, Fused, FusedNumba, FusedTorch]
+    return [Dense, Fused, FusedNumba, FusedTorch, FusedUvm, FusedUvmCaching]

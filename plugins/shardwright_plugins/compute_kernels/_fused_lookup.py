@@ -18,7 +18,6 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
-from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import DataType
 from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
@@ -42,14 +41,20 @@ _STATE_NAMES = {
 class FusedLookup(Lookup):
     """One table-batched embedding over all blocks of the group."""
 
-    def __init__(self, blocks: Sequence[BlockSpec], *, device: torch.device) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[BlockSpec],
+        *,
+        device: torch.device,
+        tables: SplitTableBatchedEmbeddingBagsCodegen | None = None,
+    ) -> None:
         self.blocks = blocks
         optimizer = blocks[0].request.optimizer
         assert optimizer is not None  # the kernel's supports()
         self._optimizer = optimizer
         self.states_per_row = frozenset(_STATE_NAMES[optimizer.name] if optimizer.name in ROW_WISE else ())
         self._num_slots = sum(spec.num_slots for spec in blocks)
-        self._tables = _build(blocks, optimizer, device)
+        self._tables = table_batched_embedding(blocks, device) if tables is None else tables
         self._weights = self._tables.split_embedding_weights()
         self._num_steps = torch.zeros(())
 
@@ -114,11 +119,19 @@ class FusedLookup(Lookup):
         self._tables.set_learning_rate(learning_rate)
 
 
-def _build(
-    blocks: Sequence[BlockSpec], optimizer: OptimizerSpec, device: torch.device
+def table_batched_embedding(
+    blocks: Sequence[BlockSpec],
+    device: torch.device,
+    *,
+    location: EmbeddingLocation | None = None,
+    **cache: Any,
 ) -> SplitTableBatchedEmbeddingBagsCodegen:
+    """FBGEMM's embedding of the blocks, in the device's own memory if no other location is given."""
+    optimizer = blocks[0].request.optimizer
+    assert optimizer is not None  # the kernel's supports()
     on_cpu = device.type == "cpu"
-    location = EmbeddingLocation.HOST if on_cpu else EmbeddingLocation.DEVICE
+    if location is None:
+        location = EmbeddingLocation.HOST if on_cpu else EmbeddingLocation.DEVICE
     compute = ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA
     parameters = {name: value for name, value in optimizer.parameters if value is not None}
     return SplitTableBatchedEmbeddingBagsCodegen(
@@ -132,6 +145,7 @@ def _build(
         pooling_mode=PoolingMode.SUM if blocks[0].request.is_pooled else PoolingMode.NONE,
         device=device,
         **parameters,
+        **cache,
     )
 
 

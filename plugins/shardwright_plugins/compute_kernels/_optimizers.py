@@ -54,9 +54,18 @@ def can_train(data_type: DataType) -> Literal[True] | str:
     return f"torch trains {trainable} tables, not {data_type.value}"
 
 
+def weight_bytes(request: KernelRequest, num_rows: int) -> int:
+    """Bytes of a block's weights."""
+    return num_rows * -(-request.num_columns * request.data_type.bits // 8)
+
+
+def state_bytes(request: KernelRequest, num_rows: int) -> int:
+    """Bytes of a block's optimizer state."""
+    if request.optimizer is None:
+        return 0
+    return _FLOAT_BYTES * num_rows * _STATE_VALUES[request.optimizer.name](request.num_columns)
+
+
 def trained_bytes(request: KernelRequest, num_rows: int) -> int:
     """Bytes of a block's weights and optimizer state."""
-    weights = num_rows * -(-request.num_columns * request.data_type.bits // 8)
-    if request.optimizer is None:
-        return weights
-    return weights + _FLOAT_BYTES * num_rows * _STATE_VALUES[request.optimizer.name](request.num_columns)
+    return weight_bytes(request, num_rows) + state_bytes(request, num_rows)

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright_plugins.compute_kernels._optimizers import can_train, trained_bytes
+from shardwright_plugins.compute_kernels._optimizers import can_train, state_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from shardwright.runtime.lookup import BlockSpec, Lookup
+
+_STATE_IN_WEIGHTS_TYPE = frozenset({"adagrad"})
+"""``torch.optim.Adagrad`` keeps its sums in the weights' type; other optimizers keep float32."""
 
 
 class Dense(ComputeKernel):
@@ -25,8 +28,15 @@ class Dense(ComputeKernel):
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
         """Weights, their gradient, and the optimizer state the user's optimizer will hold."""
-        gradient = num_rows * -(-request.num_columns * request.data_type.bits // 8)
-        return {"device": trained_bytes(request, num_rows) + gradient}
+        weights = weight_bytes(request, num_rows)
+        optimizer = request.optimizer
+        is_typed = optimizer is not None and optimizer.name in _STATE_IN_WEIGHTS_TYPE
+        state = weights if is_typed else state_bytes(request, num_rows)
+        return {"device": 2 * weights + state}
+
+    def bandwidth_fraction(self, request: KernelRequest) -> float:
+        """Half of FBGEMM's, as TorchRec 1.8 has it for its dense kernel (``kernel_bw_lookup``)."""
+        return 0.5
 
     def group_key(self, request: KernelRequest) -> Hashable:
         """Blocks of one element type and width share a call."""

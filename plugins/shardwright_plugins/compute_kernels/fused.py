@@ -36,7 +36,7 @@ class Fused(ComputeKernel):
     batch_major: ClassVar[bool] = True
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
-        return _refusal(request) or True
+        return refusal(request) or True
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
         """Weights and optimizer state."""
@@ -44,7 +44,7 @@ class Fused(ComputeKernel):
 
     def group_key(self, request: KernelRequest) -> Hashable:
         """Blocks of one element type and optimizer; of one width too, where a row is returned for each id."""
-        return (request.data_type, request.optimizer, None if request.is_pooled else request.num_columns)
+        return fused_key(request)
 
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
         from shardwright_plugins.compute_kernels._fused_lookup import FusedLookup
@@ -52,7 +52,13 @@ class Fused(ComputeKernel):
         return FusedLookup(blocks, device=device)
 
 
-def _refusal(request: KernelRequest) -> str | None:
+def fused_key(request: KernelRequest) -> Hashable:
+    """Blocks of one key can share a table-batched embedding."""
+    return (request.data_type, request.optimizer, None if request.is_pooled else request.num_columns)
+
+
+def refusal(request: KernelRequest) -> str | None:
+    """Why FBGEMM's table-batched embedding cannot serve a request, or ``None``."""
     device = request.device
     if device not in _OPTIMIZERS:
         return f"FBGEMM has no table-batched embedding for {device!r}; it has for {', '.join(sorted(_OPTIMIZERS))}"

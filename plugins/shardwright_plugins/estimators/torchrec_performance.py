@@ -6,8 +6,9 @@ Source: TorchRec 1.8, ``torchrec/distributed/planner/estimator`` (formulas) and 
 - ids read ``I = ids * W * 8`` bytes (twice that with weights); rows read ``L = ids * W * columns * element
   bytes``; output ``U = bags * W * columns * element bytes``. A shard of cut rows reads ``1 / parts`` of the
   ids.
-- forward compute ``(I + L + U) * penalty / B`` with ``B`` the bandwidth that the kernel reaches on the
-  device's memory; backward compute twice that, and 1.1 more with weights.
+- forward compute ``(I + L + U) * penalty / B`` with ``B`` the bandwidth at which the kernel reads rows: of the
+  device's memory, of the link to the host's, or, behind a cache that holds a part ``f``, ``f`` of the one and
+  ``1 - f`` of the other; backward compute twice that, and 1.1 more with weights.
 - forward and backward communication ``U / C`` each, with ``C`` the bandwidth of the slowest link; a shard of
   cut rows copies its gradients in the backward pass: ``+ U * 2.455 / B``.
 - where sums are made inside a host of ``L`` ranks: rows are taken as cut, ``C`` is the link inside the host, and with
@@ -15,6 +16,8 @@ Source: TorchRec 1.8, ``torchrec/distributed/planner/estimator`` (formulas) and 
 - a copy on every rank: ``I``, ``L`` and ``U`` of its own batch (no ``W``), no penalty, no forward communication; in the
   backward pass an all-reduce of the table's bytes ``T``, ``T * (2n - 1) / n / (C' * L)`` with ``n = min(H, 2)``, twice
   that with more than two hosts; and the optimizer's kernels, ``T * 9.22 / B``.
+- a cache whose load factor and statistics are given: the rows that it is expected to miss cross the link from the
+  host's memory, ``misses / parts * columns * element bytes``.
 
 What it ignores: id traffic, latency, empty shards, and bytes that stay on their rank; and that copies may be
 synchronised by less than their dense gradient.
@@ -25,12 +28,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 
+from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
+from shardwright.planning.option_space import EVERYTHING, OptionSpace
 from shardwright.planning.options import Floats, Options
 from shardwright.planning.space import ID_BYTES
 from shardwright.planning.topology import Topology
+from shardwright_plugins.estimators._torchrec import CACHED, KERNELS, MIN_PARTITION, Work
 
 BACKWARD_FACTOR = 2.0
 WEIGHTED_BACKWARD_FACTOR = 1.1
@@ -46,30 +53,37 @@ class TorchRecPerformance(Estimator):
 
     name: ClassVar[str] = "torchrec"
     measures: ClassVar[str] = PERFORMANCE
+    answers_by_shape: ClassVar[bool] = True
+    storage: ClassVar[str] = "torchrec_storage"
     preference: ClassVar[int] = 10
+
+    def space(self, topology: Topology) -> OptionSpace:
+        """On CUDA devices, what TorchRec offers there; elsewhere it offers less than it could.
+
+        Copies on every rank have the kernel ``dense`` in it, whatever optimizer a table has: their gradients are
+        visible, and the user's own optimizer updates them.
+        """
+        if topology.compute_device != "cuda":
+            return EVERYTHING
+        return OptionSpace(kernels=KERNELS, min_partition=MIN_PARTITION)
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Milliseconds of each phase, ``[S]``."""
-        table, columns = options.shard_table, options.num_columns
-        copy = options.is_replicated[options.option]
-        cut = (options.cuts_rows | options.sums_inside_host)[options.option]
-        ids, output = _ids_and_output_bytes(options, topology)
-        read = np.ceil(ids * ID_BYTES) * np.where(options.is_weighted[table], 2, 1)
-        width = np.where(cut | copy, columns, np.maximum(columns, MIN_LOOKUP_COLUMNS))
-        lookup = ids * width * options.element_bytes[table]
-        memory_bandwidth = _memory_bandwidth(options, topology)
-        penalty = np.where(cut | copy, 1.0, _block_penalty(columns))
-        forward = (read + lookup + output) * penalty / memory_bandwidth
+        work, table = Work(options, topology), options.shard_table
+        bandwidth = _memory_bandwidth(work)
+        output = work.vectors * options.num_columns * work.element_bytes
+        forward = _bytes_looked_up(work, output) / bandwidth
         weighted = WEIGHTED_BACKWARD_FACTOR * options.is_weighted[table]
-        travel = _travel_ms(options, topology, output)
-        gradient_copies = np.where(cut, output * GRADIENT_COPY_FACTOR / memory_bandwidth, 0.0)
+        travel = _travel_ms(work, output)
+        gradient_copies = np.where(work.cuts_rows, output * GRADIENT_COPY_FACTOR / bandwidth, 0.0)
         return {
             "forward_compute": forward,
-            "forward_communication": np.where(copy, 0.0, travel),
+            "forward_communication": np.where(work.is_copy, 0.0, travel),
             "backward_compute": forward * (BACKWARD_FACTOR + weighted),
             "backward_communication": np.where(
-                copy, _synchronisation_ms(options, topology, memory_bandwidth), travel + gradient_copies
+                work.is_copy, _synchronisation_ms(work, bandwidth), travel + gradient_copies
             ),
+            "prefetch": _prefetch_ms(work),
         }
 
     def provenance(self) -> Mapping[str, Any]:
@@ -82,43 +96,70 @@ class TorchRecPerformance(Estimator):
         }
 
 
-def _ids_and_output_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
-    """Ids looked up in each shard, and bytes of the vectors it returns: ``[S]`` each."""
-    table, option = options.shard_table, options.option
-    num_batches = np.where(options.is_replicated, 1, topology.world_size)[option]
-    ids = options.ids_per_batch[table] * num_batches / options.num_row_parts[option]
-    vectors = np.where(options.is_pooled[table], options.bags_per_batch[table] * num_batches, ids)
-    return ids, vectors * options.num_columns * options.element_bytes[table]
+def _bytes_looked_up(work: Work, output: Floats) -> Floats:
+    """Bytes of ids, rows and results, with the penalty for narrow rows: ``[S]``."""
+    options, columns = work.options, work.options.num_columns
+    ids = np.ceil(work.ids * ID_BYTES) * np.where(options.is_weighted[options.shard_table], 2, 1)
+    is_plain = ~(work.cuts_rows | work.is_copy)
+    width = np.where(is_plain, np.maximum(columns, MIN_LOOKUP_COLUMNS), columns)
+    penalty = np.where(is_plain, _block_penalty(columns), 1.0)
+    return (ids + work.ids * width * work.element_bytes + output) * penalty
 
 
-def _travel_ms(options: Options, topology: Topology, output_bytes: Floats) -> Floats:
+def _travel_ms(work: Work, output_bytes: Floats) -> Floats:
     """How long the vectors of each shard travel, one way: ``[S]``."""
-    table, links = options.shard_table, topology.link_bandwidths
+    options, topology, links = work.options, work.topology, work.topology.link_bandwidths
     direct = output_bytes / links[topology.link_between(topology.world_size)]
     inside = output_bytes / links[topology.link_between(topology.local_world_size)]
-    crossing = options.bags_per_batch[table] * options.num_columns * options.element_bytes[table]
+    crossing = options.bags_per_batch[options.shard_table] * options.num_columns * work.element_bytes
     num_sums = topology.num_hosts if topology.num_hosts > 1 else 0
     by_host = inside + crossing * num_sums / links["inter_host"]
     return np.where(options.sums_inside_host[options.option], by_host, direct)
 
 
-def _synchronisation_ms(options: Options, topology: Topology, memory_bandwidth: Floats) -> Floats:
+def _synchronisation_ms(work: Work, bandwidth: Floats) -> Floats:
     """How long the dense gradient of each copy is reduced over all ranks, and applied: ``[S]``."""
-    table_bytes = options.num_rows * options.num_columns * options.element_bytes[options.shard_table]
+    topology = work.topology
+    table_bytes = work.options.num_rows * work.options.num_columns * work.element_bytes
     hosts = min(topology.num_hosts, 2)
-    bandwidth = topology.link_bandwidths["inter_host"] * topology.local_world_size
+    of_a_host = topology.link_bandwidths["inter_host"] * topology.local_world_size
     rounds = 2 if topology.num_hosts > 2 else 1
-    reduce = table_bytes * rounds * (2 * hosts - 1) / hosts / bandwidth
-    return reduce + table_bytes * DENSE_UPDATE_FACTOR / memory_bandwidth
+    reduce = table_bytes * rounds * (2 * hosts - 1) / hosts / of_a_host
+    return reduce + table_bytes * DENSE_UPDATE_FACTOR / bandwidth
 
 
-def _memory_bandwidth(options: Options, topology: Topology) -> Floats:
-    """Bytes per millisecond that each shard's kernel reaches: ``[S]``."""
-    fraction = [
-        options.compute_kernels[kernel].bandwidth_fraction(request) for kernel, request in options.requests
-    ]
-    own = topology.memory_bandwidths[topology.device_tier]
-    return np.array(fraction, dtype=np.float64)[options.request] * own
+def _memory_bandwidth(work: Work) -> Floats:
+    """Bytes per millisecond at which each shard's kernel reads rows: ``[S]``."""
+    kernels = work.options.compute_kernels
+    speeds = [_read_speed(kernels[code], request, work.topology) for code, request in work.options.requests]
+    return np.array(speeds, dtype=np.float64)[work.options.request]
+
+
+def _read_speed(kernel: ComputeKernel, request: KernelRequest, topology: Topology) -> float:
+    """The mean bandwidth of what a kernel reads, a cache taken to be hit as often as it is large."""
+    blind = attrs.evolve(request, cache=attrs.evolve(request.cache, stats=None))
+    parts = kernel.reads(blind)
+    mean = sum(part * topology.read_bandwidth(tier) for tier, part in parts.items() if part)
+    return mean * kernel.bandwidth_fraction(request)
+
+
+def _prefetch_ms(work: Work) -> Floats:
+    """How long the rows that a cache misses take to come from the host's memory: ``[S]``."""
+    options = work.options
+    misses = np.array([_expected_misses(request) for request in work.requests])[options.request]
+    if not misses.any():
+        return np.zeros(options.num_shards)
+    rows = np.where(work.of_kernels(CACHED) & ~work.is_copy, misses, 0.0)
+    moved = rows / options.num_row_parts[options.option] * options.num_columns * work.element_bytes
+    return moved / work.topology.read_bandwidth("host")
+
+
+def _expected_misses(request: KernelRequest) -> float:
+    """Rows a step; none where statistics or the load factor were not given."""
+    cache = request.cache
+    if cache.stats is None or cache.load_factor is None:
+        return 0.0
+    return cache.stats.expected_lookups * cache.stats.expected_miss_rate(cache.load_factor)
 
 
 def _block_penalty(columns: np.ndarray[Any, Any]) -> Floats:

@@ -16,12 +16,13 @@ from shardwright.planning.topology import Topology
 class WeightsAndBuffers(Estimator):
     """Weights and optimizer state as the kernel declares them, and a step's input and output.
 
-    The buffers are those of TorchRec's storage model without a pipeline (one input, one output); an id is
-    taken to go to each row with equal chance. A copy of a table also holds what it is synchronised by.
+    The buffers are one input and one output, as in TorchRec's storage model without a pipeline, an id taken to go to
+    each row with equal chance, vectors as they travel. A copy of a table also holds what it is synchronised by.
     """
 
     name: ClassVar[str] = "weights_and_buffers"
     measures: ClassVar[str] = STORAGE
+    answers_by_shape: ClassVar[bool] = True
     preference: ClassVar[int] = 10
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:

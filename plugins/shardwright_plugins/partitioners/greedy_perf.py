@@ -22,7 +22,7 @@ class GreedyPerf(Partitioner):
     """
 
     name: ClassVar[str] = "greedy_perf"
-    preference: ClassVar[int] = 10
+    preference: ClassVar[int] = 0
 
     def place(self, shards: ProposedShards) -> Ints | Misfit:
         """The rank of each shard, or which one did not fit."""
@@ -72,12 +72,12 @@ class _Ranks:
     def __init__(self, shards: ProposedShards) -> None:
         self._shards = shards
         fixed = np.flatnonzero(shards.is_fixed)
-        used = np.zeros_like(shards.capacity_bytes)
+        used = shards.fixed_bytes.copy()
         np.add.at(used, shards.rank[fixed], shards.memory_bytes[fixed])
         self._room: list[list[int]] = (shards.capacity_bytes - used).tolist()
-        self._loads: list[float] = np.bincount(
-            shards.rank[fixed], weights=shards.cost_ms[fixed], minlength=shards.world_size
-        ).tolist()
+        loads: Floats = shards.fixed_ms.copy()
+        np.add.at(loads, shards.rank[fixed], shards.cost_ms[fixed])
+        self._loads: list[float] = loads.tolist()
         self._needs, self._costs = shards.memory_bytes.tolist(), shards.cost_ms.tolist()
         self._local_rank = shards.local_rank.tolist()
         # Gangs are tried on all hosts at once, on arrays that are kept in step with the lists.

@@ -14,7 +14,7 @@ Measure: TypeAlias = Floats | Ints
 
 
 def ranked_options(space: SearchSpace, cost: Measure) -> Ints:
-    """All options, table after table, each table's in the order they should be tried.
+    """All options, distinct table after distinct table, each table's in the order they should be tried.
 
     Those that fit at least alone come first, then the cheaper, then those of fewer shards, then as enumerated
     (the preferred kernel first): the order depends on nothing else.
@@ -24,9 +24,8 @@ def ranked_options(space: SearchSpace, cost: Measure) -> Ints:
         cost: ``[O]``.
 
     Returns:
-        Option indices ``[O]``; those of table ``t`` at ``first_option[t]:first_option[t + 1]``.
+        Option indices ``[O]``; those of distinct table ``t`` at ``first_option[t]:first_option[t + 1]``.
     """
     options = space.options
-    num_shards = np.diff(options.first_shard)
     index = np.arange(options.num_options)
-    return np.lexsort((index, num_shards, cost, ~space.fits_alone, options.table))
+    return np.lexsort((index, options.shards_per_option, cost, ~space.fits_alone, options.table))

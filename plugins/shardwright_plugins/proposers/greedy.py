@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.proposer import Proposals, Proposer
-from shardwright.planning.options import Floats, Ints
-from shardwright.planning.placement import Feedback, propose
+from shardwright.planning.options import FREE, Floats, Ints
+from shardwright.planning.placement import Chosen, Feedback, propose
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.proposers._ranking import Measure, ranked_options
 
@@ -30,7 +30,7 @@ class Greedy(Proposer):
     """
 
     name: ClassVar[str] = "greedy"
-    preference: ClassVar[int] = 20
+    preference: ClassVar[int] = 0
 
     def proposals(self, space: SearchSpace) -> Proposals:
         """Proposals of the four descents, one after the other."""
@@ -47,7 +47,7 @@ class _Descent:
     def __init__(self, space: SearchSpace, cost: Measure) -> None:
         self.space = space
         self.order = ranked_options(space, cost)
-        self.place = space.options.first_option[:-1].copy()
+        self.place = space.options.first_option[:-1][space.options.alike]
         self.costs = [
             _Measured(self, space.largest_cost_ms),
             _Measured(self, space.total_cost_ms),
@@ -101,9 +101,9 @@ class _Descent:
     def _bottleneck_tables(self, proposal: Ints, feedback: Feedback) -> Ints:
         """The tables with shards on the most loaded rank, the dearest first."""
         assert feedback.load_ms is not None  # it fitted
-        shards = propose(self.space, proposal)
-        there = feedback.ranks == np.argmax(feedback.load_ms)
-        cost = np.bincount(shards.table[there], weights=shards.cost_ms[there], minlength=len(proposal))
+        assert feedback.ranks is not None
+        rank = int(np.argmax(feedback.load_ms))
+        cost = _cost_on(self.space, proposal, feedback.ranks, rank)
         order = np.argsort(-cost, kind="stable")
         return order[cost[order] > 0]
 
@@ -114,13 +114,26 @@ class _Descent:
             return False
         table = int(tables[np.argmax(able)])
         option = self.order[self.place[table]]
-        start, stop = int(self.place[table]) + 1, self.space.options.of_table(table).stop
+        start = int(self.place[table]) + 1
+        stop = int(self.space.options.first_option[self.space.options.alike[table] + 1])
         later = self.order[start:stop]
         better = np.logical_or.reduce(
             [measure.values[later] < measure.values[option] for measure in measures]
         )
         self.place[table] = start + int(np.argmax(better))
         return True
+
+
+def _cost_on(space: SearchSpace, proposal: Ints, ranks: Ints, rank: int) -> Floats:
+    """What each table adds to a rank: ``[A]``."""
+    shards, chosen, count = propose(space, proposal), Chosen.of(space, proposal), len(proposal)
+    there = ranks == rank
+    moved = np.bincount(shards.table[there], weights=shards.cost_ms[there], minlength=count)
+    first = space.options.rank[chosen.run]
+    here = (first != FREE) & (first <= rank) & (rank < first + space.options.count[chosen.run])
+    fixed = np.bincount(chosen.table[here], weights=space.cost_ms[chosen.run[here]], minlength=count)
+    both: Floats = np.asarray(moved + fixed, dtype=np.float64)
+    return both
 
 
 class _Measured:

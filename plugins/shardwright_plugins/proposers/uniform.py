@@ -19,7 +19,7 @@ class Uniform(Proposer):
     """
 
     name: ClassVar[str] = "uniform"
-    preference: ClassVar[int] = 10
+    preference: ClassVar[int] = 0
 
     def proposals(self, space: SearchSpace) -> Proposals:
         """Each type in turn, by the cost of the dearest shard and by that of all shards."""
@@ -34,4 +34,4 @@ def _of_type(space: SearchSpace, code: int, order: Ints) -> Ints:
     wanted = (options.sharding_type[order] == code) & space.fits_alone[order]
     place = np.where(wanted, np.arange(len(order)), len(order))
     first = np.minimum.reduceat(place, options.first_option[:-1])
-    return order[np.where(first < len(order), first, options.first_option[:-1])]
+    return order[np.where(first < len(order), first, options.first_option[:-1])][options.alike]

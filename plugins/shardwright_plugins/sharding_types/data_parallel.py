@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout, Replicate
+from shardwright.planning.layouts import BlockRun, Layout, Replicate
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 
@@ -23,7 +23,7 @@ class DataParallel(ShardingType):
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
     ) -> Iterable[Layout]:
         """One block of everything for each rank."""
-        rows, columns = table.all_rows, table.all_columns
-        yield Layout(
-            [Block(rows, columns, rank=rank) for rank in range(topology.world_size)], dataflow=Replicate()
+        copies = BlockRun(
+            table.all_rows.row_map, table.all_columns, topology.world_size, is_copied=True, rank=0
         )
+        yield Layout([copies], dataflow=Replicate())

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Hierarchical, Layout
+from shardwright.planning.layouts import BlockRun, Hierarchical, Layout
 from shardwright.planning.row_maps import RowsRange
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
@@ -30,9 +30,8 @@ class GridShard(ShardingType):
         """One layout for each number of column blocks."""
         rows = RowsRange(table.num_embeddings, parts=topology.local_world_size)
         for columns in column_blocks(table, constraints, type_name=self.name):
-            blocks = [
-                Block(part, span, host_group=group, local_rank=rank)
+            runs = [
+                BlockRun(rows, span, rows.num_parts, host_group=group, local_rank=0)
                 for group, span in enumerate(columns)
-                for rank, part in enumerate(rows)
             ]
-            yield Layout(blocks, dataflow=Hierarchical(), variant=f"{len(columns)} column blocks")
+            yield Layout(runs, dataflow=Hierarchical(), variant=f"{len(columns)} column blocks")

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout
+from shardwright.planning.layouts import BlockRun, Layout
 from shardwright.planning.row_maps import RowsRange
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
@@ -28,5 +28,4 @@ class RowWise(ShardingType):
     ) -> Iterable[Layout]:
         """One block a rank."""
         rows = RowsRange(table.num_embeddings, parts=topology.world_size)
-        columns = table.all_columns
-        yield Layout([Block(part, columns, rank=rank) for rank, part in enumerate(rows)])
+        yield Layout([BlockRun(rows, table.all_columns, rows.num_parts, rank=0)])

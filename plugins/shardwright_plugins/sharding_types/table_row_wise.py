@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Hierarchical, Layout
+from shardwright.planning.layouts import BlockRun, Hierarchical, Layout
 from shardwright.planning.row_maps import RowsRange
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
@@ -27,6 +27,6 @@ class TableRowWise(ShardingType):
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
     ) -> Iterable[Layout]:
         """One block for each rank of a host."""
-        rows, columns = RowsRange(table.num_embeddings, parts=topology.local_world_size), table.all_columns
-        blocks = [Block(part, columns, host_group=0, local_rank=rank) for rank, part in enumerate(rows)]
-        yield Layout(blocks, dataflow=Hierarchical())
+        rows = RowsRange(table.num_embeddings, parts=topology.local_world_size)
+        run = BlockRun(rows, table.all_columns, rows.num_parts, host_group=0, local_rank=0)
+        yield Layout([run], dataflow=Hierarchical())

@@ -137,7 +137,7 @@ class FirstFit(Partitioner):
         if misfit is not None:
             return misfit
         ranks = shards.rank.copy()
-        used = np.zeros_like(shards.capacity_bytes)
+        used = shards.fixed_bytes.copy()
         fixed = shards.is_fixed
         np.add.at(used, ranks[fixed], shards.memory_bytes[fixed])
         for shard in np.flatnonzero(~fixed):

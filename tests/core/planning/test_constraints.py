@@ -90,8 +90,8 @@ def test_constraints_that_are_no_mapping_raise(rules):
 
 
 def test_parameter_constraints_has_no_option_that_would_be_ignored():
-    with pytest.raises(TypeError, match="cache_params"):
-        ParameterConstraints(cache_params=object())
+    with pytest.raises(TypeError, match="enforce_hbm"):
+        ParameterConstraints(enforce_hbm=True)
 
 
 def test_per_feature_one_value_stands_for_all_features():

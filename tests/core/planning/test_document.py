@@ -6,7 +6,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.planning.conftest import make_host
 
+from shardwright.contracts import ShardingType
 from shardwright.errors import PlanError
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.layouts import Block, Layout
@@ -15,6 +17,7 @@ from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.row_maps import RowsRange, RowsSplit
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
+from shardwright.plugins import use_host
 
 
 def planned(*tables, **rules):
@@ -127,12 +130,62 @@ def test_from_json_derives_the_row_map_from_the_bounds(bounds, row_map):
     assert [block.rows.bounds for block in layout.blocks] == bounds
 
 
+class Anyhow(ShardingType):
+    """Makes no layouts, so that there is nothing a plan could contradict."""
+
+    name, abbreviation = "anyhow", "AH"
+
+    def layouts(self, table, topology, constraints):
+        return []
+
+
+HALVES = [shard(2, [0, 10], [0, 4]), shard(1, [0, 10], [4, 8])]
+
+
 def test_from_json_edited_by_hand_moves_the_shard():
     document = document_of(planned(TABLES[0], a="whole"))
-    document["modules"][""]["a"]["shards"] = [shard(2, [0, 10], [0, 4]), shard(1, [0, 10], [4, 8])]
-    sharding = ShardingPlan.from_json(json.dumps(document)).plan[""]["a"]
+    document["modules"][""]["a"]["shards"] = [shard(2, [0, 10], [0, 8])]
+    assert ShardingPlan.from_json(json.dumps(document)).plan[""]["a"].ranks == [2]
+
+
+def test_from_json_edited_by_hand_into_another_sharding_type_is_read_as_that(host_with):
+    document = document_of(planned(TABLES[0], a="whole"))
+    document["modules"][""]["a"].update(sharding_type="anyhow", shards=HALVES)
+    with host_with(sharding_types=[Anyhow]):
+        sharding = ShardingPlan.from_json(json.dumps(document)).plan[""]["a"]
     assert sharding.ranks == [2, 1]
     assert [s.placement for s in sharding.sharding_spec.shards] == ["rank:2/cuda:2", "rank:1/cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shards", "text"),
+    [
+        ("whole", HALVES, "'whole' keeps rows whole, keeps columns whole, .*2 shards: .* cuts columns"),
+        (
+            "slices",
+            [shard(0, [0, 10], [0, 8])],
+            "'slices' cuts rows, .*; the table's 1 shards: keeps rows whole",
+        ),
+        (
+            "whole",
+            [shard(0, [0, 4], [0, 8]), shard(1, [4, 10], [0, 8])],
+            "'whole' keeps rows whole, .*2 shards: cuts rows",
+        ),
+    ],
+)
+def test_from_json_shards_that_contradict_their_sharding_type_raise_naming_it(kind, shards, text):
+    document = document_of(planned(TABLES[0], a="whole"))
+    document["modules"][""]["a"].update(sharding_type=kind, shards=shards)
+    with pytest.raises(PlanError, match=f"module '', table 'a': sharding type {text}"):
+        ShardingPlan.from_json(json.dumps(document))
+
+
+def test_from_json_rows_cut_elsewhere_than_a_planner_would_are_read():
+    document = document_of(planned(TABLES[0], a="slices"))
+    del document["modules"][""]["a"]["extras"]
+    document["modules"][""]["a"].pop("row_map", None)
+    document["modules"][""]["a"]["shards"] = [shard(2, [0, 1], [0, 8]), shard(0, [1, 10], [0, 8])]
+    assert ShardingPlan.from_json(json.dumps(document)).plan[""]["a"].ranks == [2, 0]
 
 
 @st.composite
@@ -150,8 +203,9 @@ def grids(draw):
 
 @given(layout=grids())
 def test_json_round_trip_keeps_what_every_block_covers(layout):
-    plan = ShardingPlan({"m": EmbeddingModuleShardingPlan(t=ParameterSharding("slices", "plain", layout))})
-    again = ShardingPlan.from_json(plan.to_json())
+    plan = ShardingPlan({"m": EmbeddingModuleShardingPlan(t=ParameterSharding("anyhow", "plain", layout))})
+    with use_host(make_host(sharding_types=[Anyhow])):
+        again = ShardingPlan.from_json(plan.to_json())
     assert again.to_json() == plan.to_json()
     read = again.plan["m"]["t"].layout
 

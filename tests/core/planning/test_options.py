@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
@@ -48,16 +49,23 @@ def test_enumerate_offers_types_by_layouts_by_kernels_in_a_fixed_order():
     ]
 
 
+def ranks_of(options, option):
+    """The rank of each shard: of a run the first has the run's, the next the next."""
+    runs = options.shards_of(option)
+    pairs = zip(options.rank[runs].tolist(), options.count[runs].tolist(), strict=True)
+    return [FREE if rank == FREE else rank + i for rank, count in pairs for i in range(count)]
+
+
 def test_enumerate_columns_describe_the_blocks_of_each_layout():
     options = options_of(TABLE, TableSpec("u", 3, 6, ["g"]), ranks=4)
     for option in range(options.num_options):
-        shards = options.shards_of(option)
         blocks = options.layouts[option].blocks
-        assert options.num_rows[shards].tolist() == [block.num_rows for block in blocks]
-        assert options.num_columns[shards].tolist() == [block.num_columns for block in blocks]
-        assert options.rank[shards].tolist() == [FREE if b.rank is None else b.rank for b in blocks]
-        assert (options.option[shards] == option).all()
-        for code, block in zip(options.request[shards].tolist(), blocks, strict=True):
+        assert options.spread(options.num_rows, option).tolist() == [block.num_rows for block in blocks]
+        assert options.spread(options.num_columns, option).tolist() == [block.num_columns for block in blocks]
+        assert ranks_of(options, option) == [FREE if b.rank is None else b.rank for b in blocks]
+        assert (options.option[options.shards_of(option)] == option).all()
+        assert options.shards_per_option[option] == len(blocks)
+        for code, block in zip(options.spread(options.request, option).tolist(), blocks, strict=True):
             kernel, request = options.requests[code]
             assert kernel == options.compute_kernel[option]
             assert (request.num_columns, request.embedding_dim) == (
@@ -163,7 +171,7 @@ def test_enumerate_is_weighted_of_the_constraint_reaches_the_kernel():
 
 def test_row_fraction_of_a_table_smaller_than_the_ranks_is_zero_for_empty_shards():
     options = options_of(TableSpec("t", 2, 8, ["f"]), ranks=3, t={"sharding_types": ["slices"]})
-    assert options.row_fraction[options.shards_of(0)].tolist() == [0.5, 0.5, 0.0]
+    assert options.spread(options.row_fraction, 0).tolist() == [0.5, 0.5, 0.0]
 
 
 def test_fold_requests_covers_each_shard_once():
@@ -190,7 +198,33 @@ def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_
     with host_with(sharding_types=[Asked]):
         options = options_of(*tables)
     assert seen == asked
-    assert options.num_rows.tolist() == [10, 10, 10, 10, 11, 11]
+    assert options.num_rows[options.first_shard[options.first_option[options.alike]]].tolist() == [10, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("other", "rules", "by_shape", "alike"),
+    [
+        ({}, {}, True, [0, 0]),
+        ({}, {}, False, [0, 1]),
+        ({"num_embeddings": 11}, {}, True, [0, 1]),
+        ({"feature_names": ["f", "g"]}, {}, True, [0, 1]),
+        ({}, {"u": {"pooling_factors": [2]}}, True, [0, 1]),
+        ({}, {"t": {"pooling_factors": [2]}, "u": {"pooling_factors": [2]}}, True, [0, 0]),
+    ],
+)
+def test_enumerate_tables_that_nothing_tells_apart_stand_once(host_with, other, rules, by_shape, alike):
+    class Asked(ShardingType):
+        name, abbreviation, answers_by_shape = "asked", "AS", by_shape
+
+        def layouts(self, table, topology, constraints):
+            yield Layout([Block(table.all_rows, table.all_columns)])
+
+    with host_with(sharding_types=[Asked]):
+        options = options_of(TABLE, attrs.evolve(TABLE, name="u", **other), **rules)
+    assert options.alike.tolist() == alike
+    assert [table.name for table in options.all_tables] == ["t", "u"]
+    assert options.multiplicity.tolist() == [alike.count(index) for index in sorted(set(alike))]
+    assert {refusal.table for refusal in options.refusals} == {"t", "u"}
 
 
 def test_enumerate_type_that_raises_is_named_with_the_table(host_with):
@@ -238,11 +272,21 @@ class Hosted(ShardingType):
 
 
 def test_enumerate_gangs_have_numbers_that_no_other_option_has(host_with):
+    tables = [TABLE, TableSpec("u", 3, 8, ["g"])]
     with host_with(sharding_types=[Hosted]):
-        options = options_of(TABLE, TableSpec("u", 3, 8, ["g"]))
+        topology = Topology(4, "cpu", local_world_size=2)
+        options = enumerate_options(tables, topology, Constraints(), host(), batch_size=4)
     assert options.gang.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
     assert options.local_rank.tolist() == [1, FREE] * 4
     assert set(options_of(TABLE).gang.tolist()) == {NO_GANG}
+
+
+def test_enumerate_on_a_single_host_the_rank_inside_it_is_the_rank(host_with):
+    with host_with(sharding_types=[Hosted]):
+        options = options_of(TABLE)
+    assert options.rank.tolist() == [1, FREE] * 2
+    assert set(options.gang.tolist()) == {NO_GANG}
+    assert set(options.local_rank.tolist()) == {FREE}
 
 
 def test_enumerate_type_that_names_a_rank_its_hosts_do_not_have_is_named(host_with):

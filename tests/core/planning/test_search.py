@@ -8,7 +8,8 @@ from shardwright.errors import PlanningError
 from shardwright.planning.constraints import Constraints
 from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.layouts import Block, Layout
-from shardwright.planning.placement import ProposedShards, propose
+from shardwright.planning.options import FREE
+from shardwright.planning.placement import ProposedShards, propose, ranks_of_tables
 from shardwright.planning.search import search
 from shardwright.planning.space import estimate_costs
 from shardwright.planning.tables import TableSpec
@@ -53,23 +54,42 @@ class Unruly(Partitioner):
 
 
 def test_propose_gathers_the_shards_of_each_chosen_option():
-    space = space_of()
-    proposal = np.array([2, 8, 22])
-    shards = propose(space, proposal)
-    expected = np.concatenate(
-        [np.arange(100)[: space.options.num_shards][space.options.shards_of(o)] for o in proposal]
-    )
-    np.testing.assert_array_equal(shards.shard, expected)
-    np.testing.assert_array_equal(shards.table, space.options.shard_table[expected])
-    np.testing.assert_array_equal(shards.cost_ms, space.cost_ms[expected])
+    space = space_of(ranks=4)
+    options, proposal = space.options, np.array([2, 8, 16])
+    shards = propose(space, proposal, with_fixed=True)
+    for column, of_shards in (
+        (np.arange(options.num_shards), shards.shard),
+        (space.cost_ms, shards.cost_ms),
+        (space.memory_bytes, shards.memory_bytes),
+    ):
+        expected = np.concatenate([options.spread(column, option) for option in proposal])
+        np.testing.assert_array_equal(of_shards, expected)
+    counts = options.shards_per_option[proposal]
+    np.testing.assert_array_equal(shards.table, np.repeat([0, 1, 2], counts))
+    expected = [block.rank for option in proposal for block in options.layouts[option].blocks]
+    assert shards.rank.tolist() == [FREE if rank is None else rank for rank in expected]
+
+
+def test_propose_folds_what_its_layout_places():
+    space = space_of(ranks=4)
+    proposal = np.array([2, 8, 14])
+    every, free = propose(space, proposal, with_fixed=True), propose(space, proposal)
+    fixed = every.is_fixed
+    assert fixed.any()
+    assert not free.is_fixed.any()
+    np.testing.assert_array_equal(free.shard, every.shard[~fixed])
+    ranks = np.where(fixed, every.rank, 1)
+    np.testing.assert_allclose(free.loads_ms(ranks[~fixed]), every.loads_ms(ranks))
+    np.testing.assert_array_equal(free.used_bytes(ranks[~fixed]), every.used_bytes(ranks))
 
 
 def test_search_keeps_the_best_of_all_proposals_as_recomputed_by_hand():
     space = space_of()
     result = run(space, host().proposers.create("each_alone"))
     assert result.num_proposals == result.num_placed > 10
-    shards = propose(space, result.proposal)
-    loads = [shards.cost_ms[result.feedback.ranks == rank].sum() for rank in range(2)]
+    shards = propose(space, result.proposal, with_fixed=True)
+    ranks = np.concatenate(ranks_of_tables(space, result.proposal, result.feedback.ranks))
+    loads = [shards.cost_ms[ranks == rank].sum() for rank in range(2)]
     assert result.feedback.value_ms == pytest.approx(max(loads))
     np.testing.assert_allclose(result.feedback.load_ms, loads)
 
@@ -123,9 +143,8 @@ def test_search_proposal_that_is_none_raises(proposal):
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (lambda s: np.full(len(s.rank), 2), "a rank from 0 to 1"),
-        (lambda s: np.zeros(1), "each of 4 shards a rank"),
-        (lambda s: np.zeros(len(s.rank)), "must live on rank 1, and was placed on 0"),
+        (lambda s: np.full(len(s), 2), "a rank from 0 to 1"),
+        (lambda s: np.zeros(1), "each of 2 shards a rank"),
     ],
 )
 def test_search_placement_that_breaks_the_contract_raises(answer, text):

@@ -26,14 +26,17 @@ def test_topology_given_values_are_used_and_noted():
         ddr_cap=[7, 8],
         intra_host_bw=1.0,
         inter_host_bw=2.0,
+        hbm_to_ddr_mem_bw=2.5,
         hbm_mem_bw=3.0,
         ddr_mem_bw=4.0,
     )
     np.testing.assert_array_equal(topology.capacity_bytes, [[5 * GIB, 7], [5 * GIB, 8]])
-    assert dict(topology.link_bandwidths) == {"intra_host": 1.0, "inter_host": 2.0}
+    assert dict(topology.link_bandwidths) == {"intra_host": 1.0, "inter_host": 2.0, "hbm_to_ddr": 2.5}
     assert dict(topology.memory_bandwidths) == {"hbm": 3.0, "ddr": 4.0}
     assert {name for name, value in topology.provenance.items() if value.origin == "assumed"} == {
-        "local_world_size"
+        "local_world_size",
+        "intra_host_latency_ms",
+        "inter_host_latency_ms",
     }
 
 
@@ -117,3 +120,45 @@ def test_topology_detected_values_are_noted_so():
     topology = Topology(2, "cpu", local_world_size=2, detected=("world_size", "local_world_size"))
     assert topology.provenance["world_size"].origin == "detected"
     assert topology.provenance["compute_device"].origin == "given"
+
+
+def test_topology_reads_the_hosts_memory_through_the_link_from_it():
+    topology = Topology(2, "cuda", hbm_mem_bw=9.0, ddr_mem_bw=5.0, hbm_to_ddr_mem_bw=3.0)
+    assert [topology.read_bandwidth(tier) for tier in ("device", "host", "hbm", "ddr")] == [
+        9.0,
+        3.0,
+        9.0,
+        3.0,
+    ]
+    assert Topology(2, "cpu", ddr_mem_bw=5.0).read_bandwidth("host") == 5.0
+
+
+def test_topology_reads_a_further_tier_at_its_own_bandwidth_or_through_its_link():
+    further = {"memory_bytes": {"ssd": 10}, "memory_bandwidths": {"ssd": 2.0}}
+    assert Topology(1, "cuda", **further).read_bandwidth("ssd") == 2.0
+    assert Topology(1, "cuda", **further, link_bandwidths={"hbm_to_ssd": 1.0}).read_bandwidth("ssd") == 1.0
+    with pytest.raises(UnknownNameError, match=r"memory_bandwidths=\{'ssd'"):
+        Topology(1, "cuda", memory_bytes={"ssd": 10}).read_bandwidth("ssd")
+
+
+def test_topology_latencies_are_given_by_link_or_assumed():
+    topology = Topology(4, "cuda", link_latencies_ms={"inter_host": 0.5, "pcie": 0.1})
+    assert topology.link_latencies_ms == {"intra_host": 0.02, "inter_host": 0.5, "pcie": 0.1}
+    assert topology.provenance["intra_host_latency_ms"].origin == "assumed"
+    assert topology.provenance["inter_host_latency_ms"].origin == "given"
+
+
+@pytest.mark.parametrize("latency", [-1, float("inf"), "fast", True])
+def test_topology_wrong_latency_raises(latency):
+    with pytest.raises(
+        InvalidInputError, match="the latency of 'intra_host' must be finite and not negative"
+    ):
+        Topology(1, "cuda", link_latencies_ms={"intra_host": latency})
+
+
+def test_topology_of_hosts_assumes_what_was_measured_on_one():
+    provenance = Topology(2, "cpu").provenance
+    for name in ("ddr_mem_bw", "intra_host_bw", "intra_host_latency_ms"):
+        assert provenance[name].origin == "assumed"
+        assert "measured" in provenance[name].source
+    assert "hbm_to_ddr_mem_bw" not in provenance

@@ -21,8 +21,11 @@ CPU = torch.device("cpu")
 OPTIMIZERS = ["sgd", "adagrad", "row_wise_adagrad", "adam"]
 
 
-def kernel_names() -> list[str]:
-    return sorted(host().compute_kernels)
+ON_CUDA_ONLY = {"fused_uvm", "fused_uvm_caching"}
+
+
+def kernel_names(device: str = "cpu") -> list[str]:
+    return sorted(name for name in host().compute_kernels if device == "cuda" or name not in ON_CUDA_ONLY)
 
 
 def kernel_of(name: str) -> ComputeKernel:

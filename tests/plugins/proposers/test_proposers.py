@@ -88,9 +88,9 @@ def test_greedy_leaves_small_tables_whole_where_memory_is_tight():
     space = space_of(tables, ranks=4, ddr_cap=14 * MIB, batch_size=1024)
     kinds = types_of(space, np.arange(space.options.num_options))
     first = space.options.first_option.tolist()
-    all_cut = np.array([kinds.index("row_wise", start) for start in first[:-1]])
+    all_cut = np.array([kinds.index("row_wise", start) for start in first[:-1]])[space.options.alike]
     partitioner = host().partitioners.create("greedy_perf")
-    assert isinstance(partitioner.place(propose(space, all_cut)), Misfit)
+    assert isinstance(partitioner.place(propose(space, all_cut, with_fixed=True)), Misfit)
     kinds = types_of(space, run(space, "greedy").proposal)
     assert "table_wise" not in kinds[:2]
     assert {"table_wise", "data_parallel"} & set(kinds[2:])

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwright.cli.bench.plan import plan
+
 if TYPE_CHECKING:
     from shardwright.cli.bench.suite import Suite
 
@@ -23,6 +25,9 @@ def _group(context: typer.Context) -> None:
     """Time things, beside another program where one is given. Alone: a step of every sharding type."""
     if context.invoked_subcommand is None:
         step()
+
+
+bench.command()(plan)
 
 
 @bench.command()

@@ -1,0 +1,121 @@
+"""`shardwright plan`: plans the tables of a workload file, without the model and without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shardwright.planning.report import Report
+    from shardwright.planning.topology import Topology
+
+__all__ = ["plan"]
+
+_GIB = 1 << 30
+
+
+def plan(
+    workload: Annotated[Path, typer.Argument(metavar="WORKLOAD", help="The tables, a JSON file.")],
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks to shard over.")],
+    local: Annotated[int | None, typer.Option(min=1, help="Ranks of one host; all by default.")] = None,
+    device: Annotated[str, typer.Option(help="Type of the ranks' devices.")] = "cuda",
+    hbm_gib: Annotated[float | None, typer.Option(min=0, help="Device memory of a rank, GiB.")] = None,
+    ddr_gib: Annotated[
+        float | None, typer.Option(min=0, help="Host memory that a rank may use, GiB.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a rank and step; the workload's own by default.")
+    ] = None,
+    reserve: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="The part of device memory kept free; 0.15 by default."),
+    ] = None,
+    estimator: Annotated[str | None, typer.Option(metavar="NAME", help="The model of costs.")] = None,
+    storage_estimator: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model of memory.")
+    ] = None,
+    proposer: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A search; several run in this order.")
+    ] = None,
+    partitioner: Annotated[str | None, typer.Option(metavar="NAME", help="What places shards.")] = None,
+    constraints: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='JSON: {"user_*": {"sharding_types": ["row_wise"]}, ...}.'),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(metavar="NAME", help="What is minimised: largest_rank_time or step_time.")
+    ] = "largest_rank_time",
+    seconds: Annotated[float | None, typer.Option(help="How long to search at most.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="plan.json", help="Write the plan document.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="plan.html", help="Write the report: .html with pictures, .json, or text."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False,
+) -> None:
+    """Plan how to shard the tables of a workload, and say how good the plan is."""
+    from shardwright.planning.constraints import Constraints
+    from shardwright.planning.planner import EmbeddingShardingPlanner
+    from shardwright.planning.workload import Workload, read_json
+
+    loaded = Workload.read(workload)
+    asked = Constraints.from_data(read_json(constraints, "constraints") if constraints else {})
+    planner = EmbeddingShardingPlanner(
+        topology=_topology(ranks, local, device, hbm_gib, ddr_gib),
+        batch_size=batch or loaded.batch_size,
+        constraints=loaded.constrained(asked).rules,
+        estimator=estimator,
+        storage_estimator=storage_estimator,
+        proposer=proposer or None,
+        partitioner=partitioner,
+        storage_reservation=reserve,
+        objective=objective,
+        seconds=seconds,
+    )
+    made = planner.plan_tables(loaded.tables)
+    assert planner.report is not None  # it has just planned
+    typer.echo("\n".join(planner.report.summary) if quiet else str(planner.report))
+    if output is not None:
+        write_text(output, made.to_json())
+    if report is not None:
+        write_text(report, _report_text(planner.report, report, loaded.name))
+
+
+def _topology(
+    ranks: int, local: int | None, device: str, hbm_gib: float | None, ddr_gib: float | None
+) -> Topology:
+    from shardwright.planning.topology import Topology
+
+    return Topology(
+        ranks,
+        device,
+        hbm_cap=None if hbm_gib is None else int(hbm_gib * _GIB),
+        ddr_cap=None if ddr_gib is None else int(ddr_gib * _GIB),
+        local_world_size=local,
+    )
+
+
+def _report_text(report: Report, path: Path, name: str) -> str:
+    if path.suffix == ".html":
+        return report.to_html(f"Sharding plan of {name}")
+    if path.suffix == ".json":
+        from shardwright.planning.text import json_text
+
+        return json_text(report.to_data()) + "\n"
+    return f"{report}\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        InvalidInputError: it cannot be written.
+    """
+    from shardwright.errors import InvalidInputError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {str(path)!r}: {error.strerror}") from error

@@ -1,0 +1,125 @@
+"""`shardwright check`, `explain` and `diff`: questions about plan documents; none needs torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardwright.cli.tables import console
+
+if TYPE_CHECKING:
+    from shardwright.planning.explain import ExplainedOption
+    from shardwright.planning.plan import ShardingPlan
+
+__all__ = ["check", "diff", "explain"]
+
+_Document = Annotated[Path, typer.Argument(metavar="plan.json", help="A plan document.")]
+
+
+def check(document: _Document) -> None:
+    """Check a plan: it covers its tables, fits, costs what it says, and its bound is proven again."""
+    from shardwright.planning.check import check_plan
+
+    plan = _read(document)
+    found = check_plan(plan)
+    for problem in found.problems:
+        typer.echo(f"problem: {problem}")
+    if found.problems:
+        raise typer.Exit(1)
+    num_tables = sum(len(tables) for tables in plan.plan.values())
+    typer.echo(f"{num_tables} tables: each row and column is covered once, and everything fits")
+    typer.echo(f"value: {found.value_ms:.6g} ms")
+    typer.echo(
+        f"bound: {found.lower_bound_ms:.6g} ms, proven again; gap {_gap(found)}"
+        if found.lower_bound_ms > 0
+        else "bound: none is claimed"
+    )
+
+
+def _gap(found: Any) -> str:
+    from shardwright.planning.watch import gap_of
+
+    return f"{gap_of(found.value_ms, found.lower_bound_ms):.3%}"
+
+
+def explain(
+    document: _Document,
+    table: Annotated[str, typer.Option(metavar="T", help="The table's name or path.")],
+) -> None:
+    """Explain a table's option: the runner-up, and what ruled the others out."""
+    from rich.table import Table
+
+    from shardwright.planning.explain import explain_table, explanation_lines
+
+    explanation = explain_table(_read(document), table)
+    head, *refusals = explanation_lines(explanation)
+    rows = Table(box=None, pad_edge=False)
+    for header in ("option", "shards", "all ms", "dearest ms", "largest shard", "why"):
+        rows.add_column(header, overflow="fold", justify="right" if header.endswith("ms") else "left")
+    for option in (explanation.chosen, *explanation.others):
+        rows.add_row(*_cells(option))
+    typer.echo(head)
+    typer.echo(refusals[0])
+    console().print(rows)
+    for line in refusals[1:]:
+        typer.echo(line)
+
+
+def _cells(option: ExplainedOption) -> tuple[str, ...]:
+    from shardwright.planning.text import bytes_text
+
+    memory = ", ".join(f"{bytes_text(size)} {tier}" for tier, size in option.largest_bytes.items() if size)
+    return (
+        option.name,
+        str(option.num_shards),
+        f"{option.total_ms:.4g}",
+        f"{option.largest_ms:.4g}",
+        memory,
+        option.reason,
+    )
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="a.json", help="The plan before.")],
+    second: Annotated[Path, typer.Argument(metavar="b.json", help="The plan after.")],
+) -> None:
+    """Compare two plans: what moves to other ranks, and how many bytes."""
+    from rich.table import Table
+
+    from shardwright.planning.compare import compare_plans
+    from shardwright.planning.text import bytes_text
+
+    found = compare_plans(_read(first), _read(second))
+    rows = Table(box=None, pad_edge=False)
+    for header in ("table", "before", "after", "moves", "of"):
+        rows.add_column(header, overflow="fold")
+    for change in found.changes:
+        before, after = (" / ".join(side) if side else "none" for side in (change.before, change.after))
+        rows.add_row(
+            change.path, before, after, bytes_text(change.moved_bytes), bytes_text(change.total_bytes)
+        )
+    if found.changes:
+        console().print(rows)
+    for rank, size in found.received_bytes().items():
+        typer.echo(f"rank {rank} gets {bytes_text(size)}")
+    typer.echo(
+        f"{len(found.changes)} tables differ, {found.num_equal} do not; {bytes_text(found.moved_bytes)} of weights move"
+    )
+    if None not in found.values_ms:
+        typer.echo(f"value: {found.values_ms[0]:.6g} ms before, {found.values_ms[1]:.6g} ms after")
+
+
+def _read(path: Path) -> ShardingPlan:
+    from shardwright.errors import InvalidInputError, PlanError
+    from shardwright.planning.plan import ShardingPlan
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(f"cannot read the plan {str(path)!r}: {error.strerror}") from error
+    try:
+        return ShardingPlan.from_json(text)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error

@@ -1,0 +1,503 @@
+"""How good a plan can be at best: a lower bound of the largest rank's time, by duality.
+
+The choice of one option per table is relaxed twice: shards are put on ranks in any parts, and all ranks' memory is one.
+For a time ``z``, a plan that is faster than ``z`` uses only options of which every shard takes less than ``z``, and
+all its shards together take less than ``W z``. So if for some multipliers ``lambda >= 0`` of the memory tiers
+
+    sum over tables of min over these options of (total cost + lambda . total bytes)  -  lambda . capacity  >=  W z
+
+then no plan is faster than ``z``: with any such plan the left side is at most its total cost, as it fits. This is
+Lagrangian relaxation of the multiple-choice knapsack problem (Sinha and Zoltners 1979; Kellerer, Pferschy and Pisinger,
+Knapsack Problems, 2004, chapter 11). ``z`` and the multipliers are the certificate; :meth:`Relaxation.proves` is all it
+takes to check it.
+
+Legend: T distinct tables, O options, M memory tiers, W ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.planning.options import FREE, Bools, Floats, Ints
+from shardwright.planning.space import SearchSpace
+
+# A claim must hold by this much more than rounding: relative.
+TOLERANCE = 1e-9
+_MOST_STEPS = 60
+_POLYAK_STEPS = 16
+_MOST_SWEEPS = 3
+
+
+@frozen
+class Certificate:
+    """That no plan's largest rank takes less than ``z_ms``.
+
+    Args:
+        z_ms: the bound.
+        proof: JSON data, a node of a proof by cases (see :mod:`shardwright.planning.cases`); a leaf has the
+            ``multipliers`` by tier, milliseconds per byte.
+    """
+
+    z_ms: float = 0.0
+    proof: Mapping[str, Any] = {}
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {"z_ms": self.z_ms, **self.proof}
+
+
+@frozen(eq=False)
+class Choice:
+    """The cheapest options at some multipliers.
+
+    Args:
+        option: of each distinct table: ``[T]``.
+        cost_ms: of all shards of all tables together.
+        used: the part of all ranks' memory that is used, by tier: ``[M]``.
+        multipliers: ms for all ranks' memory of each tier: ``[M]``.
+        value_ms: the Lagrangian, ``cost + multipliers . (used - 1)``.
+    """
+
+    option: Ints
+    cost_ms: float
+    used: Floats
+    multipliers: Floats
+    value_ms: float
+
+
+@frozen(eq=False)
+class Case:
+    """Some of all plans.
+
+    The *spread load* of a plan is what the options whose layouts use every rank once take of each rank at least.
+
+    Args:
+        allowed: the options that they use: ``[O]``.
+        low_ms: their spread load is no less.
+        high_ms: their spread load is no more.
+    """
+
+    allowed: Bools
+    low_ms: float = 0.0
+    high_ms: float = np.inf
+
+
+TIME = "time"
+
+
+@frozen
+class Rounding:
+    """A dual feasible function: sizes rounded so that what fits into a rank still fits, but lumps weigh more.
+
+    A shard that takes a part ``x`` of a rank counts ``floor((k + 1) x) / k``: of shards that fit into a rank together,
+    these sum to 1 at most (Fekete and Schepers 2001, the function ``u^(k)`` without its exception for whole
+    numbers). So with ``k = 1`` at most one shard that takes more than half of a rank goes to each.
+
+    Args:
+        of: ``"time"``, or the name of a memory tier.
+        parts: ``k``.
+    """
+
+    of: str
+    parts: int
+
+
+@frozen(eq=False)
+class Room:
+    """What plans of a case may use.
+
+    Args:
+        allowed: options: ``[O]``.
+        size: what a rank has for shards that have none by their layout: time, then bytes of each tier: ``[1 + M]``.
+    """
+
+    allowed: Bools
+    size: Floats
+
+
+class Relaxation:
+    """The relaxed choice problem of a space, with as many options as matter."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.space = space
+        options = space.options
+        self.capacity: Ints = space.capacity_bytes.sum(axis=0)
+        self.world_size = len(space.capacity_bytes)
+        self.cost = space.total_cost_ms
+        self.largest = space.largest_cost_ms
+        self.share: Floats = space.total_bytes / np.maximum(self.capacity, 1)
+        self.first = options.first_option[:-1]
+        self.count: Floats = options.multiplicity.astype(np.float64)
+        self.fits: Bools = (space.largest_bytes <= space.capacity_bytes.max(axis=0)).all(axis=1)
+        self._table = options.table
+
+    @cached_property
+    def least_ms(self) -> float:
+        """No plan is faster than the table whose best option is worst: its largest shard."""
+        largest = np.where(self.fits, self.largest, np.inf)
+        return float(np.minimum.reduceat(largest, self.first).max())
+
+    @cached_property
+    def thresholds_ms(self) -> Floats:
+        """The times at which an option comes in, in rising order."""
+        return np.unique(self.largest[self.fits])
+
+    def choose(self, allowed: Bools, share: Floats, multipliers: Floats) -> Choice | None:
+        """The cheapest allowed option of each table at some multipliers; ``None`` if a table has none.
+
+        Args:
+            allowed: ``[O]``.
+            share: the part of each resource that an option takes: ``[O, M]``.
+            multipliers: of the resources: ``[M]``.
+        """
+        priced = np.where(allowed, self.cost + share @ multipliers, np.inf)
+        least = np.minimum.reduceat(priced, self.first)
+        if np.isinf(least).any():
+            return None
+        at = np.flatnonzero(priced == least[self._table])
+        option = at[np.searchsorted(self._table[at], np.arange(len(least)))]
+        used: Floats = self.count @ share[option]
+        cost = float(self.count @ self.cost[option])
+        value = float(self.count @ least - multipliers.sum())
+        return Choice(option, cost, used, multipliers, value)
+
+    def maximise(
+        self,
+        z_ms: float,
+        start: Floats | None = None,
+        *,
+        margin: float = 0.0,
+        case: Case | None = None,
+        roundings: Sequence[Rounding] = (),
+    ) -> Dual:
+        """The best multipliers for a time, as far as needed to tell whether they prove it.
+
+        Args:
+            z_ms: the time.
+            start: multipliers to start from: ``[M]``.
+            margin: the part of memory to leave free; with one, nothing is proven.
+            case: the plans it is about; all by default.
+            roundings: further resources.
+        """
+        allowed, share = self.allowed(z_ms), self.share / (1 - margin)
+        if case is not None:
+            room = self.within(case, z_ms)
+            allowed = room.allowed
+            if np.isfinite(case.high_ms):
+                share = np.column_stack([share, self.spread / max(case.high_ms, 1e-30)])
+            for rounding in roundings:
+                share = np.column_stack([share, self.rounded(rounding, room)])
+        return Dual(self, z_ms, allowed, share, start)
+
+    def within(self, case: Case, z_ms: float) -> Room:
+        """The options that plans of a case faster than ``z_ms`` may use, and the room beside the spread load.
+
+        The spread load is at least what the allowed options of each table need, of time and of each tier. A shard that
+        its layout gives no rank must find room beside it.
+        """
+        allowed = self.allowed(z_ms) & case.allowed
+        spread = np.where(allowed[:, None], np.column_stack([self.spread, self.spread_bytes]), np.inf)
+        least = np.minimum.reduceat(spread, self.first, axis=0)
+        low = self.count @ np.where(np.isfinite(least), least, 0.0)
+        most = self.space.capacity_bytes.max(axis=0)
+        room = np.append(z_ms - max(case.low_ms, float(low[0])), most - low[1:])
+        limit = room * np.append(1 - TOLERANCE, np.ones(len(most)))
+        movable = np.column_stack([self.movable, self.movable_bytes])
+        fits = ((movable == 0) | (movable <= limit)).all(axis=1)
+        return Room(allowed & fits, room)
+
+    def rounded(self, rounding: Rounding, room: Room) -> Floats:
+        """The part of all ranks that each option takes in a rounding's measure: ``[O]``.
+
+        Args:
+            rounding: what is rounded, and to what.
+            room: what a rank has for shards that have none by their layout.
+        """
+        runs = slice(None)
+        measure = self._measure(rounding, room, runs)
+        return np.add.reduceat(measure, self.space.options.first_shard[:-1]) / self.world_size
+
+    def rounded_use(self, rounding: Rounding, room: Room, option: Ints) -> float:
+        """The part of all ranks that a choice of options ``[T]`` takes in a rounding's measure."""
+        options = self.space.options
+        starts, stops = options.first_shard[option], options.first_shard[option + 1]
+        if (stops - starts == 1).all():
+            return float(self.count @ self._measure(rounding, room, starts)) / self.world_size
+        return float(self.count @ self.rounded(rounding, room)[option])
+
+    def _measure(self, rounding: Rounding, room: Room, runs: Ints | slice) -> Floats:
+        """What all shards of each run count together."""
+        options = self.space.options
+        if rounding.of == TIME:
+            part = self.space.cost_ms[runs] / max(room.size[0], 1e-30)
+        else:
+            tier = self.space.tiers.index(rounding.of)
+            part = self.space.memory_bytes[runs, tier] / max(room.size[1 + tier], 1e-30)
+        # Not quite a whole number is taken for the whole number below: that proves less, and is safe.
+        whole = np.floor(part * (rounding.parts + 1) * (1 - TOLERANCE))
+        result: Floats = (
+            np.where(options.rank[runs] == FREE, whole / rounding.parts, 0.0) * options.count[runs]
+        )
+        return result
+
+    @cached_property
+    def _covers(self) -> Bools:
+        """Whether an option's layout puts one shard on every rank, and no others: ``[O]``."""
+        options, first = self.space.options, self.space.options.first_shard
+        before = np.cumsum(options.count) - options.count
+        before = before - np.repeat(before[first[:-1]], np.diff(first))
+        covers = np.logical_and.reduceat(options.rank == before, first[:-1])
+        result: Bools = covers & (options.shards_per_option == self.world_size)
+        return result
+
+    @cached_property
+    def spread(self) -> Floats:
+        """What each option takes of every rank's time, at least: ``[O]``; 0 where it does not put one shard on each."""
+        least = np.minimum.reduceat(self.space.cost_ms, self.space.options.first_shard[:-1])
+        return np.where(self._covers, least, 0.0)
+
+    @cached_property
+    def spread_bytes(self) -> Floats:
+        """What each option takes of every rank's memory, at least: ``[O, M]``, likewise."""
+        least = np.minimum.reduceat(self.space.memory_bytes, self.space.options.first_shard[:-1], axis=0)
+        return np.where(self._covers[:, None], least, 0.0)
+
+    @cached_property
+    def movable(self) -> Floats:
+        """The time of the largest of each option's shards that have no rank by their layout, or 0: ``[O]``."""
+        free = np.where(self.space.options.rank == FREE, self.space.cost_ms, 0.0)
+        return np.maximum.reduceat(free, self.space.options.first_shard[:-1])
+
+    @cached_property
+    def movable_bytes(self) -> Floats:
+        """The memory of these: ``[O, M]``."""
+        free = np.where((self.space.options.rank == FREE)[:, None], self.space.memory_bytes, 0.0)
+        return np.maximum.reduceat(free, self.space.options.first_shard[:-1], axis=0)
+
+    def allowed(self, z_ms: float) -> Bools:
+        """The options of which every shard takes less than ``z_ms`` and fits on some rank: ``[O]``."""
+        return self.fits & (self.largest < z_ms * (1 - TOLERANCE))
+
+    def certificate(self, z_ms: float, multipliers: Floats) -> Certificate:
+        """The certificate in milliseconds per byte."""
+        per_byte = multipliers / np.maximum(self.capacity, 1)
+        return Certificate(z_ms, {"multipliers": dict(zip(self.space.tiers, per_byte.tolist(), strict=True))})
+
+
+class Dual:
+    """The Lagrangian's maximum over the multipliers, for the options of one time.
+
+    One tier after the other: along one tier the Lagrangian is the least of lines, one for each choice, and its maximum
+    lies where the line of a choice that uses too much meets that of one that does not. Where these two meet, either a
+    lower line is found, which takes the place of one of them, or none, and the maximum is found.
+    """
+
+    def __init__(
+        self, problem: Relaxation, z_ms: float, allowed: Bools, share: Floats, start: Floats | None
+    ) -> None:
+        self._problem = problem
+        self.allowed, self.share = allowed, share
+        self._enough_ms = problem.world_size * z_ms * (1 + 1e-3)
+        num_tiers = share.shape[1]
+        self.best: Choice | None = None
+        self.lean: Choice | None = None
+        """The cheapest choice met that fits in memory as a whole."""
+        self.is_empty = not np.logical_or.reduceat(self.allowed, problem.first).all()
+        """Whether some table has no option."""
+        self._seen: list[Ints] = []
+        if not self.is_empty:
+            self._ascend(np.zeros(num_tiers) if start is None else np.resize(start, num_tiers))
+            self._climb()
+
+    @property
+    def value_ms(self) -> float:
+        """The best value found."""
+        return np.inf if self.best is None else self.best.value_ms
+
+    def proposal(self) -> Ints | None:
+        """A choice for each of all tables that fits in memory as a whole, if one was met: ``[A]``.
+
+        Of tables that are alike, as many take the option that is cheaper but takes more as there is memory for.
+        """
+        lean = self.lean or self.best
+        if lean is None:
+            return None
+        problem, alike = self._problem, self._problem.space.options.alike
+        chosen = lean.option[alike]
+        if self.lean is None:
+            return chosen
+        options = np.setdiff1d(np.concatenate(self._seen), lean.option)
+        table = problem.space.options.table[options]
+        saved = problem.cost[lean.option[table]] - problem.cost[options]
+        more = self.share[options] - self.share[lean.option[table]]
+        free = 1 - lean.used
+        worth = saved / np.maximum((more / np.maximum(free, 1e-9)).max(axis=1), 1e-12)
+        left = [np.flatnonzero(alike == index) for index in range(len(problem.count))]
+        for index in np.argsort(-worth, kind="stable").tolist():
+            mine = left[table[index]]
+            if saved[index] <= 0 or not len(mine):
+                continue
+            takes = more[index] > 0
+            room = (free[takes] / more[index][takes]).min(initial=np.inf)
+            count = int(np.clip(np.floor(room * (1 + TOLERANCE)), 0, len(mine)))
+            chosen[mine[:count]] = options[index]
+            left[table[index]] = mine[count:]
+            free = free - count * more[index]
+        return chosen
+
+    def _ascend(self, multipliers: Floats) -> None:
+        current = self._at(multipliers)
+        for _ in range(_MOST_SWEEPS):
+            if self._is_proven:
+                return
+            over = np.flatnonzero((current.used > 1) | ((current.used < 1) & (current.multipliers > 0)))
+            before = self.value_ms
+            for tier in over.tolist():
+                current = self._along(current, tier)
+            if len(multipliers) == 1 or self.value_ms <= before * (1 + TOLERANCE) or self._is_proven:
+                return
+
+    def _climb(self) -> None:
+        """Subgradient steps (Polyak 1969), where two resources are short and going along each in turn got stuck."""
+        if self.best is None or self._is_proven:
+            return
+        choice, steps = self.best, _POLYAK_STEPS
+        while steps and not self._is_proven:
+            steps -= 1
+            slope = choice.used - 1
+            slope = np.where((choice.multipliers <= 0) & (slope < 0), 0.0, slope)
+            size = float(slope @ slope)
+            if np.count_nonzero(slope) < 2 or size == 0:
+                return
+            step = (self._enough_ms - choice.value_ms) / size
+            choice = self._at(np.maximum(choice.multipliers + step * slope, 0.0))
+
+    @property
+    def _is_proven(self) -> bool:
+        """Whether the time is refuted by so much that more would be no use."""
+        return self.value_ms > self._enough_ms
+
+    def _at(self, multipliers: Floats) -> Choice:
+        choice = self._problem.choose(self.allowed, self.share, multipliers)
+        assert choice is not None  # each table has an option
+        self._seen.append(choice.option)
+        if self.best is None or choice.value_ms > self.best.value_ms:
+            self.best = choice
+        if (choice.used <= 1).all() and (self.lean is None or choice.cost_ms < self.lean.cost_ms):
+            self.lean = choice
+        return choice
+
+    def _along(self, current: Choice, tier: int) -> Choice:
+        """The best choice along one tier's multiplier, the others as they are."""
+        high: Choice | None
+        if current.used[tier] > 1:
+            low, high = current, self._feasible(current, tier)
+        else:
+            low, high = self._at(_with(current.multipliers, tier, 0.0)), current
+        if high is None or low.used[tier] <= 1:
+            return low
+        for _ in range(_MOST_STEPS):
+            if self._is_proven:
+                break
+            # Lines over this multiplier: rest + multiplier * (used - 1).
+            rest_low, rest_high = _rest(low, tier), _rest(high, tier)
+            meet = (rest_high - rest_low) / (low.used[tier] - high.used[tier])
+            middle = self._at(_with(current.multipliers, tier, float(meet)))
+            line = rest_low + meet * (low.used[tier] - 1)
+            if middle.value_ms >= line - TOLERANCE * abs(line):
+                break
+            if middle.used[tier] > 1:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _feasible(self, current: Choice, tier: int) -> Choice | None:
+        """A choice that uses no more of a tier than there is, at a multiplier that is large enough; none if none is."""
+        multiplier = max(2 * float(current.multipliers[tier]), 0.1 * abs(current.cost_ms) or 1.0)
+        for _ in range(_MOST_STEPS):
+            choice = self._at(_with(current.multipliers, tier, multiplier))
+            if choice.used[tier] <= 1:
+                return choice
+            if self._is_proven:
+                return None
+            multiplier *= 8
+        return None
+
+
+def _with(multipliers: Floats, tier: int, value: float) -> Floats:
+    changed = multipliers.copy()
+    changed[tier] = max(value, 0.0)
+    return changed
+
+
+def _rest(choice: Choice, tier: int) -> float:
+    """The Lagrangian of a choice without one tier's part."""
+    others = np.delete(choice.multipliers, tier) @ (np.delete(choice.used, tier) - 1)
+    return choice.cost_ms + float(others)
+
+
+@frozen(eq=False)
+class Bound:
+    """The best bound there is by this relaxation, but for its precision.
+
+    Args:
+        problem: the relaxed problem.
+        certificate: the proof.
+        possible_ms: a time a little above, which the relaxation cannot refute; infinite if no choice fits in memory.
+        multipliers: the multipliers of the proof: ``[M]``, ms for all ranks' memory.
+    """
+
+    problem: Relaxation
+    certificate: Certificate
+    possible_ms: float
+    multipliers: Floats
+
+    @classmethod
+    def of(cls, space: SearchSpace, *, precision: float = 1e-4) -> Bound:
+        """The bound of a space, by bisection.
+
+        Args:
+            space: options and costs.
+            precision: relative.
+        """
+        problem = Relaxation(space)
+        low, proof = problem.least_ms, np.zeros(problem.share.shape[1])
+        if not np.isfinite(low):
+            return cls(problem, Certificate(), np.inf, proof)
+        dual = problem.maximise(np.inf)
+        if dual.best is not None and dual.value_ms / problem.world_size > low:
+            low, proof = dual.value_ms / problem.world_size, dual.best.multipliers
+        high = _relaxed_value(problem, low)
+        while high > low * (1 + precision) and np.isfinite(high):
+            middle = (low * high) ** 0.5 if low > 0 else high / 2
+            trial = problem.maximise(middle, proof)
+            if trial.is_empty or trial.value_ms >= problem.world_size * middle * (1 + TOLERANCE):
+                low = _reached(problem, trial, middle)
+                proof = proof if trial.best is None else trial.best.multipliers
+            else:
+                high = middle
+        return cls(problem, problem.certificate(low, proof), high, proof)
+
+
+def _reached(problem: Relaxation, trial: Dual, z_ms: float) -> float:
+    """The time up to which the options of ``z_ms`` are all there are, as far as their value proves it."""
+    later = problem.thresholds_ms[problem.thresholds_ms >= z_ms * (1 - TOLERANCE)]
+    next_ms = float(later[0]) if len(later) else np.inf
+    return max(z_ms, min(next_ms, trial.value_ms / problem.world_size))
+
+
+def _relaxed_value(problem: Relaxation, low: float) -> float:
+    """A time that the relaxation cannot refute; infinite if no choice fits in memory."""
+    high = max(low, float(problem.thresholds_ms[0]) if len(problem.thresholds_ms) else 0.0, 1e-12)
+    for _ in range(200):
+        trial = problem.maximise(high * (1 + 1e-6))
+        if not trial.is_empty and trial.value_ms < problem.world_size * high:
+            return high
+        high *= 1.5
+    return np.inf

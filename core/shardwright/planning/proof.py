@@ -1,0 +1,151 @@
+"""The proof of a bound, gone through again from its certificate: arithmetic on the options' costs, and no search.
+
+Suppose a plan whose slowest rank takes less than ``z``. Each of its shards takes less than ``z``, all together less
+than ``W * z``, and they fit. Priced with multipliers of what is scarce, no choice of options is cheaper than the sum of
+each table's cheapest (Lagrangian relaxation; Everett 1963): if that is ``W * z`` or more, there is no such plan.
+
+What counts as scarce in a *case* of the proof (``low <= L <= high``, each option allowed):
+
+- the memory of a tier;
+- ``L``, the time that every rank spends on options that have a shard on each of them: no free shard takes more than
+  ``z - L``, and free shards have that much of a rank; of memory, what such options leave of it;
+- places: of free shards ``i`` on one rank that take the parts ``x_i`` of it, at most 1 together, the sum of
+  ``floor((k + 1) * x_i) / k`` is at most 1 (a dual feasible function; Fekete and Schepers 2001).
+
+A certificate is a case that its numbers settle, or it splits a case in two: by ``L``, or by the option of one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from attrs import evolve, frozen
+
+from shardwright.errors import PlanError
+from shardwright.planning.options import FREE, Bools, Floats, Options
+from shardwright.planning.space import SearchSpace
+
+# Sums of the same numbers in another order differ by rounding.
+TOLERANCE = 1e-9
+
+
+@frozen(eq=False)
+class _Case:
+    """Part of all plans: those of allowed options, ``[O]``, whose ``L`` is within two limits."""
+
+    allowed: Bools
+    low_ms: float = 0.0
+    high_ms: float = np.inf
+
+
+def why_unproven(space: SearchSpace, bound_ms: float, certificate: Mapping[str, Any]) -> str:
+    """Why a certificate, ``{"z_ms": z, **case}``, does not prove that no plan is better; empty if it does."""
+    z = certificate.get("z_ms")
+    if not isinstance(z, int | float) or bound_ms > z * (1 + TOLERANCE):
+        return f"the certificate is for z_ms = {z}"
+    proof = _Proof(space, z * (1 - TOLERANCE))
+    try:
+        return proof.gap_in(certificate, _Case(np.ones(space.options.num_options, dtype=bool)))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise PlanError(f"the certificate is malformed: {type(error).__name__}: {error}") from error
+
+
+class _Proof:
+    """The columns that a proof is about, summed up over the shards of each option."""
+
+    def __init__(self, space: SearchSpace, z_ms: float) -> None:
+        self.space, self.options, self.z_ms = space, space.options, z_ms
+        starts, count = space.options.first_shard[:-1], space.options.count
+        self.cost: Floats = sum(space.phases.values(), np.zeros(space.options.num_shards))
+        self.total: Floats = np.add.reduceat(self.cost * count, starts)
+        self.bytes = np.add.reduceat(space.memory_bytes * count[:, None], starts)
+        is_free = space.options.rank == FREE
+        self.free = np.where(is_free, count, 0)
+        # Of each shard: its time, and its bytes of each tier, [S, 1 + M]; there is that much of a rank.
+        self.needs: Floats = np.column_stack([self.cost, space.memory_bytes])
+        self.rank_has: Floats = np.array([z_ms, *space.capacity_bytes.max(axis=0)])
+        self.movable: Floats = np.maximum.reduceat(np.where(is_free[:, None], self.needs, 0.0), starts)
+        fits = (self.cost < z_ms) & (self.needs <= self.rank_has).all(axis=1)
+        self.fits = np.logical_and.reduceat(fits, starts)
+        covers = np.array([self._covers_ranks(option) for option in range(len(starts))])
+        self.spread: Floats = np.where(covers[:, None], np.minimum.reduceat(self.needs, starts), 0.0)
+
+    def _covers_ranks(self, option: int) -> bool:
+        """Whether an option has a shard on every rank, so that each has its least one at least."""
+        runs = self.options.shards_of(option)
+        first, reached = self.options.rank[runs], np.cumsum(self.options.count[runs])
+        starts = np.concatenate([[0], reached[:-1]])
+        return bool((first == starts).all()) and int(reached[-1]) == len(self.space.capacity_bytes)
+
+    def gap_in(self, node: Mapping[str, Any], case: _Case) -> str:
+        """Why a case is not settled; empty if it is."""
+        if "spread_ms" in node:
+            limit = float(node["spread_ms"])
+            return self.gap_in(node["below"], evolve(case, high_ms=min(case.high_ms, limit))) or self.gap_in(
+                node["above"], evolve(case, low_ms=max(case.low_ms, limit))
+            )
+        if "table" in node:
+            among, others = _split(self.options, node["table"], node["options"])
+            return self.gap_in(node["among"], evolve(case, allowed=case.allowed & among)) or self.gap_in(
+                node["others"], evolve(case, allowed=case.allowed & others)
+            )
+        return self._leaf(node, case)
+
+    def _leaf(self, node: Mapping[str, Any], case: _Case) -> str:
+        allowed = case.allowed & self.fits
+        taken = np.array([self._cheapest(column, allowed) for column in self.spread.T])
+        if case.high_ms < taken[0]:
+            return ""  # no plan is in this case; nor where nothing is left of a rank, below
+        taken[0] = max(case.low_ms, taken[0])
+        room = self.rank_has - taken
+        if room.min() < 0 or room[0] == 0:
+            return ""
+        prices, priced = np.zeros(len(self.space.tiers)), self.total.copy()
+        for tier, price in node.get("multipliers", {}).items():
+            prices[self.space.tiers.index(tier)] = _positive(price)
+        priced += self.bytes @ prices
+        given = float((self.space.capacity_bytes.sum(axis=0) * prices).sum())
+        spread_price = _positive(node.get("spread_multiplier", 0.0))
+        if spread_price > 0:
+            priced += spread_price * self.spread[:, 0]
+            given += spread_price * case.high_ms
+        for rounding in node.get("roundings", ()):
+            price = _positive(rounding["multiplier"])
+            priced += price / len(self.space.capacity_bytes) * self._places(rounding, room)
+            given += price
+        needed = self._cheapest(priced, allowed & (self.movable <= room).all(axis=1)) - given
+        wanted = len(self.space.capacity_bytes) * self.z_ms
+        return "" if needed >= wanted else f"tables need {needed} ms at its prices; there are {wanted} ms"
+
+    def _cheapest(self, column: Floats, allowed: Bools) -> float:
+        """The sum over all tables of their least allowed value; infinite if one has none."""
+        least = np.minimum.reduceat(np.where(allowed, column, np.inf), self.options.first_option[:-1])
+        return float(least[self.options.alike].sum())
+
+    def _places(self, rounding: Mapping[str, Any], room: Floats) -> Floats:
+        """How many places the free shards of each option take, of ``W`` in all: ``[O]``."""
+        parts, column = int(rounding["parts"]), ("time", *self.space.tiers).index(rounding["of"])
+        if parts < 1:
+            raise ValueError(f"{parts} parts")
+        part = self.needs[:, column] / max(room[column], 1e-300) * (1 - TOLERANCE)
+        return np.add.reduceat(
+            self.free * np.floor((parts + 1) * part) / parts, self.options.first_shard[:-1]
+        )
+
+
+def _positive(price: Any) -> float:
+    if not 0 <= float(price) < np.inf:
+        raise ValueError(f"a multiplier is {price}; it must be finite and not negative")
+    return float(price)
+
+
+def _split(options: Options, path: str, positions: list[int]) -> tuple[Bools, Bools]:
+    """The options left where one table's is among some, and where it is one of its others: ``[O]`` each."""
+    table = int(options.alike[[table.path for table in options.all_tables].index(path)])
+    if options.multiplicity[table] != 1:
+        raise ValueError(f"table {path!r} is one of {options.multiplicity[table]} alike")
+    mine = options.table == table
+    chosen = np.isin(np.arange(len(mine)), [options.of_table(table)[position] for position in positions])
+    return ~mine | chosen, ~chosen

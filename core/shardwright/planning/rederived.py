@@ -1,0 +1,272 @@
+"""Options and costs had again from a plan document: what was asked stands in it, sharding types and estimators answer.
+
+Nothing here searches. Legend: A tables, N shards that may move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from attrs import frozen
+
+from shardwright.errors import PlanError
+from shardwright.planning.constraints import Constraints
+from shardwright.planning.inputs import Request
+from shardwright.planning.layouts import Layout
+from shardwright.planning.objectives import LARGEST_RANK_TIME, OBJECTIVES, checked_objective, phase_loads
+from shardwright.planning.options import FREE, Ints, Options
+from shardwright.planning.parts import Choice, Parts
+from shardwright.planning.placement import Feedback, propose
+from shardwright.planning.plan import ParameterSharding, ShardingPlan
+from shardwright.planning.preparation import prepare
+from shardwright.planning.reservations import reservation_from_data
+from shardwright.planning.search import SearchResult
+from shardwright.planning.space import SearchSpace
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.planning.workload import table_from_data
+
+
+@frozen(eq=False)
+class Rederived:
+    """What a plan document says of its making.
+
+    Args:
+        plan: the plan.
+        space: options and costs, as they were when it was made.
+        parts: the plugins that plan.
+    """
+
+    plan: ShardingPlan
+    space: SearchSpace
+    parts: Parts
+
+    @classmethod
+    def of(cls, plan: ShardingPlan) -> Rederived:
+        """Ask sharding types and estimators again what the planner asked.
+
+        Raises:
+            PlanError: the document does not say what was asked, or speaks of other tables than its plan.
+            ShardwrightError: what :func:`~shardwright.planning.preparation.prepare` raises.
+        """
+        document = plan.document
+        inputs = document.get("inputs")
+        if not isinstance(inputs, Mapping) or "tables" not in inputs:
+            raise PlanError(
+                "the plan document has no inputs.tables: only a planner's document says what was asked of it, so that "
+                "options and costs can be had again"
+            )
+        tables = [
+            table_from_data(entry, f"inputs.tables {i}") for i, entry in enumerate(_value(inputs, "tables"))
+        ]
+        _check_same_tables(tables, plan)
+        parts = _parts_of(inputs)
+        space = prepare(tables, _request_of(document, inputs), parts)
+        objective = document.get("objective", {}).get("name", LARGEST_RANK_TIME)
+        return cls(plan, attrs.evolve(space, objective=checked_objective(objective)), parts)
+
+    @property
+    def options(self) -> Options:
+        """All options."""
+        return self.space.options
+
+    def sharding(self, table: TableSpec) -> ParameterSharding:
+        """How the plan shards a table."""
+        return self.plan.plan[table.module][table.name]
+
+    def match(self) -> tuple[list[int | None], list[list[int]]]:
+        """Which option each table has in the plan, if it is one, and where its shards are, in that option's order."""
+        found = [
+            self._option_of(table, distinct)
+            for table, distinct in zip(self.options.all_tables, self.options.alike.tolist(), strict=True)
+        ]
+        return [option for option, _ in found], [ranks for _, ranks in found]
+
+    def result(self) -> SearchResult:
+        """The plan as a search would have found it.
+
+        Raises:
+            PlanError: the shards of a table are those of no option, so that they have no cost.
+        """
+        chosen, ranks = self.match()
+        for table, option in zip(self.options.all_tables, chosen, strict=True):
+            if option is None:
+                raise PlanError(self.unknown_text(table))
+        return rated(self.space, np.array(chosen, dtype=np.int64), ranks, self.plan.document)
+
+    def unknown_text(self, table: TableSpec) -> str:
+        """That the shards of a table are those of no option."""
+        sharding = self.sharding(table)
+        return (
+            f"table {table.describe()}: no option has the plan's {len(sharding.layout.blocks)} shards on ranks "
+            f"{_some(sharding.ranks)} as {sharding.sharding_type!r} with kernel {sharding.compute_kernel!r}, so "
+            "their cost is not known"
+        )
+
+    def _option_of(self, table: TableSpec, distinct: int) -> tuple[int | None, list[int]]:
+        sharding = self.sharding(table)
+        placed = _ranks_by_cut(sharding.layout)
+        for option in self.options.of_table(distinct):
+            if (self.options.type_of(option).name, self.options.kernel_of(option).name) != (
+                sharding.sharding_type,
+                sharding.compute_kernel,
+            ):
+                continue
+            ranks = _ranks_in_order(self.options.layouts[option], placed)
+            if ranks is not None:
+                return option, ranks
+        return None, []
+
+
+def rated(
+    space: SearchSpace, proposal: Ints, ranks: Sequence[Sequence[int]], document: Mapping[str, Any]
+) -> SearchResult:
+    """A plan's placement with its loads, as a search result.
+
+    Args:
+        space: options and costs.
+        proposal: the option of each table: ``[A]``.
+        ranks: of all shards of each table.
+        document: for what the planner said of its search.
+    """
+    moved = [
+        rank
+        for option, own in zip(proposal.tolist(), ranks, strict=True)
+        for rank, fixed in zip(own, _fixed_ranks(space.options, option), strict=True)
+        if fixed == FREE
+    ]
+    places = np.array(moved, dtype=np.int64)
+    shards = propose(space, proposal)
+    value_ms = OBJECTIVES[space.objective](phase_loads(space, proposal, shards, places))
+    feedback = Feedback(places, shards.loads_ms(places), shards.used_bytes(places), value_ms)
+    objective = document.get("objective", {})
+    return SearchResult(
+        proposal=proposal,
+        feedback=feedback,
+        proposer=next((p["name"] for p in document.get("plugins", ()) if p.get("kind") == "proposers"), ""),
+        num_proposals=1,
+        num_placed=1,
+        misfit=None,
+        lower_bound_ms=float(objective.get("lower_bound_ms", 0.0)),
+        certificate=objective.get("certificate", {}),
+    )
+
+
+def _fixed_ranks(options: Options, option: int) -> list[int]:
+    """The rank that each shard of an option must live on, or ``FREE``."""
+    runs = options.shards_of(option)
+    ranks: list[int] = []
+    for first, count in zip(options.rank[runs].tolist(), options.count[runs].tolist(), strict=True):
+        ranks += [FREE] * count if first == FREE else range(first, first + count)
+    return ranks
+
+
+_Cut = tuple[Any, int, int]
+
+
+def _cut_of(block: Any) -> _Cut:
+    """Which rows and columns a block has: parts of equal bounds are the same rows."""
+    return block.rows.bounds or (type(block.rows.row_map).__name__, block.rows.index), *_columns(block)
+
+
+def _columns(block: Any) -> tuple[int, int]:
+    return block.columns.start, block.columns.stop
+
+
+def _ranks_by_cut(layout: Layout) -> dict[_Cut, list[int]]:
+    found: dict[_Cut, list[int]] = {}
+    for block in layout.blocks:
+        assert block.rank is not None  # a plan's blocks have ranks
+        found.setdefault(_cut_of(block), []).append(block.rank)
+    return found
+
+
+def _ranks_in_order(layout: Layout, placed: Mapping[_Cut, Sequence[int]]) -> list[int] | None:
+    """The plan's ranks in the order of a layout's blocks; ``None`` if these are other blocks, or live elsewhere."""
+    if len(layout.blocks) != sum(len(ranks) for ranks in placed.values()):
+        return None
+    left = {cut: list(reversed(ranks)) for cut, ranks in placed.items()}
+    ranks: list[int] = []
+    for block in layout.blocks:
+        candidates = left.get(_cut_of(block))
+        if not candidates:
+            return None
+        if block.rank is not None and block.rank not in candidates:
+            return None
+        rank = candidates[-1] if block.rank is None else block.rank
+        candidates.remove(rank)
+        ranks.append(rank)
+    return ranks
+
+
+def _value(inputs: Mapping[str, Any], name: str) -> Any:
+    entry = inputs.get(name)
+    if not isinstance(entry, Mapping) or "value" not in entry:
+        raise PlanError(f"the plan document's inputs.{name} must be an object with a value, got {entry!r}")
+    return entry["value"]
+
+
+def _check_same_tables(tables: Sequence[TableSpec], plan: ShardingPlan) -> None:
+    listed = {(table.module, table.name) for table in tables}
+    planned = {(path, name) for path, module in plan.plan.items() for name in module}
+    for missing, where, other in (
+        (listed - planned, "inputs.tables", "modules"),
+        (planned - listed, "modules", "inputs.tables"),
+    ):
+        if missing:
+            names = [f"{path}.{name}" if path else name for path, name in sorted(missing)]
+            raise PlanError(
+                f"the plan document has tables in {where} that are not in {other}: {_some(names)}"
+            )
+
+
+def _parts_of(inputs: Mapping[str, Any]) -> Parts:
+    choice = Choice(
+        estimator=_value(inputs, "estimator"), storage_estimator=_value(inputs, "storage_estimator")
+    )
+    return attrs.evolve(choice.resolve(), is_model_asked=inputs["estimator"].get("provenance") == "given")
+
+
+def _request_of(document: Mapping[str, Any], inputs: Mapping[str, Any]) -> Request:
+    constraints = inputs.get("constraints", {}).get("value", {})
+    return Request(
+        topology=topology_from_data(document["topology"]),
+        constraints=Constraints.from_data(constraints),
+        given_batch_size=_value(inputs, "batch_size"),
+        given_reservation=reservation_from_data(_value(inputs, "storage_reservation")),
+    )
+
+
+def topology_from_data(data: Mapping[str, Any]) -> Topology:
+    """The topology that :meth:`~shardwright.planning.topology.Topology.to_data` described.
+
+    Raises:
+        InvalidInputError: a value is of the wrong form.
+    """
+    memory = dict(data.get("memory_bytes", {}))
+    speeds = dict(data.get("memory_bandwidths_bytes_per_ms", {}))
+    links = dict(data.get("link_bandwidths_bytes_per_ms", {}))
+    return Topology(
+        data["world_size"],
+        data["compute_device"],
+        hbm_cap=memory.pop("hbm", None),
+        ddr_cap=memory.pop("ddr", None),
+        local_world_size=data.get("local_world_size"),
+        hbm_mem_bw=speeds.pop("hbm", None),
+        ddr_mem_bw=speeds.pop("ddr", None),
+        intra_host_bw=links.pop("intra_host", None),
+        inter_host_bw=links.pop("inter_host", None),
+        hbm_to_ddr_mem_bw=links.pop("hbm_to_ddr", None),
+        memory_bytes=memory,
+        memory_bandwidths=speeds,
+        link_bandwidths=links,
+        link_latencies_ms=dict(data.get("link_latencies_ms", {})),
+    )
+
+
+def _some(values: Sequence[object]) -> str:
+    listed = ", ".join(map(str, values[:8]))
+    return f"{listed} and {len(values) - 8} more" if len(values) > 8 else listed

@@ -1,0 +1,138 @@
+"""What a long search tells, and asks: how good it is so far, and whether it is to end."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from attrs import define, field, frozen
+
+
+@frozen
+class Progress:
+    """How far a search has come.
+
+    Args:
+        seconds: since it began.
+        value_ms: the objective of the best plan so far; infinite while there is none.
+        lower_bound_ms: what no plan can be better than; 0 while nothing is proven.
+    """
+
+    seconds: float
+    value_ms: float = math.inf
+    lower_bound_ms: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """By what part of the bound the best plan exceeds it, at most; infinite while it is not known."""
+        return gap_of(self.value_ms, self.lower_bound_ms)
+
+
+def gap_of(value_ms: float, lower_bound_ms: float) -> float:
+    """``value / bound - 1``; infinite where nothing is proven."""
+    if not math.isfinite(value_ms) or lower_bound_ms <= 0:
+        return 0.0 if value_ms == 0 else math.inf
+    return max(0.0, value_ms / lower_bound_ms - 1)
+
+
+class Listener(Protocol):
+    """Who is told about progress."""
+
+    def __call__(self, progress: Progress, /) -> None:
+        """Called on the thread that searches, whenever value or bound change."""
+
+
+@define(eq=False)
+class Watch:
+    """Keeps the time of a search, passes on its progress, and ends it early.
+
+    A search calls :meth:`tell` when its best value or its bound improve, and looks at :attr:`is_over` in every loop
+    that can last; when that is true, it returns what it has.
+
+    Args:
+        seconds: how long it may take; no limit by default.
+        listener: who is told about progress.
+    """
+
+    seconds: float | None = None
+    listener: Listener | None = None
+    was_interrupted: bool = field(default=False, init=False)
+    """Whether somebody asked for an end with Ctrl-C."""
+    _start: float = field(factory=time.monotonic, init=False)
+    _value_ms: float = field(default=math.inf, init=False)
+    _lower_bound_ms: float = field(default=0.0, init=False)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the search began."""
+        return time.monotonic() - self._start
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search is to return what it has."""
+        return self.was_interrupted or (self.seconds is not None and self.elapsed_s >= self.seconds)
+
+    @property
+    def progress(self) -> Progress:
+        """The best of all that was told."""
+        return Progress(self.elapsed_s, self._value_ms, self._lower_bound_ms)
+
+    def tell(self, *, value_ms: float = math.inf, lower_bound_ms: float = 0.0) -> None:
+        """Note a plan's value or a proven bound; who listens hears of it if it is better than what was known."""
+        if value_ms >= self._value_ms and lower_bound_ms <= self._lower_bound_ms:
+            return
+        self._value_ms = min(self._value_ms, value_ms)
+        self._lower_bound_ms = max(self._lower_bound_ms, lower_bound_ms)
+        if self.listener is not None:
+            self.listener(self.progress)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[Watch]:
+        """Within this, Ctrl-C ends the search politely; a second one raises ``KeyboardInterrupt`` as usual.
+
+        Signals reach Python's main thread only, and a handler that somebody else installed is left alone: in these
+        cases nothing changes.
+        """
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        ):
+            yield self
+            return
+        previous = signal.signal(signal.SIGINT, self._on_interrupt)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def _on_interrupt(self, number: int, frame: Any) -> None:
+        if self.was_interrupted:
+            signal.default_int_handler(number, frame)
+        self.was_interrupted = True
+
+
+@define(eq=False)
+class Throttle:
+    """Passes progress on after a first silence, and then not more often than once an interval.
+
+    Args:
+        listener: who is told.
+        after_s: nothing is told before.
+        every_s: the least time between two calls.
+    """
+
+    listener: Callable[[Progress], None]
+    after_s: float = 1.0
+    every_s: float = 0.1
+    _last_s: float = field(default=-math.inf, init=False)
+
+    def __call__(self, progress: Progress, /) -> None:
+        """Pass it on, or not."""
+        if progress.seconds >= max(self.after_s, self._last_s + self.every_s):
+            self._last_s = progress.seconds
+            self.listener(progress)

@@ -1,0 +1,94 @@
+"""What TorchRec's models of time and of memory have in common: ids, vectors, and which of its types a shard is of.
+
+Source: TorchRec 1.8, ``torchrec/distributed/planner/estimator/estimator.py`` and ``shard_estimators.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.planning.options import Bools, Floats, Options
+from shardwright.planning.topology import Topology
+
+ROW_WISE = "row_wise"
+"""TorchRec's models know this type by name: it has other costs than ``table_wise`` on one rank too."""
+
+UVM, CACHED = "fused_uvm", "fused_uvm_caching"
+SHARDED_KERNELS = ("fused", CACHED, UVM)
+KERNELS: Mapping[str, tuple[str, ...]] = {
+    "table_wise": SHARDED_KERNELS,
+    "column_wise": SHARDED_KERNELS,
+    "table_column_wise": SHARDED_KERNELS,
+    ROW_WISE: SHARDED_KERNELS,
+    "table_row_wise": SHARDED_KERNELS,
+    "grid_shard": (),  # only for those who ask for it
+    "data_parallel": ("dense",),
+}
+"""What TorchRec's EmbeddingEnumerator offers for an EmbeddingBagCollection on CUDA devices."""
+MIN_PARTITION = 128
+
+
+@frozen(eq=False, slots=False)
+class Work:
+    """What each shard looks up and returns: columns over runs of shards."""
+
+    options: Options
+    topology: Topology
+
+    @cached_property
+    def is_copy(self) -> Bools:
+        """The table is on every rank, whose own batch is looked up there."""
+        return self.options.is_replicated[self.options.option]
+
+    @cached_property
+    def cuts_rows(self) -> Bools:
+        """Of a type that cuts rows."""
+        options = self.options
+        names = np.array([kind.name for kind in options.sharding_types], dtype=object)
+        named = (names == ROW_WISE)[options.sharding_type].astype(bool)
+        return (options.cuts_rows | options.sums_inside_host | named)[options.option]
+
+    @cached_property
+    def num_batches(self) -> Floats:
+        """The batches that are looked up: those of all ranks, or of one."""
+        return np.where(self.is_copy, 1.0, float(self.topology.world_size))
+
+    @cached_property
+    def ids(self) -> Floats:
+        """Ids looked up, alike for all row parts."""
+        options = self.options
+        a_part = options.ids_per_batch[options.shard_table] / options.num_row_parts[options.option]
+        return a_part * self.num_batches
+
+    @cached_property
+    def vectors(self) -> Floats:
+        """Vectors returned: one a bag or one an id."""
+        table = self.options.shard_table
+        pooled = self.options.bags_per_batch[table] * self.num_batches
+        return np.where(self.options.is_pooled[table], pooled, self.ids)
+
+    @cached_property
+    def element_bytes(self) -> Floats:
+        """Bytes of an element of the table, and of a vector that is returned."""
+        return self.options.element_bytes[self.options.shard_table]
+
+    def of_kernels(self, *names: str) -> Bools:
+        """Whether the kernel is one of these."""
+        options = self.options
+        known = np.array([kernel.name in names for kernel in options.compute_kernels], dtype=bool)
+        return known[options.compute_kernel[options.option]]
+
+    @cached_property
+    def requests(self) -> list[KernelRequest]:
+        """What kernels are asked, by code."""
+        return [request for _, request in self.options.requests]
+
+    @cached_property
+    def load_factor(self) -> Floats:
+        """The part of the rows that a cache holds."""
+        return np.array([request.cache.held for request in self.requests])[self.options.request]

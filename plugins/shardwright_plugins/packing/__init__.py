@@ -1,0 +1,1 @@
+"""Packing shards into ranks: what proposers and partitioners have in common."""

@@ -1,0 +1,106 @@
+"""longest_first: the longest shard first, then moves and swaps between ranks as long as they help."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from shardwright.contracts.partitioner import Partitioner
+from shardwright.planning.options import FREE, Floats, Ints
+from shardwright.planning.placement import Misfit, ProposedShards
+from shardwright_plugins.packing.bins import Bins
+from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
+
+_STEPS, _PAIRS, _BISECTIONS = 400, 6, 8
+
+
+class LongestFirst(Partitioner):
+    """Longest processing time first (Graham 1969), within memory, and then repaired.
+
+    The first placement is that of ``greedy_perf``, or, where it leaves a shard without room, one that fills the
+    fullest dimension least and is repaired. Then the largest rank's time is bisected: shards are moved, swapped, and
+    shared out anew between two ranks until no rank takes longer.
+    """
+
+    name: ClassVar[str] = "longest_first"
+    preference: ClassVar[int] = 20
+
+    def place(self, shards: ProposedShards) -> Ints | Misfit:
+        """The rank of each shard, or which one did not fit."""
+        misfit = shards.fixed_misfit()
+        if misfit is not None:
+            return misfit
+        first = GreedyPerf().place(shards)
+        bins = _filled(shards) if isinstance(first, Misfit) else _placed(shards, first)
+        if not _repaired(bins, np.inf) and not bins.repair(5 * _STEPS, pairs=8 * _PAIRS):
+            return first
+        return _bisected(shards, bins)
+
+
+def as_bins(shards: ProposedShards, limit_ms: float = np.inf) -> Bins:
+    """Shards to be placed, and ranks, as items and bins; shards with a rank are in theirs."""
+    limit = np.hstack([np.full((shards.world_size, 1), limit_ms), shards.capacity_bytes])
+    bins = Bins(
+        np.hstack([shards.cost_ms[:, None], shards.memory_bytes]),
+        np.hstack([shards.fixed_ms[:, None], shards.fixed_bytes]),
+        limit,
+        shards.gang,
+        shards.local_rank,
+        shards.local_world_size,
+        _kinds(shards),
+    )
+    for item in np.flatnonzero(shards.is_fixed).tolist():
+        bins.put(item, int(shards.rank[item]))
+        bins.pin(item)
+    return bins
+
+
+def _kinds(shards: ProposedShards) -> Ints:
+    """Equal numbers for equal shards: ``[N]``."""
+    columns = np.hstack([shards.cost_ms[:, None], shards.memory_bytes])
+    return np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1) if len(columns) else shards.shard
+
+
+def _weight(bins: Bins, limit_ms: float) -> Floats:
+    most = bins.limit.max(axis=0).copy()
+    most[0] = limit_ms
+    weight: Floats = (bins.size / most).max(axis=1)
+    return weight
+
+
+def _filled(shards: ProposedShards) -> Bins:
+    """Every shard somewhere, memory exceeded or not, with no rank much fuller than others."""
+    mean = (shards.fixed_ms.sum() + shards.cost_ms.sum()) / shards.world_size
+    bins = as_bins(shards, limit_ms=max(4 * mean, 1e-12))
+    bins.fill(_weight(bins, max(4 * mean, 1e-12)))
+    return bins
+
+
+def _placed(shards: ProposedShards, ranks: Ints) -> Bins:
+    bins = as_bins(shards)
+    for item in np.flatnonzero(bins.bin == FREE).tolist():
+        bins.put(item, int(ranks[item]))
+    return bins
+
+
+def _repaired(bins: Bins, limit_ms: float) -> bool:
+    bins.limit = bins.limit.copy()
+    bins.limit[:, 0] = limit_ms
+    return bins.repair(_STEPS, pairs=_PAIRS)
+
+
+def _bisected(shards: ProposedShards, bins: Bins) -> Ints:
+    """The ranks of the least largest time that repair reaches."""
+    best, best_ms = bins.bin.copy(), float(bins.used[:, 0].max())
+    low = max(float(bins.used[:, 0].mean()), float(shards.fixed_ms.max()))
+    for _ in range(_BISECTIONS):
+        if best_ms <= low * (1 + 1e-3):
+            break
+        middle = (low + best_ms) / 2
+        trial = bins.copy()
+        if _repaired(trial, middle):
+            bins, best, best_ms = trial, trial.bin.copy(), float(trial.used[:, 0].max())
+        else:
+            low = middle
+    return best

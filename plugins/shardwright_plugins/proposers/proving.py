@@ -1,0 +1,218 @@
+"""proving: the search that knows how far from the best it can be at most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+from attrs import define, field
+
+from shardwright.contracts.proposer import Proposals, Proposer
+from shardwright.planning.bound import Relaxation
+from shardwright.planning.cases import CLOSE, CaseSearch
+from shardwright.planning.options import Floats, Ints
+from shardwright.planning.placement import Placed
+from shardwright.planning.space import SearchSpace
+from shardwright_plugins.packing.assignment import Assignment, Catalogue
+from shardwright_plugins.packing.bins import Effort
+
+# Times are tried at these parts above the bound until one is possible.
+_LADDER = (0.01, 0.03, 0.08, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
+# The part of memory left free when options are chosen: shards of some size fill no rank to the brim.
+_MARGINS = (0.01, 0.03, 0.08, 0.2)
+# From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
+# by the last number at least.
+_STEPS_DOWN = (0.15, 0.4, 0.7)
+_WORTHWHILE = 2e-3
+_NEAR_FAILURE = 1e-3
+# So many cases are looked at for a choice of options that none of them refutes.
+_CASES, _FEW_CASES = 40, 12
+# Times tried between one that was possible at once and one that was not.
+_NARROWINGS = 5
+# Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
+_EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
+# Moves, swaps and sharings of an attempt.
+_STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
+
+
+class Proving(Proposer):
+    """Looks for a plan as fast as the bound allows, and for less and less if there is none.
+
+    For a time that no rank should exceed, each table takes the option that is cheapest at the multipliers of the
+    bound's proof; shards are placed longest first, and what is over a limit is repaired by moves, swaps, sharing two
+    ranks' shards out anew, and other options. The time is bisected between the bound and the best plan.
+    """
+
+    name: ClassVar[str] = "proving"
+    preference: ClassVar[int] = 30
+
+    def proposals(self, space: SearchSpace) -> Proposals:
+        """Plans of falling time, with ranks; under rules on ranks, choices of options alone."""
+        bound = space.bound
+        if not np.isfinite(bound.possible_ms):
+            return
+        if space.rules is not None:
+            yield from _choices(space)
+            return
+        search = _Bisection(space)
+        yield from search.plans()
+
+
+def _choices(space: SearchSpace) -> Iterator[Ints]:
+    """The options that are cheapest at the multipliers of several times, more and more of memory left free."""
+    problem = space.bound.problem
+    for part in _LADDER:
+        for margin in _MARGINS:
+            proposal = problem.maximise(space.bound.possible_ms * (1 + part), margin=margin).proposal()
+            if proposal is not None:
+                yield proposal
+
+
+@define(eq=False)
+class _Bisection:
+    """The times tried so far.
+
+    Args:
+        space: options and costs.
+        best: the best plan.
+    """
+
+    space: SearchSpace
+    catalogue: Catalogue = field(init=False)
+    problem: Relaxation = field(init=False)
+    best: Assignment | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.catalogue = Catalogue(self.space, Effort())
+        self.problem = self.space.bound.problem
+
+    def plans(self) -> Proposals:
+        """Each plan that is better than those before."""
+        found = self._first()
+        if found is None:
+            yield from _choices(self.space)
+            return
+        yield self._keep(found)
+        yield from self._improvements()
+
+    def _improvements(self) -> Proposals:
+        assert self.best is not None
+        self.catalogue.effort.left = _EFFORT
+        step = tries = 0
+        while step < len(_STEPS_DOWN) and tries < _MOST_TRIES and not self._is_done():
+            limit = self._low_ms + (self.best.value_ms - self._low_ms) * _STEPS_DOWN[step]
+            before, tries = self.best.value_ms, tries + 1
+            for found in self._better(limit):
+                yield self._keep(found)
+            step = 0 if self.best.value_ms < before * (1 - _WORTHWHILE) else step + 1
+
+    def _better(self, limit_ms: float) -> Iterator[Assignment]:
+        """Plans better than the best, from trying to keep within a time."""
+        assert self.best is not None
+        for attempt in (self._improved, self._attempt):
+            found = attempt(limit_ms)
+            if found is not None and found.value_ms < self.best.value_ms * (1 - 1e-6):
+                yield found
+            if self.best.value_ms <= limit_ms * (1 + _NEAR_FAILURE) or self.space.watch.is_over:
+                return
+
+    @property
+    def _low_ms(self) -> float:
+        """No time below is worth a try."""
+        return self.space.prover.bound_ms
+
+    def _first(self) -> Assignment | None:
+        """A plan that is found at once, or else with some work."""
+        below = self.space.prover.bound_ms
+        for attempt in (self._quick, self._attempt):
+            for part in _LADDER:
+                limit = self.space.bound.possible_ms * (1 + part)
+                found = attempt(limit)
+                if found is not None and np.isfinite(found.value_ms):
+                    return self._narrowed(below, found)
+                if self.space.watch.is_over:
+                    return None
+                below = limit
+        return None
+
+    def _narrowed(self, below_ms: float, found: Assignment) -> Assignment:
+        """A plan found at once, within a time between that of another and one at which none was found."""
+        for _ in range(_NARROWINGS):
+            below_ms = max(below_ms, self.space.prover.bound_ms)
+            if found.value_ms <= below_ms * (1 + CLOSE) or self.space.watch.is_over:
+                break
+            middle = (below_ms * found.value_ms) ** 0.5
+            trial = self._quick(middle)
+            if trial is None:
+                below_ms = middle
+            else:
+                found = trial
+        return found
+
+    def _is_done(self) -> bool:
+        assert self.best is not None
+        value, prover = self.best.value_ms, self.space.prover
+        if value > prover.bound_ms * (1 + CLOSE):
+            prover.sharpen(value, precision=CLOSE, max_cases=_CASES)
+        close = value <= prover.bound_ms * (1 + CLOSE)
+        return close or self.catalogue.effort.is_spent or self.space.watch.is_over
+
+    def _keep(self, found: Assignment) -> Placed:
+        self.best = found
+        return Placed(found.proposal.copy(), found.ranks)
+
+    def _quick(self, limit_ms: float) -> Assignment | None:
+        """A plan within a time, if little repair is enough."""
+        cases = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)
+        for proposal, _ in self._with_margins(cases):
+            trial = self._filled(proposal, limit_ms)
+            if trial.repair(_FEW_STEPS, changes=3):
+                return trial
+        return None
+
+    def _with_margins(self, cases: CaseSearch) -> Iterator[tuple[Ints, Floats]]:
+        """Choices of options that look possible, more and more of memory left free, with the options' prices."""
+        seen: set[bytes] = set()
+        if cases.possible is None or cases.price is None:
+            return
+        seen.add(cases.possible.tobytes())
+        yield cases.possible, cases.price
+        for margin in _MARGINS:
+            dual = self.problem.maximise(cases.z_ms, margin=margin, case=cases.open_case)
+            proposal = dual.proposal()
+            if proposal is not None and proposal.tobytes() not in seen:
+                seen.add(proposal.tobytes())
+                yield proposal, cases.price
+
+    def _filled(self, proposal: Ints, limit_ms: float) -> Assignment:
+        trial = Assignment(self.catalogue, proposal, limit_ms)
+        trial.fill()
+        return trial
+
+    def _attempt(self, limit_ms: float) -> Assignment | None:
+        """A plan within a time, from the choices at its multipliers."""
+        nearest: tuple[float, Assignment, Floats] | None = None
+        cases = self.space.prover.refute(limit_ms, max_cases=_CASES)
+        for proposal, price in self._with_margins(cases):
+            trial = self._filled(proposal, limit_ms)
+            if trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS):
+                return trial
+            over = float(trial.bins.over().sum())
+            if nearest is None or over < nearest[0]:
+                nearest = over, trial, price
+            if self.space.watch.is_over:
+                return None
+        if nearest is None:
+            return None
+        _, trial, price = nearest
+        trial.rebuild(_ROUNDS, price)
+        return trial
+
+    def _improved(self, limit_ms: float) -> Assignment | None:
+        """The best plan, repaired to keep within a lesser time."""
+        assert self.best is not None
+        trial = self.best.copy()
+        trial.limit_ms = limit_ms
+        trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS)
+        return trial

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from shardwright.errors import PlanError, UnknownNameError
+from shardwright.planning.check import check_plan
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.explain import explain_table, explanation_lines
+from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+
+TABLES = [
+    TableSpec("a", 10, 8, ["f"]),
+    TableSpec("b", 100, 8, ["g"], module="tower"),
+    TableSpec("c", 3, 8, ["h"]),
+]
+
+
+def planned(cap=100_000, **rules):
+    constraints = {name: ParameterConstraints(**rule) for name, rule in rules.items()}
+    planner = EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=cap), 64, constraints=constraints)
+    return ShardingPlan.from_json(planner.plan_tables(TABLES).to_json())
+
+
+def value_with(explained, **rules):
+    """The value of a plan in which table b has one option, wherever its shards may go; all others have theirs."""
+    taken = planned()
+    fixed = {
+        path: {
+            "sharding_types": [sharding.sharding_type],
+            "compute_kernels": [sharding.compute_kernel],
+            "ranks": sorted(set(sharding.ranks)),
+        }
+        for module, tables in taken.plan.items()
+        for path, sharding in tables.items()
+        if path != "b"
+    }
+    rule = {"sharding_types": [explained.sharding_type], "compute_kernels": [explained.compute_kernel]}
+    return planned(**fixed, b=rule).document["objective"]["value_ms"]
+
+
+def test_explain_values_are_those_of_plans_with_that_option():
+    explanation = explain_table(planned(), "tower.b")
+    options = {
+        (o.sharding_type, o.compute_kernel): o for o in explanation.others if o.sharding_type == "whole"
+    }
+    assert options
+    for option in options.values():
+        assert value_with(option) == pytest.approx(option.value_ms)
+
+
+def test_explain_others_stand_in_the_order_of_their_plans():
+    explanation = explain_table(planned(), "b")
+    values = [option.value_ms for option in explanation.others]
+    assert values == sorted(values)
+    assert explanation.runner_up == explanation.others[0]
+    assert explanation.chosen.value_ms == explanation.value_ms == planned().document["objective"]["value_ms"]
+
+
+def test_explain_options_without_room_say_what_is_short():
+    # b takes 3200 bytes whole, 1600 on each rank cut; "thorough" takes twice that.
+    explanation = explain_table(planned(cap=3000), "b")
+    whole = [option for option in explanation.others if option.name == "whole / plain"]
+    assert [math.isinf(option.value_ms) for option in whole] == [True]
+    assert whole[0].reason == "does not fit: a shard needs 3.1 KiB of ddr, no rank has more than 2.5 KiB"
+
+
+def test_explain_refusals_and_constraints_are_told():
+    lines = explanation_lines(explain_table(planned(b={"sharding_types": ["slices"], "ranks": [0, 1]}), "b"))
+    assert lines[0].startswith("'tower.b' (100 x 8 FP32): slices")
+    assert "not an option: compute kernel 'visible': applies no optimizer" in "\n".join(lines)
+
+
+def test_explain_unknown_table_raises_with_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"no table 'towr\.b'.*Did you mean 'tower\.b'"):
+        explain_table(planned(), "towr.b")
+
+
+def test_explain_and_check_of_a_document_without_inputs_raise():
+    plan = planned()
+    bare = ShardingPlan(plan.plan, {key: value for key, value in plan.document.items() if key != "inputs"})
+    for ask in (check_plan, lambda plan: explain_table(plan, "a")):
+        with pytest.raises(PlanError, match=r"has no inputs\.tables"):
+            ask(bare)
+
+
+def test_check_of_a_plan_with_other_tables_than_its_inputs_raises():
+    plan = planned()
+    del plan.plan[""]["a"]
+    with pytest.raises(PlanError, match=r"tables in inputs\.tables that are not in modules: a"):
+        check_plan(plan)
+
+
+@pytest.mark.parametrize(
+    "rules", [{}, {"a": {"ranks": 1}, "c": {"together": "x"}, "b": {"min_partition": 4}}]
+)
+def test_check_of_a_plan_as_it_was_made_finds_nothing(rules):
+    plan = planned(**rules)
+    found = check_plan(plan)
+    assert found.problems == []
+    assert found.value_ms == pytest.approx(plan.document["objective"]["value_ms"])

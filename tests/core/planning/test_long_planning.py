@@ -1,0 +1,167 @@
+"""Searches that would never end: time limits, Ctrl-C, progress."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from shardwright.contracts import Proposer
+from shardwright.errors import InvalidInputError, NoPlanError
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.progress import progress_text, shown
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.planning.watch import Progress, Watch
+
+TABLES = [TableSpec(f"t{i}", 10 + i, 8, ["f"]) for i in range(12)]
+
+
+class Endless(Proposer):
+    """Proposes all combinations, many more than there is time for, and does something after some of them."""
+
+    name, preference = "endless", 0
+
+    def __init__(self, after=0, then=lambda: None, pause_s=0.0):
+        self.after, self.then, self.pause_s, self.count = after, then, pause_s, 0
+
+    def proposals(self, space):
+        options = space.options
+        sizes = (options.first_option[1:] - options.first_option[:-1])[options.alike]
+        proposal = options.first_option[:-1][options.alike].copy()
+        place = 0 * proposal
+        while True:
+            yield (proposal + place).copy()
+            self.count += 1
+            time.sleep(self.pause_s)
+            if self.count == self.after:
+                self.then()
+            table = 0
+            while table < len(place) - 1 and place[table] == sizes[table] - 1:
+                place[table] = 0
+                table += 1
+            place[table] = min(place[table] + 1, sizes[table] - 1)
+
+
+def planner(proposer, *, cap=1_000_000, **arguments):
+    return EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=cap), 64, proposer=proposer, **arguments)
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_plan_interrupted_returns_the_best_so_far():
+    handler = signal.getsignal(signal.SIGINT)
+    proposer = Endless(after=5, then=interrupt)
+    made = planner(proposer)
+    plan = made.plan_tables(TABLES)
+    assert proposer.count == 5
+    assert plan.document["objective"]["value_ms"] == made.report.result.feedback.value_ms
+    assert made.report.result.num_proposals == 5
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_plan_interrupted_before_there_is_one_raises_keyboard_interrupt():
+    with pytest.raises(KeyboardInterrupt):
+        planner(Endless(after=3, then=interrupt), cap=400).plan_tables(TABLES)
+
+
+def test_plan_at_its_time_limit_returns_the_best_so_far_with_what_is_proven():
+    proposer = Endless(pause_s=0.01)
+    plan = planner(proposer, seconds=0.3).plan_tables(TABLES)
+    assert 0 < proposer.count < 100
+    objective = plan.document["objective"]
+    assert objective["lower_bound_ms"] <= objective["value_ms"]
+    assert plan.document["inputs"]["seconds_limit"] == {"value": 0.3, "provenance": "given"}
+
+
+def test_plan_without_a_plan_at_its_time_limit_says_so():
+    # Three tables of 320 bytes on two ranks of 500: one at least must be cut, and whole ones are proposed first.
+    tables = [TableSpec(name, 10, 8, ["f"]) for name in "abc"]
+    rules = {"*": ParameterConstraints(sharding_types=["whole", "slices"])}
+    late = planner(Endless(pause_s=0.1), cap=500, seconds=0.05, storage_reservation=0.0, constraints=rules)
+    with pytest.raises(
+        NoPlanError, match=r"no plan found.*The search ended at its limit of 0\.05 s; allow it more"
+    ):
+        late.plan_tables(tables)
+    assert planner(Endless(), cap=500, seconds=0.2, storage_reservation=0.0, constraints=rules).plan_tables(
+        tables
+    )
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, "10"])
+def test_planner_limit_that_is_none_raises(seconds):
+    with pytest.raises(InvalidInputError, match="seconds is a limit above 0"):
+        EmbeddingShardingPlanner(seconds=seconds)
+
+
+def test_plan_listener_hears_of_better_plans_and_of_the_bound():
+    heard = []
+    made = planner("each_alone", listener=heard.append)
+    plan = made.plan_tables(TABLES)
+    objective = plan.document["objective"]
+    assert heard[-1].value_ms == objective["value_ms"]
+    assert objective["lower_bound_ms"] >= heard[-1].lower_bound_ms > 0
+    values = [progress.value_ms for progress in heard]
+    assert values == sorted(values, reverse=True)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_shown_on_a_terminal_shows_the_best_after_a_moment(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "200")
+    watch = Watch()
+    with shown(watch, after_s=0.01):
+        watch.tell(value_ms=3.0, lower_bound_ms=2.0)
+        deadline = time.monotonic() + 10
+        while "gap 50.00%" not in screen.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert "best 3 ms, bound 2 ms, gap 50.00%; Ctrl-C takes the best so far" in screen.getvalue()
+
+
+@pytest.mark.parametrize("is_wanted", [None, False])
+def test_shown_elsewhere_or_unwanted_shows_nothing(monkeypatch, is_wanted):
+    screen = io.StringIO() if is_wanted is None else Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with shown(Watch(), is_wanted=is_wanted, after_s=0.0):
+        time.sleep(0.05)
+    assert screen.getvalue() == ""
+
+
+def test_shown_for_less_than_a_moment_shows_nothing(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with shown(Watch(), after_s=60.0):
+        pass
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (Progress(1.25), "planning, 1.2 s: no plan yet; Ctrl-C takes the best so far"),
+        (Progress(2.0, 4.0), "planning, 2.0 s: best 4 ms; Ctrl-C takes the best so far"),
+        (
+            Progress(2.0, math.inf, 3.0),
+            "planning, 2.0 s: no plan yet, bound 3 ms; Ctrl-C takes the best so far",
+        ),
+    ],
+)
+def test_progress_text(progress, text):
+    assert progress_text(progress) == text
+
+
+def test_progress_text_after_ctrl_c():
+    assert progress_text(Progress(2.0, 4.0), was_interrupted=True) == "planning, 2.0 s: best 4 ms; ending"

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.errors import InvalidInputError, UnknownNameError
+from shardwright.planning.caching import CacheParams
+from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.workload import Workload, table_from_data, table_to_data
+
+
+def workload(*tables, **more):
+    return Workload.from_data(
+        {"tables": [{"num_embeddings": 10, "embedding_dim": 4, **t} for t in tables], **more}
+    )
+
+
+def test_workload_pooling_factor_is_that_of_every_feature():
+    made = workload(
+        {"name": "a", "num_features": 2, "pooling_factor": 3.0}, {"name": "b", "pooling_factors": [1, 30]}
+    )
+    assert made.tables[0].feature_names == ("a_f0", "a_f1")
+    assert made.constraints["a"].per_feature("pooling_factors", made.tables[0], 1.0) == (3.0, 3.0)
+    assert made.constraints["b"].pooling_factors == (1.0, 30.0)
+
+
+def test_workload_what_the_user_asks_goes_before_what_the_file_says():
+    made = workload({"name": "a", "pooling_factor": 3.0}, {"name": "b", "pooling_factor": 2.0})
+    asked = Constraints(
+        {"a": ParameterConstraints(pooling_factors=[9]), "*": ParameterConstraints(sharding_types=["x"])}
+    )
+    together = made.constrained(asked)
+    rules = {table.name: together.of(table) for table in made.tables}
+    assert (rules["a"].pooling_factors, rules["b"].pooling_factors) == ((9.0,), (2.0,))
+    assert rules["a"].sharding_types == rules["b"].sharding_types == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ({"name": 3}, "table 0 has no 'text as its name'"),
+        ({"name": "a", "num_features": -1}, "num_features must be a whole number, got -1"),
+        ({"name": "a", "pooling_factors": "many"}, r"table 0 \('a'\): expected a list of numbers"),
+        ({"name": "a", "data_type": "FP7"}, "'FP7' is no DataType"),
+        ({"name": "a", "optimizer": 3}, "optimizer must be a name, an object with a name, or null; got 3"),
+    ],
+)
+def test_workload_entry_of_the_wrong_form_raises_naming_it(entry, text):
+    with pytest.raises(InvalidInputError, match=text):
+        workload(entry)
+
+
+SPECS = st.builds(
+    TableSpec,
+    name=st.text(min_size=1, max_size=5),
+    num_embeddings=st.integers(1, 10**12),
+    embedding_dim=st.integers(1, 4096),
+    feature_names=st.lists(st.text(max_size=4), max_size=3, unique=True),
+    data_type=st.sampled_from(["FP32", "FP16", "INT8"]),
+    pooling=st.sampled_from(["SUM", "MEAN", "NONE"]),
+    is_weighted=st.booleans(),
+    module=st.sampled_from(["", "tower", "a.b"]),
+    optimizer=st.none()
+    | st.builds(
+        OptimizerSpec,
+        name=st.sampled_from(["sgd", "adam", "mine"]),
+        learning_rate=st.floats(0, 10),
+        parameters=st.just({"eps": 1e-8, "betas": [0.9, 0.99]}) | st.just({}),
+    ),
+    cache=st.just(CacheParams()) | st.just(CacheParams(load_factor=0.5, algorithm="lfu")),
+)
+
+
+@given(SPECS)
+def test_table_through_json_is_the_same(table):
+    assert table_from_data(json.loads(json.dumps(table_to_data(table))), "table") == table
+
+
+RULES = st.builds(
+    ParameterConstraints,
+    sharding_types=st.none() | st.lists(st.sampled_from("xyz"), min_size=1),
+    compute_kernels=st.none() | st.lists(st.sampled_from("kl"), min_size=1),
+    min_partition=st.none() | st.integers(1, 100),
+    pooling_factors=st.none() | st.lists(st.floats(0, 100), min_size=1, max_size=3),
+    ranks=st.none() | st.lists(st.integers(0, 9), min_size=1),
+    together=st.none() | st.sampled_from("ab"),
+    apart=st.none() | st.lists(st.sampled_from("cd"), min_size=1),
+    is_weighted=st.none() | st.booleans(),
+)
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b*", "*"]), RULES))
+def test_constraints_through_json_are_the_same(rules):
+    constraints = Constraints(rules)
+    assert Constraints.from_data(json.loads(json.dumps(constraints.to_data()))) == constraints
+
+
+def test_constraints_are_put_together_field_by_field():
+    constraints = Constraints(
+        {
+            "*": ParameterConstraints(pooling_factors=[9], ranks=0, min_partition=8),
+            "user_id": ParameterConstraints(sharding_types=["x"]),
+            "user_*": ParameterConstraints(pooling_factors=[2], sharding_types=["y"]),
+        }
+    )
+    rule = constraints.of(TableSpec("user_id", 4, 4))
+    assert (rule.sharding_types, rule.pooling_factors) == (("x",), (9.0,))  # "*" stands before "user_*"
+    assert (rule.ranks, rule.min_partition) == ((0,), 8)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
+    [
+        ([], InvalidInputError, "an object of table name"),
+        ({"a": 3}, InvalidInputError, r"constraints\['a'\] must be an object of constraints, got 3"),
+        (
+            {"a": {"rank": 1}},
+            UnknownNameError,
+            r"constraints\['a'\]: no constraint 'rank'.*Did you mean 'ranks'",
+        ),
+        ({"a": {"ranks": []}}, InvalidInputError, r"constraints\['a'\]: ranks must be one rank or several"),
+        ({"a": {"ranks": [-1]}}, InvalidInputError, "each a number from 0"),
+        ({"a": {"together": ["x"]}}, InvalidInputError, "together must be a text"),
+        ({"a": {"device_group": 3}}, InvalidInputError, "device_group must be a text"),
+    ],
+)
+def test_constraints_of_the_wrong_form_raise_naming_them(data, error, text):
+    with pytest.raises(error, match=text):
+        Constraints.from_data(data)

@@ -1,0 +1,78 @@
+"""The storage model that plans by default, beside what kernels allocate for the blocks of every option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.plugins.compute_kernels.loops import OPTIMIZERS, draw_batch
+from tests.plugins.compute_kernels.test_declarations import held_bytes
+
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.optim import spec_to_torch
+from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.options import Options
+from shardwright.planning.tables import DataType, TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host
+from shardwright.runtime.lookup import BlockSpec
+
+TOLERATED = 0.03  # the planner's promise
+KERNELS = ["dense", "fused", "fused_torch"]
+
+
+def options_of(optimizer: str, data_type: str, kernel: str) -> Options:
+    """Every option of a table on two hosts of two ranks; without ids, so that nothing but the table takes memory."""
+    table = TableSpec("t", 4001, 64, ["f"], data_type, optimizer=OptimizerSpec(optimizer, 0.1))
+    rule = ParameterConstraints(pooling_factors=[0.0], compute_kernels=[kernel])
+    topology = Topology(4, "cpu", local_world_size=2)
+    return enumerate_options([table], topology, Constraints({"t": rule}), host(), batch_size=1)
+
+
+def allocated_bytes(block: Any, table: TableSpec, kernel: Any) -> int:
+    """Bytes of the tensors behind a block, after a step."""
+    torch.set_num_threads(1)
+    request = KernelRequest.of(
+        table, block.num_columns, device="cpu", here=True, first_column=block.columns.start
+    )
+    specs = [BlockSpec(table, block, request, num_slots=1)]
+    lookup = kernel.build(specs, device=torch.device("cpu"))
+    sums, saved = lookup.forward(draw_batch(specs, (3,), is_weighted=False).as_bags(), training=True)
+    columns = table.embedding_dim if kernel.needs_whole_rows(request) else block.num_columns
+    gradients = lookup.backward(saved, torch.ones(sums.numel() // block.num_columns * columns))
+    if not lookup.parameters():
+        return held_bytes(lookup)
+    for parameter, gradient in zip(lookup.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    users = spec_to_torch(table.optimizer, lookup.parameters())
+    users.step()
+    return held_bytes(lookup, users.state)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("data_type", ["FP32", "FP16", "BF16"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_storage_model_is_what_is_allocated_for_every_option(
+    optimizer: str, data_type: str, kernel: str
+) -> None:
+    request = KernelRequest("cpu", DataType(data_type), 64, 64, optimizer=OptimizerSpec(optimizer))
+    if host().compute_kernels.create(kernel).supports(request) is not True:
+        pytest.skip(f"{kernel} says it does not support this")
+    options = options_of(optimizer, data_type, kernel)
+    estimated = host().estimators.create("weights_and_buffers").estimate(options, Topology(4, "cpu"))["ddr"]
+    checked = 0
+    for option in range(options.num_options):
+        blocks = list(options.layouts[option].blocks)
+        per_shard = [
+            value
+            for run in range(*options.shards_of(option).indices(options.num_shards))
+            for value in [estimated[run]] * int(options.count[run])
+        ]
+        for block, bytes_said in list(zip(blocks, per_shard, strict=True))[:2]:
+            held = allocated_bytes(block, options.tables[0], options.kernel_of(option))
+            assert bytes_said == pytest.approx(held, rel=TOLERATED)
+            checked += 1
+    assert checked >= options.num_options

@@ -1,0 +1,163 @@
+"""The roofline against sums made by hand, and each of the things that it counts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from shardwright.planning.caching import CacheParams, EmbeddingOffloadStats
+from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host
+
+ROWS, COLUMNS, BATCH, POOLING = 1000, 64, 32, 5.0
+IDS, BAGS = BATCH * POOLING, BATCH
+HBM, LINK, INSIDE, ACROSS, LATENCY_INSIDE, LATENCY_ACROSS = 1e6, 1e4, 1e5, 1e3, 0.25, 0.5
+
+
+def topology_of(ranks=4, local=2):
+    return Topology(
+        ranks,
+        "cuda",
+        local_world_size=local,
+        hbm_mem_bw=HBM,
+        hbm_to_ddr_mem_bw=LINK,
+        intra_host_bw=INSIDE,
+        inter_host_bw=ACROSS,
+        link_latencies_ms={"intra_host": LATENCY_INSIDE, "inter_host": LATENCY_ACROSS},
+    )
+
+
+def phases(kind, *, kernel="fused", topology=None, rows=ROWS, columns=COLUMNS, **table):
+    """Of each shard of the first option of one table."""
+    topology = topology or topology_of()
+    spec = TableSpec("t", rows, columns, ["f"], **table)
+    rule = ParameterConstraints(
+        sharding_types=[kind], compute_kernels=[kernel], pooling_factors=[POOLING], min_partition=columns
+    )
+    options = enumerate_options([spec], topology, Constraints({"t": rule}), host(), batch_size=BATCH)
+    estimated = host().estimators.create("roofline").estimate(options, topology)
+    return {name: np.repeat(column, options.count) for name, column in estimated.items()}
+
+
+def test_roofline_of_a_whole_table_is_the_sum_made_by_hand():
+    found = phases("table_wise", optimizer=OptimizerSpec("adagrad"))
+    ids, vectors, row = 4 * IDS, 4 * BAGS, COLUMNS * 4
+    incoming = ids * 8 + vectors * 4
+    # Of four ranks one is itself, one is on its host, two are on the other.
+    results = vectors * row
+    assert found["input_communication"] == pytest.approx([incoming / 2 / ACROSS + 2 * LATENCY_ACROSS])
+    assert found["forward_communication"] == pytest.approx([results / 2 / ACROSS + LATENCY_ACROSS])
+    assert found["backward_communication"] == pytest.approx(found["forward_communication"])
+    assert found["forward_compute"] == pytest.approx([(incoming + results + ids * row) / HBM])
+    distinct = ROWS * (1 - math.exp(-ids / ROWS))
+    updated = ids * 96 + ids * row + 2 * distinct * (row + row)
+    assert found["backward_compute"] == pytest.approx([updated / HBM])
+
+
+def test_roofline_of_sums_inside_a_host_cross_hosts_once():
+    found = phases("table_row_wise")
+    inside = 4 * BAGS * COLUMNS * 4 / 2 / INSIDE
+    across = BAGS * COLUMNS * 4 / ACROSS
+    expected = inside + across + LATENCY_INSIDE + LATENCY_ACROSS
+    assert found["forward_communication"] == pytest.approx([expected] * 2)
+
+
+def test_roofline_of_a_copy_sends_nothing_but_what_keeps_it_equal():
+    found = phases("data_parallel")
+    assert not found["input_communication"].any()
+    assert not found["forward_communication"].any()
+    of_all_batches = 4 * (IDS * 8 + BAGS * COLUMNS * 4)
+    assert of_all_batches < ROWS * COLUMNS * 4
+    assert found["backward_communication"] == pytest.approx(
+        [of_all_batches / 2 / ACROSS + LATENCY_ACROSS] * 4
+    )
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "table_row_wise", "data_parallel"])
+def test_roofline_of_one_rank_communicates_nothing(kind):
+    found = phases(kind, topology=topology_of(1, 1))
+    assert not any(column.any() for name, column in found.items() if "communication" in name)
+    assert all(column.all() for name, column in found.items() if "compute" in name)
+
+
+def test_roofline_inside_one_host_uses_the_link_inside():
+    found = phases("table_wise", topology=topology_of(4, 4))
+    results = 4 * BAGS * COLUMNS * 4
+    assert found["forward_communication"] == pytest.approx([results * 3 / 4 / INSIDE + LATENCY_INSIDE])
+
+
+def test_roofline_counts_rows_as_they_are_cut_and_empty_shards_as_nothing():
+    found = phases("row_wise", rows=5)  # 2, 2, 1, 0
+    for column in found.values():
+        assert column[0] == column[1] > column[3] == 0
+    assert found["input_communication"][2] < found["input_communication"][0]
+    results = found["forward_communication"]  # a sum for each bag, however many rows
+    assert results[2] == results[0]
+
+
+def test_roofline_tables_share_the_latency_of_collectives():
+    topology = topology_of()
+    tables = [TableSpec(f"t{i}", ROWS, COLUMNS, ["f"]) for i in range(5)]
+    rules = Constraints({"*": ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused"])})
+    options = enumerate_options(tables, topology, rules, host(), batch_size=BATCH)
+    found = host().estimators.create("roofline").estimate(options, topology)
+    travel = 4 * BATCH * COLUMNS * 4 / 2 / ACROSS
+    assert found["forward_communication"] == pytest.approx([travel + LATENCY_ACROSS / 5])
+
+
+def test_roofline_weighted_ids_are_longer_messages():
+    plain, weighted = (phases("table_wise", is_weighted=flag) for flag in (False, True))
+    longer = weighted["input_communication"] - plain["input_communication"]
+    assert longer == pytest.approx([4 * IDS * 4 / 2 / ACROSS])
+    assert weighted["forward_communication"] == plain["forward_communication"]
+
+
+def test_roofline_narrow_rows_cost_whole_cache_lines():
+    narrow, wide = (phases("table_wise", columns=columns)["forward_compute"] for columns in (4, 16))
+    assert wide - narrow == pytest.approx([4 * BAGS * 12 * 4 / HBM])  # the results alone
+
+
+def test_roofline_optimizer_state_is_read_and_written():
+    found = {
+        name: phases("table_wise", optimizer=OptimizerSpec(name))["backward_compute"][0]
+        for name in ("sgd", "row_wise_adagrad", "adagrad", "adam")
+    }
+    distinct = ROWS * (1 - math.exp(-4 * IDS / ROWS))
+    for name, state in (("row_wise_adagrad", 4), ("adagrad", 4 * COLUMNS), ("adam", 8 * COLUMNS)):
+        assert found[name] - found["sgd"] == pytest.approx(2 * distinct * state / HBM)
+
+
+def test_roofline_dense_gradients_touch_every_row():
+    fused, dense = (phases("table_wise", kernel=kernel, rows=10**6) for kernel in ("fused", "dense"))
+    every = 4 * 10**6 * COLUMNS * 4 / (0.5 * HBM)
+    assert dense["backward_compute"][0] > every > 10 * fused["backward_compute"][0]
+
+
+def test_roofline_misses_of_a_cache_cross_the_link_from_the_host():
+    stats = EmbeddingOffloadStats(0.1, 1000, [90, 8, 2, 0, 0], ROWS)
+    caches = [CacheParams(0.21), CacheParams(0.21, stats=stats), CacheParams(0.41, stats=stats)]
+    found = [
+        phases("table_wise", kernel="fused_uvm_caching", cache=cache)["forward_compute"][0]
+        for cache in caches
+    ]
+    ids, row = 4 * IDS, COLUMNS * 4
+    streamed = (ids * 8 + 4 * BAGS * 4 + 4 * BAGS * row) / (0.1 * HBM)
+    for time, missed in zip(found, (0.79, 0.02, 0.0), strict=True):
+        rows = ids * row * ((1 - missed) / HBM + missed / LINK) / 0.1
+        assert time == pytest.approx(streamed + rows)
+
+
+def test_roofline_asked_for_by_name_takes_what_kernels_declare_as_memory():
+    from shardwright.planning.parts import Choice
+
+    assert Choice(estimator="roofline").resolve().storage.name == "weights_and_buffers"
+    assert Choice(estimator="torchrec").resolve().storage.name == "torchrec_storage"
+    assert Choice().resolve().storage.name == "weights_and_buffers"
+    chosen = Choice(estimator="torchrec", storage_estimator="weights_and_buffers").resolve()
+    assert chosen.storage.name == "weights_and_buffers"

@@ -1,0 +1,92 @@
+"""Packings that are known to exist are found; the exact partitioner is the last resort."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.planning.placement import Misfit, ProposedShards
+from shardwright_plugins.partitioners.exact import Exact
+from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
+from shardwright_plugins.partitioners.longest_first import LongestFirst
+from shardwright_plugins.partitioners.memory_balanced import MemoryBalanced
+
+CAPACITY = 10**9
+
+
+def planted(seed, *, most_ranks=64):
+    """Shards cut from full ranks, with 0.1 to 5 % of memory left, and as much on each rank that is fixed."""
+    random = np.random.default_rng(seed)
+    ranks = int(random.integers(2, most_ranks + 1))
+    fixed = int(CAPACITY * random.uniform(0, 0.4))
+    room = int((CAPACITY - fixed) * (1 - random.uniform(0.001, 0.05)))
+    per_rank = max(1, min(int(random.integers(2, 8)), 200 // ranks))
+    cuts = np.sort(random.integers(1, room, size=(ranks, per_rank - 1)), axis=1)
+    sizes = np.diff(np.hstack([np.zeros((ranks, 1)), cuts, np.full((ranks, 1), room)]), axis=1)
+    memory = random.permutation(sizes.reshape(-1)).astype(np.int64)
+    cost = random.uniform(0.1, 1, len(memory)) if random.random() < 0.5 else memory / CAPACITY
+    return ProposedShards(
+        shard=np.arange(len(memory)),
+        table=np.arange(len(memory)),
+        cost_ms=cost,
+        memory_bytes=memory[:, None],
+        tiers=("hbm",),
+        capacity_bytes=np.full((ranks, 1), CAPACITY),
+        fixed_ms=np.full(ranks, 0.1),
+        fixed_bytes=np.full((ranks, 1), fixed),
+    )
+
+
+def checked(shards, ranks):
+    assert (shards.used_bytes(ranks) <= shards.capacity_bytes).all()
+    return float(shards.loads_ms(ranks).max())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_planted_packing_is_found_with_the_exact_partitioner_as_last_resort(seed):
+    pytest.importorskip("highspy")
+    shards = planted(seed, most_ranks=24)
+    ranks = LongestFirst().place(shards)
+    if isinstance(ranks, Misfit):
+        ranks = Exact(30).place(shards)
+    assert not isinstance(ranks, Misfit)
+    checked(shards, ranks)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_longest_first_is_never_worse_than_greedy_perf(seed):
+    shards = planted(seed, most_ranks=8)
+    greedy, repaired = GreedyPerf().place(shards), LongestFirst().place(shards)
+    if not isinstance(greedy, Misfit):
+        assert not isinstance(repaired, Misfit)
+        assert checked(shards, repaired) <= checked(shards, greedy) * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_memory_balanced_keeps_within_memory_or_says_what_is_short(seed):
+    shards = planted(seed, most_ranks=8)
+    ranks = MemoryBalanced().place(shards)
+    if isinstance(ranks, Misfit):
+        assert ranks.needed_bytes > ranks.free_bytes
+    else:
+        checked(shards, ranks)
+
+
+def test_exact_finds_the_best_of_all_placements():
+    pytest.importorskip("highspy")
+    shards = ProposedShards(
+        shard=np.arange(5),
+        table=np.arange(5),
+        cost_ms=np.array([3.0, 3.0, 2.0, 2.0, 2.0]),
+        memory_bytes=np.ones((5, 1), dtype=np.int64),
+        tiers=("hbm",),
+        capacity_bytes=np.full((2, 1), 10),
+    )
+    # Longest first alone makes 7 and 5.
+    assert checked(shards, GreedyPerf().place(shards)) == 7.0
+    assert checked(shards, Exact().place(shards)) == 6.0
+    assert checked(shards, LongestFirst().place(shards)) == 6.0

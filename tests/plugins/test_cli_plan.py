@@ -1,0 +1,365 @@
+"""`shardwright plan`, `check`, `explain`, `diff` and `bench plan` with the built-in plugins."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import types
+from unittest import mock
+
+import pytest
+from tests import readme
+
+from shardwright.cli import main
+
+
+def table(name, rows, dim, *pooling):
+    sizes = {"name": name, "num_embeddings": rows, "embedding_dim": dim}
+    if len(pooling) == 1:
+        return {**sizes, "num_features": 1, "pooling_factor": pooling[0]}
+    return {**sizes, "num_features": len(pooling), "pooling_factors": list(pooling)}
+
+
+WORKLOAD = {
+    "name": "little",
+    "batch_size_per_rank": 64,
+    "tables": [
+        table("user", 200_000, 64, 3.0),
+        table("item", 50_000, 128, 1.0, 20.0),
+        *(table(f"t{i}", 1000 * (i + 1), 32, 1.0) for i in range(6)),
+    ],
+}
+PLAN = ("--ranks", "4", "--local", "2", "--hbm-gib", "1", "--ddr-gib", "4")
+
+
+@pytest.fixture
+def workload(tmp_path):
+    path = tmp_path / "little.json"
+    path.write_text(json.dumps(WORKLOAD))
+    return path
+
+
+def run(*arguments, code=0):
+    """Run the command line in this process: starting one takes longer than most of these commands."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["shardwright", *map(str, arguments)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    done = types.SimpleNamespace(stdout=out.getvalue(), stderr=err.getvalue())
+    assert (ended.value.code or 0) == code, done.stderr + done.stdout
+    return done
+
+
+@pytest.fixture
+def planned(workload, tmp_path):
+    """`planned(*options)`: plans the little workload and gives the document's file."""
+
+    def plan(*options, name="plan.json"):
+        path = tmp_path / name
+        run("plan", workload, *PLAN, "--quiet", "--output", path, *options)
+        return path
+
+    return plan
+
+
+def edit(path, change):
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    return path
+
+
+def entry(document, table):
+    return document["modules"][""][table]
+
+
+def test_plan_document_has_the_documented_parts(planned):
+    document = json.loads(planned().read_text())
+    assert (document["format"], document["version"]) == ("shardwright-plan", 1)
+    objective = document["objective"]
+    assert objective["lower_bound_ms"] <= objective["value_ms"]
+    assert objective["gap"] == pytest.approx(objective["value_ms"] / objective["lower_bound_ms"] - 1)
+    inputs = document["inputs"]
+    assert inputs["batch_size"] == {"value": 64, "provenance": "given"}
+    assert inputs["hbm_cap"] == {"value": 1 << 30, "provenance": "given"}
+    assert inputs["storage_reservation"]["provenance"] == "assumed"
+    assert inputs["seconds"]["value"] > 0
+    assert inputs["constraints"]["value"]["item"] == {"pooling_factors": [1.0, 20.0]}
+    assert list(document["modules"][""]) == [table["name"] for table in WORKLOAD["tables"]]
+    assert all({"kind", "name", "distribution", "version"} == set(plugin) for plugin in document["plugins"])
+
+
+def test_plan_check_explain_and_diff_import_no_torch(workload, tmp_path):
+    source = f"""
+import contextlib, io, sys
+from shardwright.cli import main
+for words in (
+    ["plan", {str(workload)!r}, *{PLAN!r}, "--output", "plan.json", "--report", "plan.html"],
+    ["check", "plan.json"],
+    ["explain", "plan.json", "--table", "user"],
+    ["diff", "plan.json", "plan.json"],
+):
+    sys.argv = ["shardwright", *words]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main()
+assert not {{"torch", "fbgemm_gpu"}} & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plan.html").exists()
+
+
+def test_plan_constraints_and_parts_are_honoured(planned, tmp_path):
+    constraints = tmp_path / "constraints.json"
+    rules = {
+        "user": {"sharding_types": ["row_wise"]},
+        "t*": {"ranks": 3},
+        "*": {"compute_kernels": ["fused"]},
+    }
+    constraints.write_text(json.dumps(rules))
+    document = json.loads(
+        planned(
+            "--constraints", constraints, "--proposer", "greedy", "--partitioner", "greedy_perf"
+        ).read_text()
+    )
+    assert entry(document, "user")["sharding_type"] == "row_wise"
+    assert {shard["rank"] for i in range(6) for shard in entry(document, f"t{i}")["shards"]} == {3}
+    assert {table["compute_kernel"] for table in document["modules"][""].values()} == {"fused"}
+    names = {(plugin["kind"], plugin["name"]) for plugin in document["plugins"]}
+    assert {("proposers", "greedy"), ("partitioners", "greedy_perf")} <= names
+    assert document["inputs"]["constraints"]["value"]["user"] == {
+        "sharding_types": ["row_wise"],
+        "pooling_factors": [3.0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [
+        ({"usr": {}}, "constraints['usr'] is for no table of the model"),
+        ({"user": {"sharding_type": ["row_wise"]}}, "no constraint 'sharding_type'"),
+        ({"user": {"sharding_types": ["row_wize"]}}, "Did you mean 'row_wise'?"),
+        ({"user": {"ranks": [7]}}, "ranks has 7; the topology has 4 ranks, 0 to 3"),
+        (
+            {"user": {"sharding_types": ["row_wise"], "ranks": [0], "compute_kernels": ["fused"]}},
+            "sharding_types=['row_wise'], ranks=[0] contradict each other",
+        ),
+        (
+            {"user": {"together": "x", "apart": "y"}, "item": {"together": "x", "apart": "y"}},
+            "'user', 'item' are kept together on one rank, and apart",
+        ),
+    ],
+)
+def test_plan_constraints_that_cannot_be_kept_are_told_without_traceback(workload, tmp_path, rules, text):
+    constraints = tmp_path / "constraints.json"
+    constraints.write_text(json.dumps(rules))
+    done = run("plan", workload, *PLAN, "--constraints", constraints, code=1)
+    assert done.stderr.startswith("error: ")
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "is no workload: it must be an object with a list of 'tables'"),
+        ('{"tables": []}', "its list of 'tables' is empty"),
+        ('{"tables": [{"name": "a", "embedding_dim": 4}]}', "table 0 has no 'num_embeddings'"),
+        ('{"tables": [{"name": "a", "num_embeddings": 0, "embedding_dim": 4}]}', "positive integer, got 0"),
+    ],
+)
+def test_plan_file_that_is_no_workload_is_told(tmp_path, text, told):
+    path = tmp_path / "wrong.json"
+    path.write_text(text)
+    assert told in run("plan", path, *PLAN, code=1).stderr
+
+
+def test_plan_of_a_missing_file_is_told(tmp_path):
+    assert "No such file" in run("plan", tmp_path / "none.json", *PLAN, code=1).stderr
+
+
+def test_plan_report_as_html_json_and_text(workload, tmp_path):
+    for suffix in ("html", "json", "txt"):
+        run("plan", workload, *PLAN, "--report", tmp_path / f"report.{suffix}")
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert [rank["rank"] for rank in data["ranks"]] == [0, 1, 2, 3]
+    assert max(rank["time_ms"] for rank in data["ranks"]) == pytest.approx(data["objective"]["value_ms"])
+    assert "--- Sharding plan ---" in (tmp_path / "report.txt").read_text()
+
+
+@pytest.mark.parametrize("options", [(), ("--estimator", "torchrec"), ("--objective", "step_time")])
+def test_check_of_a_planned_document_proves_its_bound(planned, options):
+    path = planned(*options)
+    objective = json.loads(path.read_text())["objective"]
+    told = run("check", path).stdout
+    assert "8 tables: each row and column is covered once, and everything fits" in told
+    assert f"value: {objective['value_ms']:.6g} ms" in told
+    assert objective["lower_bound_ms"] > 0
+    assert f"bound: {objective['lower_bound_ms']:.6g} ms, proven again" in told
+
+
+def raise_bound(document):
+    for name in ("lower_bound_ms", "value_ms"):
+        document["objective"][name] = document["objective"]["value_ms"] * 1.5
+    document["objective"]["certificate"]["z_ms"] = document["objective"]["lower_bound_ms"]
+
+
+def pile_up(document):
+    document["inputs"]["hbm_cap"]["value"] = 1 << 20
+    document["topology"]["memory_bytes"]["hbm"] = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda d: d["objective"].update(value_ms=0.5),
+            "the document says value_ms = 0.5; the shards' costs add up",
+        ),
+        (raise_bound, "is not proven: tables need"),
+        (
+            lambda d: d["objective"].update(certificate={}),
+            "is not proven: the certificate is for z_ms = None",
+        ),
+        (pile_up, "problem: rank 0 holds"),
+    ],
+)
+def test_check_of_a_document_that_claims_too_much_says_so(planned, change, text):
+    done = run("check", edit(planned(), change), code=1)
+    assert text in done.stdout
+
+
+def test_check_of_constraints_that_an_edit_broke_says_so(planned, tmp_path):
+    constraints = tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"user": {"ranks": [1], "sharding_types": ["table_wise"]}}))
+    path = planned("--constraints", constraints)
+    moved = edit(path, lambda d: entry(d, "user")["shards"][0].update(rank=2))
+    assert (
+        "the constraints are not kept: table 'user' has shards on ranks" in run("check", moved, code=1).stdout
+    )
+
+
+def test_check_of_shards_that_no_option_has_says_whose(planned, tmp_path):
+    constraints = tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"user": {"sharding_types": ["row_wise"]}}))
+
+    def cut_unevenly(document):
+        shards = entry(document, "user")["shards"]
+        shards[0]["rows"], shards[1]["rows"] = [0, 10], [10, shards[1]["rows"][1]]
+
+    path = edit(planned("--constraints", constraints), cut_unevenly)
+    assert (
+        "table 'user' (200_000 x 64 FP32): no option has the plan's 4 shards"
+        in run("check", path, code=1).stdout
+    )
+
+
+def test_check_of_a_sharding_type_that_contradicts_its_shards_names_it(planned, tmp_path):
+    constraints = tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"user": {"sharding_types": ["row_wise"]}}))
+    path = edit(
+        planned("--constraints", constraints), lambda d: entry(d, "user").update(sharding_type="table_wise")
+    )
+    told = run("check", path, code=1).stderr
+    assert "table 'user': sharding type 'table_wise' keeps rows whole" in told
+    assert "4 shards: cuts rows" in told
+
+
+def test_explain_names_the_option_the_runner_up_and_what_ruled_others_out(planned):
+    path = planned()
+    chosen = entry(json.loads(path.read_text()), "user")
+    told = run("explain", path, "--table", "user").stdout
+    assert f"'user' (200_000 x 64 FP32): {chosen['sharding_type']} / {chosen['compute_kernel']}" in told
+    assert "runner-up: " in told
+    assert "not an option: compute kernel 'dense': applies no optimizer" in told
+
+
+def test_explain_unknown_table_is_told_with_the_nearest(planned):
+    assert "Did you mean 'user'?" in run("explain", planned(), "--table", "usr", code=1).stderr
+
+
+def test_diff_counts_the_bytes_that_move(planned, tmp_path):
+    constraints = tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"*": {"sharding_types": ["table_wise"]}}))
+    first = planned("--constraints", constraints)
+    second = tmp_path / "second.json"
+    second.write_text(first.read_text())
+    rank = entry(json.loads(first.read_text()), "user")["shards"][0]["rank"]
+    edit(second, lambda d: entry(d, "user")["shards"][0].update(rank=(rank + 1) % 4))
+    told = run("diff", first, second).stdout
+    assert "1 tables differ, 7 do not; 48.8 MiB of weights move" in told  # 200_000 x 64 x 4 bytes
+    assert f"rank {(rank + 1) % 4} gets 48.8 MiB" in told
+
+
+OTHER_PLANNER = """
+import json, sys
+what, workload = sys.argv[1:3]
+options = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+assert options["--ranks"] == "4" and options["--batch"] == "64", options
+if what == "plan":
+    print("words before the figures")
+    print(json.dumps({"max_ms": 7.5, "seconds": int(options["--seconds"])}))
+else:
+    made = json.load(open(options["--plan"]))
+    print(json.dumps({"max_ms": made["objective"]["value_ms"], "fits": True}))
+"""
+
+
+def test_bench_plan_prints_both_planners_and_writes_json(workload, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(OTHER_PLANNER)
+    folder = tmp_path / "workloads"
+    folder.mkdir()
+    workload.rename(folder / "little.json")
+    (folder / "facts.json").write_text("{}")
+    options = ("--ranks", "4", "--hbm-gib", "1", "--batch", "64", "--beside-seconds", "3")
+    beside = ("--beside", f"{sys.executable} {other}", "--output", tmp_path / "figures.json")
+    done = run("bench", "plan", folder, *options, *beside)
+    (row,) = [line for line in done.stdout.splitlines() if " little " in line]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    (result,) = figures["workloads"]
+    ours = result["shardwright"]
+    assert f"{ours['value_ms']:.4g}" in row
+    assert ours["tables"] == 8
+    assert ours["lower_bound_ms"] <= ours["value_ms"]
+    assert ours["peak_mb"] > 0
+    assert (result["beside"], result["rated"]) == (
+        {"max_ms": 7.5, "seconds": 3},
+        {"max_ms": ours["value_ms"], "fits": True},
+    )
+
+
+def test_bench_plan_other_planner_that_fails_is_told_and_the_rest_goes_on(workload):
+    done = run("bench", "plan", workload.parent, "--ranks", "2", "--beside", f"{sys.executable} -c 0/0")
+    assert "little, beside: exit code 1: ZeroDivisionError" in done.stderr
+    assert "failed" in done.stdout
+
+
+def test_bench_plan_of_a_folder_without_workloads_is_told(tmp_path):
+    assert "there is no workload" in run("bench", "plan", tmp_path, code=1).stderr
+
+
+def test_readme_commands_of_planning_run_as_they_stand(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = list(readme.blocks())
+    (tables,) = [block for block in blocks if block.name == "tables.json"]
+    (commands,) = [block for block in blocks if block.language == "console"]
+    (tmp_path / "tables.json").write_text(tables.text)
+    told = [
+        run(*line.removeprefix("$ shardwright ").split()).stdout
+        for line in commands.text.strip().splitlines()
+    ]
+    assert len(told) == 4
+    assert "proven again" in told[1]
+    assert (tmp_path / "plan.html").exists()

@@ -540,7 +540,7 @@ class _Columns:
         return np.array(list(chain.from_iterable(map(column_of, self._shapes))), dtype=np.int64)
 
     def _places(self, topology: Topology) -> tuple[Ints, Ints, Ints]:
-        """Rank, gang and rank inside the host of each run; on one host that rank is the rank, and there are no gangs."""
+        """Rank, gang and rank in the host of each run; on one host that rank is the rank, and there are no gangs."""
         rank, local_rank = self._joined(attrgetter("rank")), self._joined(attrgetter("local_rank"))
         if topology.num_hosts > 1:
             return rank, self._gangs(), local_rank

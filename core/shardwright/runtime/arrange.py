@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -66,6 +69,10 @@ class Arrangement(ABC):
             places: the places of an arrival's ids among the feature's; ``None``: all, in order.
         """
 
+    def write_columns(self, gradients: Sequence[Tensor], arrivals: tuple[Arrival, ...], out: Tensor) -> None:
+        """Write the pieces of pooled outputs' gradients side by side into ``out``, ``[bags, all columns]``."""
+        raise AssertionError("only pooled outputs stand side by side")
+
 
 class ArrangedGradients(GradientOf):
     """The gradients of one step's outputs, for one part.
@@ -87,6 +94,9 @@ class ArrangedGradients(GradientOf):
 
     def __call__(self, arrival: Arrival) -> Tensor:  # noqa: D102 - described in the base class
         return self._arrangement.pieces(self._gradients, (arrival,), self._places)[0] * self.scale
+
+    def side_by_side(self, arrivals: tuple[Arrival, ...], out: Tensor) -> None:  # noqa: D102
+        self._arrangement.write_columns(self._gradients, arrivals, out)
 
     def unscaled(self, arrivals: tuple[Arrival, ...]) -> list[Tensor]:  # noqa: D102
         return self._arrangement.pieces(self._gradients, arrivals, self._places)
@@ -115,6 +125,35 @@ class _MeanRun:
         return (self.stop - self.start) // len(self.features)
 
 
+@frozen(eq=False)
+class _Columns:
+    """Columns to be put side by side, by numpy in one call: for small batches four times as fast as views and `cat`.
+
+    Args:
+        unit: what is moved at once: four columns where all spans begin and end at such, else one.
+        index: of units.
+    """
+
+    unit: Any
+    index: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, spans: Sequence[tuple[int, int]], width: int) -> _Columns:
+        edges = [width, *(edge for span in spans for edge in span)]
+        size, unit = (1, np.float32) if any(edge % _FOUR for edge in edges) else (_FOUR, np.complex128)
+        ranges = [np.arange(start // size, (start + count) // size) for start, count in spans]
+        return cls(unit, np.concatenate([np.empty(0, np.int64), *ranges]))
+
+    def take(self, source: Tensor, out: Tensor) -> None:
+        """Write the columns of ``source`` into ``out``; both float32 on the CPU, ``out`` in one piece."""
+        units = source.detach().contiguous().numpy().view(self.unit)
+        # Every index is in range: "clip" only says that no test is needed.
+        np.take(units, self.index, axis=1, out=out.numpy().view(self.unit), mode="clip")
+
+
+_FOUR = 4  # columns of float32 are as many bytes as a complex128
+
+
 class PooledArrangement(Arrangement):
     """One output ``[B, C]``: columns in order, partial sums added, means divided, once, here."""
 
@@ -122,6 +161,7 @@ class PooledArrangement(Arrangement):
         super().__init__(collection, arrivals, gradient_scale=gradient_scale)
         self._first, *self._partial = _layers([self._columns(a) for a in arrivals], collection.width)
         self._means = _mean_runs(collection)
+        self._known_columns: dict[int, tuple[tuple[Arrival, ...], _Columns]] = {}
         self._known_spans: dict[int, tuple[tuple[Arrival, ...], list[tuple[int, int]]]] = {}
 
     def _columns(self, arrival: Arrival) -> Span:
@@ -157,6 +197,21 @@ class PooledArrangement(Arrangement):
     ) -> list[Tensor]:
         gradient = gradients[0]
         return [gradient.narrow(1, start, size) for start, size in self._spans_of(arrivals)]
+
+    def write_columns(  # noqa: D102
+        self, gradients: Sequence[Tensor], arrivals: tuple[Arrival, ...], out: Tensor
+    ) -> None:
+        gradient = gradients[0]
+        if gradient.device.type != "cpu":
+            torch.cat(self.pieces(gradients, arrivals, lambda arrival: None), dim=1, out=out)
+            return
+        known = self._known_columns.get(id(arrivals))
+        if known is None:
+            known = self._known_columns[id(arrivals)] = (
+                arrivals,
+                _Columns.of(self._spans_of(arrivals), gradient.shape[1]),
+            )
+        known[1].take(gradient, out)
 
     def _spans_of(self, arrivals: tuple[Arrival, ...]) -> list[tuple[int, int]]:
         """First column and width of each arrival's; found once for each tuple, which is kept as long."""

@@ -32,7 +32,7 @@ class HostReturn(ReturnPath):
         self.num_hosts = env.world_size // env.local_world_size
         self.sums = [_host_sums(self._slots_of_host(host)) for host in range(self.num_hosts)]
         self.arrivals = [slot.arrival for sums in self.sums for slot in sums]
-        self.wanted = tuple(slot.gradient for sums in self.sums for slot in sums)
+        self.wanted = [tuple(slot.gradient for slot in sums) for sums in self.sums]
         outputs = {slot.output for sums in self.sums for slot in sums}
         self.results, self.gradients = codecs.wires(env.communicator, outputs)
         own = {slot: place for place, slot in enumerate(self.sums[env.rank // self.host_size])}
@@ -210,14 +210,10 @@ class _HostTrip(TripStep):
         batch_size = self._batch_sizes[self._env.rank]
         ranks = path.counterparts(self._local)
         leaving = [batch_size * path.width(rank // path.host_size, gradient=True) for rank in ranks]
-        pieces = gradient_of.unscaled(path.wanted)
         sent = torch.empty(sum(leaving), device=self._trip.device)
-        place = 0
-        for sums, region in zip(path.sums, sent.split(leaving), strict=True):
-            if sums:
-                own = pieces[place : place + len(sums)]
-                torch.cat(own, dim=1, out=region.view(batch_size, sum(piece.shape[1] for piece in own)))
-            place += len(sums)
+        for host, (wanted, region) in enumerate(zip(path.wanted, sent.split(leaving), strict=True)):
+            if wanted:
+                gradient_of.side_by_side(wanted, region.view(batch_size, path.width(host, gradient=True)))
         width = path.width(self._host, gradient=True)
         sizes = {rank: self._batch_sizes[rank] for rank in ranks}
         self._transfer = path.gradients.exchange(

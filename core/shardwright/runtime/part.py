@@ -8,7 +8,7 @@ collective, which the engine makes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from attrs import frozen
@@ -41,6 +41,25 @@ class GradientOf(ABC):
         Args:
             arrivals: the same object in every step, so that what follows from it is found once.
         """
+
+    def side_by_side(self, arrivals: tuple[Arrival, ...], out: Tensor) -> None:
+        """Write :meth:`unscaled` ones of pooled outputs side by side into ``out``, ``[bags, all columns]``."""
+        torch.cat(self.unscaled(arrivals), dim=1, out=out)
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> GradientOf:
+        """The same, every piece ``[bags or ids, columns]`` passed through ``change`` once it is averaged."""
+        return _Changed(self, change)
+
+
+class _Changed(GradientOf):
+    def __init__(self, gradient_of: GradientOf, change: Callable[[Tensor], Tensor]) -> None:
+        self._gradient_of, self._change, self.scale = gradient_of, change, 1.0
+
+    def __call__(self, arrival: Arrival) -> Tensor:
+        return self._change(self._gradient_of(arrival))
+
+    def unscaled(self, arrivals: tuple[Arrival, ...]) -> list[Tensor]:
+        return [self(arrival) for arrival in arrivals]
 
 
 @frozen(eq=False)

@@ -151,7 +151,7 @@ class DirectReturn(ReturnPath):
         outputs = {slot.output for own in groups for group in own for slot in group.slots}
         self.results, self.gradients = codecs.wires(env.communicator, outputs)
         self.arrivals = [slot.arrival for own in groups for group in own for slot in group.slots]
-        self.wanted = tuple(slot.gradient for own in groups for group in own for slot in group.slots)
+        self.wanted = [tuple(slot.gradient for slot in group.slots) for own in groups for group in own]
         self._known: dict[tuple[Counts, Counts, bool], _Sizes] = {}
 
     def sizes(self, trip: Trip, *, gradient: bool) -> _Sizes:
@@ -211,18 +211,18 @@ class _DirectTrip(TripStep):
     def _regions(self, buffer: Tensor) -> Sequence[Tensor]:
         """The part of each rank's groups in a buffer of what this rank asked for."""
         sizes = [size for own in self._sizes.asked for size in own]
-        return buffer.split(sizes) if len(sizes) > 1 else [buffer]
+        return [buffer] if len(sizes) == 1 else buffer.split(sizes)
 
     def send_gradients(self, gradient_of: GradientOf) -> None:
         path = self._path
         self._sizes = path.sizes(self._trip, gradient=True)
         sent = torch.empty(sum(self._sizes.asked_splits), device=self._trip.device)
-        pieces = gradient_of.unscaled(path.wanted)
-        regions = iter(self._regions(sent))
-        place = 0
-        for group in (group for groups in path.groups for group in groups):
-            pack_slots(group, pieces[place : place + len(group.slots)], next(regions))
-            place += len(group.slots)
+        groups = (group for groups in path.groups for group in groups)
+        for group, wanted, region in zip(groups, path.wanted, self._regions(sent), strict=True):
+            if group.batch_major:
+                gradient_of.side_by_side(wanted, region.view(-1, group.gradient_width))
+            else:
+                pack_slots(group, gradient_of.unscaled(wanted), region)
         self._transfer = path.gradients.exchange(
             sent.mul_(gradient_of.scale),
             self._sizes.answered_splits,

@@ -56,7 +56,7 @@ class _Cells:
     @classmethod
     def of(cls, bags: Bags) -> _Cells:
         lengths = _NO_LENGTHS if bags.lengths is None else bags.lengths.contiguous().numpy()
-        per_cell = np.array(bags.counts, dtype=np.int64).reshape(-1)
+        per_cell = _per_cell(bags.counts)
         return cls(
             ids=bags.ids.contiguous().numpy(),
             id_weights=_NO_FLOATS if bags.weights is None else bags.weights.contiguous().numpy(),
@@ -65,6 +65,12 @@ class _Cells:
             first_id=loops.first_ids(lengths, per_cell),
             counts=bags.counts,
         )
+
+
+@lru_cache(maxsize=64)
+def _per_cell(counts: tuple[tuple[int, ...], ...]) -> Ints:
+    """The bags of each cell."""
+    return np.array(counts, dtype=np.int64).reshape(-1)
 
 
 _NO_LENGTHS = np.empty(0, np.int32)
@@ -100,7 +106,7 @@ class FusedNumbaLookup(Lookup):
                 cells.first_id, places, out,
             )  # fmt: skip
 
-        _in_threads(look_up, geometry.slot_work(cells), len(geometry.slots))
+        _in_threads(look_up, lambda: geometry.slot_work(cells), len(geometry.slots))
         return result, cells if training else None
 
     def prepare(self, bags: Bags) -> Any:
@@ -123,7 +129,7 @@ class FusedNumbaLookup(Lookup):
                 total.ctypes.data,
             )  # fmt: skip
 
-        _in_threads(update, geometry.block_work(cells), len(geometry.blocks))
+        _in_threads(update, lambda: geometry.block_work(cells), len(geometry.blocks))
         return ()
 
     def row_sums(self, bags: Bags, gradients: Sequence[Tensor]) -> Tensor:
@@ -139,7 +145,7 @@ class FusedNumbaLookup(Lookup):
                 cells.first_id, starts, sums.data_ptr(),
             )  # fmt: skip
 
-        _in_threads(add_up, geometry.block_work(cells), len(geometry.blocks))
+        _in_threads(add_up, lambda: geometry.block_work(cells), len(geometry.blocks))
         return sums
 
     def update_rows(self, sums: Tensor) -> bool:
@@ -271,8 +277,12 @@ def _table(*columns: Sequence[int]) -> Ints:
     return np.array(columns, dtype=np.int64).T.copy()
 
 
-def _in_threads(work: Callable[[int, int], None], sizes: Ints, count: int) -> None:
+def _in_threads(work: Callable[[int, int], None], sizes_of: Callable[[], Ints], count: int) -> None:
     """Call ``work`` for ranges that together are ``0 <= i < count``, of about equal size, in as many threads as pay."""
+    if torch.get_num_threads() == 1 or count == 1:
+        work(0, count)
+        return
+    sizes = sizes_of()
     total = int(sizes.sum())
     num_threads = min(torch.get_num_threads(), count, 1 + total // _ELEMENTS_PER_THREAD)
     if num_threads == 1:

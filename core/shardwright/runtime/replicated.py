@@ -102,16 +102,13 @@ class ReplicatedStep(PartStep):
 
     def send_gradients(self, gradient_of: GradientOf) -> None:  # noqa: D102
         self._forms: list[UpdateForm] = []
-        self._scale = gradient_of.scale
         for index, group in enumerate(self._tables.groups):
             gradients = gradient_of.unscaled(self._tables.wanted[index])
             shares = [self._share(index, peer) for peer in self._peers]
             cheapest = min(FORMS, key=lambda form: form.bytes_moved(group, shares))
-            self._forms.append(
-                cheapest(
-                    self._tables.env, group, self._tables.lookups[index], shares, self._bags[index], gradients
-                )
-            )
+            lookup, bags = self._tables.lookups[index], self._bags[index]
+            form = cheapest(self._tables.env, group, lookup, shares, bags, gradients, gradient_of.scale)
+            self._forms.append(form)
         self._exchange = _Exchange(self._tables, self._forms)
         dense = [form for form in self._forms if isinstance(form, DenseForm)]
         self._dense = DenseSum(self._tables.env, dense) if dense else None
@@ -122,7 +119,7 @@ class ReplicatedStep(PartStep):
             self._dense.finish()
         updated: list[Tensor | None] = []
         for form in self._forms:
-            updated += form.update(self._scale)
+            updated += form.update()
         return updated
 
     def _share(self, index: int, peer: Peer) -> Share:
@@ -163,16 +160,18 @@ class _Exchange:
         world_size = self._env.world_size
         if world_size == 1:
             return
-        self._sizes = [sum(form.num_bytes(rank) for form in forms) for rank in range(world_size)]
+        sizes = [sum(form.num_bytes(rank) for form in forms) for rank in range(world_size)]
         nothing = torch.empty(0, dtype=torch.uint8, device=tables.device)
-        own = torch.cat([nothing, *(_bytes(piece) for form in forms for piece in form.pieces())])
-        self._received = own.new_empty(sum(self._sizes))
-        if self._received.numel():
+        self._own = torch.cat([nothing, *(_bytes(piece) for form in forms for piece in form.pieces())])
+        to_each = [0 if rank == self._env.rank else self._own.numel() for rank in range(world_size)]
+        self._sizes = [0 if rank == self._env.rank else size for rank, size in enumerate(sizes)]
+        self._received = self._own.new_empty(sum(self._sizes))
+        if sum(sizes):
             self._work = self._env.communicator.all_to_all(
                 self._received,
-                own.repeat(world_size),
+                self._own if world_size == _PAIR else self._own.repeat(world_size - 1),
                 self._sizes,
-                [own.numel()] * world_size,
+                to_each,
                 label="updates of copies",
             )
 
@@ -184,7 +183,8 @@ class _Exchange:
             return
         if self._work is not None:
             self._work.wait()
-        by_rank = self._received.split(self._sizes)
+        by_rank = list(self._received.split(self._sizes))
+        by_rank[self._env.rank] = self._own
         starts = [0] * self._env.world_size
         for form in self._forms:
             arrived = []
@@ -193,6 +193,9 @@ class _Exchange:
                 arrived.append(form.unpack(rank, buffer[starts[rank] : stop]))
                 starts[rank] = stop
             form.receive(arrived)
+
+
+_PAIR = 2  # ranks; then what one sends goes to one
 
 
 def _bytes(tensor: Tensor) -> Tensor:

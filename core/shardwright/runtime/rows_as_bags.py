@@ -14,9 +14,6 @@ from torch import Tensor
 from shardwright.runtime.lookup import Bags, BlockSpec
 from shardwright.runtime.row_gradients import row_gradients
 
-Update = tuple[Bags, list[list[Tensor]]]
-"""Bags, and their gradients ``[source][slot]`` of ``[bags, D]``."""
-
 
 def slots_of(blocks: Sequence[BlockSpec]) -> list[range]:
     """The slots of each block."""
@@ -52,7 +49,7 @@ def touched_rows(bags: Bags, gradients: Sequence[Tensor], slots: range) -> tuple
 
 def rows_as_bags(
     blocks: Sequence[BlockSpec], rows_of: Sequence[tuple[Tensor, Tensor]], *, is_pooled: bool
-) -> Update:
+) -> tuple[Bags, list[Tensor]]:
     """Rows and their gradients as bags of one id each, in the first slot of each block.
 
     Pooled lookups want as many bags in every slot: shorter ones are filled up with empty bags.
@@ -61,6 +58,9 @@ def rows_as_bags(
         blocks: of the kernel group.
         rows_of: for each block ``[U]`` rows and ``[U, D]`` gradients; rows may repeat.
         is_pooled: whether the group's lookups are.
+
+    Returns:
+        Bags of one source, and the gradient of each slot's, ``[bags, D]``.
     """
     most = max(rows.numel() for rows, _ in rows_of)
     lengths: list[Tensor] = []
@@ -85,4 +85,4 @@ def rows_as_bags(
     )
     if blocks[0].request.is_weighted:  # the weights are in the rows' gradients already
         bags = evolve(bags, weights=torch.ones(bags.ids.numel(), device=bags.ids.device))
-    return bags, [pieces]
+    return bags, pieces

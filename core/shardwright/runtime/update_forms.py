@@ -21,7 +21,7 @@ from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Group
 from shardwright.runtime.lookup import Bags, Lookup
 from shardwright.runtime.return_paths import pack_slots
-from shardwright.runtime.rows_as_bags import Update, rows_as_bags, slots_of, touched_rows
+from shardwright.runtime.rows_as_bags import rows_as_bags, slots_of, touched_rows
 from shardwright.runtime.wire import Piece, Segment, decode, encode, lay_out
 
 _ID_BYTES, _LENGTH_BYTES, _FLOAT_BYTES = 8, 4, 4
@@ -62,6 +62,7 @@ class UpdateForm(ABC):
         shares: what each rank looked up, in rank order.
         bags: this rank's bags.
         gradients: the gradient of each slot's bags here, ``[bags, D]``.
+        scale: by what gradients are to be multiplied.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class UpdateForm(ABC):
         shares: Sequence[Share],
         bags: Bags,
         gradients: Sequence[Tensor],
+        scale: float,
     ) -> None:
         self.env, self.group, self.lookup, self.shares = env, group, lookup, shares
-        self.bags, self.gradients = bags, gradients
+        self.bags, self.gradients, self.scale = bags, gradients, scale
 
     @classmethod
     @abstractmethod
@@ -98,12 +100,8 @@ class UpdateForm(ABC):
         """Take every rank's pieces, in rank order."""
 
     @abstractmethod
-    def update(self, scale: float) -> Sequence[Tensor | None]:
-        """Make the whole batch's update, its gradients multiplied by ``scale``; returns those of the parameters."""
-
-    def _update_bags(self, update: Update, scale: float) -> Sequence[Tensor | None]:
-        bags, pieces = update
-        return self.lookup.backward(self.lookup.prepare(bags), _packed(self.group, bags, pieces).mul_(scale))
+    def update(self) -> Sequence[Tensor | None]:
+        """Make the whole batch's update; returns the gradients of the parameters."""
 
 
 def _padded(num_bytes: int) -> int:
@@ -132,8 +130,10 @@ class BatchForm(UpdateForm):
             parts.append(_pad(self.bags.lengths))
         if self.bags.weights is not None:
             parts.append(_pad(self.bags.weights))
-        gradients = torch.cat([gradient.reshape(-1) for gradient in self.gradients])
         share = self.shares[self.env.rank]
+        gradients = parts[0].new_empty(_num_values(self.group, share), dtype=torch.float32)
+        pack_slots(self.group, self.gradients, gradients)
+        gradients.mul_(self.scale)
         return [*parts, encode(gradients, _coded(self.group, share)) if share.codecs else _pad(gradients)]
 
     def num_bytes(self, rank: int) -> int:  # noqa: D102
@@ -157,21 +157,15 @@ class BatchForm(UpdateForm):
             weights=columns[-1] if first.is_weighted else None,
             counts=tuple(share.num_bags for share in self.shares),
         )
-        self._pieces = [
-            _slots(self.group, share, own[-1]) for own, share in zip(exact, self.shares, strict=True)
+        self._gradients = [
+            decode(own[-1], _coded(self.group, share), _num_values(self.group, share))
+            if share.codecs
+            else own[-1]
+            for own, share in zip(exact, self.shares, strict=True)
         ]
 
-    def update(self, scale: float) -> Sequence[Tensor | None]:  # noqa: D102
-        return self._update_bags((self._bags, self._pieces), scale)
-
-
-def _slots(group: Group, share: Share, flat: Tensor) -> list[Tensor]:
-    """Each slot's gradients ``[bags, D]`` from one rank's flat ones, as they travelled."""
-    dims = [slot.gradient_dim for slot in group.slots]
-    if share.codecs:
-        flat = decode(flat, _coded(group, share), _num_values(group, share))
-    pieces = flat.split([count * dim for count, dim in zip(share.num_bags, dims, strict=True)])
-    return [p.view(count, dim) for p, count, dim in zip(pieces, share.num_bags, dims, strict=True)]
+    def update(self) -> Sequence[Tensor | None]:  # noqa: D102
+        return self.lookup.backward(self.lookup.prepare(self._bags), torch.cat(self._gradients))
 
 
 def _num_values(group: Group, share: Share) -> int:
@@ -180,9 +174,9 @@ def _num_values(group: Group, share: Share) -> int:
 
 
 def _coded(group: Group, share: Share) -> list[list[Piece]]:
-    """How the gradients of a rank's bags travel by codecs."""
-    dims = [slot.gradient_dim for slot in group.slots]
-    return lay_out([[Segment(range(len(dims)), dims, share.num_bags, batch_major=False)]], share.codecs)
+    """How the gradients of a rank's bags, in the order of the group's result, travel by codecs."""
+    dims = group.gradient_dims
+    return lay_out([[Segment(range(len(dims)), dims, share.num_bags, group.batch_major)]], share.codecs)
 
 
 def _sections(group: Group, share: Share) -> list[tuple[torch.dtype, int, int]]:
@@ -255,10 +249,8 @@ class RowsForm(UpdateForm):
                 gradients.append(own[2 * block + 1][: room * dim].view(room, dim)[used])
             self._rows.append((torch.cat(rows), torch.cat(gradients)))
 
-    def update(self, scale: float) -> Sequence[Tensor | None]:  # noqa: D102
-        return self._update_bags(
-            rows_as_bags(self.group.blocks, self._rows, is_pooled=self.shares[0].is_pooled), scale
-        )
+    def update(self) -> Sequence[Tensor | None]:  # noqa: D102
+        return _update_rows(self.group, self.lookup, self._rows, self.scale)
 
 
 class DenseForm(UpdateForm):
@@ -308,18 +300,15 @@ class DenseForm(UpdateForm):
         """Take the sum of all ranks' :meth:`gradient`."""
         self._summed = summed
 
-    def update(self, scale: float) -> Sequence[Tensor | None]:  # noqa: D102
-        summed = self._summed.mul_(scale)
-        if self.lookup.update_rows(summed):
+    def update(self) -> Sequence[Tensor | None]:  # noqa: D102
+        if self.lookup.update_rows(self._summed.mul_(self.scale)):
             return ()
         rows_of = []
-        for spec, part in zip(self.group.blocks, summed.split(self._values(self.group)), strict=True):
+        for spec, part in zip(self.group.blocks, self._summed.split(self._values(self.group)), strict=True):
             dense = part.view(spec.block.num_rows, -1)
             rows = dense[:, -1].nonzero().squeeze(1)
             rows_of.append((rows, dense[rows, :-1]))
-        return self._update_bags(
-            rows_as_bags(self.group.blocks, rows_of, is_pooled=self.shares[0].is_pooled), 1.0
-        )
+        return _update_rows(self.group, self.lookup, rows_of, 1.0)
 
 
 class DenseSum:
@@ -329,16 +318,24 @@ class DenseSum:
         self._env, self._forms = env, forms
         parts = [form.gradient() for form in forms]
         self._sizes = [part.numel() for part in parts]
-        self._whole = torch.cat(parts)
+        self._whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         if env.world_size == 1:
             return
         first, rest = divmod(self._whole.numel(), env.world_size)
-        self._slices = [first + (rank < rest) for rank in range(env.world_size)]
-        mine = [self._slices[env.rank]] * env.world_size
-        self._partial = self._whole.new_empty(sum(mine))
+        self._slices = list(self._whole.split([first + (rank < rest) for rank in range(env.world_size)]))
+        if len(self._slices) < env.world_size:  # of nothing, split makes one slice
+            self._slices = [self._whole] * env.world_size
+        self._mine = self._slices[env.rank]
+        # Nothing is sent to oneself.
+        self._out = [0 if rank == env.rank else piece.numel() for rank, piece in enumerate(self._slices)]
+        self._back = [0 if rank == env.rank else self._mine.numel() for rank in range(env.world_size)]
+        self._partial = self._whole.new_empty(sum(self._back))
         self._work = env.communicator.all_to_all(
-            self._partial, self._whole, mine, self._slices, label="dense gradients"
+            self._partial, _joined(self._others()), self._back, self._out, label="dense gradients"
         )
+
+    def _others(self) -> list[Tensor]:
+        return [piece for rank, piece in enumerate(self._slices) if rank != self._env.rank]
 
     def finish(self) -> None:
         """Wait, and give each form its sum."""
@@ -349,21 +346,39 @@ class DenseSum:
 
     def _gather(self) -> None:
         self._work.wait()
-        world_size = self._env.world_size
-        mine = self._slices[self._env.rank]
-        sums = self._partial.view(world_size, mine).sum(0).repeat(world_size)
+        num_others = self._env.world_size - 1
+        # One order of summation would differ from rank to rank, but each slice is summed on one rank only.
+        self._mine += (
+            self._partial.view(num_others, self._mine.numel()).sum(0) if num_others > 1 else self._partial
+        )
+        others = self._others()
+        received = others[0] if num_others == 1 else self._whole.new_empty(sum(self._out))
         self._env.communicator.all_to_all(
-            self._whole, sums, self._slices, [mine] * world_size, label="dense sums"
+            received,
+            self._mine if num_others == 1 else self._mine.repeat(num_others),
+            self._out,
+            self._back,
+            label="dense sums",
         ).wait()
+        if num_others > 1:
+            for piece, values in zip(
+                others, received.split([piece.numel() for piece in others]), strict=True
+            ):
+                piece.copy_(values)
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 FORMS: Sequence[type[UpdateForm]] = (BatchForm, RowsForm, DenseForm)
 
 
-def _packed(group: Group, bags: Bags, pieces: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Gradients ``[source][slot]`` of ``[bags, D]`` in the order of the group's result."""
-    sizes = [sum(piece.numel() for piece in own) for own in pieces]
-    packed = bags.ids.new_empty(sum(sizes), dtype=torch.float32)
-    for own, region in zip(pieces, packed.split(sizes), strict=True):
-        pack_slots(group, own, region)
-    return packed
+def _update_rows(
+    group: Group, lookup: Lookup, rows_of: Sequence[tuple[Tensor, Tensor]], scale: float
+) -> Sequence[Tensor | None]:
+    """Update rows of each block by ``scale`` times their gradients; rows may repeat."""
+    bags, pieces = rows_as_bags(group.blocks, rows_of, is_pooled=group.blocks[0].request.is_pooled)
+    packed = pieces[0].new_empty(sum(piece.numel() for piece in pieces))
+    pack_slots(group, pieces, packed)
+    return lookup.backward(lookup.prepare(bags), packed.mul_(scale))

@@ -175,7 +175,7 @@ class PooledArrangement(Arrangement):
     def outputs(  # noqa: D102
         self, views: Sequence[Tensor], places: Sequence[Tensor | None], batch: FeatureBatch
     ) -> tuple[Tensor, ...]:
-        output = torch.cat([views[index] for index in self._first[0].arrivals], dim=1)
+        output = _joined([views[index] for index in self._first[0].arrivals])
         for layers in self._partial:
             for layer in layers:
                 output[:, layer.start : layer.stop] += torch.cat([views[i] for i in layer.arrivals], dim=1)
@@ -276,6 +276,23 @@ class SequenceArrangement(Arrangement):
     def _piece(gradient: Tensor, arrival: Arrival, place: Tensor | None) -> Tensor:
         columns = gradient[:, arrival.columns[0] : arrival.columns[1]]
         return columns if place is None else columns[place]
+
+
+def _joined(views: Sequence[Tensor]) -> Tensor:
+    """Views ``[B, D]`` side by side; not copied if that is how they stand in memory, where copying takes long."""
+    width = sum([view.shape[1] for view in views])
+    if views[0].shape[0] * width >= _LARGE:
+        place = views[0].data_ptr()
+        for view in views:
+            if view.data_ptr() != place or view.stride(0) != width:
+                break
+            place += view.shape[1] * view.element_size()
+        else:
+            return views[0].as_strided((views[0].shape[0], width), (width, 1))
+    return torch.cat(list(views), dim=1)
+
+
+_LARGE = 1 << 16  # elements; less is copied in the time that looking takes
 
 
 def _layers(columns: Sequence[Span], width: int) -> list[list[_Layer]]:

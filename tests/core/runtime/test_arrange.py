@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from tests.core.runtime.plans import cuts, host_with_loops
 from tests.core.runtime.streams import EXAMPLES
 
+from shardwright.planning.tables import TableSpec
 from shardwright.plugins import use_host
 from shardwright.runtime.arrange import ArrangedGradients, PooledArrangement, SequenceArrangement
+from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.runtime.groups import Arrival
 from shardwright.runtime.routing import Router
 
 SCALE = 0.25
@@ -99,3 +102,23 @@ def test_sequence_arrangement_puts_each_ids_columns_in_their_place(case, batch_s
         own = gradients[arrival.output][rows][:, slice(*arrival.columns)] * SCALE
         torch.testing.assert_close(gradient_of(arrival), own)
         torch.testing.assert_close(piece * gradient_of.scale, own)
+
+
+def test_pooled_arrangement_takes_large_results_that_stand_side_by_side_as_they_are():
+    batch_size, dims = 700, (64, 32, 4)
+    tables = [TableSpec(f"t{index}", 9, dim, (f"f{index}",)) for index, dim in enumerate(dims)]
+    collection = Collection.of(tables)
+    arrivals = [Arrival(index, (0, dim)) for index, dim in enumerate(dims)]
+    arrangement = PooledArrangement(collection, arrivals, gradient_scale=SCALE)
+    batch = FeatureBatch(torch.ones(3, batch_size, dtype=torch.int32), [torch.zeros(batch_size)] * 3, None)
+    result = torch.rand(batch_size, sum(dims))
+
+    (output,) = arrangement.outputs(result.split(dims, dim=1), [None] * 3, batch)
+    assert output.data_ptr() == result.data_ptr()
+    assert torch.equal(output, result)
+
+    wider = torch.rand(batch_size, sum(dims) + 1)
+    elsewhere = [wider[:, :64], wider[:, 64:96], wider[:, 97:]]
+    (output,) = arrangement.outputs(elsewhere, [None] * 3, batch)
+    assert output.data_ptr() != wider.data_ptr()
+    assert torch.equal(output, torch.cat(elsewhere, dim=1))

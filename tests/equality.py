@@ -342,14 +342,15 @@ def _assert_first_step(
 def expected_collectives(case: Case) -> set[int]:
     """How many collectives a training step may make: headers, ids, results home, gradients back.
 
-    Results of tables that sum inside the host take two each way. Copies of replicated tables are synchronised in one
-    collective, or two for the dense form, if there is anybody to talk to.
+    Results of tables that sum inside the host take two each way if there are several hosts. Copies of replicated tables
+    are synchronised in one collective, or two for the dense form, if there is anybody to talk to.
     """
     specs = case.sharder().tables(case.module())
     flow_of = {name: own.layout.dataflow for name, own in shardings_of(case, specs).items()}
     routed = {flow for flow in flow_of.values() if isinstance(flow, Routed)}
     ways = {flow.return_path(is_pooled=case.is_pooled).__name__ for flow in routed}
-    count = 1 + bool(ways) + sum({"DirectReturn": 2, "HostReturn": 4}[way] for way in ways)
+    crosses = "HostReturn" in ways and case.local_world_size not in (None, case.world_size)
+    count = 1 + 3 * bool(ways) + 4 * crosses - 2 * (crosses and len(ways) == 1)
     copied = {f for spec in specs if flow_of[spec.name].is_replicated for f in spec.feature_names}
     if not copied or case.world_size == 1:
         return {count}

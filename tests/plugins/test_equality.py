@@ -30,7 +30,10 @@ def sharding_types() -> list[str]:
 
 
 def kernels() -> list[str]:
-    return sorted(host().compute_kernels)
+    """Those that run on this machine's CPU."""
+    request = KernelRequest("cpu", DataType.FP32, 8, 8, optimizer=OptimizerSpec("sgd"), here=True)
+    known = host().compute_kernels
+    return sorted(name for name in known if known.create(name).supports(request) is True)
 
 
 def supports(

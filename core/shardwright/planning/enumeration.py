@@ -73,9 +73,9 @@ def enumerate_options(
     collected = _Columns()
     for index, table in enumerate(tables):
         rule = space.fill(constraints.of(table))
-        spec = _as_constrained(table, rule)
-        _check_device(spec, rule, topology)
         try:
+            spec = _as_constrained(table, rule)
+            _check_device(spec, rule, topology)
             key = catalogue.identity(spec, rule) if fold_tables else table.path
             if collected.add_table(spec, key):
                 collected.add_lookups(*_lookups(spec, rule, batch_size))

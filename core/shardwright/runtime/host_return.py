@@ -18,7 +18,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Group, Slot
 from shardwright.runtime.part import GradientOf
-from shardwright.runtime.return_paths import ReturnPath, Trip, TripStep, pack_slots, split_slots
+from shardwright.runtime.return_paths import DirectReturn, ReturnPath, Trip, TripStep, pack_slots, split_slots
 from shardwright.runtime.wire import OutputCodecs, Segment
 
 
@@ -38,6 +38,11 @@ class HostReturn(ReturnPath):
         own = {slot: place for place, slot in enumerate(self.sums[env.rank // self.host_size])}
         # For each local group, the place of each slot among the host's sums.
         self.places = [[own[_summed(slot)] for slot in group.slots] for group in groups[env.rank]]
+
+    @classmethod
+    def among(cls, env: ShardingEnv) -> type[ReturnPath]:
+        """On one host nothing crosses: partial sums go straight to who asked, who adds them."""
+        return DirectReturn if env.local_world_size == env.world_size else cls
 
     def _slots_of_host(self, host: int) -> list[Slot]:
         ranks = range(host * self.host_size, (host + 1) * self.host_size)

@@ -88,6 +88,11 @@ class ReturnPath(ABC):
             codecs: by what results and gradients of each output travel.
         """
 
+    @classmethod
+    def among(cls, env: ShardingEnv) -> type[ReturnPath]:
+        """The path to take among these ranks: this one, unless a shorter one does the same there."""
+        return cls
+
     @abstractmethod
     def start(self, trip: Trip) -> TripStep:
         """Begin to send results."""

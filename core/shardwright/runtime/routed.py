@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.runtime.collection import FeatureBatch
+from shardwright.planning.layouts import Dataflow
+from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Arrival, Group, Slot
 from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Peer
 from shardwright.runtime.payload import PayloadFormat
 from shardwright.runtime.return_paths import MAX_KNOWN, Counts, ReturnPath, Trip, TripStep
 from shardwright.runtime.routing import Routed, Router
-from shardwright.runtime.routing_plan import plan_part
+from shardwright.runtime.routing_plan import plan_part, way_home
 from shardwright.runtime.wire import OutputCodecs
 
 
@@ -31,7 +34,7 @@ class RoutedTables(Part):
 
     def __init__(self, config: PartConfig) -> None:
         self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
-        self.plan = plan_part(config)
+        self.plan = plan_part(config, partial(_way_among, config.env))
         self.groups = self.plan.groups[config.env.rank]
         self.lookups = [group.kernel.build(group.blocks, device=config.device) for group in self.groups]
         self.router = Router(self.plan)
@@ -87,6 +90,13 @@ class RoutedTables(Part):
         slots = self.plan.slots_of(rank)
         features = {self.plan.streams[slot.stream].feature for slot in slots}
         return f"{len(slots)} slots of {len(features)} features"
+
+
+def _way_among(env: ShardingEnv, collection: Collection, index: int, dataflow: Dataflow) -> Hashable:
+    """The way home of a table among these ranks."""
+    way: object = way_home(collection, index, dataflow)
+    # Whatever makes a path may be a way, a class or an object that is called.
+    return way.among(env) if isinstance(way, type) and issubclass(way, ReturnPath) else way
 
 
 def _span(groups: Sequence[Group], way: object) -> tuple[int, int]:

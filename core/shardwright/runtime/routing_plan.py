@@ -7,6 +7,7 @@ feature); each reads one stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -16,6 +17,9 @@ from shardwright.planning.row_maps import RowMap
 from shardwright.runtime.collection import Collection
 from shardwright.runtime.groups import Group, GroupBuilder, Slot, check_layout
 from shardwright.runtime.part import PartConfig
+
+if TYPE_CHECKING:
+    from shardwright.runtime.return_paths import ReturnPath
 
 
 @frozen
@@ -49,7 +53,7 @@ class RoutingPlan:
         return max(len(self.slots_of(rank)) for rank in range(self.world_size))
 
 
-def way_home(collection: Collection, index: int, dataflow: Dataflow) -> Hashable:
+def way_home(collection: Collection, index: int, dataflow: Dataflow) -> type[ReturnPath]:
     """The return path of a routed table; tables of one path share its collectives."""
     assert isinstance(dataflow, Routed)  # the engine deals tables to parts by dataflow
     return dataflow.return_path(is_pooled=collection.is_pooled)

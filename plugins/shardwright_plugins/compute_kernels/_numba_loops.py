@@ -25,6 +25,7 @@ _LINE = 16  # float32 values of a cache line
 _AHEAD = (
     8  # ids looked up, and rows updated, between a prefetch and its use; of 4, 8 and 16 the best measured
 )
+_STEPS = ((4 * _LINE, _LINE), (_LINE, _LINE), (4, 4), (1, 1))  # columns at once, and of one register
 _FREE, _END = -1, -1
 
 # Sums may be made in any order and with fused multiply-adds, so that they use vector registers.
@@ -160,7 +161,7 @@ def _sum_rows(
                 return _pointer(builder, out, builder.add(place, column))
 
             first = integer(0)
-            for step, lanes in ((4 * _LINE, _LINE), (_LINE, _LINE), (4, 4), (1, 1)):
+            for step, lanes in _STEPS:
                 first = _emit_sums(builder, (first, dim), step, lanes, count, row_at, out_at)
 
         has_factors = builder.icmp_signed("!=", factors, integer(0))
@@ -199,20 +200,21 @@ def _add_row(
         values, start, size, factor, sums, place = arguments
         integer = ir.IntType(64)
         first: Any = integer(0)
-        for lanes in (_LINE, 4, 1):
+        for step, lanes in _STEPS:
             kind = ir.VectorType(ir.FloatType(), lanes) if lanes > 1 else ir.FloatType()
             factors = _spread(builder, factor, kind)
-            step = integer(lanes)
-            limit = builder.mul(builder.sdiv(size, step), step)
-            with cgutils.for_range_slice(builder, first, limit, step) as (column, _):
-                source = _pointer(builder, values, builder.add(start, column))
-                target = builder.bitcast(
-                    _pointer(builder, sums, builder.add(place, column)), kind.as_pointer()
-                )
-                value = builder.load(builder.bitcast(source, kind.as_pointer()), align=4)
-                product = builder.fmul(value, factors, flags=("contract",))
-                total = builder.fadd(builder.load(target, align=4), product, flags=("contract",))
-                builder.store(total, target, align=4)
+            limit = builder.mul(builder.sdiv(size, integer(step)), integer(step))
+            with cgutils.for_range_slice(builder, first, limit, integer(step)) as (column, _):
+                for number in range(0, step, lanes):
+                    index = builder.add(column, integer(number))
+                    source = _pointer(builder, values, builder.add(start, index))
+                    target = builder.bitcast(
+                        _pointer(builder, sums, builder.add(place, index)), kind.as_pointer()
+                    )
+                    value = builder.load(builder.bitcast(source, kind.as_pointer()), align=4)
+                    product = builder.fmul(value, factors, flags=("contract",))
+                    total = builder.fadd(builder.load(target, align=4), product, flags=("contract",))
+                    builder.store(total, target, align=4)
             first = limit
         return context.get_dummy_value()
 

@@ -312,7 +312,7 @@ class DenseForm(UpdateForm):
 
 
 class DenseSum:
-    """Two collectives for all dense groups: slices to the ranks that sum them, started, and the sums to all."""
+    """The sums of all dense groups: two ranks exchange everything, more exchange slices, and then the slices' sums."""
 
     def __init__(self, env: ShardingEnv, forms: Sequence[DenseForm]) -> None:
         self._env, self._forms = env, forms
@@ -321,10 +321,7 @@ class DenseSum:
         self._whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         if env.world_size == 1:
             return
-        first, rest = divmod(self._whole.numel(), env.world_size)
-        self._slices = list(self._whole.split([first + (rank < rest) for rank in range(env.world_size)]))
-        if len(self._slices) < env.world_size:  # of nothing, split makes one slice
-            self._slices = [self._whole] * env.world_size
+        self._slices = self._cut()
         self._mine = self._slices[env.rank]
         # Nothing is sent to oneself.
         self._out = [0 if rank == env.rank else piece.numel() for rank, piece in enumerate(self._slices)]
@@ -334,37 +331,44 @@ class DenseSum:
             self._partial, _joined(self._others()), self._back, self._out, label="dense gradients"
         )
 
+    def _cut(self) -> list[Tensor]:
+        """What each rank sums: a slice, or, of two ranks, all: as many bytes, and one collective less."""
+        world_size = self._env.world_size
+        first, rest = divmod(self._whole.numel(), world_size)
+        if world_size == _PAIR or not self._whole.numel():
+            return [self._whole] * world_size
+        return list(self._whole.split([first + (rank < rest) for rank in range(world_size)]))
+
     def _others(self) -> list[Tensor]:
         return [piece for rank, piece in enumerate(self._slices) if rank != self._env.rank]
 
     def finish(self) -> None:
         """Wait, and give each form its sum."""
         if self._env.world_size > 1:
+            self._work.wait()
+            self._add()
+        if self._env.world_size > _PAIR:
             self._gather()
         for form, summed in zip(self._forms, self._whole.split(self._sizes), strict=True):
             form.take(summed)
 
-    def _gather(self) -> None:
-        self._work.wait()
+    def _add(self) -> None:
+        """Sum this rank's slice. Of two terms the order does not matter, of more one rank alone decides it."""
         num_others = self._env.world_size - 1
-        # One order of summation would differ from rank to rank, but each slice is summed on one rank only.
-        self._mine += (
-            self._partial.view(num_others, self._mine.numel()).sum(0) if num_others > 1 else self._partial
-        )
+        partial = self._partial.view(num_others, self._mine.numel())
+        self._mine += partial.sum(0) if num_others > 1 else partial[0]
+
+    def _gather(self) -> None:
         others = self._others()
-        received = others[0] if num_others == 1 else self._whole.new_empty(sum(self._out))
+        received = self._whole.new_empty(sum(self._out))
         self._env.communicator.all_to_all(
-            received,
-            self._mine if num_others == 1 else self._mine.repeat(num_others),
-            self._out,
-            self._back,
-            label="dense sums",
+            received, self._mine.repeat(len(others)), self._out, self._back, label="dense sums"
         ).wait()
-        if num_others > 1:
-            for piece, values in zip(
-                others, received.split([piece.numel() for piece in others]), strict=True
-            ):
-                piece.copy_(values)
+        for piece, values in zip(others, received.split([piece.numel() for piece in others]), strict=True):
+            piece.copy_(values)
+
+
+_PAIR = 2  # ranks
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:

@@ -25,6 +25,9 @@ _LINE = 16  # float32 values of a cache line
 _AHEAD = (
     8  # ids looked up, and rows updated, between a prefetch and its use; of 4, 8 and 16 the best measured
 )
+_NEAR = (
+    1 << 17
+)  # float32 values that a core's own cache holds (half a MiB): fetching them ahead only takes time
 _STEPS = ((4 * _LINE, _LINE), (_LINE, _LINE), (4, 4), (1, 1))  # columns at once, and of one register
 _FREE, _END = -1, -1
 
@@ -289,7 +292,7 @@ def look_up(
                 place = start + number * stride
                 count = lengths[bag + number] if lengths.shape[0] else 1
                 for position in range(at, at + count):
-                    if position + _AHEAD < stop:
+                    if num_rows * dim > _NEAR and position + _AHEAD < stop:
                         _prefetch_row(weights, base + ids[position + _AHEAD] * dim, dim)
                     if not 0 <= ids[position] < num_rows:
                         raise IndexError("an id is no row of its table")

@@ -13,6 +13,7 @@ from shardwright.planning.bound import Relaxation
 from shardwright.planning.cases import CLOSE, CaseSearch
 from shardwright.planning.options import Floats, Ints
 from shardwright.planning.placement import Placed
+from shardwright.planning.program import MOST_NODES, Program
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Effort
@@ -34,6 +35,12 @@ _NARROWINGS = 5
 _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 # Moves, swaps and sharings of an attempt.
 _STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
+# A solver gets problems of so many columns, at once or where all else has not closed the gap; what it finds is to be better
+# by a part; the nodes of its tree, times columns, and the seconds that only far slower machines need.
+_FEW_COLUMNS, _MOST_COLUMNS = 300, 1500
+_LEAST_GAIN = 1e-4
+_NODE_COLUMNS, _LEAST_NODES = 150_000, 50
+_MOST_SECONDS = 30.0
 
 
 class Proving(Proposer):
@@ -82,6 +89,7 @@ class _Bisection:
     catalogue: Catalogue = field(init=False)
     problem: Relaxation = field(init=False)
     best: Assignment | None = None
+    _was_solved: bool = False
 
     def __attrs_post_init__(self) -> None:
         self.catalogue = Catalogue(self.space, Effort())
@@ -94,7 +102,35 @@ class _Bisection:
             yield from _choices(self.space)
             return
         yield self._keep(found)
-        yield from self._improvements()
+        if not self._is_close():
+            yield from self._solved(_FEW_COLUMNS)
+        if not self._was_solved:
+            yield from self._improvements()
+        if not self._is_close():
+            yield from self._solved(_MOST_COLUMNS)
+
+    def _solved(self, most_columns: int) -> Proposals:
+        """A better plan, or a better bound, by a solver, if the problem is small."""
+        assert self.best is not None
+        limit = self.best.value_ms * (1 - _LEAST_GAIN)
+        if self._was_solved:
+            return
+        program = Program.of(self.space, limit, most_columns=most_columns)
+        if program is None:
+            return
+        self._was_solved = True
+        nodes = int(np.clip(_NODE_COLUMNS / program.num_columns, _LEAST_NODES, MOST_NODES))
+        solution = program.solve(most_nodes=nodes, seconds=min(_MOST_SECONDS, self.space.watch.seconds_left))
+        self.space.prover.accept(program.certificate(solution))
+        if solution.proposal is None or solution.ranks is None:
+            return
+        found = Assignment(self.catalogue, solution.proposal, limit)
+        found.place(solution.ranks)
+        # The solver is exact to a millionth.
+        if not np.isfinite(found.value_ms):
+            found.repair(_FEW_STEPS, changes=3)
+        if found.value_ms < self.best.value_ms:
+            yield self._keep(found)
 
     def _improvements(self) -> Proposals:
         assert self.best is not None
@@ -151,12 +187,15 @@ class _Bisection:
         return found
 
     def _is_done(self) -> bool:
+        return self._is_close() or self.catalogue.effort.is_spent
+
+    def _is_close(self) -> bool:
+        """Whether the best plan is proven to be about as good as can be, or time is over."""
         assert self.best is not None
         value, prover = self.best.value_ms, self.space.prover
         if value > prover.bound_ms * (1 + CLOSE):
             prover.sharpen(value, precision=CLOSE, max_cases=_CASES)
-        close = value <= prover.bound_ms * (1 + CLOSE)
-        return close or self.catalogue.effort.is_spent or self.space.watch.is_over
+        return value <= prover.bound_ms * (1 + CLOSE) or self.space.watch.is_over
 
     def _keep(self, found: Assignment) -> Placed:
         self.best = found

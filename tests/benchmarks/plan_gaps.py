@@ -2,9 +2,9 @@
 
 python tests/benchmarks/plan_gaps.py WORKLOADS [--only NAME ...] [--topologies 1x8 2x8 ...] [--output gaps.json]
 
-An instance is a workload, hosts x ranks of a host, and how much memory each rank has: so many times what it needs at least
-(see ``_least_bytes``). Prints each instance, then the distribution of the
-gaps, the worst instances, and the seconds of the search; ``--before`` compares the values with those of an earlier output.
+An instance is a workload, hosts x ranks of a host, and how much memory each rank has: so many times what it needs at
+least (see ``_least_bytes``). Prints each instance, then the distribution of the gaps, the worst instances, and the
+seconds of the search; ``--before`` compares the values with those of an earlier output.
 """
 
 from __future__ import annotations
@@ -122,8 +122,7 @@ def _searched(instance: dict[str, Any], space: SearchSpace, parts: Parts) -> dic
     seconds = time.process_time() - start
     value, bound = result.feedback.value_ms, result.lower_bound_ms
     gap = value / bound - 1 if 0 < bound <= value < math.inf else (0.0 if value == bound else math.inf)
-    # What no option fits in has no plan: proven where the relaxation, which is weaker, has none either.
-    is_infeasible = math.isinf(value) and not np.isfinite(space.bound.possible_ms)
+    is_infeasible = math.isinf(value) and (bound > space.most_ms or not np.isfinite(space.bound.possible_ms))
     return {
         **instance,
         "tables": len(space.options.all_tables),
@@ -139,7 +138,9 @@ def _line(result: dict[str, Any]) -> str:
     name = "{workload:24s} {topology:>5s} x{tightness:<5g}".format(**result)
     if result["is_infeasible"]:
         return f"{name} no plan, proven                              {result['seconds']:6.2f} s"
-    return name + " value {value_ms:10.5g} bound {bound_ms:10.5g} gap {gap:8.2%} {seconds:6.2f} s".format(**result)
+    return name + " value {value_ms:10.5g} bound {bound_ms:10.5g} gap {gap:8.2%} {seconds:6.2f} s".format(
+        **result
+    )
 
 
 def _print_distribution(found: list[dict[str, Any]]) -> None:

@@ -12,7 +12,8 @@ Legend: W ranks, H hosts, L ranks of each, D dimensions (time, then memory tiers
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,19 +32,22 @@ _MOST_COLUMNS_TO_CHECK = 20_000
 
 @frozen(eq=False)
 class Part:
-    """What may go to one place of several, of an option: a shard anywhere, or a gang to any host.
+    """What may go to one place of several, of an option: a shard to any rank, or a gang to any host.
 
     Args:
         number: how many of these the option has.
         first: of the columns that count them, one a place.
-        order: the option's shards that it is about, in the order of its free shards: ``[number, K]``.
-        local: the rank inside its host of each of ``K`` shards; empty for a shard anywhere.
+        order: where its ``K`` shards that have their ranks with the place are among the option's free shards:
+            ``[number, K]``.
+        local: the rank inside its host of each of a gang's ``K`` shards; ``None`` for a shard alone: ``[K]``.
+        inside: of a gang, its shards that may go to any rank of its host.
     """
 
     number: int
     first: int
     order: Ints
-    local: Ints
+    local: Ints | None = None
+    inside: tuple[Part, ...] = ()
 
 
 @frozen(eq=False)
@@ -63,7 +67,7 @@ class Solution:
     nodes: int = 0
 
 
-@define(eq=False)
+@define(eq=False, slots=False)
 class Program:
     """The program for plans that take no more than a time.
 
@@ -141,9 +145,7 @@ class Program:
         runs = options.shards_of(option)
         free = options.rank[runs] == FREE
         return bool(
-            free.all()
-            and (options.gang[runs] == NO_GANG).all()
-            and int(options.count[runs].sum()) == 1
+            free.all() and (options.gang[runs] == NO_GANG).all() and int(options.count[runs].sum()) == 1
         )
 
     def _needs(self, option: int) -> Floats:
@@ -160,13 +162,11 @@ class Program:
         return np.stack(columns).tobytes()
 
     def _num_columns(self, options: list[int]) -> int:
-        of_space, hosts = self.space.options, self.space.topology.num_hosts
-        world_size, total = len(self.space.capacity_bytes), 0
+        topology, total = self.space.topology, 0
         for option in options:
-            runs = of_space.shards_of(option)
-            gangs = of_space.gang[runs]
-            alone = (of_space.rank[runs] == FREE) & (gangs == NO_GANG)
-            total += 1 + world_size * int(alone.sum()) + hosts * len(np.unique(gangs[gangs != NO_GANG]))
+            alone, gangs = self._what_moves(option)
+            inside = sum(local == FREE for members in gangs for local, _ in members)
+            total += 1 + topology.world_size * (len(alone) + inside) + topology.num_hosts * len(gangs)
         return total
 
     # -- rows and columns ---------------------------------------------------------------------------------------
@@ -184,37 +184,61 @@ class Program:
         """The columns of an option, and the rows that every shard and gang is somewhere."""
         tables = int(self.space.options.multiplicity[self.space.options.table[option]])
         column = self.columns[option] = self._new(1, tables)
-        self.parts[option] = []
-        for number, order, local in self._what_moves(option):
-            places = len(self.space.capacity_bytes) if not len(local) else self.space.topology.num_hosts
-            first = self._new(places, tables * number)
-            self.parts[option].append(Part(number, first, order, local))
-            row = self._row(0.0)
-            self.entries += [(row, first + place, 1.0) for place in range(places)]
-            self.entries.append((row, column, -float(number)))
+        alone, gangs = self._what_moves(option)
+        self.parts[option] = [self._alone(column, tables, shards) for shards in alone]
+        self.parts[option] += [self._gang(column, tables, members) for members in gangs]
 
-    def _what_moves(self, option: int) -> Iterator[tuple[int, Ints, Ints]]:
-        """Number, free shards and local ranks of each part of an option."""
-        options, gangs = self.space.options, dict[int, list[tuple[int, int]]]()
+    def _what_moves(self, option: int) -> tuple[list[Ints], list[list[tuple[int, Ints]]]]:
+        """The free shards of each run of shards alone, and for each gang its runs: first local rank, and shards."""
+        options, alone, gangs = self.space.options, list[Ints](), dict[int, list[tuple[int, Ints]]]()
         runs, at = options.shards_of(option), 0
         for run in range(runs.start, runs.stop):
             if options.rank[run] != FREE:
                 continue
-            count, gang, local = (int(column[run]) for column in (options.count, options.gang, options.local_rank))
-            if gang == NO_GANG:
-                yield count, np.arange(at, at + count)[:, None], np.empty(0, dtype=np.int64)
+            shards = np.arange(at, at + int(options.count[run]))
+            at += len(shards)
+            if options.gang[run] == NO_GANG:
+                alone.append(shards)
             else:
-                gangs.setdefault(gang, []).extend((at + place, local + place) for place in range(count))
-            at += count
-        for members in gangs.values():
-            order, places = np.array(members).T
-            yield 1, order[None], places
+                gangs.setdefault(int(options.gang[run]), []).append((int(options.local_rank[run]), shards))
+        return alone, list(gangs.values())
+
+    def _alone(self, column: int, tables: int, shards: Ints) -> Part:
+        """Shards alone: as many as there are, over all ranks."""
+        world_size, number = len(self.space.capacity_bytes), len(shards)
+        first = self._new(world_size, tables * number)
+        self._same_number(range(first, first + world_size), column, number)
+        return Part(number, first, shards[:, None])
+
+    def _gang(self, column: int, tables: int, members: list[tuple[int, Ints]]) -> Part:
+        """A gang on some host; those of its shards that may go to any rank there are as many on each host."""
+        topology = self.space.topology
+        first = self._new(topology.num_hosts, tables)
+        self._same_number(range(first, first + topology.num_hosts), column, 1)
+        inside = []
+        for local, shards in members:
+            if local == FREE:
+                start = self._new(topology.world_size, tables * len(shards))
+                inside.append(Part(len(shards), start, shards[:, None]))
+                for host in range(topology.num_hosts):
+                    ranks = topology.local_world_size * host + np.arange(topology.local_world_size)
+                    self._same_number((start + ranks).tolist(), first + host, len(shards))
+        placed = [(local + np.arange(len(shards)), shards) for local, shards in members if local != FREE]
+        empty = [np.empty(0, dtype=np.int64)]
+        order = np.concatenate([shards for _, shards in placed] or empty)
+        return Part(
+            1, first, order[None], np.concatenate([places for places, _ in placed] or empty), tuple(inside)
+        )
+
+    def _same_number(self, columns: Sequence[int], other: int, times: int) -> None:
+        """A row: some columns together are so many times another."""
+        row = self._row(0.0)
+        self.entries += [(row, column, 1.0) for column in columns]
+        self.entries.append((row, other, -float(times)))
 
     def _choose_one_each(self, chosen: list[int]) -> None:
         options = self.space.options
-        rows = {
-            table: self._row(float(options.multiplicity[table])) for table in range(len(options.tables))
-        }
+        rows = {table: self._row(float(options.multiplicity[table])) for table in range(len(options.tables))}
         self.entries += [(rows[int(options.table[option])], self.columns[option], 1.0) for option in chosen]
         # All tables may be left out at the price of the limit: the solver always has a solution, and so a bound.
         self.left_out = self._new(1, 1.0)
@@ -222,20 +246,27 @@ class Program:
 
     def _limit(self, chosen: list[int]) -> None:
         """What each rank holds, in parts of what it may: rows by dimension, then rank."""
-        size = self._size()
-        local, base = self.space.topology.local_world_size, len(self.equals)
-        world_size = len(self.space.capacity_bytes)
+        base = len(self.equals)
         for option in chosen:
             needs, fixed = self._free_needs(option)
             for rank, taken in fixed.items():
-                self._take(base, self.columns[option], rank, taken / size[rank])
+                self._take(base, self.columns[option], rank, taken / self._size[rank])
             for part in self.parts[option]:
-                for place in range(world_size if not len(part.local) else self.space.topology.num_hosts):
-                    if not len(part.local):
-                        self._take(base, part.first + place, place, needs[part.order[0, 0]] / size[place])
-                    for shard, where in zip(part.order[0], part.local, strict=False):
-                        rank = place * local + int(where)
-                        self._take(base, part.first + place, rank, needs[shard] / size[rank])
+                self._take_part(base, part, needs)
+                for run in part.inside:
+                    self._take_part(base, run, needs)
+
+    def _take_part(self, base: int, part: Part, needs: Floats) -> None:
+        """What a part takes of each place where it may be."""
+        size, topology = self._size, self.space.topology
+        if part.local is None:
+            for rank in range(topology.world_size):
+                self._take(base, part.first + rank, rank, needs[part.order[0, 0]] / size[rank])
+            return
+        for host in range(topology.num_hosts):
+            for shard, local in zip(part.order[0].tolist(), part.local.tolist(), strict=True):
+                rank = host * topology.local_world_size + local
+                self._take(base, part.first + host, rank, needs[shard] / size[rank])
 
     def _take(self, base: int, column: int, rank: int, parts: Floats) -> None:
         world_size = len(self.space.capacity_bytes)
@@ -254,8 +285,12 @@ class Program:
                 fixed[rank] = fixed.get(rank, 0.0) + needs[run]
         return np.repeat(needs[free], options.count[runs][free], axis=0), fixed
 
+    @cached_property
     def _size(self) -> Floats:
-        size = np.column_stack([np.full(len(self.space.capacity_bytes), self.limit_ms), self.space.capacity_bytes])
+        """What each rank has, [W, D]."""
+        size = np.column_stack(
+            [np.full(len(self.space.capacity_bytes), self.limit_ms), self.space.capacity_bytes]
+        )
         return np.maximum(size, 1e-30)
 
     @property
@@ -265,7 +300,9 @@ class Program:
 
     def certificate(self, solution: Solution) -> Certificate:
         """The solver's bound, with what it takes to have it proven again by :func:`why_unsolved`."""
-        return Certificate(solution.bound_ms, {"program": {"limit_ms": self.limit_ms, "nodes": solution.nodes}})
+        return Certificate(
+            solution.bound_ms, {"program": {"limit_ms": self.limit_ms, "nodes": solution.nodes}}
+        )
 
     # -- solving ------------------------------------------------------------------------------------------------
 
@@ -308,30 +345,52 @@ class Program:
 
     def _plan(self, numbers: Ints) -> tuple[Ints, Ints]:
         """The plan that has so many of each: of tables that are alike, the first ones take the first options."""
-        options, local = self.space.options, self.space.topology.local_world_size
+        options = self.space.options
         proposal = np.zeros(len(options.alike), dtype=np.int64)
         ranks: list[Ints] = [np.empty(0, dtype=np.int64)] * len(proposal)
-        left = {table: np.flatnonzero(options.alike == table).tolist() for table in range(len(options.tables))}
+        left = {
+            table: np.flatnonzero(options.alike == table).tolist() for table in range(len(options.tables))
+        }
         for option, column in self.columns.items():
             mine = left[int(options.table[option])]
             tables, mine[:] = mine[: numbers[column]], mine[numbers[column] :]
-            places = [self._places(part, numbers) for part in self.parts[option]]
-            for table in tables:
-                proposal[table] = option
-                where = np.zeros(sum(part.order.size for part in self.parts[option]), dtype=np.int64)
-                for part, place in zip(self.parts[option], places, strict=True):
-                    for shards in part.order:
-                        at = next(place)
-                        where[shards] = at * local + part.local if len(part.local) else at
+            proposal[tables] = option
+            for table, where in zip(tables, self._placed(option, numbers), strict=False):
                 ranks[table] = where
         return proposal, np.concatenate(ranks)
 
-    def _places(self, part: Part, numbers: Ints) -> Iterator[int]:
+    def _placed(self, option: int, numbers: Ints) -> Iterator[Ints]:
+        """The ranks of an option's free shards, table after table."""
+        free = self.space.options.rank[self.space.options.shards_of(option)] == FREE
+        size = int(self.space.options.count[self.space.options.shards_of(option)][free].sum())
+        local_size = self.space.topology.local_world_size
+        places = {part.first: self._places(part, numbers) for part in self._all_parts(option)}
+        for _ in range(int(numbers[self.columns[option]])):
+            where = np.full(size, FREE)
+            for part in self.parts[option]:
+                for shards in part.order:
+                    if part.local is None:
+                        where[shards] = places[part.first].pop()
+                        continue
+                    host = places[part.first].pop()
+                    where[shards] = host * local_size + part.local
+                    for run in part.inside:
+                        here = [rank for rank in places[run.first] if rank // local_size == host]
+                        for shard, rank in zip(run.order[:, 0].tolist(), here, strict=False):
+                            where[shard] = rank
+                            places[run.first].remove(rank)
+            yield where
+
+    def _all_parts(self, option: int) -> Iterator[Part]:
+        for part in self.parts[option]:
+            yield part
+            yield from part.inside
+
+    def _places(self, part: Part, numbers: Ints) -> list[int]:
         """Every place as often as the solution says."""
-        places = len(self.space.capacity_bytes) if not len(part.local) else self.space.topology.num_hosts
-        for place in range(places):
-            for _ in range(int(numbers[part.first + place])):
-                yield place
+        topology = self.space.topology
+        places = topology.world_size if part.local is None else topology.num_hosts
+        return np.repeat(np.arange(places), numbers[part.first : part.first + places]).tolist()
 
 
 def why_unsolved(space: SearchSpace, z_ms: float, data: Mapping[str, Any]) -> str:

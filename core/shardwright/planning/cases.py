@@ -234,10 +234,15 @@ class Prover:
         self.cases_left -= max_cases - search.num_cases
         if proof is None:
             self.unproven_ms[max_cases] = min(self.unproven_ms.get(max_cases, np.inf), z_ms)
-        elif z_ms > self.bound_ms:
-            self.certificate = Certificate(z_ms, proof)
-            self.space.watch.tell(lower_bound_ms=z_ms)
+        else:
+            self.accept(Certificate(z_ms, proof))
         return search
+
+    def accept(self, certificate: Certificate) -> None:
+        """Keep a bound that was proven elsewhere, if it is the best."""
+        if certificate.z_ms > self.bound_ms:
+            self.certificate = certificate
+            self.space.watch.tell(lower_bound_ms=certificate.z_ms)
 
     def sharpen(
         self, value_ms: float, *, precision: float = _PRECISION, max_cases: int = _MOST_CASES

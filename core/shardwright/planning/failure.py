@@ -34,6 +34,8 @@ def explain_no_plan(
     together = _too_much_together(space)
     if together:
         return NoPlanError(together)
+    if _is_refuted(space):
+        return NoPlanError(_refuted_text(space, result))
     if result.misfit is None:
         names = ", ".join(repr(proposer.name) for proposer in parts.proposers)
         return NoPlanError(
@@ -84,6 +86,30 @@ def _too_much_together(space: SearchSpace) -> str:
         f"{bytes_text(have[tier])}. At least {enough} such ranks are needed; or a smaller data type, "
         "batch size or storage_reservation, or kernels that use another memory."
     )
+
+
+def _is_refuted(space: SearchSpace) -> bool:
+    """Whether what is proven of the fastest plan exceeds what the slowest would take: there is none."""
+    return space.prover.bound_ms > space.most_ms
+
+
+def _refuted_text(space: SearchSpace, result: SearchResult) -> str:
+    have = ", ".join(
+        f"{bytes_text(total)} of {tier}"
+        for tier, total in zip(space.tiers, space.capacity_bytes.sum(axis=0).tolist(), strict=True)
+    )
+    text = (
+        f"no plan: it is proven that no choice of options for the {len(space.options.all_tables)} tables fits in the "
+        f"memory of {len(space.capacity_bytes)} ranks, which is {have} together."
+    )
+    if result.misfit is not None:
+        misfit = result.misfit
+        table = space.options.all_tables[misfit.table].describe()
+        text += (
+            f" In what came nearest, a shard of table {table} needs {bytes_text(misfit.needed_bytes)} of "
+            f"{misfit.tier}, and rank {misfit.rank} has {bytes_text(misfit.free_bytes)} left."
+        )
+    return text + _MORE
 
 
 def _nearest_text(space: SearchSpace, result: SearchResult, misfit: Misfit) -> str:

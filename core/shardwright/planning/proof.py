@@ -13,6 +13,7 @@ What counts as scarce in a *case* of the proof (``low <= L <= high``, each optio
   ``floor((k + 1) * x_i) / k`` is at most 1 (a dual feasible function; Fekete and Schepers 2001).
 
 A certificate is a case that its numbers settle, or it splits a case in two: by ``L``, or by the option of one table.
+Or it names a mixed-integer program, the problem itself, which is then solved again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from attrs import evolve, frozen
 
 from shardwright.errors import PlanError
 from shardwright.planning.options import FREE, Bools, Floats, Options
+from shardwright.planning.program import why_unsolved
 from shardwright.planning.space import SearchSpace
 
 # Sums of the same numbers in another order differ by rounding.
@@ -47,6 +49,8 @@ def why_unproven(space: SearchSpace, bound_ms: float, certificate: Mapping[str, 
         return f"the certificate is for z_ms = {z}"
     proof = _Proof(space, z * (1 - TOLERANCE))
     try:
+        if "program" in certificate:
+            return why_unsolved(space, z * (1 - TOLERANCE), certificate["program"])
         return proof.gap_in(certificate, _Case(np.ones(space.options.num_options, dtype=bool)))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise PlanError(f"the certificate is malformed: {type(error).__name__}: {error}") from error

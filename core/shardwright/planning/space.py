@@ -83,6 +83,12 @@ class SearchSpace:
         return np.add.reduceat(total, self.options.first_shard[:-1], axis=0)
 
     @cached_property
+    def most_ms(self) -> float:
+        """No plan takes longer: all shards of each table's dearest option on one rank."""
+        dearest = np.maximum.reduceat(self.total_cost_ms, self.options.first_option[:-1])
+        return float(dearest @ self.options.multiplicity)
+
+    @cached_property
     def bound(self) -> Bound:
         """What no plan can be better than, proven."""
         from shardwright.planning.bound import Bound

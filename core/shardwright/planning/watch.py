@@ -73,6 +73,11 @@ class Watch:
         return time.monotonic() - self._start
 
     @property
+    def seconds_left(self) -> float:
+        """Until the limit; infinite without one."""
+        return math.inf if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
+
+    @property
     def is_over(self) -> bool:
         """Whether the search is to return what it has."""
         return self.was_interrupted or (self.seconds is not None and self.elapsed_s >= self.seconds)

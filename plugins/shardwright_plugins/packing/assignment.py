@@ -209,6 +209,11 @@ class Assignment:
         """Put every shard somewhere, the largest first."""
         self.bins.fill((self.bins.size / self.bins.limit.max(axis=0)).max(axis=1))
 
+    def place(self, ranks: Ints) -> None:
+        """Put every shard where it is said to be: ``[N]``, in the order of tables and shards."""
+        for item, rank in enumerate(ranks.tolist()):
+            self.bins.put(item, rank)
+
     def repair(self, steps: int, *, changes: int, pairs: int = 0) -> bool:
         """Move, swap and change options as long as less is over a limit; whether nothing is over any more.
 

@@ -13,6 +13,7 @@ from shardwright.planning.bound import Relaxation
 from shardwright.planning.cases import CLOSE, CaseSearch
 from shardwright.planning.options import Floats, Ints
 from shardwright.planning.placement import Placed
+from shardwright.planning.program import MOST_NODES, Program
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Effort
@@ -34,6 +35,14 @@ _NARROWINGS = 5
 _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 # Moves, swaps and sharings of an attempt.
 _STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
+# A solver gets problems of so many columns, at once or where all else has not closed the gap; what it finds is to be
+# better by a part; the nodes of its tree, times columns, and the seconds that only far slower machines need.
+_FEW_COLUMNS, _MOST_COLUMNS = 700, 3000
+_FIRST_LIMIT = 10.0
+_MOST_PROGRAMS, _GOOD_GAIN = 3, 0.01
+_LEAST_GAIN = 1e-4
+_NODE_COLUMNS, _LEAST_NODES = 150_000, 50
+_MOST_SECONDS = 30.0
 
 
 class Proving(Proposer):
@@ -82,6 +91,8 @@ class _Bisection:
     catalogue: Catalogue = field(init=False)
     problem: Relaxation = field(init=False)
     best: Assignment | None = None
+    _solved_ms: set[float] = field(factory=set)
+    """The limits of the programs that were solved."""
 
     def __attrs_post_init__(self) -> None:
         self.catalogue = Catalogue(self.space, Effort())
@@ -89,12 +100,56 @@ class _Bisection:
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
-        found = self._first()
+        found = self._first() or self._first_solved()
         if found is None:
             yield from _choices(self.space)
             return
         yield self._keep(found)
-        yield from self._improvements()
+        if not self._is_close():
+            yield from self._solved(_FEW_COLUMNS)
+        if not self._is_close():
+            yield from self._improvements()
+        if not self._is_close():
+            yield from self._solved(_MOST_COLUMNS)
+
+    def _solved(self, most_columns: int) -> Proposals:
+        """Better plans and a better bound by a solver, if the problem is small: again, after a good improvement."""
+        assert self.best is not None
+        for _ in range(_MOST_PROGRAMS):
+            before = self.best.value_ms
+            found = self._by_solver(before * (1 - _LEAST_GAIN), most_columns)
+            if found is not None and found.value_ms < before:
+                yield self._keep(found)
+            if self._is_close() or self.best.value_ms > before * (1 - _GOOD_GAIN):
+                return
+
+    def _first_solved(self) -> Assignment | None:
+        """Any plan, by a solver; or the proof that there is none."""
+        for limit in (_FIRST_LIMIT * self.space.bound.possible_ms, self.space.most_ms * (1 + _LEAST_GAIN)):
+            found = self._by_solver(limit, _MOST_COLUMNS)
+            if found is not None or self.space.watch.is_over:
+                return found
+        return None
+
+    def _by_solver(self, limit_ms: float, most_columns: int) -> Assignment | None:
+        """What a solver finds within a time, if the problem is small; the bound that it proves is kept."""
+        if limit_ms in self._solved_ms:
+            return None
+        program = Program.of(self.space, limit_ms, most_columns=most_columns)
+        if program is None:
+            return None
+        self._solved_ms.add(limit_ms)
+        nodes = int(np.clip(_NODE_COLUMNS / program.num_columns, _LEAST_NODES, MOST_NODES))
+        solution = program.solve(most_nodes=nodes, seconds=min(_MOST_SECONDS, self.space.watch.seconds_left))
+        self.space.prover.accept(program.certificate(solution))
+        if solution.proposal is None or solution.ranks is None:
+            return None
+        found = Assignment(self.catalogue, solution.proposal, limit_ms)
+        found.place(solution.ranks)
+        # The solver is exact to a millionth.
+        if not np.isfinite(found.value_ms):
+            found.repair(_FEW_STEPS, changes=3)
+        return found if np.isfinite(found.value_ms) else None
 
     def _improvements(self) -> Proposals:
         assert self.best is not None
@@ -151,12 +206,15 @@ class _Bisection:
         return found
 
     def _is_done(self) -> bool:
+        return self._is_close() or self.catalogue.effort.is_spent
+
+    def _is_close(self) -> bool:
+        """Whether the best plan is proven to be about as good as can be, or time is over."""
         assert self.best is not None
         value, prover = self.best.value_ms, self.space.prover
         if value > prover.bound_ms * (1 + CLOSE):
             prover.sharpen(value, precision=CLOSE, max_cases=_CASES)
-        close = value <= prover.bound_ms * (1 + CLOSE)
-        return close or self.catalogue.effort.is_spent or self.space.watch.is_over
+        return value <= prover.bound_ms * (1 + CLOSE) or self.space.watch.is_over
 
     def _keep(self, found: Assignment) -> Placed:
         self.best = found

@@ -1,0 +1,411 @@
+"""Small planning problems as a mixed-integer program, and what the solver HiGHS makes of them.
+
+Where there are few tables and ranks, duality proves little: what counts is which lumps go into one rank together. The
+program is the problem itself, nothing relaxed: how many of the tables that are alike take each option, how many of its
+shards go to each rank, and of its gangs to each host; the least largest rank's time within every memory. Equal things
+are counted, not told apart. The solver's own bound is the proof; whoever doubts it solves the program again.
+
+HiGHS (Huangfu and Hall 2018) comes with SciPy, which is imported when a program is solved.
+
+Legend: W ranks, H hosts, L ranks of each, D dimensions (time, then memory tiers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from attrs import define, field, frozen
+
+from shardwright.planning.bound import Certificate
+from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.space import SearchSpace
+
+# What is asked of the solver: a bound that is as close, and what it may do for that. Its tolerances are 1e-6.
+PRECISION = 2.5e-3
+TOLERANCE = 1e-5
+MOST_NODES = 400
+_MOST_COLUMNS_TO_CHECK = 20_000
+
+
+@frozen(eq=False)
+class Part:
+    """What may go to one place of several, of an option: a shard to any rank, or a gang to any host.
+
+    Args:
+        number: how many of these the option has.
+        first: of the columns that count them, one a place.
+        order: where its ``K`` shards that have their ranks with the place are among the option's free shards:
+            ``[number, K]``.
+        local: the rank inside its host of each of a gang's ``K`` shards; ``None`` for a shard alone: ``[K]``.
+        inside: of a gang, its shards that may go to any rank of its host.
+    """
+
+    number: int
+    first: int
+    order: Ints
+    local: Ints | None = None
+    inside: tuple[Part, ...] = ()
+
+
+@frozen(eq=False)
+class Solution:
+    """What the solver found.
+
+    Args:
+        bound_ms: no plan is faster; about the program's limit where there is none within it.
+        proposal: the option of each of all tables: ``[A]``; ``None`` if no plan was found.
+        ranks: of its shards that have none by their layout, in the order of tables and shards.
+        nodes: how many nodes of its tree the solver looked at.
+    """
+
+    bound_ms: float
+    proposal: Ints | None = None
+    ranks: Ints | None = None
+    nodes: int = 0
+
+
+@define(eq=False, slots=False)
+class Program:
+    """The program for plans that take no more than a time.
+
+    Args:
+        space: options and costs; rules on ranks are left out, which can only make plans faster.
+        limit_ms: the time.
+    """
+
+    space: SearchSpace
+    limit_ms: float
+    columns: dict[int, int] = field(factory=dict)
+    """Option -> the column that counts the tables that take it."""
+    parts: dict[int, list[Part]] = field(factory=dict)
+    most: list[float] = field(factory=list)
+    """The largest value of each column."""
+    entries: list[tuple[int, int, float]] = field(factory=list)
+    """Row, column and value of what is not zero."""
+    equals: list[float] = field(factory=list)
+    """What the first rows are equal to; the others follow, at most 1 for memory and at most the time."""
+
+    left_out: int = -1
+    """The column that is 1 where no plan is found."""
+
+    @classmethod
+    def of(cls, space: SearchSpace, limit_ms: float, *, most_columns: int) -> Program | None:
+        """The program, unless it is too large, or some table has no option."""
+        program = cls(space, limit_ms)
+        chosen = program._options()
+        if program.is_empty or program._num_columns(chosen) > most_columns:
+            return None
+        for option in chosen:
+            program._add(option)
+        program._choose_one_each(chosen)
+        program._limit(chosen)
+        return program
+
+    # -- what there is to choose from ---------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether some table has no option that is as fast."""
+        return not np.logical_or.reduceat(self._can, self.space.options.first_option[:-1]).all()
+
+    @property
+    def _can(self) -> Bools:
+        return self.space.fits_alone & (self.space.largest_cost_ms <= self.limit_ms)
+
+    def _options(self) -> list[int]:
+        """The options that plans as fast may need."""
+        can, kept = self._can, list[int]()
+        for table in range(len(self.space.options.tables)):
+            mine = [option for option in self.space.options.of_table(table) if can[option]]
+            kept += [option for option in mine if not self._is_beaten(option, mine)]
+        return kept
+
+    def _is_beaten(self, option: int, others: list[int]) -> bool:
+        """Whether another option may take its place in any plan: its shards go where this one's are, and take less."""
+        needs = self._needs(option)
+        return any(
+            other != option and self._takes_less(other, self._needs(other), option, needs) for other in others
+        )
+
+    def _takes_less(self, one: int, needs: Floats, other: int, others: Floats) -> bool:
+        """Whether ``one`` is no more than ``other``, and comes first where they are equal."""
+        if self._where(one) == self._where(other):
+            less = (needs <= others).all()
+            return bool(less and ((needs < others).any() or one < other))
+        if not self._is_single(one) or (self._is_single(other) and len(others) == 1):
+            return False
+        return bool((needs[0] <= others).all(axis=1).any())
+
+    def _is_single(self, option: int) -> bool:
+        """Whether an option is one shard that may go anywhere."""
+        options = self.space.options
+        runs = options.shards_of(option)
+        free = options.rank[runs] == FREE
+        return bool(
+            free.all() and (options.gang[runs] == NO_GANG).all() and int(options.count[runs].sum()) == 1
+        )
+
+    def _needs(self, option: int) -> Floats:
+        runs = self.space.options.shards_of(option)
+        return np.column_stack([self.space.cost_ms[runs], self.space.memory_bytes[runs]])
+
+    def _where(self, option: int) -> bytes:
+        """How an option's shards may be placed; equal for options that may be placed alike."""
+        options = self.space.options
+        runs = options.shards_of(option)
+        gang = options.gang[runs]
+        gang = np.where(gang == NO_GANG, NO_GANG, gang - gang.min(initial=0, where=gang != NO_GANG))
+        columns = [options.count[runs], options.rank[runs], options.local_rank[runs], gang]
+        return np.stack(columns).tobytes()
+
+    def _num_columns(self, options: list[int]) -> int:
+        topology, total = self.space.topology, 0
+        for option in options:
+            alone, gangs = self._what_moves(option)
+            inside = sum(local == FREE for members in gangs for local, _ in members)
+            total += 1 + topology.world_size * (len(alone) + inside) + topology.num_hosts * len(gangs)
+        return total
+
+    # -- rows and columns ---------------------------------------------------------------------------------------
+
+    def _new(self, count: int, most: float) -> int:
+        first = len(self.most)
+        self.most += [most] * count
+        return first
+
+    def _row(self, equals: float) -> int:
+        self.equals.append(equals)
+        return len(self.equals) - 1
+
+    def _add(self, option: int) -> None:
+        """The columns of an option, and the rows that every shard and gang is somewhere."""
+        tables = int(self.space.options.multiplicity[self.space.options.table[option]])
+        column = self.columns[option] = self._new(1, tables)
+        alone, gangs = self._what_moves(option)
+        self.parts[option] = [self._alone(column, tables, shards) for shards in alone]
+        self.parts[option] += [self._gang(column, tables, members) for members in gangs]
+
+    def _what_moves(self, option: int) -> tuple[list[Ints], list[list[tuple[int, Ints]]]]:
+        """The free shards of each run of shards alone, and for each gang its runs: first local rank, and shards."""
+        options, alone, gangs = self.space.options, list[Ints](), dict[int, list[tuple[int, Ints]]]()
+        runs, at = options.shards_of(option), 0
+        for run in range(runs.start, runs.stop):
+            if options.rank[run] != FREE:
+                continue
+            shards = np.arange(at, at + int(options.count[run]))
+            at += len(shards)
+            if options.gang[run] == NO_GANG:
+                alone.append(shards)
+            else:
+                gangs.setdefault(int(options.gang[run]), []).append((int(options.local_rank[run]), shards))
+        return alone, list(gangs.values())
+
+    def _alone(self, column: int, tables: int, shards: Ints) -> Part:
+        """Shards alone: as many as there are, over all ranks."""
+        world_size, number = len(self.space.capacity_bytes), len(shards)
+        first = self._new(world_size, tables * number)
+        self._same_number(range(first, first + world_size), column, number)
+        return Part(number, first, shards[:, None])
+
+    def _gang(self, column: int, tables: int, members: list[tuple[int, Ints]]) -> Part:
+        """A gang on some host; those of its shards that may go to any rank there are as many on each host."""
+        topology = self.space.topology
+        first = self._new(topology.num_hosts, tables)
+        self._same_number(range(first, first + topology.num_hosts), column, 1)
+        inside = []
+        for local, shards in members:
+            if local == FREE:
+                start = self._new(topology.world_size, tables * len(shards))
+                inside.append(Part(len(shards), start, shards[:, None]))
+                for host in range(topology.num_hosts):
+                    ranks = topology.local_world_size * host + np.arange(topology.local_world_size)
+                    self._same_number((start + ranks).tolist(), first + host, len(shards))
+        placed = [(local + np.arange(len(shards)), shards) for local, shards in members if local != FREE]
+        empty = [np.empty(0, dtype=np.int64)]
+        order = np.concatenate([shards for _, shards in placed] or empty)
+        return Part(
+            1, first, order[None], np.concatenate([places for places, _ in placed] or empty), tuple(inside)
+        )
+
+    def _same_number(self, columns: Sequence[int], other: int, times: int) -> None:
+        """A row: some columns together are so many times another."""
+        row = self._row(0.0)
+        self.entries += [(row, column, 1.0) for column in columns]
+        self.entries.append((row, other, -float(times)))
+
+    def _choose_one_each(self, chosen: list[int]) -> None:
+        options = self.space.options
+        rows = {table: self._row(float(options.multiplicity[table])) for table in range(len(options.tables))}
+        self.entries += [(rows[int(options.table[option])], self.columns[option], 1.0) for option in chosen]
+        # All tables may be left out at the price of the limit: the solver always has a solution, and so a bound.
+        self.left_out = self._new(1, 1.0)
+        self.entries += [(row, self.left_out, self.equals[row]) for row in rows.values()]
+
+    def _limit(self, chosen: list[int]) -> None:
+        """What each rank holds, in parts of what it may: rows by dimension, then rank."""
+        base = len(self.equals)
+        for option in chosen:
+            needs, fixed = self._free_needs(option)
+            for rank, taken in fixed.items():
+                self._take(base, self.columns[option], rank, taken / self._size[rank])
+            for part in self.parts[option]:
+                self._take_part(base, part, needs)
+                for run in part.inside:
+                    self._take_part(base, run, needs)
+
+    def _take_part(self, base: int, part: Part, needs: Floats) -> None:
+        """What a part takes of each place where it may be."""
+        size, topology = self._size, self.space.topology
+        if part.local is None:
+            for rank in range(topology.world_size):
+                self._take(base, part.first + rank, rank, needs[part.order[0, 0]] / size[rank])
+            return
+        for host in range(topology.num_hosts):
+            for shard, local in zip(part.order[0].tolist(), part.local.tolist(), strict=True):
+                rank = host * topology.local_world_size + local
+                self._take(base, part.first + host, rank, needs[shard] / size[rank])
+
+    def _take(self, base: int, column: int, rank: int, parts: Floats) -> None:
+        world_size = len(self.space.capacity_bytes)
+        for dimension, part in enumerate(parts.tolist()):
+            if part:
+                self.entries.append((base + dimension * world_size + rank, column, part))
+
+    def _free_needs(self, option: int) -> tuple[Floats, dict[int, Floats]]:
+        """What each free shard needs, ``[N, D]``; and what those that have a rank need, by rank."""
+        options, fixed = self.space.options, dict[int, Floats]()
+        runs = options.shards_of(option)
+        needs, free = self._needs(option), options.rank[runs] == FREE
+        for run in np.flatnonzero(~free).tolist():
+            start = int(options.rank[runs.start + run])
+            for rank in range(start, start + int(options.count[runs.start + run])):
+                fixed[rank] = fixed.get(rank, 0.0) + needs[run]
+        return np.repeat(needs[free], options.count[runs][free], axis=0), fixed
+
+    @cached_property
+    def _size(self) -> Floats:
+        """What each rank has, [W, D]."""
+        size = np.column_stack(
+            [np.full(len(self.space.capacity_bytes), self.limit_ms), self.space.capacity_bytes]
+        )
+        return np.maximum(size, 1e-30)
+
+    @property
+    def num_columns(self) -> int:
+        """How many whole numbers are to be chosen."""
+        return len(self.most)
+
+    def certificate(self, solution: Solution) -> Certificate:
+        """The solver's bound, with what it takes to have it proven again by :func:`why_unsolved`."""
+        return Certificate(
+            solution.bound_ms, {"program": {"limit_ms": self.limit_ms, "nodes": solution.nodes}}
+        )
+
+    # -- solving ------------------------------------------------------------------------------------------------
+
+    def solve(self, *, most_nodes: int = MOST_NODES, seconds: float = np.inf) -> Solution:
+        """Ask the solver.
+
+        Args:
+            most_nodes: how many nodes of its tree it may look at.
+            seconds: how long it may take.
+        """
+        found = self._solved(most_nodes, seconds)
+        if found.x is None:
+            return Solution(0.0)
+        bound_ms = max(0.0, found.mip_dual_bound * (1 - TOLERANCE)) * self.limit_ms
+        numbers, nodes = np.rint(found.x[:-1]).astype(np.int64), int(found.mip_node_count)
+        if numbers[self.left_out]:
+            return Solution(bound_ms, nodes=nodes)
+        return Solution(bound_ms, *self._plan(numbers), nodes=nodes)
+
+    def _solved(self, most_nodes: int, seconds: float) -> Any:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_matrix
+
+        world_size, columns = len(self.space.capacity_bytes), len(self.most) + 1
+        base, dims = len(self.equals), 1 + len(self.space.tiers)
+        time = [(base + rank, columns - 1, -1.0) for rank in range(world_size)]
+        row, column, value = zip(*self.entries, *time, strict=True)
+        matrix = csr_matrix((value, (row, column)), shape=(base + dims * world_size, columns))
+        limits = np.repeat([0.0] + [1.0] * (dims - 1), world_size)
+        lower = np.concatenate([self.equals, np.full(len(limits), -np.inf)])
+        integrality, cost = np.ones(columns), np.zeros(columns)
+        integrality[-1], cost[-1], cost[self.left_out] = 0, 1, 1
+        return milp(
+            cost,
+            integrality=integrality,
+            bounds=Bounds(np.zeros(columns), np.array([*self.most, 1.0])),
+            constraints=LinearConstraint(matrix, lower, np.concatenate([self.equals, limits])),
+            options={"node_limit": most_nodes, "time_limit": seconds, "mip_rel_gap": PRECISION},
+        )
+
+    def _plan(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """The plan that has so many of each: of tables that are alike, the first ones take the first options."""
+        options = self.space.options
+        proposal = np.zeros(len(options.alike), dtype=np.int64)
+        ranks: list[Ints] = [np.empty(0, dtype=np.int64)] * len(proposal)
+        left = {
+            table: np.flatnonzero(options.alike == table).tolist() for table in range(len(options.tables))
+        }
+        for option, column in self.columns.items():
+            mine = left[int(options.table[option])]
+            tables, mine[:] = mine[: numbers[column]], mine[numbers[column] :]
+            proposal[tables] = option
+            for table, where in zip(tables, self._placed(option, numbers), strict=False):
+                ranks[table] = where
+        return proposal, np.concatenate(ranks)
+
+    def _placed(self, option: int, numbers: Ints) -> Iterator[Ints]:
+        """The ranks of an option's free shards, table after table."""
+        free = self.space.options.rank[self.space.options.shards_of(option)] == FREE
+        size = int(self.space.options.count[self.space.options.shards_of(option)][free].sum())
+        local_size = self.space.topology.local_world_size
+        places = {part.first: self._places(part, numbers) for part in self._all_parts(option)}
+        for _ in range(int(numbers[self.columns[option]])):
+            where = np.full(size, FREE)
+            for part in self.parts[option]:
+                for shards in part.order:
+                    if part.local is None:
+                        where[shards] = places[part.first].pop()
+                        continue
+                    host = places[part.first].pop()
+                    where[shards] = host * local_size + part.local
+                    for run in part.inside:
+                        here = [rank for rank in places[run.first] if rank // local_size == host]
+                        for shard, rank in zip(run.order[:, 0].tolist(), here, strict=False):
+                            where[shard] = rank
+                            places[run.first].remove(rank)
+            yield where
+
+    def _all_parts(self, option: int) -> Iterator[Part]:
+        for part in self.parts[option]:
+            yield part
+            yield from part.inside
+
+    def _places(self, part: Part, numbers: Ints) -> list[int]:
+        """Every place as often as the solution says."""
+        topology = self.space.topology
+        places = topology.world_size if part.local is None else topology.num_hosts
+        return np.repeat(np.arange(places), numbers[part.first : part.first + places]).tolist()
+
+
+def why_unsolved(space: SearchSpace, z_ms: float, data: Mapping[str, Any]) -> str:
+    """Why the solver does not prove again that no plan takes less than ``z_ms``; empty if it does.
+
+    Args:
+        space: options and costs.
+        z_ms: the claim.
+        data: what :meth:`Program.certificate` noted.
+    """
+    limit_ms = float(data["limit_ms"])
+    if z_ms > limit_ms * (1 + TOLERANCE):
+        return f"the program is for plans that take {limit_ms} ms at most"
+    program = Program.of(space, limit_ms, most_columns=_MOST_COLUMNS_TO_CHECK)
+    if program is None:
+        return "" if Program(space, limit_ms).is_empty else "the program is too large to be solved again"
+    bound = program.solve(most_nodes=2 * int(data["nodes"]) + MOST_NODES).bound_ms
+    return "" if bound >= z_ms * (1 - TOLERANCE) else f"the solver proves {bound} ms"

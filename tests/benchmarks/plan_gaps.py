@@ -1,0 +1,179 @@
+"""How far from proven best the plans of workload files are: over topologies, and memory from ample to scarce.
+
+python tests/benchmarks/plan_gaps.py WORKLOADS [--only NAME ...] [--topologies 1x8 2x8 ...] [--output gaps.json]
+
+An instance is a workload, hosts x ranks of a host, and how much memory each rank has: so many times what it needs at
+least (see ``_least_bytes``). Prints each instance, then the distribution of the gaps, the worst instances, and the
+seconds of the search; ``--before`` compares the values with those of an earlier output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from shardwright.planning.constraints import Constraints
+from shardwright.planning.inputs import Request
+from shardwright.planning.parts import Choice, Parts
+from shardwright.planning.preparation import prepare
+from shardwright.planning.search import search
+from shardwright.planning.space import SearchSpace
+from shardwright.planning.topology import Topology
+from shardwright.planning.workload import Workload
+
+TOPOLOGIES = ("1x4", "1x8", "2x8", "4x8", "16x8", "64x8")
+TIGHTNESS = (4.0, 1.3, 1.1, 1.03)
+_GIB = 1 << 30
+# Enough that nothing is short where options are counted; each instance gets its own.
+_AMPLE_BYTES = 100_000 * _GIB
+
+
+def main() -> None:
+    """Measure the instances that are asked for."""
+    arguments = _arguments()
+    parts = Choice("torchrec", None, None, None).resolve()
+    found: list[dict[str, Any]] = []
+    for instance, space in _instances(arguments, parts):
+        result = _searched(instance, space, parts)
+        found.append(result)
+        print(_line(result), flush=True)
+    _print_distribution(found)
+    if arguments.before:
+        _print_changes(found, json.loads(arguments.before.read_text()))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(found, indent=1))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("workloads", type=Path, help="a folder of workload files")
+    parser.add_argument("--only", nargs="*", help="names of workloads; all by default")
+    parser.add_argument("--topologies", nargs="*", default=TOPOLOGIES)
+    parser.add_argument("--tightness", nargs="*", type=float, default=TIGHTNESS)
+    parser.add_argument("--batch", type=int, default=8192)
+    parser.add_argument("--ddr-gib", type=int, default=128)
+    parser.add_argument("--output", type=Path, help="where to write the results, as JSON")
+    parser.add_argument("--before", type=Path, help="an earlier output to compare with")
+    return parser.parse_args()
+
+
+def _instances(arguments: argparse.Namespace, parts: Parts) -> Iterator[tuple[dict[str, Any], SearchSpace]]:
+    for shape in arguments.topologies:
+        for workload in _workloads(arguments.workloads, arguments.only):
+            space = _space(workload, shape, arguments, parts)
+            each = _least_bytes(space)
+            for tightness in arguments.tightness:
+                capacity = space.capacity_bytes.copy()
+                capacity[:, 0] = int(each * tightness)
+                instance = {"workload": workload.name, "topology": shape, "tightness": tightness}
+                yield instance, attrs.evolve(space, capacity_bytes=capacity)
+
+
+def _workloads(folder: Path, only: list[str] | None) -> list[Workload]:
+    """The workloads of a folder, the smallest first."""
+    names = [path for path in sorted(folder.glob("*.json")) if not only or path.stem in only]
+    read = []
+    for path in names:
+        if "tables" in json.loads(path.read_text()):
+            workload = Workload.read(path)
+            read.append(attrs.evolve(workload, name=path.stem))
+    return sorted(read, key=lambda workload: len(workload.tables))
+
+
+def _space(workload: Workload, shape: str, arguments: argparse.Namespace, parts: Parts) -> SearchSpace:
+    hosts, local = (int(part) for part in shape.split("x"))
+    topology = Topology(
+        hosts * local,
+        "cuda",
+        local_world_size=local,
+        hbm_cap=_AMPLE_BYTES,
+        ddr_cap=arguments.ddr_gib * _GIB,
+    )
+    constraints = workload.constrained(Constraints(None))
+    request = Request(topology, constraints, arguments.batch, None)
+    return prepare(workload.tables, request, parts)
+
+
+def _least_bytes(space: SearchSpace) -> float:
+    """What each rank needs of device memory at least, by options that use no other memory and are no copies.
+
+    That is an even share of what all tables take at least, or the largest shard of the table that is hardest to cut.
+    """
+    options, first = space.options, space.options.first_option[:-1]
+    alone = (space.total_bytes[:, 1:] == 0).all(axis=1) & ~options.is_replicated
+    total = np.where(alone, space.total_bytes[:, 0], np.iinfo(np.int64).max // 4096)
+    largest = np.where(alone, space.largest_bytes[:, 0], np.iinfo(np.int64).max // 4096)
+    share = float(np.minimum.reduceat(total, first) @ options.multiplicity) / space.topology.world_size
+    return max(share, float(np.minimum.reduceat(largest, first).max()))
+
+
+def _searched(instance: dict[str, Any], space: SearchSpace, parts: Parts) -> dict[str, Any]:
+    start = time.process_time()
+    result = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts)
+    seconds = time.process_time() - start
+    value, bound = result.feedback.value_ms, result.lower_bound_ms
+    gap = value / bound - 1 if 0 < bound <= value < math.inf else (0.0 if value == bound else math.inf)
+    is_infeasible = math.isinf(value) and (bound > space.most_ms or not np.isfinite(space.bound.possible_ms))
+    return {
+        **instance,
+        "tables": len(space.options.all_tables),
+        "value_ms": value,
+        "bound_ms": bound,
+        "gap": 0.0 if is_infeasible else gap,
+        "is_infeasible": is_infeasible,
+        "seconds": seconds,
+    }
+
+
+def _line(result: dict[str, Any]) -> str:
+    name = "{workload:24s} {topology:>5s} x{tightness:<5g}".format(**result)
+    if result["is_infeasible"]:
+        return f"{name} no plan, proven                              {result['seconds']:6.2f} s"
+    return name + " value {value_ms:10.5g} bound {bound_ms:10.5g} gap {gap:8.2%} {seconds:6.2f} s".format(
+        **result
+    )
+
+
+def _print_distribution(found: list[dict[str, Any]]) -> None:
+    for shape in [*dict.fromkeys(result["topology"] for result in found), "all"]:
+        mine = [result for result in found if shape in ("all", result["topology"])]
+        gaps = np.array([result["gap"] for result in mine])
+        seconds = np.array([result["seconds"] for result in mine])
+        print(
+            f"{shape:>5s}: {len(mine)} instances; gap <= 0.3 %: {(gaps <= 0.003).mean():.1%}, <= 1 %: "
+            f"{(gaps <= 0.01).mean():.1%}, <= 3 %: {(gaps <= 0.03).mean():.1%}, median {np.median(gaps):.2%}; "
+            f"search seconds: median {np.median(seconds):.3f}, 90 % {np.quantile(seconds, 0.9):.2f}, "
+            f"most {seconds.max():.2f}, all {seconds.sum():.1f}"
+        )
+    print("worst:")
+    for result in sorted(found, key=lambda result: -result["gap"])[:12]:
+        print("  " + _line(result))
+
+
+def _print_changes(found: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
+    key = ("workload", "topology", "tightness")
+    old = {tuple(result[name] for name in key): result for result in before}
+    pairs = [(old[k], new) for new in found if (k := tuple(new[name] for name in key)) in old]
+    better = [new for was, new in pairs if new["value_ms"] < was["value_ms"] * (1 - 1e-3)]
+    worse = [(was, new) for was, new in pairs if new["value_ms"] > was["value_ms"] * (1 + 1e-3)]
+    tighter = [new for was, new in pairs if new["bound_ms"] > was["bound_ms"] * (1 + 1e-3)]
+    looser = [(was, new) for was, new in pairs if new["bound_ms"] < was["bound_ms"] * (1 - 1e-3)]
+    print(
+        f"against before, {len(pairs)} instances: value better {len(better)}, worse {len(worse)}; "
+        f"bound better {len(tighter)}, worse {len(looser)}"
+    )
+    for was, new in worse + looser:
+        print(f"  {_line(new)}   before: value {was['value_ms']:.5g} bound {was['bound_ms']:.5g}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The mixed-integer program against all plans there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.core.planning.test_bound import best_by_trying_all, space_of
+
+from shardwright.errors import PlanError
+from shardwright.planning.placement import propose
+from shardwright.planning.program import PRECISION, Program
+from shardwright.planning.proof import why_unproven
+
+CLOSE = 1 + PRECISION + 1e-4
+
+
+def value_of(space, solution):
+    """The largest rank's time of a solution that keeps within memory."""
+    shards = propose(space, solution.proposal)
+    assert len(solution.ranks) == len(shards)
+    excess = shards.used_bytes(solution.ranks) - shards.capacity_bytes
+    assert (excess <= 1e-6 * shards.capacity_bytes).all()
+    hosts = solution.ranks // shards.local_world_size
+    for gang in set(shards.gang[shards.gang >= 0].tolist()):
+        assert len(set(hosts[shards.gang == gang].tolist())) == 1
+    pinned = shards.local_rank >= 0
+    assert (solution.ranks[pinned] % shards.local_world_size == shards.local_rank[pinned]).all()
+    return float(shards.loads_ms(solution.ranks).max())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 60), min_size=1, max_size=3),
+    capacity=st.integers(200, 4000),
+    part=st.sampled_from([0.7, 1.02, 1.3, 4.0]),
+)
+def test_program_of_small_problems_finds_the_best_plan_and_bounds_it(rows, capacity, part):
+    space = space_of(rows, capacity=capacity)
+    best = best_by_trying_all(space)
+    assume(np.isfinite(best))
+    program = Program.of(space, best * part * (1 + 1e-6), most_columns=1000)
+    if program is None:
+        assert part < 1
+        return
+    solution = program.solve()
+    assert solution.bound_ms <= best * (1 + 1e-9)
+    if part >= 1:
+        assert value_of(space, solution) <= best * CLOSE
+        assert solution.bound_ms * CLOSE >= best
+    else:
+        assert solution.proposal is None
+        assert solution.bound_ms * CLOSE >= program.limit_ms
+
+
+def test_program_too_large_is_none():
+    assert Program.of(space_of([10, 20, 30]), 1e9, most_columns=3) is None
+
+
+def test_certificate_of_a_program_is_proven_again_and_a_higher_claim_is_not():
+    space = space_of([50, 50, 50], capacity=2500)
+    best = best_by_trying_all(space)
+    program = Program.of(space, 2 * best, most_columns=1000)
+    data = program.certificate(program.solve()).to_data()
+    assert data["z_ms"] == pytest.approx(best, rel=PRECISION + 1e-4)
+    assert why_unproven(space, data["z_ms"], data) == ""
+    assert "the solver proves" in why_unproven(space, 1.1 * best, {**data, "z_ms": 1.1 * best})
+    assert "at most" in why_unproven(space, 3 * best, {**data, "z_ms": 3 * best})
+    with pytest.raises(PlanError, match="malformed"):
+        why_unproven(space, best, {"z_ms": best, "program": {}})
+
+
+def test_certificate_of_a_program_whose_tables_have_no_option_within_it_is_proven():
+    space = space_of([50])
+    least = float(space.largest_cost_ms.min())
+    data = {"z_ms": least / 2, "program": {"limit_ms": least / 2, "nodes": 0}}
+    assert why_unproven(space, least / 2, data) == ""

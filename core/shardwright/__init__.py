@@ -63,6 +63,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.explain": ("Explanation", "explain_table"),
         "shardwright.planning.layouts": (
             "Block",
+            "BlockRun",
             "ColumnRange",
             "Dataflow",
             "Exchange",

@@ -60,6 +60,13 @@ class RowMap(ABC):
             return len(range(*rows.indices(self.num_rows)))
         return len(rows)
 
+    def id_fraction_of(self, part: int) -> float:
+        """The part of a table's lookups that are of ``part``'s rows; by default, ids are spread evenly over rows.
+
+        A row map that knows which rows are asked for often says so: costs follow from it.
+        """
+        return self.num_rows_of(part) / self.num_rows
+
     def part_sizes(self) -> list[tuple[int, int]]:
         """The rows of all parts in order, as runs of equal parts: ``(rows of each, how many parts)``."""
         sizes = (self.num_rows_of(part) for part in range(self.num_parts))

@@ -50,8 +50,7 @@ class TableState:
         """
         whole = torch.empty(self.table.num_embeddings, columns, dtype=dtype)
         mine = {_place(local.block): local for local in self.local}
-        layout = self.sharding.layout
-        for block in layout.blocks[:1] if layout.dataflow.is_replicated else layout.blocks:
+        for block in self.sharding.layout.distinct_blocks():
             if block.num_rows == 0 or (columns == 1 and block.columns.start > 0):
                 continue
             piece = self._piece(mine.get(_place(block)), block, values, columns, dtype)

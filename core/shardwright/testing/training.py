@@ -388,10 +388,11 @@ def expected_collectives(case: Case) -> set[int]:
     routed = {flow for flows in flows_of.values() for flow in flows if isinstance(flow, Routed)}
     ways = {flow.return_path(is_pooled=case.is_pooled).__name__ for flow in routed}
     count = 1 + bool(ways) + sum({"DirectReturn": 2, "HostReturn": 4}[way] for way in ways)
-    has_copies = {name for name, flows in flows_of.items() if any(flow.is_replicated for flow in flows)}
-    copied = {feature for spec in specs if spec.name in has_copies for feature in spec.feature_names}
-    if not copied or case.world_size == 1:
+    has_copies = [spec for spec in specs if any(flow.is_replicated for flow in flows_of[spec.name])]
+    if not has_copies or case.world_size == 1:
         return {count}
+    whole = [spec for spec in has_copies if all(flow.is_replicated for flow in flows_of[spec.name])]
+    copied = {feature for spec in whole for feature in spec.feature_names}
     more = {count + 1, count + 2, count + 3}
     return more if all(_has_ids(case, step, copied) for step in range(NUM_STEPS)) else {count, *more}
 

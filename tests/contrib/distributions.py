@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
+from inspect import getattr_static
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,7 +109,7 @@ def nothing_changes() -> Iterator[None]:
     """
     before = dict(_attributes())
     yield
-    after = {name: getattr(owner, name[-1], _MISSING) for name, (owner, _) in before.items()}
+    after = {name: getattr_static(owner, name[-1], _MISSING) for name, (owner, _) in before.items()}
     changed = sorted(
         ".".join(name) for name, (_, value) in before.items() if not _is_same(value, after[name])
     )
@@ -136,4 +137,4 @@ def _class_attributes(module: str, owner: type) -> Iterator[tuple[tuple[str, ...
     members: Mapping[str, object] = vars(owner)
     for name in list(members):
         if not name.startswith("_abc"):
-            yield (module, owner.__name__, name), (owner, getattr(owner, name, _MISSING))
+            yield (module, owner.__name__, name), (owner, members[name])

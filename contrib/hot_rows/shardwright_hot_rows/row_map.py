@@ -70,8 +70,8 @@ class HotAndCold(sw.RowMap):
         import torch
 
         hot = torch.from_numpy(self._hot).to(ids.device, ids.dtype)
-        before = torch.searchsorted(hot, ids)
-        return before, torch.searchsorted(hot, ids, right=True) > before
+        smaller = torch.searchsorted(hot, ids)
+        return smaller, torch.searchsorted(hot, ids, right=True) > smaller
 
     def part_of(self, ids: Any) -> Any:
         """0 for a hot row, then the cold runs."""

@@ -162,6 +162,8 @@ def _offered(
                 refusals.append(Refusal(table.path, "sharding type", name, reason))
                 continue
             for kernel in kernels:
+                if not catalogue.goes_with(kernel, layout, table, refusals):
+                    continue
                 requests = catalogue.requests(kernel, table, shape, refusals)
                 if requests is not None:
                     yield code, kernel, layout, shape, requests
@@ -428,6 +430,14 @@ class _Catalogue:
         if offer.reason:
             refusals.append(Refusal(table.path, "sharding type", kind.name, offer.reason))
         return offer.layouts
+
+    def goes_with(self, kernel: int, layout: Layout, table: TableSpec, refusals: list[Refusal]) -> bool:
+        """Whether a kernel takes such ids as a layout sends; else there is one more refusal."""
+        own = list(self.kernels.values())[kernel]
+        reason = own.refusal_of_ids(layout.row_map)
+        if reason:
+            refusals.append(Refusal(table.path, "compute kernel", own.name, reason))
+        return not reason
 
     def requests(
         self, kernel: int, table: TableSpec, shape: _Shape, refusals: list[Refusal]

@@ -34,6 +34,9 @@ class RowMap(ABC):
     """
 
     name: ClassVar[str]
+    takes_any_id: ClassVar[bool] = False
+    """Whether ids are keys, any 64-bit numbers, and not rows. Then ``local_row_of`` gives the key, and a kernel that
+    ``takes_any_id`` finds it a row; the rows of the table are its capacity."""
     num_rows: int
 
     @property

@@ -58,7 +58,8 @@ class CollectionEngine:
     ) -> None:
         self.collection = Collection.of(tables)
         self.env, self.device = env, device
-        self.reader = BatchReader(self.collection, is_weighted=is_weighted, checks=checks)
+        any_id = {i for i, table in enumerate(tables) if shardings[table.name].layout.row_map.takes_any_id}
+        self.reader = BatchReader(self.collection, is_weighted=is_weighted, checks=checks, any_id=any_id)
         self.parts = [
             part(PartConfig(self.collection, members, {**shardings, **own}, env, device, is_weighted))
             for part, (members, own) in _deal(tables, shardings, env.world_size).items()

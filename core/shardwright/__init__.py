@@ -35,6 +35,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ComputeKernel",
             "EmbeddingComputeKernel",
             "Estimator",
+            "KernelRequest",
             "Partitioner",
             "Proposer",
             "ShardingType",
@@ -73,6 +74,8 @@ _MODULE_OF_NAME: dict[str, str] = {
             "Routed",
         ),
         "shardwright.planning.optimizers": ("OptimizerSpec",),
+        "shardwright.planning.option_space": ("OptionSpace",),
+        "shardwright.planning.options": ("Options",),
         "shardwright.planning.plan": (
             "EmbeddingModuleShardingPlan",
             "EnumerableShardingSpec",

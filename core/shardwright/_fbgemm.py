@@ -61,7 +61,7 @@ def _failure() -> str | None:
 
 
 def _told(error: BaseException | None) -> Iterator[str]:
-    """An error and what it came from: torch says which library it could not load, the loader which symbol is missing."""
+    """An error and what it came from: torch names the library that it could not load, the loader the missing symbol."""
     while error is not None:
         yield f"{type(error).__name__}: {error}"
         error = error.__cause__

@@ -163,7 +163,7 @@ def _devices() -> Iterator[Finding]:
 
 def _memory_of(torch: Any, kind: str) -> str:
     """The names and memories of the accelerators, where torch tells them."""
-    module = getattr(torch, kind, None)
+    module: Any = getattr(torch, kind, None)
     if not hasattr(module, "get_device_properties"):
         return ""
     found = [module.get_device_properties(index) for index in range(torch.accelerator.device_count())]

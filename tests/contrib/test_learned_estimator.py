@@ -137,6 +137,15 @@ def test_learned_negative_predictions_are_none() -> None:
     assert model.predict(KERNEL, "step", np.full((1, len(FEATURES)), 100.0)).tolist() == [0.0]
 
 
+@pytest.mark.parametrize("kernel_ms", [0.0, 1e-300])
+def test_learned_shards_that_cost_nothing_are_planned(kernel_ms: float) -> None:
+    features = dict.fromkeys(FEATURES, 1.0)
+    measured = [Measurement(KERNEL, kind, features, {"step": kernel_ms}) for kind in TYPES]
+    plan, report = plan_with(LearnedEstimator.fit(measured))
+    assert len(plan.plan[""]) == len(tables())
+    assert report.statistics.time_ms.max() < 1e-290
+
+
 REGRESSORS = [
     None,
     RandomForestRegressor(n_estimators=5),  # random, and no random_state given
@@ -160,15 +169,8 @@ def test_learned_file_gives_the_same_estimates(regressor: Any, tmp_path: Path) -
     assert plan_with(loaded)[0] == plan_with(estimator)[0]
 
 
-# They regress several targets, or one feature; or cannot be made without arguments.
-_OTHERS = (
-    "CrossDecomposition",
-    "CCA",
-    "IsotonicRegression",
-    "PLSCanonical",
-    "PLSRegression",
-    "DummyRegressor",
-)
+# They regress several targets, or one feature; the last is deprecated, and warns.
+_OTHERS = ("CCA", "IsotonicRegression", "PLSCanonical", "PLSRegression", "PassiveAggressiveRegressor")
 ALL_REGRESSORS = sorted(
     (name, kind)
     for name, kind in all_estimators(type_filter="regressor")
@@ -194,7 +196,8 @@ def test_recipe_every_regressor_of_scikit_learn_comes_back(kind: type) -> None:
 
 
 def _comparable(params: dict[str, Any]) -> dict[str, str]:
-    return {name: repr(value) for name, value in params.items()}
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in params.items()}
+    return {name: repr(value) for name, value in plain.items()}
 
 
 def test_recipe_number_of_regressors_is_that_of_scikit_learn() -> None:

@@ -16,10 +16,10 @@ def to_recipe(value: Any) -> Any:
     Raises:
         UnsupportedError: It holds something that is no plain data: a function, a class of somebody else.
     """
+    if isinstance(value, np.generic):  # float64 among them, which is a float too
+        return value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, list | tuple):
         return {"sequence": type(value).__name__, "items": [to_recipe(item) for item in value]}
     if isinstance(value, dict):

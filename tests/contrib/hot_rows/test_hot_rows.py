@@ -12,6 +12,7 @@ import shardwright_hot_rows
 import torch
 from attrs import evolve
 from shardwright_hot_rows import AccessCounts, HotRows
+from tests.contrib import distributions
 from tests.contrib.hot_rows import zipf
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, shard_case, train_simulated
 
@@ -175,3 +176,17 @@ def foreign_ids(layout: sw.Layout, num_ids: int) -> int:
             owner[block.rows.rows] = block.rank
     asked = [owner[zipf.zipf_ids(num_ids, rank).numpy()] for rank in range(zipf.WORLD_SIZE)]
     return sum(int(((own >= 0) & (own != rank)).sum()) for rank, own in enumerate(asked))
+
+
+def test_hot_rows_in_use_change_nothing_of_core_or_plugins() -> None:
+    case = Case(tables(("SUM", "MEAN"), "fused_torch"), (2, 2))
+
+    def use() -> None:
+        with use_host(PluginHost(plugins={"hot_rows": shardwright_hot_rows})):
+            plan_of("NONE", **zipf.measured_counts(2).to_extras())
+        with installed(HotRows(falling)):
+            train_simulated(case)
+
+    use()  # what is imported or compiled on first use is there
+    with distributions.nothing_changes():
+        use()

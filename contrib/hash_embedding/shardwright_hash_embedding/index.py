@@ -36,11 +36,12 @@ class RowIndex:
         self._step = 0
         self.num_evicted = 0
         self._trial_keys = self._trial_counts = np.empty(0, dtype=np.int64)
-        self._sort()
+        self._sort(0)
 
-    def _sort(self) -> None:
-        used = np.flatnonzero(self.uses)
-        self._sorted_rows = used[np.argsort(self.keys[used])]
+    def _sort(self, num_used: int) -> None:
+        """Make the sorted index; rows are given in order, so those from ``num_used`` on are free."""
+        self._num_used = num_used
+        self._sorted_rows = np.argsort(self.keys[:num_used])
         self._sorted_keys = self.keys[self._sorted_rows]
 
     def find(self, ids: Ints) -> Ints:
@@ -66,7 +67,6 @@ class RowIndex:
         self._use(rows[known], counts[known])
         born = self._bear(*self._tried(keys[~known], counts[~known]))
         if len(born):
-            self._sort()
             rows = self.find(keys)
         return rows[place], born
 
@@ -89,28 +89,46 @@ class RowIndex:
     def _bear(self, keys: Ints, counts: Ints) -> Ints:
         """Give ids rows: first those that nobody has, then those that are evicted; no row that this step uses."""
         order = np.argsort(-counts, kind="stable")  # should there be too few rows, those seen most get one
-        free = np.flatnonzero(self.uses == 0)[: len(keys)]
+        free = np.arange(self._num_used, min(self._num_used + len(keys), len(self.keys)))
         evicted = self._worst(len(keys) - len(free))
         rows = np.concatenate([free, evicted])
         chosen = order[: len(rows)]
-        self.num_evicted += len(evicted)
+        self._num_used += len(free)
+        self._reindex(self.keys[evicted], keys[chosen], rows)
         self.keys[rows], self.uses[rows] = keys[chosen], 0
         self._use(rows, counts[chosen])
         return rows
+
+    def _reindex(self, gone: Ints, keys: Ints, rows: Ints) -> None:
+        """Take keys out of the sorted index, and put others in, whose rows are given."""
+        if len(gone):
+            self.num_evicted += len(gone)
+            places = np.searchsorted(self._sorted_keys, gone)
+            self._sorted_keys = np.delete(self._sorted_keys, places)
+            self._sorted_rows = np.delete(self._sorted_rows, places)
+        order = np.argsort(keys)
+        places = np.searchsorted(self._sorted_keys, keys[order])
+        self._sorted_keys = np.insert(self._sorted_keys, places, keys[order])
+        self._sorted_rows = np.insert(self._sorted_rows, places, rows[order])
 
     def _worst(self, count: int) -> Ints:
         """The rows that make room, of those that this step does not use."""
         if not count:
             return np.empty(0, dtype=np.int64)
         idle = np.flatnonzero((self.uses > 0) & (self.last_use < self._step))
-        return idle[np.argsort(self._order(self.uses[idle], self.last_use[idle]), kind="stable")][:count]
+        if count < len(idle):  # most are not near: a partition leaves few to sort
+            ages = self._first(self.uses[idle], self.last_use[idle])
+            idle = idle[ages <= np.partition(ages, count - 1)[count - 1]]
+        return idle[self._order(self.uses[idle], self.last_use[idle])][:count]
+
+    def _first(self, uses: Ints, last_use: Ints) -> Ints:
+        """By what rows make room, those with the least first."""
+        return last_use if self._settings.evict == LRU else uses
 
     def _order(self, uses: Ints, last_use: Ints) -> Ints:
-        """The order in which rows make room, as numbers."""
-        first, then = (last_use, uses) if self._settings.evict == LRU else (uses, last_use)
-        places = np.empty(len(uses), dtype=np.int64)
-        places[np.lexsort((then, first))] = np.arange(len(uses))
-        return places
+        """The rows in the order in which they make room."""
+        then = uses if self._settings.evict == LRU else last_use
+        return np.lexsort((then, self._first(uses, last_use)))
 
     def load(self, keys: Ints, uses: Ints, last_use: Ints, mine: npt.NDArray[np.bool_]) -> Ints:
         """Take over rows; if there are more than room for, those that would be evicted last.
@@ -125,12 +143,12 @@ class RowIndex:
             For each row here, which of those it is, or -1: ``[R]``.
         """
         theirs = np.flatnonzero(mine & (uses > 0))
-        kept = theirs[np.argsort(-self._order(uses[theirs], last_use[theirs]))][: len(self.keys)]
+        kept = theirs[self._order(uses[theirs], last_use[theirs])[::-1]][: len(self.keys)]
         source = np.full(len(self.keys), NONE, dtype=np.int64)
         source[: len(kept)] = np.sort(kept)
         for own, given in ((self.keys, keys), (self.uses, uses), (self.last_use, last_use)):
             own[:] = np.where(source == NONE, 0, given[source])
         self._step = int(last_use.max(initial=0))
         self._trial_keys = self._trial_counts = np.empty(0, dtype=np.int64)
-        self._sort()
+        self._sort(len(kept))
         return source

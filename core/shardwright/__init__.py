@@ -35,6 +35,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ComputeKernel",
             "EmbeddingComputeKernel",
             "Estimator",
+            "KernelRequest",
             "Partitioner",
             "Proposer",
             "ShardingType",
@@ -63,6 +64,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.explain": ("Explanation", "explain_table"),
         "shardwright.planning.layouts": (
             "Block",
+            "BlockRun",
             "ColumnRange",
             "Dataflow",
             "Exchange",
@@ -72,6 +74,8 @@ _MODULE_OF_NAME: dict[str, str] = {
             "Routed",
         ),
         "shardwright.planning.optimizers": ("OptimizerSpec",),
+        "shardwright.planning.option_space": ("OptionSpace",),
+        "shardwright.planning.options": ("Options",),
         "shardwright.planning.plan": (
             "EmbeddingModuleShardingPlan",
             "EnumerableShardingSpec",

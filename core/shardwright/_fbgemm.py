@@ -8,6 +8,7 @@ in ways (undefined symbols, operators registered twice) that must not break thos
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 __all__ = ["available", "reason", "serves"]
 
@@ -25,7 +26,7 @@ def reason() -> str | None:
     """Why FBGEMM cannot be used, for reports and error texts.
 
     Returns:
-        The kind and text of the error that its import ended with; None if it is available.
+        The kind and text of the error that its import ended with, and of what that came from; None if it is available.
     """
     return _failure()
 
@@ -55,8 +56,15 @@ def _failure() -> str | None:
     # OSError: a missing shared library or an undefined symbol. RuntimeError: an operator registered twice.
     # AttributeError: the package is there, its operators are not.
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return f"{type(error).__name__}: {error}"
+        return " from ".join(_told(error))
     return None
+
+
+def _told(error: BaseException | None) -> Iterator[str]:
+    """An error and what it came from: torch names the library that it could not load, the loader the missing symbol."""
+    while error is not None:
+        yield f"{type(error).__name__}: {error}"
+        error = error.__cause__
 
 
 @functools.cache

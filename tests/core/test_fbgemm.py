@@ -41,6 +41,14 @@ def test_fbgemm_that_does_not_fit_torch_says_why(
     assert JaggedTensor(torch.tensor([7]), lengths=torch.tensor([0, 1])).offsets().tolist() == [0, 0, 1]
 
 
+def test_fbgemm_reason_tells_what_the_error_came_from(forgotten: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "fbgemm_gpu.py").write_text(
+        "raise OSError('no library') from OSError('undefined symbol: _Z')\n"
+    )
+    forgotten.syspath_prepend(tmp_path)
+    assert _fbgemm.reason() == "OSError: no library from OSError: undefined symbol: _Z"
+
+
 def test_fbgemm_available_has_no_reason_and_serves_the_cpu() -> None:
     if not _fbgemm.available():
         pytest.skip(f"FBGEMM is not available: {_fbgemm.reason()}")

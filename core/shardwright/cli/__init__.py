@@ -10,6 +10,7 @@ import typer
 from shardwright import __version__
 from shardwright.cli.bench.command import bench
 from shardwright.cli.demo.command import demo
+from shardwright.cli.doctor import doctor
 from shardwright.cli.layouts import layouts
 from shardwright.cli.plan import plan
 from shardwright.cli.plans import check, diff, explain
@@ -19,7 +20,7 @@ from shardwright.errors import ShardwrightError
 __all__ = ["app", "main"]
 
 # A command is a function with options, in a module of its own. It is added by its name here.
-_COMMANDS = (check, demo, diff, explain, layouts, plan, plugins)
+_COMMANDS = (check, demo, diff, doctor, explain, layouts, plan, plugins)
 
 app = typer.Typer(
     name="shardwright",

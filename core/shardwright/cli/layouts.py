@@ -49,8 +49,8 @@ def drawings(name: str, *, ranks: int = 4, hosts: int = 2, rows: int = 8, dim: i
         return f"{kind.name} ({kind.abbreviation}): {supported}"
     offered = list(kind.layouts(table, topology, ParameterConstraints(sharding_types=[kind.name])))
     lines = [
-        f"{kind.name} ({kind.abbreviation}), {own.variant + ', ' if own.variant else ''}dataflow {own.dataflow.name}\n"
-        + draw(own)
+        f"{kind.name} ({kind.abbreviation}), {own.variant + ', ' if own.variant else ''}"
+        f"dataflow {' and '.join(dataflow.name for dataflow in own.dataflows)}\n" + draw(own)
         for own in offered
     ]
     return "\n".join(lines) or f"{kind.name} ({kind.abbreviation}): no layout for this table"

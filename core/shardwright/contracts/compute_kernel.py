@@ -11,10 +11,13 @@ from attrs import field, frozen
 from shardwright.contracts.names import OpenNames
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.row_maps import RowMap
 from shardwright.planning.tables import DataType, TableSpec
 
 if TYPE_CHECKING:
     from shardwright.runtime.lookup import BlockSpec, Lookup
+
+__all__ = ["ComputeKernel", "KernelRequest"]
 
 
 @frozen
@@ -86,6 +89,11 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     batch_major: ClassVar[bool] = False
     """Shape of what its lookups return, see :class:`shardwright.runtime.lookup.Lookup`."""
 
+    takes_any_id: ClassVar[bool] = False
+    """Whether ids are keys that its lookups find rows for; it then serves row maps that take any id, and no others."""
+    row_state: ClassVar[tuple[str, ...]] = ()
+    """The names of what its lookups' ``row_state`` has, saved beside the weights."""
+
     @abstractmethod
     def supports(self, request: KernelRequest) -> Literal[True] | str:
         """``True``, or the reason why not."""
@@ -97,6 +105,13 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         Returns:
             ``{tier: bytes}``; the tier ``"device"`` is the device's own memory, ``"host"`` the host's.
         """
+
+    def refusal_of_ids(self, row_map: RowMap) -> str:
+        """Why it does not take the ids that a row map gives it; empty if it does."""
+        if self.takes_any_id == row_map.takes_any_id:
+            return ""
+        given, taken = ("keys", "rows") if row_map.takes_any_id else ("rows", "keys")
+        return f"the row map {row_map.name!r} gives it {given}, it takes {taken}"
 
     def bandwidth_fraction(self, request: KernelRequest) -> float:
         """The part of the memory tier's bandwidth that lookups and updates reach, above 0 and up to 1."""

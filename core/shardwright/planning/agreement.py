@@ -32,7 +32,7 @@ class _Character:
         return cls(
             layout.cuts_rows,
             layout.blocks[0].num_columns < dim,
-            layout.dataflow.name,
+            " and ".join(sorted(dataflow.name for dataflow in layout.dataflows)),
             all(block.host_group == 0 for block in layout.blocks),
         )
 

@@ -28,6 +28,8 @@ from shardwright.planning.space import SearchSpace
 
 # A claim must hold by this much more than rounding: relative.
 TOLERANCE = 1e-9
+NOTHING_MS = 1e-12
+"""A time as good as none: where shards cost nothing, a bisection would go on down to the least of all numbers."""
 _MOST_STEPS = 60
 _POLYAK_STEPS = 16
 _MOST_SWEEPS = 3
@@ -474,7 +476,7 @@ class Bound:
         if dual.best is not None and dual.value_ms / problem.world_size > low:
             low, proof = dual.value_ms / problem.world_size, dual.best.multipliers
         high = _relaxed_value(problem, low)
-        while high > low * (1 + precision) and np.isfinite(high):
+        while high > max(low * (1 + precision), NOTHING_MS) and np.isfinite(high):
             middle = (low * high) ** 0.5 if low > 0 else high / 2
             trial = problem.maximise(middle, proof)
             if trial.is_empty or trial.value_ms >= problem.world_size * middle * (1 + TOLERANCE):
@@ -494,7 +496,7 @@ def _reached(problem: Relaxation, trial: Dual, z_ms: float) -> float:
 
 def _relaxed_value(problem: Relaxation, low: float) -> float:
     """A time that the relaxation cannot refute; infinite if no choice fits in memory."""
-    high = max(low, float(problem.thresholds_ms[0]) if len(problem.thresholds_ms) else 0.0, 1e-12)
+    high = max(low, float(problem.thresholds_ms[0]) if len(problem.thresholds_ms) else 0.0, NOTHING_MS)
     for _ in range(200):
         trial = problem.maximise(high * (1 + 1e-6))
         if not trial.is_empty and trial.value_ms < problem.world_size * high:

@@ -88,6 +88,11 @@ def _is_text(instance: Any, attribute: Any, value: Any) -> None:
         raise InvalidInputError(f"{attribute.name} must be a text, got {value!r}")
 
 
+def _is_object(instance: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
+        raise InvalidInputError(f"{attribute.name} must be an object of JSON data, got {value!r}")
+
+
 def _not_negative(instance: Any, attribute: Any, values: tuple[float, ...] | None) -> None:
     if values is not None and (not values or min(values) < 0):
         raise InvalidInputError(f"{attribute.name} must be one number a feature, none negative; got {values}")
@@ -118,6 +123,7 @@ class ParameterConstraints:
             default.
         device_group: type of the device that must hold the table; planning fails if the topology has another.
         qcomms_config: the codecs that its results and gradients travel by; those of its module's sharder by default.
+        extras: JSON data for plugins, which tell what they read here (measured access counts, say).
         ranks: the ranks that its shards may live on, one or several; all by default.
         together: a label. All tables with one label go to one rank, each in one piece.
         apart: labels, one or several. No two tables that have a label in common have shards on one rank.
@@ -143,6 +149,7 @@ class ParameterConstraints:
     together: str | None = field(default=None, validator=_is_text)
     apart: tuple[str, ...] | None = field(default=None, converter=_labels)
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
+    extras: Mapping[str, Any] | None = field(default=None, validator=_is_object, hash=False)
 
     @classmethod
     def from_data(cls, data: Any, where: str) -> ParameterConstraints:

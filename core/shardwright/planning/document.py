@@ -5,7 +5,7 @@
 "embedding_dim", "shards": [{"rank", "rows": [a, b], "columns": [a, b]}, ...]}}}}``. A table may also have
 ``qcomms_config`` (the codecs of results and gradients, where they have any), ``row_map`` (where rows are not parted in
 neighbouring runs; then a shard's ``rows`` are ``{"part": i, "num_rows": n}``), ``dataflow``, ``variant`` and
-``extras``. Keys that are not known here are kept.
+``extras``; a shard may have a ``dataflow`` of its own. Keys that are not known here are kept.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TABLE_KEYS = frozenset(
         *("row_map", "dataflow", "variant", "extras", "qcomms_config"),
     ]
 )
-_SHARD_KEYS = frozenset(["rank", "rows", "columns"])
+_SHARD_KEYS = frozenset(["rank", "rows", "columns", "dataflow"])
 
 
 def write_plan(plan: ShardingPlan) -> str:
@@ -165,7 +165,8 @@ def _size_text(block: Block) -> str:
     bounds = block.rows.bounds
     part = f'{{"part": {block.rows.index}, "num_rows": {block.num_rows}}}'
     rows = f"[{bounds[0]}, {bounds[1]}]" if bounds else part
-    return f'"rows": {rows}, "columns": [{block.columns.start}, {block.columns.stop}]'
+    dataflow = f', "dataflow": {json.dumps(to_data(block.dataflow))}' if block.dataflow else ""
+    return f'"rows": {rows}, "columns": [{block.columns.start}, {block.columns.stop}]{dataflow}'
 
 
 def _unknown(known: Mapping[str, Any]) -> str:
@@ -303,15 +304,17 @@ class _Reader:
         ranks = [self._rank(shard, place) for shard, place in zip(shards, places, strict=True)]
         columns = [_columns(shard, dim, place) for shard, place in zip(shards, places, strict=True)]
         rows = [_rows(shard, num_rows, place) for shard, place in zip(shards, places, strict=True)]
-        dataflow: Dataflow = Exchange()
-        if "dataflow" in entry:
-            dataflow = from_data(_typed(entry, "dataflow", dict, where), kind.dataflows)
+        dataflow = _dataflow(entry, kind, where) or Exchange()
+        own = [_dataflow(shard, kind, place) for shard, place in zip(shards, places, strict=True)]
         given: RowMap | None = RowsRange(num_rows) if dataflow.is_replicated else None
         if "row_map" in entry:
             given = from_data(_typed(entry, "row_map", dict, where), kind.row_maps)
         parts = _row_parts(given, rows, columns, num_rows, places)
         return Layout(
-            [Block(part, span, rank=rank) for part, span, rank in zip(parts, columns, ranks, strict=True)],
+            [
+                Block(part, span, rank=rank, dataflow=flow)
+                for part, span, rank, flow in zip(parts, columns, ranks, own, strict=True)
+            ],
             dataflow=dataflow,
             variant=_typed(entry, "variant", str, where) if "variant" in entry else "",
             extras=_typed(entry, "extras", dict, where) if "extras" in entry else {},
@@ -326,6 +329,15 @@ class _Reader:
                 f"{place}: rank {rank!r} is not one of the {self._world_size} ranks of the topology"
             )
         return rank
+
+
+def _dataflow(
+    entry: Mapping[str, Any], kind: type[ShardingType] | ShardingType, where: str
+) -> Dataflow | None:
+    """The dataflow that a table or a shard names, of those that the sharding type has."""
+    if "dataflow" not in entry:
+        return None
+    return from_data(_typed(entry, "dataflow", dict, where), kind.dataflows)
 
 
 def _codecs(entry: Mapping[str, Any], where: str) -> QCommsConfig | None:

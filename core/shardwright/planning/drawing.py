@@ -62,7 +62,7 @@ def draw(layout: Layout) -> str:
 
 
 def _bands(layout: Layout) -> Iterator[_Band]:
-    blocks = list(layout.blocks[:1] if layout.dataflow.is_replicated else layout.blocks)
+    blocks = list(layout.distinct_blocks())
     num_rows = layout.row_map.num_rows
     part_of_row = np.empty(num_rows, dtype=np.int64)
     for part in range(layout.row_map.num_parts):
@@ -93,8 +93,9 @@ def _content(band: _Band, edges: Sequence[int], layout: Layout) -> str:
 
 def _place(block: Block, layout: Layout) -> str:
     """Where a block may be."""
-    if layout.dataflow.is_replicated:
-        ranks = sorted(block.rank for block in layout.blocks if block.rank is not None)
+    if layout.dataflow_of(block).is_replicated:
+        copies = [copy for copy in layout.blocks if copy.rows.index == block.rows.index]
+        ranks = sorted(copy.rank for copy in copies if copy.rank is not None)
         return f"a copy on each of ranks {ranks_text(ranks)}"
     if block.rank is not None:
         return f"rank {block.rank}"

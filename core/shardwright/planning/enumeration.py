@@ -16,7 +16,7 @@ from shardwright.contracts.sharding_type import ShardingType
 from shardwright.errors import PlanningError, UnknownNameError, UnknownPluginError
 from shardwright.planning.conflicts import smallest_conflict
 from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.layouts import Block, BlockRuns, Layout
+from shardwright.planning.layouts import Block, BlockRun, BlockRuns, Layout
 from shardwright.planning.option_space import EVERYTHING, OptionSpace
 from shardwright.planning.options import FREE, NO_GANG, Bools, Ints, Options, Refusal
 from shardwright.planning.rank_rules import RankRules
@@ -162,6 +162,8 @@ def _offered(
                 refusals.append(Refusal(table.path, "sharding type", name, reason))
                 continue
             for kernel in kernels:
+                if not catalogue.goes_with(kernel, layout, table, refusals):
+                    continue
                 requests = catalogue.requests(kernel, table, shape, refusals)
                 if requests is not None:
                     yield code, kernel, layout, shape, requests
@@ -206,12 +208,13 @@ class _Shape:
     gang: tuple[int, ...]
     local_rank: tuple[int, ...]
     count: tuple[int, ...]
+    is_copy: tuple[bool, ...]
+    id_fraction: tuple[float, ...]
     num_gangs: int
 
     @classmethod
     def of(cls, layout: Layout) -> _Shape:
-        blocks = layout.blocks
-        runs = list(_runs(blocks) if isinstance(blocks, BlockRuns) else _fold(map(_single, blocks)))
+        runs = list(_runs(layout))
         labels = sorted({run.host_group for run in runs if run.host_group is not None})
         gangs: dict[int | None, int] = {None: NO_GANG, **{label: gang for gang, label in enumerate(labels)}}
         return cls(
@@ -221,6 +224,8 @@ class _Shape:
             gang=tuple(gangs[run.host_group] for run in runs),
             local_rank=tuple(run.local_rank for run in runs),
             count=tuple(run.length for run in runs),
+            is_copy=tuple(run.is_copy for run in runs),
+            id_fraction=tuple(run.id_fraction for run in runs),
             num_gangs=len(labels),
         )
 
@@ -247,6 +252,8 @@ class _Run(NamedTuple):
     num_rows: int
     num_columns: int
     host_group: int | None
+    is_copy: bool
+    id_fraction: float
     rank: int
     local_rank: int
     length: int
@@ -254,7 +261,7 @@ class _Run(NamedTuple):
     def continues(self, other: _Run) -> bool:
         """Whether ``other`` begins where this ends and is of its kind."""
         return (
-            self[:3] == other[:3]
+            self[:5] == other[:5]
             and other.rank == (FREE if self.rank == FREE else self.rank + self.length)
             and other.local_rank == (FREE if self.local_rank == FREE else self.local_rank + self.length)
         )
@@ -264,31 +271,40 @@ def _number(value: int | None, offset: int = 0) -> int:
     return FREE if value is None else value + offset
 
 
-def _single(block: Block) -> _Run:
+def _runs(layout: Layout) -> Iterator[_Run]:
+    """The blocks of a layout as runs."""
+    if isinstance(layout.blocks, BlockRuns):
+        return _fold(chain.from_iterable(_parts(layout, run) for run in layout.blocks.runs))
+    return _fold(_single(layout, block) for block in layout.blocks)
+
+
+def _single(layout: Layout, block: Block) -> _Run:
     return _Run(
         block.num_rows,
         block.num_columns,
         block.host_group,
+        layout.dataflow_of(block).is_replicated,
+        layout.row_map.id_fraction_of(block.rows.index),
         _number(block.rank),
         _number(block.local_rank),
         1,
     )
 
 
-def _runs(blocks: BlockRuns) -> Iterator[_Run]:
-    parts = (
-        _Run(
+def _parts(layout: Layout, run: BlockRun) -> Iterator[_Run]:
+    """A run of blocks in pieces of equally many rows; what is known of one's ids is known of all."""
+    is_copy = (run.dataflow or layout.dataflow).is_replicated
+    for start, rows, count in run.sizes():
+        yield _Run(
             rows,
             len(run.columns),
             run.host_group,
+            is_copy,
+            run.row_map.id_fraction_of(run.first_part + (0 if run.is_copied else start)),
             _number(run.rank, start),
             _number(run.local_rank, start),
             count,
         )
-        for run in blocks.runs
-        for start, rows, count in run.sizes()
-    )
-    return _fold(parts)
 
 
 def _fold(runs: Iterable[_Run]) -> Iterator[_Run]:
@@ -415,6 +431,14 @@ class _Catalogue:
             refusals.append(Refusal(table.path, "sharding type", kind.name, offer.reason))
         return offer.layouts
 
+    def goes_with(self, kernel: int, layout: Layout, table: TableSpec, refusals: list[Refusal]) -> bool:
+        """Whether a kernel takes such ids as a layout sends; else there is one more refusal."""
+        own = list(self.kernels.values())[kernel]
+        reason = own.refusal_of_ids(layout.row_map)
+        if reason:
+            refusals.append(Refusal(table.path, "compute kernel", own.name, reason))
+        return not reason
+
     def requests(
         self, kernel: int, table: TableSpec, shape: _Shape, refusals: list[Refusal]
     ) -> list[int] | None:
@@ -520,13 +544,19 @@ class _Columns:
             compute_kernel=np.array(self._kernels, dtype=np.int64),
             layouts=tuple(self._layouts),
             cuts_rows=self._of_layouts(lambda layout: layout.cuts_rows),
-            is_replicated=self._of_layouts(lambda layout: layout.dataflow.is_replicated),
-            sums_inside_host=self._of_layouts(lambda layout: layout.dataflow.sums_inside_host),
+            is_replicated=self._of_layouts(lambda layout: layout.is_replicated),
+            sums_inside_host=self._of_layouts(
+                lambda layout: any(dataflow.sums_inside_host for dataflow in layout.dataflows)
+            ),
             first_shard=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             option=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
             count=self._joined(attrgetter("count")),
             num_rows=self._joined(attrgetter("num_rows")),
             num_columns=self._joined(attrgetter("num_columns")),
+            is_copy=np.array(list(chain.from_iterable(shape.is_copy for shape in self._shapes)), dtype=bool),
+            id_fraction=np.array(
+                list(chain.from_iterable(shape.id_fraction for shape in self._shapes)), dtype=np.float64
+            ),
             rank=rank,
             gang=gang,
             local_rank=local_rank,

@@ -133,6 +133,7 @@ class Block:
         host_group: a label. The blocks of a layout with one label go to ranks of one host, whichever; those of
             different labels may share a host or not. ``None``: any rank of any host.
         local_rank: with a ``host_group``, the rank inside that host that it must have; ``None``: any of them.
+        dataflow: how ids and results of these rows travel; ``None``: as the layout says.
 
     Raises:
         InvalidInputError: a number is negative, a block has both a rank and a ``host_group``, or a ``local_rank``
@@ -144,6 +145,7 @@ class Block:
     rank: int | None = field(default=None, validator=attrs.validators.optional(not_negative))
     host_group: int | None = field(default=None, validator=attrs.validators.optional(not_negative))
     local_rank: int | None = field(default=None, validator=attrs.validators.optional(not_negative))
+    dataflow: Dataflow | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.rank is not None and self.host_group is not None:
@@ -183,6 +185,7 @@ class BlockRun:
         rank: the rank of the first, or ``None``; see :class:`Block`.
         host_group: of all of them; see :class:`Block`.
         local_rank: the rank inside the host of the first, or ``None``.
+        dataflow: of all of them; see :class:`Block`.
 
     Raises:
         InvalidInputError: the row map has fewer parts; what a :class:`Block` raises.
@@ -196,6 +199,7 @@ class BlockRun:
     rank: int | None = None
     host_group: int | None = None
     local_rank: int | None = None
+    dataflow: Dataflow | None = None
 
     def __attrs_post_init__(self) -> None:
         needed = self.first_part + (1 if self.is_copied else self.count)
@@ -214,6 +218,7 @@ class BlockRun:
             rank=None if self.rank is None else self.rank + index,
             host_group=self.host_group,
             local_rank=None if self.local_rank is None else self.local_rank + index,
+            dataflow=self.dataflow,
         )
 
     def sizes(self) -> Iterator[tuple[int, int, int]]:
@@ -288,13 +293,13 @@ class PlacedBlocks(_LazyBlocks):
 
     def __iter__(self) -> Iterator[Block]:
         return (
-            Block(block.rows, block.columns, rank)
+            Block(block.rows, block.columns, rank, dataflow=block.dataflow)
             for block, rank in zip(self.blocks, self.ranks, strict=True)
         )
 
     def _block(self, index: int) -> Block:
         block = self.blocks[index]
-        return Block(block.rows, block.columns, self.ranks[index])
+        return Block(block.rows, block.columns, self.ranks[index], dataflow=block.dataflow)
 
 
 def _plain(instance: Any, attribute: Any, value: Mapping[str, Any]) -> None:
@@ -319,9 +324,9 @@ class Layout:
 
     Args:
         blocks: all of one row map; together they cover every row and column exactly once. Where the dataflow is
-            replicated, each is the whole table, and every rank has one. Either blocks or, where there may be
-            hundreds, :class:`BlockRun` objects, of which blocks are made when they are looked at.
-        dataflow: how ids and results travel.
+            replicated, each is all columns of a row part, and every rank has one. Either blocks or, where there may
+            be hundreds, :class:`BlockRun` objects, of which blocks are made when they are looked at.
+        dataflow: how ids and results travel, for all blocks that say nothing else.
         variant: tells layouts of one sharding type for one table apart (``"4 columns blocks"``); part of an
             option's identity.
         extras: JSON data of the plugin, kept in the plan and handed back at run time.
@@ -352,6 +357,51 @@ class Layout:
         return self.blocks[0].rows.row_map
 
     @property
+    def dataflows(self) -> tuple[Dataflow, ...]:
+        """The dataflows of its blocks, each once, in the order of the blocks."""
+        cut = self.blocks.blocks if isinstance(self.blocks, PlacedBlocks) else self.blocks
+        items = cut.runs if isinstance(cut, BlockRuns) else cut
+        return tuple(dict.fromkeys(item.dataflow or self.dataflow for item in items))
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every rank has a copy of each block."""
+        return all(dataflow.is_replicated for dataflow in self.dataflows)
+
+    def dataflow_of(self, block: Block) -> Dataflow:
+        """How ids and results of a block travel."""
+        return block.dataflow or self.dataflow
+
+    def served_by(self, dataflows: Iterable[Dataflow]) -> Layout:
+        """The blocks of some dataflows alone; they no longer cover the table if there are others.
+
+        Raises:
+            InvalidInputError: no block has one of these.
+        """
+        chosen = set(dataflows)
+        if chosen.issuperset(self.dataflows):
+            return self
+        kept = [index for index, block in enumerate(self.blocks) if self.dataflow_of(block) in chosen]
+        if not isinstance(self.blocks, PlacedBlocks):
+            return attrs.evolve(self, blocks=[self.blocks[index] for index in kept])
+        cut, ranks = self.blocks.blocks, self.blocks.ranks
+        return attrs.evolve(self, blocks=PlacedBlocks([cut[i] for i in kept], [ranks[i] for i in kept]))
+
+    def distinct_blocks(self) -> Iterator[Block]:
+        """Its blocks, of copies only the first: together they hold each row and column once."""
+        if self.dataflows == (self.dataflow,) and not self.is_replicated:
+            yield from self.blocks
+            return
+        copied: set[tuple[int, ColumnRange]] = set()
+        for block in self.blocks:
+            place = (block.rows.index, block.columns)
+            if place in copied:
+                continue
+            if self.dataflow_of(block).is_replicated:
+                copied.add(place)
+            yield block
+
+    @property
     def cuts_rows(self) -> bool:
         """Whether a row part is less than the whole table, so that results are partial sums."""
         return self.row_map.num_parts > 1
@@ -359,7 +409,8 @@ class Layout:
     @property
     def maps_rows(self) -> bool:
         """Whether a row's place in its part differs from its place in the table, so that ids must be mapped."""
-        return self.blocks[0].rows.bounds != (0, self.row_map.num_rows)
+        first = self.blocks[0].rows
+        return first.index > 0 or first.bounds != (0, self.row_map.num_rows)
 
     @property
     def is_placed(self) -> bool:
@@ -398,11 +449,11 @@ class Layout:
         for rank in self.ranks:
             if world_size is not None and rank is not None and rank >= world_size:
                 raise InvalidInputError(f"{where}: a block is placed on rank {rank} of {world_size} ranks")
-        if self.dataflow.is_replicated:
-            self._check_copies(where, table, world_size)
-            return
+        for dataflow in self.dataflows:
+            if dataflow.is_replicated:
+                self._check_copies(where, table, dataflow, world_size)
         spans: dict[int, list[ColumnRange]] = {part: [] for part in range(self.row_map.num_parts)}
-        for block in self.blocks:
+        for block in self.distinct_blocks():
             spans[block.rows.index].append(block.columns)
         for part, columns in spans.items():
             _check_columns(f"{where}, row part {part}", columns, table.embedding_dim)
@@ -417,27 +468,32 @@ class Layout:
             world_size or last + 1
         ):
             return False
-        if self.dataflow.is_replicated:
+        if self.is_replicated:
             return run.rank == 0 and run.is_copied and self.row_map.num_parts == 1 and last + 1 == world_size
         return not run.is_copied and run.count == self.row_map.num_parts
 
-    def _check_copies(self, where: str, table: TableSpec, world_size: int | None) -> None:
-        """Check that every rank has one copy of the whole table."""
+    def _check_copies(self, where: str, table: TableSpec, dataflow: Dataflow, world_size: int | None) -> None:
+        """Check that every rank has one copy of each row part of a dataflow, with all columns."""
+        ranks_of: dict[int, list[int | None]] = {}
         for block in self.blocks:
-            size = (block.num_rows, block.num_columns)
-            if size != (table.num_embeddings, table.embedding_dim):
+            if self.dataflow_of(block) != dataflow:
+                continue
+            if block.num_columns != table.embedding_dim:
                 raise InvalidInputError(
-                    f"{where}: the copy on rank {block.rank} has {size[0]} rows and {size[1]} columns; "
-                    f"dataflow {self.dataflow.name!r} needs the whole table on every rank"
+                    f"{where}: the copy on rank {block.rank} has {block.num_rows} rows and {block.num_columns} "
+                    f"columns; dataflow {dataflow.name!r} needs all {table.embedding_dim} columns on every rank"
                 )
-        copies = Counter(block.rank for block in self.blocks)
-        count = len(self.blocks) if world_size is None else world_size
-        for rank in range(count):
-            if copies[rank] != 1:
-                raise InvalidInputError(
-                    f"{where}: rank {rank} has {copies[rank]} copies; dataflow {self.dataflow.name!r} needs one on "
-                    f"each of {count} ranks"
-                )
+            ranks_of.setdefault(block.rows.index, []).append(block.rank)
+        for part, ranks in ranks_of.items():
+            what = f"copies of row part {part}" if self.cuts_rows else "copies"
+            copies = Counter(ranks)
+            count = len(ranks) if world_size is None else world_size
+            for rank in range(count):
+                if copies[rank] != 1:
+                    raise InvalidInputError(
+                        f"{where}: rank {rank} has {copies[rank]} {what}; dataflow {dataflow.name!r} needs one on "
+                        f"each of {count} ranks"
+                    )
 
 
 def _check_columns(where: str, columns: list[ColumnRange], dim: int) -> None:

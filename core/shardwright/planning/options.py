@@ -80,13 +80,15 @@ class Options:
         compute_kernel: code of its kernel, ``[O]``.
         layouts: its layout.
         cuts_rows: its rows are cut, so that pooled results are partial sums: ``[O]``.
-        is_replicated: each of its shards is the whole table, and every rank has one: ``[O]``.
+        is_replicated: every rank has a copy of each of its shards: ``[O]``.
         sums_inside_host: its partial sums are added inside a host before they cross to others: ``[O]``.
         first_shard: ``[O + 1]``.
         option: option of each run, ``[S]``.
         count: shards of each run, ``[S]``.
         num_rows: of each of its shards, ``[S]``.
         num_columns: of each of its shards, ``[S]``.
+        is_copy: every rank has a copy of its rows: ``[S]``.
+        id_fraction: the part of its table's lookups that are of the rows that each of its shards holds: ``[S]``.
         rank: the rank that its first shard must live on, the next on the next rank, and so on; or ``FREE``: ``[S]``.
         gang: the shards of runs of one number, which no other option has, must go to ranks of one host;
             ``NO_GANG``: no other shard matters. ``[S]``.
@@ -116,6 +118,8 @@ class Options:
     count: Ints
     num_rows: Ints
     num_columns: Ints
+    is_copy: Bools
+    id_fraction: Floats
     rank: Ints
     gang: Ints
     local_rank: Ints

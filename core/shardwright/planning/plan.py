@@ -63,7 +63,7 @@ class ParameterSharding:
     @property
     def sharding_spec(self) -> EnumerableShardingSpec | None:
         """The shards in TorchRec's form; ``None`` where every rank has a copy of the whole table."""
-        if self.layout.dataflow.is_replicated:
+        if self.layout.is_replicated:
             return None
         return EnumerableShardingSpec([_metadata(block, self.device) for block in self.layout.blocks])
 

@@ -169,7 +169,7 @@ _Cut = tuple[Any, int, int]
 
 def _cut_of(block: Any) -> _Cut:
     """Which rows and columns a block has: parts of equal bounds are the same rows."""
-    return block.rows.bounds or (type(block.rows.row_map).__name__, block.rows.index), *_columns(block)
+    return block.rows.bounds or (block.rows.row_map, block.rows.index), *_columns(block)
 
 
 def _columns(block: Any) -> tuple[int, int]:

@@ -34,6 +34,9 @@ class RowMap(ABC):
     """
 
     name: ClassVar[str]
+    takes_any_id: ClassVar[bool] = False
+    """Whether ids are keys, any 64-bit numbers, and not rows. Then ``local_row_of`` gives the key, and a kernel that
+    ``takes_any_id`` finds it a row; the rows of the table are its capacity."""
     num_rows: int
 
     @property
@@ -59,6 +62,13 @@ class RowMap(ABC):
         if isinstance(rows, slice):
             return len(range(*rows.indices(self.num_rows)))
         return len(rows)
+
+    def id_fraction_of(self, part: int) -> float:
+        """The part of a table's lookups that are of ``part``'s rows; by default, ids are spread evenly over rows.
+
+        A row map that knows which rows are asked for often says so: costs follow from it.
+        """
+        return self.num_rows_of(part) / self.num_rows
 
     def part_sizes(self) -> list[tuple[int, int]]:
         """The rows of all parts in order, as runs of equal parts: ``(rows of each, how many parts)``."""

@@ -171,20 +171,21 @@ def vector_bytes(options: Options) -> tuple[Floats, Floats]:
 
 
 def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
-    """What each shard of a run receives and sends in a step, ids spread evenly over rows: ``[S]`` each, in bytes.
+    """What each shard of a run receives and sends in a step: ``[S]`` each, in bytes.
 
     Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out; if they are added
     inside the host, then also the sums for this rank's counterparts on all hosts. A copy of the whole table has its own
     rank's ids and vectors only. A shard without rows has neither.
     """
     table = options.shard_table
-    fraction = options.row_fraction
+    fraction = options.id_fraction
     pooled = options.is_pooled[table]
-    num_batches = np.where(options.is_replicated, 1, topology.world_size)[options.option]
+    num_batches = np.where(options.is_copy, 1, topology.world_size)
     ids = options.ids_per_batch[table] * num_batches * fraction
     crossing = topology.num_hosts if topology.num_hosts > 1 else 0
-    num_sums = num_batches + np.where(options.sums_inside_host, crossing, 0)[options.option]
-    vectors = np.where(pooled, options.bags_per_batch[table] * num_sums * (fraction > 0), ids)
+    crosses = options.sums_inside_host[options.option] & ~options.is_copy
+    num_sums = num_batches + np.where(crosses, crossing, 0)
+    vectors = np.where(pooled, options.bags_per_batch[table] * num_sums * (options.num_rows > 0), ids)
     input_bytes = ids * _input_bytes_of_id(options)
     return input_bytes, vectors * vector_bytes(options)[0]
 
@@ -196,11 +197,12 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     less.
     """
     table = options.shard_table
-    vectors = np.where(options.is_pooled[table], options.bags_per_batch[table], options.ids_per_batch[table])
+    ids = options.ids_per_batch[table] * options.id_fraction
+    vectors = np.where(options.is_pooled[table], options.bags_per_batch[table], ids)
     row_bytes = vector_bytes(options)[1]
-    of_a_batch = options.ids_per_batch[table] * _input_bytes_of_id(options) + vectors * row_bytes
+    of_a_batch = ids * _input_bytes_of_id(options) + vectors * row_bytes
     least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
-    return np.where(options.is_replicated[options.option], least, 0.0)
+    return np.where(options.is_copy, least, 0.0)
 
 
 def _input_bytes_of_id(options: Options) -> Ints:

@@ -6,6 +6,7 @@ Legend: F features, B batch size, N ids, D columns of a table.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from itertools import accumulate
 
 from attrs import frozen
@@ -77,10 +78,11 @@ class Collection:
         """The outputs of a table, by index."""
         return [index for index, output in enumerate(self.outputs) if output.table == table]
 
-    def smallest_table(self, feature: int) -> TableSpec:
-        """Of the tables that a feature is looked up in, the one with the fewest rows."""
-        tables = [self.tables[output.table] for output in self.outputs if output.feature == feature]
-        return min(tables, key=lambda table: table.num_embeddings)
+    def smallest_table(self, feature: int, *, but: AbstractSet[int] = frozenset()) -> TableSpec | None:
+        """Of the tables that a feature is looked up in, without some, the one with the fewest rows, if there is any."""
+        places = [output.table for output in self.outputs if output.feature == feature]
+        tables = [self.tables[place] for place in places if place not in but]
+        return min(tables, key=lambda table: table.num_embeddings, default=None)
 
 
 @frozen(eq=False)

@@ -11,15 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
+from shardwright.planning.layouts import Dataflow
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
 from shardwright.runtime.arrange import ArrangedGradients, Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.complaints import Complaint, complain
 from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.groups import Group
+from shardwright.runtime.groups import Group, check_layout
 from shardwright.runtime.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.lookup import Lookup
 from shardwright.runtime.part import Part, PartConfig, PartStep, Peer, parameters_of
@@ -56,13 +58,11 @@ class CollectionEngine:
     ) -> None:
         self.collection = Collection.of(tables)
         self.env, self.device = env, device
-        self.reader = BatchReader(self.collection, is_weighted=is_weighted, checks=checks)
-        members: dict[type[Part], list[int]] = {}
-        for index, table in enumerate(tables):
-            members.setdefault(shardings[table.name].layout.dataflow.part(), []).append(index)
+        any_id = {i for i, table in enumerate(tables) if shardings[table.name].layout.row_map.takes_any_id}
+        self.reader = BatchReader(self.collection, is_weighted=is_weighted, checks=checks, any_id=any_id)
         self.parts = [
-            part(PartConfig(self.collection, own, shardings, env, device, is_weighted))
-            for part, own in members.items()
+            part(PartConfig(self.collection, members, {**shardings, **own}, env, device, is_weighted))
+            for part, (members, own) in _deal(tables, shardings, env.world_size).items()
         ]
         self.lookups: list[Lookup] = [lookup for part in self.parts for lookup in part.lookups]
         self.groups: list[Group] = [group for part in self.parts for group in part.groups]
@@ -103,6 +103,28 @@ class CollectionEngine:
             prepare: called first; what it raises here, the other ranks learn from the header.
         """
         return EngineStep(self, features, status, prepare)
+
+
+def _deal(
+    tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding], world_size: int
+) -> dict[type[Part], tuple[list[int], dict[str, ParameterSharding]]]:
+    """The tables of each part, by index; and, by name, how each is sharded, with the blocks that the part serves.
+
+    Raises:
+        PlanError: a layout names a rank that does not exist or does not cover its table.
+    """
+    dealt: dict[type[Part], tuple[list[int], dict[str, ParameterSharding]]] = {}
+    for index, table in enumerate(tables):
+        sharding = shardings[table.name]
+        check_layout(table, sharding, world_size)
+        served: dict[type[Part], list[Dataflow]] = {}
+        for dataflow in sharding.layout.dataflows:
+            served.setdefault(dataflow.part(), []).append(dataflow)
+        for part, dataflows in served.items():
+            members, own = dealt.setdefault(part, ([], {}))
+            members.append(index)
+            own[table.name] = evolve(sharding, layout=sharding.layout.served_by(dataflows))
+    return dealt
 
 
 class EngineStep:

@@ -152,7 +152,7 @@ def _scatter(table: ShardedTable, given: Mapping[str, Any]) -> None:
         def target(local: LocalBlock, name: str = name) -> Tensor:
             return table.lookup_of(local).optimizer_state(local.index)[name]
 
-        table.state.scatter(given[name], target)
+        table.state.scatter(given[name], target, table.loaded_rows)
 
 
 def _entries(table: ShardedTable) -> set[str]:

@@ -246,7 +246,7 @@ def kernel_of(name: str) -> ComputeKernel:
 def _check_supported(
     table: TableSpec, sharding: ParameterSharding, kernel: ComputeKernel, request: KernelRequest
 ) -> None:
-    answer = kernel.supports(request)
+    answer = kernel.refusal_of_ids(sharding.layout.row_map) or kernel.supports(request)
     if answer is not True:
         raise UnsupportedError(
             f"the plan gives table {table.describe()} ({sharding.sharding_type}) the kernel "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import IntEnum
 
 import numpy as np
@@ -116,12 +117,19 @@ class BatchReader:
         collection: what is looked up.
         is_weighted: ids must carry weights.
         checks: how closely to look.
+        any_id: the tables, by index, that any id may be looked up in.
     """
 
     def __init__(
-        self, collection: Collection, *, is_weighted: bool, checks: InputChecks = InputChecks.STANDARD
+        self,
+        collection: Collection,
+        *,
+        is_weighted: bool,
+        checks: InputChecks = InputChecks.STANDARD,
+        any_id: AbstractSet[int] = frozenset(),
     ) -> None:
         self.collection, self.checks, self._is_weighted = collection, checks, is_weighted
+        self._any_id = any_id
         self._known_keys: _Keys | None = None
 
     def extras(self, features: KeyedJaggedTensor) -> tuple[tuple[str, ...] | None, int]:
@@ -185,7 +193,8 @@ class BatchReader:
         places = [place[name] for name in wanted]
         highest = torch.full((len(keys),), _ANY)
         for feature, feature_place in enumerate(places):
-            highest[feature_place] = self.collection.smallest_table(feature).num_embeddings - 1
+            smallest = self.collection.smallest_table(feature, but=self._any_id)
+            highest[feature_place] = smallest.num_embeddings - 1 if smallest else _ANY
         extra = sorted(set(keys) - set(wanted))
         word = 1 + zlib.crc32("\0".join(extra).encode())
         return _Keys(
@@ -203,7 +212,9 @@ class BatchReader:
         return list(pieces) if keys.in_order else [pieces[place] for place in keys.places]
 
     def _where(self, feature: int) -> str:
-        table = self.collection.smallest_table(feature)
+        table = self.collection.smallest_table(feature, but=self._any_id)
+        table = table or self.collection.smallest_table(feature)
+        assert table is not None  # features are those of tables
         return f"feature {self.collection.features[feature]!r} of table {table.describe()}"
 
     def _check_form(self, features: KeyedJaggedTensor, keys: _Keys) -> None:
@@ -244,6 +255,8 @@ class BatchReader:
             return
         for feature, own in enumerate(ids):
             num_rows = int(keys.highest[keys.places[feature]]) + 1
+            if num_rows == _ANY + 1:
+                continue
             wrong = ((own < 0) | (own >= num_rows)).nonzero()
             if wrong.numel():
                 position = int(wrong[0, 0])

@@ -18,6 +18,8 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.layouts import Block
 from shardwright.planning.tables import TableSpec
 
+__all__ = ["Bags", "BlockSpec", "Lookup"]
+
 
 @frozen
 class BlockSpec:
@@ -154,6 +156,26 @@ class Lookup(ABC):
         updates; storage is shared, but ``step`` is set with :meth:`load_step`.
         """
         return {}
+
+    def row_state(self, block: int) -> Mapping[str, Tensor]:
+        """What else there is to know of each row, int64 ``[rows, 1]``: what the kernel's ``row_state`` names."""
+        return {}
+
+    def load_rows(self, block: int, state: Mapping[str, Tensor]) -> Tensor | None:
+        """Take over the ``row_state`` of a whole table, before its weights are loaded.
+
+        Args:
+            block: the block.
+            state: ``[R, 1]`` int64 each, of all rows of the table as another plan had them.
+
+        Returns:
+            ``[rows]``: for each row of the block, which of the ``R`` it is, or -1; ``None``: rows are where they were.
+        """
+        return None
+
+    def loaded_rows(self, block: int) -> Tensor | None:
+        """What :meth:`load_rows` returned, as far as it still holds: optimizer state is loaded by it."""
+        return None
 
     def load_step(self, step: float) -> None:  # noqa: B027 - not every optimizer counts
         """Set the number of updates done, where the optimizer counts them."""

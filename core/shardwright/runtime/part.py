@@ -69,7 +69,8 @@ class PartConfig:
     Args:
         collection: all tables and outputs of the module.
         members: the indices of this part's tables.
-        shardings: how each table is sharded, by name.
+        shardings: how each table is sharded, by name; of this part's tables, with the blocks that it serves, which
+            are all unless a layout has several dataflows.
         env: the ranks.
         device: where the local blocks live.
         is_weighted: ids carry weights.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.comm_backend import Work
-from shardwright.planning.layouts import Dataflow
+from shardwright.planning.layouts import Dataflow, Layout
 from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.groups import Arrival, Group
 from shardwright.runtime.lookup import Bags
@@ -32,13 +32,13 @@ from shardwright.runtime.update_forms import FORMS, DenseForm, DenseSum, Share, 
 from shardwright.runtime.wire import OutputCodecs
 
 
-def _of_one_size(collection: Collection, index: int, dataflow: Dataflow) -> Hashable:
-    """Tables of one number of rows share a group, and so the form of their synchronisation."""
-    return collection.tables[index].num_embeddings
+def _of_one_size(collection: Collection, dataflow: Dataflow, layout: Layout) -> Hashable:
+    """Copies of one number of rows share a group, and so the form of their synchronisation."""
+    return layout.blocks[0].num_rows
 
 
 class ReplicatedTables(Part):
-    """All tables of a module that every rank has a copy of."""
+    """All tables of a module of which every rank has a copy, or a copy of some of the rows."""
 
     def __init__(self, config: PartConfig) -> None:
         self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
@@ -84,6 +84,7 @@ class ReplicatedStep(PartStep):
 
     def lookup(self, *, training: bool) -> None:  # noqa: D102
         assert self._routed is not None
+        self._places = self._routed.positions
         self._bags = [_own_bags(group, self._routed, self._tables.is_pooled) for group in self._tables.groups]
         pairs = zip(self._tables.lookups, self._bags, strict=True)
         self._results = [lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs]
@@ -98,7 +99,7 @@ class ReplicatedStep(PartStep):
         return views
 
     def place_of(self, arrival: Arrival) -> Tensor | None:  # noqa: D102
-        return None
+        return self._places[arrival.stream]
 
     def send_gradients(self, gradient_of: GradientOf) -> None:  # noqa: D102
         self._forms: list[UpdateForm] = []

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.planning.layouts import Dataflow
+from shardwright.planning.layouts import Dataflow, Layout
 from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Arrival, Group, Slot
@@ -92,9 +92,9 @@ class RoutedTables(Part):
         return f"{len(slots)} slots of {len(features)} features"
 
 
-def _way_among(env: ShardingEnv, collection: Collection, index: int, dataflow: Dataflow) -> Hashable:
-    """The way home of a table among these ranks."""
-    way: object = way_home(collection, index, dataflow)
+def _way_among(env: ShardingEnv, collection: Collection, dataflow: Dataflow, layout: Layout) -> Hashable:
+    """The way home of a layout's blocks among these ranks."""
+    way: object = way_home(collection, dataflow, layout)
     # Whatever makes a path may be a way, a class or an object that is called.
     return way.among(env) if isinstance(way, type) and issubclass(way, ReturnPath) else way
 

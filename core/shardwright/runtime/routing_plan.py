@@ -7,15 +7,15 @@ feature); each reads one stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from shardwright.planning.layouts import Dataflow, Routed
+from shardwright.planning.layouts import Dataflow, Layout, Routed
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.row_maps import RowMap
 from shardwright.runtime.collection import Collection
-from shardwright.runtime.groups import Group, GroupBuilder, Slot, check_layout
+from shardwright.runtime.groups import Group, GroupBuilder, Slot
 from shardwright.runtime.part import PartConfig
 
 if TYPE_CHECKING:
@@ -53,15 +53,17 @@ class RoutingPlan:
         return max(len(self.slots_of(rank)) for rank in range(self.world_size))
 
 
-def way_home(collection: Collection, index: int, dataflow: Dataflow) -> type[ReturnPath]:
+WayOf: TypeAlias = Callable[[Collection, Dataflow, Layout], Hashable]
+"""How the results of a layout, of whose blocks each has the dataflow, travel."""
+
+
+def way_home(collection: Collection, dataflow: Dataflow, layout: Layout) -> type[ReturnPath]:
     """The return path of a routed table; tables of one path share its collectives."""
     assert isinstance(dataflow, Routed)  # the engine deals tables to parts by dataflow
     return dataflow.return_path(is_pooled=collection.is_pooled)
 
 
-def plan_part(
-    config: PartConfig, way_of: Callable[[Collection, int, Dataflow], Hashable] = way_home
-) -> RoutingPlan:
+def plan_part(config: PartConfig, way_of: WayOf = way_home) -> RoutingPlan:
     """Lay out the routing of a part's tables; see :func:`plan_routing`."""
     return plan_routing(
         config.collection,
@@ -80,7 +82,7 @@ def plan_routing(
     *,
     world_size: int,
     device_type: str,
-    way_of: Callable[[Collection, int, Dataflow], Hashable] = way_home,
+    way_of: WayOf = way_home,
 ) -> RoutingPlan:
     """Lay out the routing of some tables of a collection.
 
@@ -93,14 +95,12 @@ def plan_routing(
         way_of: how a table's results travel; only tables of one way share a kernel group.
 
     Raises:
-        PlanError: the plan names a rank that does not exist or does not cover a table.
         UnsupportedError: a kernel cannot do what the plan asks, with its reason.
     """
     streams: dict[Stream, int] = {}
     builder = GroupBuilder(collection, device_type=device_type, world_size=world_size)
     for index in members:
         sharding = shardings[collection.tables[index].name]
-        check_layout(collection.tables[index], sharding, world_size)
         row_map = sharding.layout.row_map if sharding.layout.maps_rows else None
         stream_of: dict[tuple[int, int], int] = {}
         for output in collection.outputs_of(index):
@@ -108,5 +108,7 @@ def plan_routing(
             # All parts of a cut feature stand together, in part order.
             for part in range(row_map.num_parts if row_map else 1):
                 stream_of[feature, part] = streams.setdefault(Stream(feature, row_map, part), len(streams))
-        builder.add(index, sharding, stream_of, way_of(collection, index, sharding.layout.dataflow))
+        for dataflow in sharding.layout.dataflows:
+            own = evolve(sharding, layout=sharding.layout.served_by([dataflow]))
+            builder.add(index, own, stream_of, way_of(collection, dataflow, own.layout))
     return RoutingPlan(tuple(streams), tuple(tuple(groups) for groups in builder.groups()))

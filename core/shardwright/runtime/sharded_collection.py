@@ -168,8 +168,10 @@ class ShardedCollection(nn.Module, ABC):
             return
         for name, table in self._tables.items():
             table.state.scatter(module.table_weight(name).detach(), table.weight_of)
-            if table.state.sharding.layout.dataflow.is_replicated:  # copies begin alike, as rank 0's
-                self._env.communicator.broadcast(table.weight_of(table.state.local[0]), 0)
+            layout = table.state.sharding.layout
+            for local in table.state.local:
+                if layout.dataflow_of(local.block).is_replicated:  # copies begin alike, as rank 0's
+                    self._env.communicator.broadcast(table.weight_of(local), 0)
 
     def initialize(self, seed: int) -> None:
         """Give all tables new initial weights, the same for any plan; ``seed`` must be the same on every rank."""

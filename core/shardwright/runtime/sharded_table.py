@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shardwright.modules.embedding_configs import dtype_of
+from shardwright.runtime.groups import kernel_of
 from shardwright.runtime.lookup import Lookup
 from shardwright.runtime.table_state import LocalBlock, TableState
 
@@ -23,6 +25,7 @@ class ShardedTable(nn.Module):
         super().__init__()
         self.state = state
         self._lookups = lookups
+        self._row_state = kernel_of(state.sharding.compute_kernel).row_state
         for number, local in enumerate(state.local):
             lookup = self._lookups[local.lookup]
             parameters = lookup.parameters()
@@ -38,6 +41,10 @@ class ShardedTable(nn.Module):
     def lookup_of(self, local: LocalBlock) -> Lookup:
         """What looks a local block up."""
         return self._lookups[local.lookup]
+
+    def loaded_rows(self, local: LocalBlock) -> Tensor | None:
+        """Which rows of the table that was loaded last a block's rows are, where its row map does not say."""
+        return self.lookup_of(local).loaded_rows(local.index)
 
     def extra_repr(self) -> str:
         """Sharding type, kernel and the blocks here."""
@@ -60,6 +67,12 @@ class ShardedTable(nn.Module):
         destination[prefix + "weight"] = self.state.gather(
             self.weight_of, columns=table.embedding_dim, dtype=dtype
         )
+        for name in self._row_state:
+
+            def values(local: LocalBlock, name: str = name) -> Tensor:
+                return self.lookup_of(local).row_state(local.index)[name]
+
+            destination[prefix + name] = self.state.gather(values, columns=1, dtype=torch.int64)
 
     def _load_from_state_dict(
         self,
@@ -72,9 +85,11 @@ class ShardedTable(nn.Module):
         error_msgs: list[str],
     ) -> None:
         key = prefix + "weight"
-        unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name != key]
-        if key not in state_dict:
-            missing_keys.append(key)
+        wanted = [key, *(prefix + name for name in self._row_state)]
+        unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name not in wanted]
+        missing = [name for name in wanted if name not in state_dict]
+        missing_keys += missing
+        if missing:
             return
         whole = state_dict[key]
         expected = (self.state.table.num_embeddings, self.state.table.embedding_dim)
@@ -83,4 +98,8 @@ class ShardedTable(nn.Module):
                 f"table {self.state.table.describe()}: {key!r} has shape {list(whole.shape)}, not {list(expected)}"
             )
             return
-        self.state.scatter(whole, self.weight_of)
+        row_state = {name: state_dict[prefix + name] for name in self._row_state}
+        if row_state:
+            for local in self.state.local:
+                self.lookup_of(local).load_rows(local.index, row_state)
+        self.state.scatter(whole, self.weight_of, self.loaded_rows)

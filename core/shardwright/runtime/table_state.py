@@ -50,8 +50,7 @@ class TableState:
         """
         whole = torch.empty(self.table.num_embeddings, columns, dtype=dtype)
         mine = {_place(local.block): local for local in self.local}
-        layout = self.sharding.layout
-        for block in layout.blocks[:1] if layout.dataflow.is_replicated else layout.blocks:
+        for block in self.sharding.layout.distinct_blocks():
             if block.num_rows == 0 or (columns == 1 and block.columns.start > 0):
                 continue
             piece = self._piece(mine.get(_place(block)), block, values, columns, dtype)
@@ -73,21 +72,36 @@ class TableState:
         width = 1 if columns == 1 else block.num_columns
         return torch.empty(block.num_rows, width, dtype=dtype, device=self.device)
 
-    def scatter(self, whole: Tensor, target: Callable[[LocalBlock], Tensor]) -> None:
+    def scatter(
+        self,
+        whole: Tensor,
+        target: Callable[[LocalBlock], Tensor],
+        rows_of: Callable[[LocalBlock], Tensor | None] = lambda local: None,
+    ) -> None:
         """Copy the local blocks' parts of ``whole [R, C]`` into their tensors; no collective.
+
+        Args:
+            whole: of the table.
+            target: a local block's tensor ``[rows, C of the block]``.
+            rows_of: where a block's rows are in ``whole``, -1 where nowhere; ``None``: where its row map has them.
 
         Raises:
             InvalidInputError: the shape is not the table's.
         """
-        rows, dim = self.table.num_embeddings, self.table.embedding_dim
-        if tuple(whole.shape) not in ((rows, dim), (rows, 1)):
+        num_rows, dim = self.table.num_embeddings, self.table.embedding_dim
+        if tuple(whole.shape) not in ((num_rows, dim), (num_rows, 1)):
             raise InvalidInputError(
                 f"table {self.table.describe()}: the tensor to load has shape {list(whole.shape)}"
             )
         columns = whole.shape[1]
         for local in self.local:
+            rows, span = rows_of(local), _columns(local.block, columns)
             with torch.no_grad():
-                target(local).copy_(whole[_row_index(local.block), _columns(local.block, columns)])
+                if rows is None:
+                    target(local).copy_(whole[_row_index(local.block), span])
+                else:
+                    own, here = target(local), rows >= 0
+                    own[here] = whole[rows[here], span].to(own.device, own.dtype)
 
 
 def _place(block: Block) -> tuple[int, int, int | None]:

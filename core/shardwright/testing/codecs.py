@@ -5,13 +5,84 @@ Legend: n rows, D columns.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import numpy as np
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from shardwright.contracts.codec import Codec
+from shardwright.testing.drawing import LAWS
 
 _GUARD = 0xAB
 _SIDE = 3
+
+_SHAPES = ((0, 4), (1, 1), (5, 1), (1, 333), (64, 16))
+
+
+class CodecTests:
+    """The tests of a codec: give the fixture ``codec``, an instance."""
+
+    def test_values_come_back_within_the_error_bound(self, codec: Codec) -> None:
+        """Of any magnitude and offset, as embeddings and gradients have them; nothing else is touched."""
+
+        @settings(LAWS, max_examples=150)
+        @given(value_blocks())
+        def check(values: Tensor) -> None:
+            check_codec(codec, values)
+
+        check()
+
+    def test_blocks_of_any_shape_come_back(self, codec: Codec) -> None:
+        """No rows, one column, many of both."""
+        for shape in _SHAPES:
+            check_codec(codec, torch.randn(shape, generator=torch.Generator().manual_seed(1)))
+
+    def test_bytes_are_counted_right(self, codec: Codec) -> None:
+        """Whole numbers that do not fall with more columns; those of float32 where the codec is the identity."""
+        sizes = [codec.row_bytes(columns) for columns in range(1, 300)]
+        assert all(isinstance(size, int) for size in sizes), (
+            f"{codec.name}: row_bytes() must be a whole number"
+        )
+        for columns, (size, more) in enumerate(pairwise(sizes), start=1):
+            assert 0 < size <= more, (
+                f"{codec.name}: row_bytes({columns}) is {size}, row_bytes({columns + 1}) is {more}"
+            )
+        if codec.is_identity:
+            assert codec.row_bytes(5) == 20, (
+                f"{codec.name}: is the identity, but 5 columns take {codec.row_bytes(5)}"
+            )
+
+    def test_bytes_are_the_same_each_time(self, codec: Codec) -> None:
+        """What one rank writes every other reads: a codec has no state, and draws no lots."""
+        values = torch.randn(9, 7, generator=torch.Generator().manual_seed(2))
+        first, again = (_encoded(codec, values) for _ in range(2))
+        assert torch.equal(first, again), (
+            f"{codec.name}: encodes the same values to other bytes the second time"
+        )
+        fresh = _encoded(type(codec)(), values)
+        assert torch.equal(first, fresh), (
+            f"{codec.name}: a fresh codec encodes the same values to other bytes"
+        )
+
+
+@st.composite
+def value_blocks(draw: st.DrawFn) -> Tensor:
+    """Blocks of values of one magnitude, with offsets and exact zeros: ``[n, D]``."""
+    rows, columns = draw(st.integers(0, 6)), draw(st.integers(1, 9))
+    random = np.random.default_rng(draw(st.integers(0, 2**16)))
+    noise = random.uniform(-1, 1, (rows, columns)) * random.choice([0.0, 1.0], (rows, columns), p=[0.1, 0.9])
+    offset = draw(st.sampled_from([0.0, 1.0, -300.0]))
+    magnitude = draw(st.sampled_from([1e-42, 1e-30, 1e-9, 1e-6, 1e-3, 1.0, 7e4, 1e30]))
+    return torch.from_numpy(((noise + offset) * magnitude).astype(np.float32))
+
+
+def _encoded(codec: Codec, values: Tensor) -> Tensor:
+    encoded = torch.full((values.shape[0], codec.row_bytes(values.shape[1])), _GUARD, dtype=torch.uint8)
+    codec.encode(values, encoded)
+    return encoded
 
 
 def check_codec(codec: Codec, values: Tensor) -> Tensor:

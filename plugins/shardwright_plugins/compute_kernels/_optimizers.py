@@ -60,10 +60,11 @@ def weight_bytes(request: KernelRequest, num_rows: int) -> int:
 
 
 def state_bytes(request: KernelRequest, num_rows: int) -> int:
-    """Bytes of a block's optimizer state."""
+    """Bytes of a block's optimizer state; of an optimizer that is only the user's, as much as Adam's."""
     if request.optimizer is None:
         return 0
-    return _FLOAT_BYTES * num_rows * _STATE_VALUES[request.optimizer.name](request.num_columns)
+    values = _STATE_VALUES.get(request.optimizer.name, _STATE_VALUES["adam"])
+    return _FLOAT_BYTES * num_rows * values(request.num_columns)
 
 
 def trained_bytes(request: KernelRequest, num_rows: int) -> int:

@@ -43,7 +43,7 @@ class Work:
     @cached_property
     def is_copy(self) -> Bools:
         """The table is on every rank, whose own batch is looked up there."""
-        return self.options.is_replicated[self.options.option]
+        return self.options.is_copy
 
     @cached_property
     def cuts_rows(self) -> Bools:

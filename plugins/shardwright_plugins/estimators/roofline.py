@@ -3,7 +3,8 @@
 A lookup does next to no arithmetic for the bytes it reads, so that memory and links bound every phase of a step
 (Williams, Waterman, Patterson 2009; for embeddings Naumov et al. 2019, arXiv:1906.00091). The model follows the
 dataflow, and takes every bandwidth and latency from the topology. ``B`` a rank's bags, ``N`` its ids, ``W`` ranks,
-``D`` columns of a shard, ``f`` the part of the table's rows that it holds (0 for an empty one, which costs nothing):
+``D`` columns of a shard, ``f`` the part of the table's lookups that are of its rows (0 for an empty one, which costs
+nothing):
 
 - input: ``f N W`` ids of 8 bytes (12 with weights) and ``B W`` lengths of 4 bytes come in.
 - lookup: the ids, ``f N W`` rows, each a whole number of cache lines, from where the kernel reads them (a cache's
@@ -88,10 +89,10 @@ class _Step:
         """Of each shard."""
         return self.options.shard_table
 
-    @cached_property
+    @property
     def is_copy(self) -> Bools:
-        """The table is on every rank."""
-        return self.options.is_replicated[self.options.option]
+        """Every rank has these rows."""
+        return self.options.is_copy
 
     @cached_property
     def is_filled(self) -> Bools:
@@ -107,7 +108,7 @@ class _Step:
     @cached_property
     def ids(self) -> Floats:
         """Ids looked up."""
-        return self.options.ids_per_batch[self.table] * self.options.row_fraction * self.batches
+        return self.options.ids_per_batch[self.table] * self.options.id_fraction * self.batches
 
     @cached_property
     def vectors(self) -> Floats:

@@ -226,7 +226,7 @@ class Bins:
             if gain < best:
                 best, act = gain, (item, int(self.bin[other]) if other >= 0 else -1, other)
         if act is None or best > -0.3 * over[worst]:
-            gain, gang = self._best_gang(np.unique(self.gang[here & ~self._alone]), over)
+            gain, gang = self._best_gang(np.unique(self.gang[here & (self.gang != NO_GANG)]), over)
             if gain < best:
                 self._move_gang(gang)
                 return True

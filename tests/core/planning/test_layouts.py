@@ -17,6 +17,7 @@ from shardwright.errors import InvalidInputError
 from shardwright.planning.layouts import (
     DATAFLOWS,
     Block,
+    BlockRun,
     ColumnRange,
     Exchange,
     Hierarchical,
@@ -340,9 +341,54 @@ def test_layout_check_takes_a_copy_on_every_rank_and_says_what_dataflows_do():
             copies([0, 1, 2], columns=(0, 4)),
             "the copy on rank 0 has 10 rows and 4 columns; dataflow 'replicate'",
         ),
-        (copies([0, 1, 2], RowsRange(10, parts=2)), "the copy on rank 0 has 5 rows and 8 columns"),
+        (copies([0, 1], RowsRange(10, parts=2)), "rank 2 has 0 copies of row part 0; dataflow 'replicate'"),
     ],
 )
 def test_layout_check_copies_that_are_not_one_on_each_rank_raise_with_the_numbers(layout, text):
     with pytest.raises(InvalidInputError, match=f"^{re.escape(TEXT)}: {re.escape(text)}"):
         layout.check(TABLE, world_size=3)
+
+
+HOT_AND_COLD = RowsSplit((0, 3, 7, 10))
+
+
+def hot_and_cold(ranks=(0, 1), rows=HOT_AND_COLD):
+    """Part 0 on every rank, the others on one each."""
+    return Layout(
+        [
+            *(Block(rows[0], TABLE.all_columns, rank, dataflow=Replicate()) for rank in ranks),
+            *(Block(rows[part], TABLE.all_columns, part - 1) for part in (1, 2)),
+        ]
+    )
+
+
+def test_layout_of_two_dataflows_covers_the_table_and_parts_by_dataflow():
+    layout = hot_and_cold().placed([0, 1, 0, 1])
+    layout.check(TABLE, world_size=2)
+    assert layout.dataflows == (Replicate(), Exchange())
+    assert not layout.is_replicated
+    assert [block.rows.index for block in layout.distinct_blocks()] == [0, 1, 2]
+    hot, cold = layout.served_by([Replicate()]), layout.served_by([Exchange()])
+    assert [(block.rows.index, block.rank) for block in hot.blocks] == [(0, 0), (0, 1)]
+    assert [(block.rows.index, block.rank) for block in cold.blocks] == [(1, 0), (2, 1)]
+    assert layout.served_by([Exchange(), Replicate()]) is layout
+
+
+def test_layout_of_two_dataflows_made_of_runs_has_the_same_blocks():
+    runs = [
+        BlockRun(HOT_AND_COLD, TABLE.all_columns, 2, is_copied=True, rank=0, dataflow=Replicate()),
+        BlockRun(HOT_AND_COLD, TABLE.all_columns, 2, first_part=1, rank=0),
+    ]
+    assert Layout(runs) == hot_and_cold()
+    assert Layout(runs).dataflows == (Replicate(), Exchange())
+    Layout(runs).check(TABLE, world_size=2)
+
+
+def test_layout_of_two_dataflows_with_a_copy_missing_raises_naming_rank_and_part():
+    with pytest.raises(InvalidInputError, match="rank 1 has 0 copies of row part 0; dataflow 'replicate'"):
+        hot_and_cold([0]).check(TABLE, world_size=2)
+
+
+def test_layout_without_a_row_part_raises_naming_it():
+    with pytest.raises(InvalidInputError, match="row part 1: blocks reach column 0 of 8"):
+        copies([0, 1, 2], RowsRange(10, parts=2)).check(TABLE, world_size=3)

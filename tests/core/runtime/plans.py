@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from hypothesis import strategies as st
 
 from shardwright import hookimpl
 from shardwright.contracts import ComputeKernel
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.planning.codecs import QCommsConfig
-from shardwright.planning.layouts import Block, ColumnRange, Dataflow, Exchange, Layout
+from shardwright.planning.layouts import Block, ColumnRange, Dataflow, Exchange, Layout, Replicate
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.tables import EmbeddingBagConfig, EmbeddingConfig
@@ -150,7 +150,10 @@ class RowsMirrored(RowMap):
 
 @frozen
 class Cut:
-    """A table, and how it is cut and placed: block `i` on `ranks[i % len(ranks)]`."""
+    """A table, and how it is cut and placed: block `i` on `ranks[i % len(ranks)]`.
+
+    Of the row parts `copied`, each of `num_copies` ranks has a copy instead.
+    """
 
     rows: int
     dim: int
@@ -162,17 +165,26 @@ class Cut:
     kernel: str = "loop"
     dataflow: Dataflow = field(factory=Exchange)
     codecs: QCommsConfig | None = None
+    copied: tuple[int, ...] = ()
+    num_copies: int = 0
 
     def layout(self) -> Layout:
         """The blocks; of a replicated table, a copy on each of `ranks`."""
         edges = [0, *sorted({edge for edge in self.edges if 0 < edge < self.dim}), self.dim]
         row_map = self.row_map or RowsRange(self.rows, parts=1)
         blocks = [
-            Block(part, ColumnRange(start, stop)) for part in row_map for start, stop in pairwise(edges)
+            Block(part, ColumnRange(start, stop))
+            for part in row_map
+            if part.index not in self.copied
+            for start, stop in pairwise(edges)
         ]
         if self.dataflow.is_replicated:
             blocks *= len(self.ranks)
         ranks = [self.ranks[index % len(self.ranks)] for index in range(len(blocks))]
+        for rank in range(self.num_copies):
+            for part in self.copied:
+                blocks.append(Block(row_map[part], ColumnRange(0, self.dim), dataflow=Replicate()))
+                ranks.append(rank)
         return Layout(blocks, self.dataflow).placed(ranks)
 
 
@@ -225,10 +237,15 @@ class Cuts:
         return Collection.of(self.sharder.tables(self.module("meta")))
 
     def plan(self) -> RoutingPlan:
+        """The routing of all blocks but those that are copied."""
+        routed = {
+            name: evolve(sharding, layout=sharding.layout.served_by([sharding.layout.dataflow]))
+            for name, sharding in self.shardings().items()
+        }
         return plan_routing(
             self.collection(),
             range(len(self.tables)),
-            self.shardings(),
+            routed,
             world_size=self.world_size,
             device_type="cpu",
         )
@@ -259,7 +276,7 @@ SEQUENCE_SHARDER = EmbeddingCollectionSharder(FUSED)
 
 
 @st.composite
-def cut_tables(draw: st.DrawFn, world_size: int, *, is_pooled: bool = True) -> Cut:
+def cut_tables(draw: st.DrawFn, world_size: int, *, is_pooled: bool = True, with_copies: bool = False) -> Cut:
     rows, dim = draw(st.integers(1, 12)), draw(st.integers(1, 6))
     kind = draw(st.sampled_from([None, RowsRange, RowsModulo, RowsMirrored, RowsSplit]))
     if kind is RowsSplit:
@@ -267,6 +284,8 @@ def cut_tables(draw: st.DrawFn, world_size: int, *, is_pooled: bool = True) -> C
         row_map: RowMap | None = RowsSplit((0, *inner, rows))
     else:
         row_map = None if kind is None else kind(rows, parts=draw(st.integers(1, 4)))
+    most = row_map.num_parts - 1 if row_map and with_copies else 0
+    copied = draw(st.sets(st.integers(0, most), max_size=most))
     return Cut(
         rows,
         dim,
@@ -276,18 +295,27 @@ def cut_tables(draw: st.DrawFn, world_size: int, *, is_pooled: bool = True) -> C
         tuple(draw(st.lists(st.integers(1, 5), max_size=2))),
         tuple(draw(st.lists(st.integers(0, world_size - 1), min_size=1, max_size=4))),
         draw(st.sampled_from(["loop", "loop_by_sample"])),
+        copied=tuple(copied),
+        num_copies=world_size,
     )
 
 
 @st.composite
-def cuts(draw: st.DrawFn, world_size: int | None = None, *, is_pooled: bool | None = True) -> Cuts:
+def cuts(
+    draw: st.DrawFn,
+    world_size: int | None = None,
+    *,
+    is_pooled: bool | None = True,
+    with_copies: bool = False,
+) -> Cuts:
     """Collections whose tables are cut by rows, columns or both, with empty parts, and dealt anywhere.
 
-    With `is_pooled=None` of bags or of sequences.
+    With `is_pooled=None` of bags or of sequences; with `with_copies` every rank may have a copy of some row parts.
     """
     world_size = world_size or draw(st.integers(1, 3))
     pooled = draw(st.booleans()) if is_pooled is None else is_pooled
-    tables = draw(st.lists(cut_tables(world_size, is_pooled=pooled), min_size=1, max_size=3))
+    drawn = cut_tables(world_size, is_pooled=pooled, with_copies=with_copies)
+    tables = draw(st.lists(drawn, min_size=1, max_size=3))
     return Cuts(tables, world_size, pooled and draw(st.booleans()))
 
 

@@ -17,6 +17,7 @@ from shardwright.runtime.collection import Collection
 from shardwright.runtime.routing import Router
 from shardwright.runtime.routing_plan import plan_routing
 from shardwright.runtime.sharders import EmbeddingBagCollectionSharder
+from shardwright.testing.simulated import run_simulated
 
 
 @EXAMPLES
@@ -100,9 +101,10 @@ def test_plan_routing_groups_of_a_way_home_stand_together():
     ]
 
 
-def test_plan_routing_rank_that_does_not_exist_raises_naming_table_and_rank():
+def test_engine_rank_that_does_not_exist_raises_naming_table_and_rank():
+    case = Cuts([Cut(4, 3, ("a",), ranks=(5,))], 2)
     with pytest.raises(PlanError, match=r"table 't0' \(cut\): .*rank 5 of 2 ranks"):
-        Cuts([Cut(4, 3, ("a",), ranks=(5,))], 2).plan()
+        run_simulated(lambda env: case.shard(env, case.module()), 2)
 
 
 def test_plan_routing_kernel_that_refuses_raises_with_its_reason_and_what_to_do():

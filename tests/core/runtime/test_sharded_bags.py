@@ -45,7 +45,7 @@ def unsharded(case):
 
 
 @settings(max_examples=60, deadline=None)
-@given(cuts(), st.lists(st.integers(0, 3), min_size=3, max_size=3))
+@given(cuts(with_copies=True), st.lists(st.integers(0, 3), min_size=3, max_size=3))
 def test_any_cut_equals_unsharded_after_two_steps(case, batch_sizes):
     def train(env):
         sharded = case.shard(env, module)

@@ -8,7 +8,7 @@ import attrs
 import pytest
 import torch
 from tests.plugins.compute_kernels.loops import OPTIMIZERS, block_spec, built, draw_batch, kernel_of
-from tests.plugins.compute_kernels.test_declarations import held_bytes, request_for
+from tests.plugins.compute_kernels.test_declarations import request_for
 from tests.plugins.compute_kernels.test_lookups import CLOSE, gradient_for, spec_of
 
 from shardwright.contracts.compute_kernel import KernelRequest
@@ -16,6 +16,7 @@ from shardwright.errors import InvalidInputError
 from shardwright.planning.caching import CacheParams, EmbeddingOffloadStats
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import DataType
+from shardwright.testing.compute_kernels import held_bytes
 
 UVM = ["fused_uvm", "fused_uvm_caching"]
 

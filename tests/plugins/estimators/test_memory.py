@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from tests.plugins.compute_kernels.loops import OPTIMIZERS, draw_batch
-from tests.plugins.compute_kernels.test_declarations import held_bytes
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.optim import spec_to_torch
@@ -19,6 +18,7 @@ from shardwright.planning.tables import DataType, TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
 from shardwright.runtime.lookup import BlockSpec
+from shardwright.testing.compute_kernels import held_bytes
 
 TOLERATED = 0.03  # the planner's promise
 KERNELS = ["dense", "fused", "fused_torch"]

@@ -1,0 +1,154 @@
+"""Which row each id has: births, uses and evictions, in NumPy, with no loop over ids.
+
+Legend: N ids, R rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright_hash_embedding.settings import LRU, HashSettings
+
+Ints = npt.NDArray[np.int64]
+
+NONE = -1
+"""The row of an id that has none."""
+
+
+class RowIndex:
+    """The rows of one block.
+
+    Args:
+        num_rows: how many there are to give.
+        settings: when rows are born, and which make room.
+
+    Attributes:
+        keys: the id of each row: ``[R]``.
+        uses: how often each was looked up in training; 0 for a row that nobody has: ``[R]``.
+        last_use: the step in which it was last: ``[R]``.
+        num_evicted: how many rows have been taken from their ids.
+    """
+
+    def __init__(self, num_rows: int, settings: HashSettings) -> None:
+        self._settings = settings
+        self.keys, self.uses, self.last_use = (np.zeros(num_rows, dtype=np.int64) for _ in range(3))
+        self._step = 0
+        self.num_evicted = 0
+        self._trial_keys = self._trial_counts = np.empty(0, dtype=np.int64)
+        self._sort(0)
+
+    def _sort(self, num_used: int) -> None:
+        """Make the sorted index; rows are given in order, so those from ``num_used`` on are free."""
+        self._num_used = num_used
+        self._sorted_rows = np.argsort(self.keys[:num_used])
+        self._sorted_keys = self.keys[self._sorted_rows]
+
+    def find(self, ids: Ints) -> Ints:
+        """The row of each id, or :data:`NONE`: ``[N]``."""
+        if not len(self._sorted_keys):
+            return np.full(len(ids), NONE, dtype=np.int64)
+        places = np.searchsorted(self._sorted_keys, ids).clip(max=len(self._sorted_keys) - 1)
+        return np.where(self._sorted_keys[places] == ids, self._sorted_rows[places], NONE)
+
+    def see(self, ids: Ints) -> tuple[Ints, Ints]:
+        """A training step looks ids up: count their uses, and bear the rows of those that are seen often enough.
+
+        Args:
+            ids: ``[N]``, any number of times each.
+
+        Returns:
+            The row of each id, or :data:`NONE`: ``[N]``; and the rows that were born.
+        """
+        self._step += 1
+        keys, place, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        rows = self.find(keys)
+        known = rows != NONE
+        self._use(rows[known], counts[known])
+        born = self._bear(*self._tried(keys[~known], counts[~known]))
+        if len(born):
+            rows = self.find(keys)
+        return rows[place], born
+
+    def _use(self, rows: Ints, counts: Ints) -> None:
+        self.uses[rows] += counts
+        self.last_use[rows] = self._step
+
+    def _tried(self, keys: Ints, counts: Ints) -> tuple[Ints, Ints]:
+        """Those of new ids that were seen often enough; the others are on trial, as many as there are rows."""
+        if self._settings.min_sightings == 1:
+            return keys, counts
+        merged, place = np.unique(np.concatenate([self._trial_keys, keys]), return_inverse=True)
+        seen = np.bincount(place, np.concatenate([self._trial_counts, counts])).astype(np.int64)
+        ready = seen >= self._settings.min_sightings
+        kept = np.flatnonzero(~ready)
+        kept = np.sort(kept[np.argsort(-seen[kept], kind="stable")][: len(self.keys)])
+        self._trial_keys, self._trial_counts = merged[kept], seen[kept]
+        return merged[ready], seen[ready]
+
+    def _bear(self, keys: Ints, counts: Ints) -> Ints:
+        """Give ids rows: first those that nobody has, then those that are evicted; no row that this step uses."""
+        order = np.argsort(-counts, kind="stable")  # should there be too few rows, those seen most get one
+        free = np.arange(self._num_used, min(self._num_used + len(keys), len(self.keys)))
+        evicted = self._worst(len(keys) - len(free))
+        rows = np.concatenate([free, evicted])
+        chosen = order[: len(rows)]
+        self._num_used += len(free)
+        self._reindex(self.keys[evicted], keys[chosen], rows)
+        self.keys[rows], self.uses[rows] = keys[chosen], 0
+        self._use(rows, counts[chosen])
+        return rows
+
+    def _reindex(self, gone: Ints, keys: Ints, rows: Ints) -> None:
+        """Take keys out of the sorted index, and put others in, whose rows are given."""
+        if len(gone):
+            self.num_evicted += len(gone)
+            places = np.searchsorted(self._sorted_keys, gone)
+            self._sorted_keys = np.delete(self._sorted_keys, places)
+            self._sorted_rows = np.delete(self._sorted_rows, places)
+        order = np.argsort(keys)
+        places = np.searchsorted(self._sorted_keys, keys[order])
+        self._sorted_keys = np.insert(self._sorted_keys, places, keys[order])
+        self._sorted_rows = np.insert(self._sorted_rows, places, rows[order])
+
+    def _worst(self, count: int) -> Ints:
+        """The rows that make room, of those that this step does not use."""
+        if not count:
+            return np.empty(0, dtype=np.int64)
+        idle = np.flatnonzero((self.uses > 0) & (self.last_use < self._step))
+        if count < len(idle):  # most are not near: a partition leaves few to sort
+            ages = self._first(self.uses[idle], self.last_use[idle])
+            idle = idle[ages <= np.partition(ages, count - 1)[count - 1]]
+        return idle[self._order(self.uses[idle], self.last_use[idle])][:count]
+
+    def _first(self, uses: Ints, last_use: Ints) -> Ints:
+        """By what rows make room, those with the least first."""
+        return last_use if self._settings.evict == LRU else uses
+
+    def _order(self, uses: Ints, last_use: Ints) -> Ints:
+        """The rows in the order in which they make room."""
+        then = uses if self._settings.evict == LRU else last_use
+        return np.lexsort((then, self._first(uses, last_use)))
+
+    def load(self, keys: Ints, uses: Ints, last_use: Ints, mine: npt.NDArray[np.bool_]) -> Ints:
+        """Take over rows; if there are more than room for, those that would be evicted last.
+
+        Args:
+            keys: of the rows of a whole table: ``[T]``.
+            uses: of each.
+            last_use: of each.
+            mine: which of the ids belong here.
+
+        Returns:
+            For each row here, which of those it is, or -1: ``[R]``.
+        """
+        theirs = np.flatnonzero(mine & (uses > 0))
+        kept = theirs[self._order(uses[theirs], last_use[theirs])[::-1]][: len(self.keys)]
+        source = np.full(len(self.keys), NONE, dtype=np.int64)
+        source[: len(kept)] = np.sort(kept)
+        for own, given in ((self.keys, keys), (self.uses, uses), (self.last_use, last_use)):
+            own[:] = np.where(source == NONE, 0, given[source])
+        self._step = int(last_use.max(initial=0))
+        self._trial_keys = self._trial_counts = np.empty(0, dtype=np.int64)
+        self._sort(len(kept))
+        return source

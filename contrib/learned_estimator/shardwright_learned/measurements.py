@@ -1,0 +1,71 @@
+"""What was measured: shards with their features, and how long each phase of a step took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+import shardwright as sw
+from shardwright_learned.features import FEATURES
+
+
+def _finite(instance: Any, attribute: Any, value: Mapping[str, float]) -> None:
+    wrong = {name: number for name, number in value.items() if not _is_amount(number)}
+    if wrong or not value:
+        raise sw.InvalidInputError(
+            f"a measurement's {attribute.name} must be numbers, finite and not negative; got {wrong or 'none'}"
+        )
+
+
+def _is_amount(value: Any) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    )
+
+
+@attrs.frozen
+class Measurement:
+    """One shard, measured.
+
+    Attributes:
+        compute_kernel: the name of its kernel.
+        sharding_type: the name of its sharding type.
+        features: feature -> value, those of `FEATURES`.
+        milliseconds: phase of a step -> how long it took.
+
+    Raises:
+        InvalidInputError: features are missing or unknown, or a number is negative or not finite.
+    """
+
+    compute_kernel: str
+    sharding_type: str
+    features: Mapping[str, float] = attrs.field(validator=_finite)
+    milliseconds: Mapping[str, float] = attrs.field(validator=_finite)
+
+    @features.validator
+    def _complete(self, attribute: Any, value: Mapping[str, float]) -> None:
+        if set(value) != set(FEATURES):
+            raise sw.InvalidInputError(
+                f"a measurement has the features {sorted(value)}; this version fits {sorted(FEATURES)}: measure again"
+            )
+
+    @classmethod
+    def from_data(cls, data: Any) -> Measurement:
+        """A measurement from JSON data.
+
+        Raises:
+            InvalidInputError: The data is not of that form.
+        """
+        names = {field.name for field in attrs.fields(cls)}
+        if not isinstance(data, dict) or set(data) != names:
+            raise sw.InvalidInputError(
+                f"a measurement is an object with {', '.join(sorted(names))}; got {data!r}"
+            )
+        return cls(**data)
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data."""
+        return attrs.asdict(self)

@@ -1,0 +1,126 @@
+"""Measures tables on this machine, each sharded by itself: a step's forward and backward pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, ClassVar
+
+import numpy as np
+
+import shardwright as sw
+from shardwright_learned.features import features_of
+from shardwright_learned.measurements import Measurement
+
+
+class _Recorder(sw.Estimator):
+    """Estimates nothing: it keeps the features of what it is asked, by the size of a shard."""
+
+    name: ClassVar[str] = "learned_recorder"
+
+    def __init__(self) -> None:
+        self.features: dict[tuple[int, int], dict[str, float]] = {}
+
+    def estimate(self, options: sw.Options, topology: sw.Topology) -> Mapping[str, np.ndarray]:
+        columns = features_of(options, topology)
+        sizes = zip(options.num_rows.tolist(), options.num_columns.tolist(), strict=True)
+        for run, size in enumerate(sizes):
+            self.features.setdefault(size, {name: float(column[run]) for name, column in columns.items()})
+        return {"nothing": np.ones(options.num_shards)}
+
+
+def measure(
+    tables: Sequence[sw.EmbeddingBagConfig],
+    *,
+    sharding_types: Sequence[str],
+    compute_kernels: Sequence[str],
+    batch_size: int,
+    pooling_factor: int = 1,
+    steps: int = 10,
+) -> list[Measurement]:
+    """Measure each table with each sharding type and kernel, alone; every rank of the process group makes this call.
+
+    A table alone, cut evenly, is as slow as its largest shard: the slowest rank's median time is that shard's. Each
+    combination is planned, sharded and run for some steps, of which the first two do not count.
+
+    Args:
+        tables: what to measure; few sizes, far apart, are better than many alike.
+        sharding_types: names of sharding types.
+        compute_kernels: names of kernels.
+        batch_size: bags of a rank in a step.
+        pooling_factor: ids of a bag.
+        steps: steps that count.
+
+    Returns:
+        The measurements, the same on every rank.
+
+    Raises:
+        PlanningError: A combination cannot be planned here.
+    """
+    return [
+        _measure_one(table, kind, kernel, batch_size, pooling_factor, steps)
+        for table, kind, kernel in product(tables, sharding_types, compute_kernels)
+    ]
+
+
+def _measure_one(
+    table: sw.EmbeddingBagConfig, kind: str, kernel: str, batch_size: int, pooling_factor: int, steps: int
+) -> Measurement:
+    rule = sw.ParameterConstraints(
+        sharding_types=[kind],
+        compute_kernels=[kernel],
+        pooling_factors=[float(pooling_factor)] * len(table.feature_names),
+    )
+    recorder = _Recorder()
+    planner = sw.EmbeddingShardingPlanner(
+        batch_size=batch_size, constraints={table.name: rule}, estimator=recorder, progress=False
+    )
+    bags = sw.EmbeddingBagCollection([table], device="meta")
+    sharders = [sw.EmbeddingBagCollectionSharder()]
+    plan = planner.collective_plan(bags, sharders)
+    model = sw.DistributedModelParallel(bags, plan=plan, sharders=sharders)
+    batch = _batch(table, batch_size, pooling_factor)
+    times = np.array(list(_steps(model, batch, steps + 2))[2:])
+    forward, backward = _slowest_rank(np.median(times, axis=0).tolist())
+    block = max(plan.plan[""][table.name].layout.blocks, key=lambda block: block.num_rows * block.num_columns)
+    # Only the rank that plans has asked the recorder.
+    features = _from_first_rank(recorder.features.get((block.num_rows, block.num_columns)))
+    return Measurement(kernel, kind, features, {"forward": forward, "backward": backward})
+
+
+def _batch(table: sw.EmbeddingBagConfig, batch_size: int, pooling_factor: int) -> Any:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    num_bags = batch_size * len(table.feature_names)
+    ids = torch.randint(table.num_embeddings, (num_bags * pooling_factor,), generator=generator)
+    lengths = torch.full((num_bags,), pooling_factor, dtype=torch.int32)
+    return sw.KeyedJaggedTensor.from_lengths_sync(keys=list(table.feature_names), values=ids, lengths=lengths)
+
+
+def _steps(model: Any, batch: Any, count: int) -> Iterator[tuple[float, float]]:
+    """Milliseconds of the forward and of the backward pass."""
+    for _ in range(count):
+        start = time.perf_counter()
+        output = model(batch).values()
+        middle = time.perf_counter()
+        output.sum().backward()
+        yield (middle - start) * 1e3, (time.perf_counter() - middle) * 1e3
+
+
+def _slowest_rank(times: list[float]) -> list[float]:
+    import torch
+    import torch.distributed as dist
+
+    slowest = torch.tensor(times, dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return slowest.tolist()
+
+
+def _from_first_rank(value: Any) -> Any:
+    import torch.distributed as dist
+
+    held = [value]
+    dist.broadcast_object_list(held, src=0)
+    return held[0]

@@ -1,0 +1,172 @@
+"""`import torchrec` gives shardwright: TorchRec's module paths, served by an import hook.
+
+Nothing is patched: a finder answers for `torchrec` and what is below it, and its modules look each name up in
+`shardwright` when it is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import shardwright
+
+__all__ = ["MODULES", "install", "is_installed", "uninstall"]
+
+ROOT = "torchrec"
+
+_CONFIGS = ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType")
+_COLLECTIONS = ("EmbeddingBagCollection", "EmbeddingCollection")
+_SPARSE = ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor")
+_LOOPS = ("TrainPipelineBase", "TrainPipelineSparseDist")
+_PLANS = ("EmbeddingModuleShardingPlan", "ParameterSharding", "ShardMetadata", "ShardingPlan")
+_RESERVATIONS = (
+    "FixedPercentageStorageReservation",
+    "HeuristicalStorageReservation",
+    "InferenceStorageReservation",
+)
+_APPLY = ("apply_optimizer_in_backward",)
+_KEYED = ("CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper")
+
+MODULES: Mapping[str, Sequence[str]] = {
+    "torchrec": (*_CONFIGS, *_COLLECTIONS, *_SPARSE),
+    "torchrec.distributed": (
+        *("Awaitable", "DistributedModelParallel", "ModuleSharder", "ParameterSharding", "ShardingEnv"),
+        *_LOOPS,
+    ),
+    "torchrec.distributed.embedding": ("EmbeddingCollectionSharder", "ShardedEmbeddingCollection"),
+    "torchrec.distributed.embedding_types": ("EmbeddingComputeKernel", "ModuleSharder"),
+    "torchrec.distributed.embeddingbag": ("EmbeddingBagCollectionSharder", "ShardedEmbeddingBagCollection"),
+    "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
+    "torchrec.distributed.model_parallel": ("DistributedModelParallel",),
+    "torchrec.distributed.planner": ("EmbeddingShardingPlanner", "ParameterConstraints", "Topology"),
+    "torchrec.distributed.planner.planners": ("EmbeddingShardingPlanner",),
+    "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
+    "torchrec.distributed.planner.storage_reservations": _RESERVATIONS,
+    "torchrec.distributed.planner.types": ("ParameterConstraints", "StorageReservation", "Topology"),
+    "torchrec.distributed.train_pipeline": _LOOPS,
+    "torchrec.distributed.types": (
+        *("Awaitable", "CacheParams", "CacheStatistics", "LazyAwaitable", "ModuleSharder"),
+        *("ShardingEnv", "ShardingType", *_PLANS),
+    ),
+    "torchrec.modules": (),
+    "torchrec.modules.embedding_configs": _CONFIGS,
+    "torchrec.modules.embedding_modules": _COLLECTIONS,
+    "torchrec.optim": (*_APPLY, *_KEYED, "RowWiseAdagrad"),
+    "torchrec.optim.apply_optimizer_in_backward": _APPLY,
+    "torchrec.optim.keyed": _KEYED,
+    "torchrec.optim.optimizers": ("in_backward_optimizer_filter",),
+    "torchrec.optim.rowwise_adagrad": ("RowWiseAdagrad",),
+    "torchrec.sparse": (),
+    "torchrec.sparse.jagged_tensor": _SPARSE,
+}
+"""TorchRec 1.8's module paths -> the names of theirs that shardwright has."""
+
+
+class _Names(ModuleType):
+    """One of TorchRec's modules; its names are looked up in shardwright."""
+
+    __version__ = f"shardwright {shardwright.__version__}"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in MODULES[self.__name__]:
+            return getattr(shardwright, name)
+        below = f"{self.__name__}.{name}"
+        if below in MODULES:
+            return importlib.import_module(below)
+        hint = "" if name.startswith("__") else f" {_whereabouts(self.__name__, name)}"
+        raise AttributeError(f"{self.__name__!r} is shardwright here, which has no {name!r} there.{hint}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *MODULES[self.__name__]})
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Answers every import of `torchrec` and below, so that two libraries never mix."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """The spec of one of `MODULES`; none for what is not TorchRec's.
+
+        Raises:
+            ModuleNotFoundError: It is TorchRec's, and shardwright has nothing for it.
+        """
+        if fullname.partition(".")[0] != ROOT:
+            return None
+        if fullname not in MODULES:
+            raise ModuleNotFoundError(
+                f"{ROOT!r} is shardwright here, which has nothing for {fullname!r}. "
+                f"Known: {', '.join(sorted(MODULES))}.{_nearest(fullname, MODULES)} "
+                f"shardwright_torchrec.uninstall() gives the name back to TorchRec.",
+                name=fullname,
+            )
+        return ModuleSpec(fullname, self, origin="shardwright_torchrec", is_package=_is_package(fullname))
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """An empty module that knows where its names are."""
+        return _Names(spec.name, f"shardwright under the name {spec.name}.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is to be run: names are looked up when they are asked for."""
+
+
+_finder = _Finder()
+
+
+def install() -> None:
+    """Let `import torchrec`, and the modules below it, give shardwright in this process.
+
+    Call it before anything imports `torchrec`. A second call does nothing.
+
+    Raises:
+        ImportError: TorchRec itself was imported already.
+    """
+    if is_installed():
+        return
+    imported = sys.modules.get(ROOT)
+    if imported is not None:
+        file = getattr(imported, "__file__", None)
+        raise ImportError(
+            f"TorchRec itself was imported already, from {file}: its classes are in use. "
+            "Call shardwright_torchrec.install() before the first `import torchrec`."
+        )
+    sys.meta_path.insert(0, _finder)
+
+
+def uninstall() -> None:
+    """Give the name `torchrec` back; what was imported under it stays usable."""
+    if is_installed():
+        sys.meta_path.remove(_finder)
+    for name in list(_imported()):
+        del sys.modules[name]
+
+
+def is_installed() -> bool:
+    """Whether `import torchrec` gives shardwright."""
+    return _finder in sys.meta_path
+
+
+def _imported() -> Iterator[str]:
+    return (name for name, module in list(sys.modules.items()) if isinstance(module, _Names))
+
+
+def _is_package(name: str) -> bool:
+    return any(other.startswith(f"{name}.") for other in MODULES)
+
+
+def _whereabouts(module: str, name: str) -> str:
+    """Where else a name is, or what it may have been meant to be."""
+    elsewhere = [path for path, names in MODULES.items() if name in names]
+    if elsewhere:
+        return f"It is in {', '.join(elsewhere)}."
+    return f"Known: {', '.join(sorted(MODULES[module])) or 'none'}.{_nearest(name, MODULES[module])}"
+
+
+def _nearest(name: str, known: Sequence[str] | Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,222 @@
+"""Lookups and optimizers as loops over single rows, in float64: what every kernel is compared with."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from shardwright.contracts import ComputeKernel
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.planning.layouts import Block
+from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables import TableSpec
+from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
+
+CPU = torch.device("cpu")
+OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam")
+"""The optimizers that the loops know."""
+
+
+def block_spec(
+    rows: int,
+    dim: int = 8,
+    *,
+    slots: int = 1,
+    columns: tuple[int, int] | None = None,
+    optimizer: OptimizerSpec | None,
+    data_type: str = "FP32",
+    device: str = "cpu",
+    pooling: str = "SUM",
+) -> BlockSpec:
+    """A block of a table of its own, as the engine gives it to a kernel."""
+    names = tuple(f"f{slot}" for slot in range(slots))
+    table = TableSpec("t", rows, dim, names, data_type, pooling, optimizer=optimizer)
+    span = table.columns(*(columns or (0, dim)))
+    request = KernelRequest.of(table, len(span), device=device, here=True, first_column=span.start)
+    return BlockSpec(table, Block(table.all_rows, span, rank=0), request, slots)
+
+
+@frozen(eq=False)
+class Batch:
+    """Bags of ids and weights: `bags[source][slot][sample]` is a list of (id, weight).
+
+    Of sequences, every bag has one id, and slots may have different numbers of them.
+    """
+
+    bags: list[list[list[list[tuple[int, float]]]]]
+    is_weighted: bool
+    is_pooled: bool = True
+
+    def flat(self) -> list[list[tuple[int, float]]]:
+        """All bags, by source, slot and sample."""
+        return [bag for slots in self.bags for samples in slots for bag in samples]
+
+    def as_bags(self, device: torch.device = CPU) -> Bags:
+        """As the engine gives them to a lookup."""
+        pairs = [pair for bag in self.flat() for pair in bag]
+        return Bags(
+            ids=torch.tensor([id for id, _ in pairs], dtype=torch.int64, device=device),
+            lengths=torch.tensor([len(bag) for bag in self.flat()], dtype=torch.int32, device=device)
+            if self.is_pooled
+            else None,
+            weights=torch.tensor([weight for _, weight in pairs], device=device)
+            if self.is_weighted
+            else None,
+            counts=tuple(tuple(len(samples) for samples in slots) for slots in self.bags),
+        )
+
+
+def draw_batch(
+    blocks: Sequence[BlockSpec],
+    batch_sizes: Sequence[int],
+    *,
+    is_weighted: bool,
+    seed: int = 0,
+    max_length: int = 4,
+) -> Batch:
+    """Few rows and many ids: bags are empty, and ids repeat in and between bags."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def number(stop: int) -> int:
+        return int(torch.randint(stop, (), generator=generator))
+
+    rows = [spec.block.num_rows for spec in blocks for _ in range(spec.num_slots)]
+    return Batch(
+        [
+            [
+                [
+                    [
+                        (number(num_rows), (number(7) - 3) / 2 if is_weighted else 1.0)
+                        for _ in range(number(max_length + 1))
+                    ]
+                    for _ in range(size)
+                ]
+                for num_rows in rows
+            ]
+            for size in batch_sizes
+        ],
+        is_weighted,
+    )
+
+
+def draw_sequences(
+    blocks: Sequence[BlockSpec], num_sources: int, *, seed: int = 0, max_ids: int = 6
+) -> Batch:
+    """For each source and slot up to `max_ids` ids, each a bag of its own."""
+    drawn = draw_batch(blocks, (1,) * num_sources, is_weighted=False, seed=seed, max_length=max_ids)
+    return Batch(
+        [[[[pair] for pair in bag] for (bag,) in slots] for slots in drawn.bags], False, is_pooled=False
+    )
+
+
+@frozen(eq=False)
+class Loops:
+    """The blocks of a group, updated row by row.
+
+    Args:
+        blocks: the blocks.
+        weights: of each block, `[rows, columns]` float64.
+        batch_major: the order of results.
+        whole_rows: gradients have the columns of the whole table.
+    """
+
+    blocks: Sequence[BlockSpec]
+    weights: list[Tensor]
+    batch_major: bool
+    whole_rows: bool = False
+    state: dict[tuple[int, int], list[Tensor]] = field(factory=dict)
+    steps: list[int] = field(factory=list)
+
+    @property
+    def block_of_slot(self) -> list[int]:
+        """The block that each slot looks up."""
+        return [index for index, spec in enumerate(self.blocks) for _ in range(spec.num_slots)]
+
+    def gradient_dim(self, block: int) -> int:
+        """The columns of a gradient that comes to a block."""
+        request = self.blocks[block].request
+        return request.embedding_dim if self.whole_rows else request.num_columns
+
+    def _places(
+        self, batch: Batch, *, of_gradients: bool
+    ) -> Iterator[tuple[int, list[tuple[int, float]], int, int]]:
+        """Block, bag, and where its vector lies among the flat results or gradients."""
+        dims = [
+            self.gradient_dim(block) if of_gradients else self.blocks[block].request.num_columns
+            for block in self.block_of_slot
+        ]
+        base = 0
+        for slots in batch.bags:
+            sizes = [len(samples) * dim for samples, dim in zip(slots, dims, strict=True)]
+            for slot, samples in enumerate(slots):
+                for sample, bag in enumerate(samples):
+                    if self.batch_major and batch.is_pooled:
+                        start = base + sample * sum(dims) + sum(dims[:slot])
+                    else:
+                        start = base + sum(sizes[:slot]) + sample * dims[slot]
+                    yield self.block_of_slot[slot], bag, start, start + dims[slot]
+            base += sum(sizes)
+
+    def size(self, batch: Batch, *, of_gradients: bool) -> int:
+        """How many values the results or gradients of a batch are."""
+        return max([stop for *_, stop in self._places(batch, of_gradients=of_gradients)], default=0)
+
+    def sums(self, batch: Batch) -> Tensor:
+        """Flat float64: the sum of each bag."""
+        result = torch.zeros(self.size(batch, of_gradients=False), dtype=torch.float64)
+        for block, bag, start, stop in self._places(batch, of_gradients=False):
+            for row, weight in bag:
+                result[start:stop] += self.weights[block][row] * weight
+        return result
+
+    def row_gradients(self, batch: Batch, gradient: Tensor) -> dict[tuple[int, int], Tensor]:
+        """For each row that was looked up, (block, row), its gradient."""
+        gradients: dict[tuple[int, int], Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
+        for block, bag, start, stop in self._places(batch, of_gradients=True):
+            for row, weight in bag:
+                gradients[block, row] = gradients[block, row] + gradient[start:stop].double() * weight
+        return dict(gradients)
+
+    def update(self, batch: Batch, gradient: Tensor, learning_rate: float) -> None:
+        """Update every row that was looked up."""
+        self.steps.append(1)
+        for (block, row), whole in self.row_gradients(batch, gradient).items():
+            optimizer = self.blocks[block].request.optimizer
+            assert optimizer is not None, "blocks to be updated name their optimizer"
+            columns = self.blocks[block].block.columns
+            own = whole[columns.start : columns.stop] if self.whole_rows else whole
+            state = self.state.setdefault((block, row), [torch.zeros(len(columns), dtype=torch.float64)] * 2)
+            self.weights[block][row] -= learning_rate * _change(optimizer, whole, own, state, len(self.steps))
+
+
+def _change(optimizer: OptimizerSpec, whole: Tensor, own: Tensor, state: list[Tensor], step: int) -> Tensor:
+    eps = optimizer.get("eps", 1e-8)
+    if optimizer.name == "sgd":
+        return own
+    if optimizer.name in ("adagrad", "row_wise_adagrad"):
+        square = own * own if optimizer.name == "adagrad" else (whole * whole).mean()
+        state[0] = state[0] + square
+        return own / (state[0].sqrt() + eps)
+    assert optimizer.name == "adam"
+    beta1, beta2 = optimizer.get("beta1", 0.9), optimizer.get("beta2", 0.999)
+    state[0] = beta1 * state[0] + (1 - beta1) * own
+    state[1] = beta2 * state[1] + (1 - beta2) * own * own
+    return (state[0] / (1 - beta1**step)) / ((state[1] / (1 - beta2**step)).sqrt() + eps)
+
+
+def build(
+    kernel: ComputeKernel, blocks: Sequence[BlockSpec], *, seed: int = 1, device: torch.device = CPU
+) -> tuple[Lookup, Loops]:
+    """The kernel's lookup and the loops, with the same random weights."""
+    lookup = kernel.build(blocks, device=device)
+    generator = torch.Generator().manual_seed(seed)
+    for index in range(len(blocks)):
+        weight = lookup.weight(index)
+        weight.copy_(torch.rand(weight.shape, generator=generator) - 0.5)
+    whole_rows = kernel.needs_whole_rows(blocks[0].request)
+    weights = [lookup.weight(index).double().cpu().clone() for index in range(len(blocks))]
+    return lookup, Loops(blocks, weights, kernel.batch_major, whole_rows)

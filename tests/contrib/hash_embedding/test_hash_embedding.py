@@ -1,0 +1,346 @@
+"""Tables of any id train on any number of ranks as a dictionary of rows does, and their checkpoints move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import shardwright_hash_embedding
+import torch
+from attrs import field, frozen
+from shardwright_hash_embedding import HashSettings
+from shardwright_hash_embedding.hashing import first_values
+from tests.contrib import distributions
+
+import shardwright as sw
+from shardwright.plugins import PluginHost, use_host
+from shardwright.testing import run_simulated
+
+torch.set_num_threads(1)
+DIM, RATE = 4, 0.5
+POOL = np.random.default_rng(0).integers(-(1 << 63), (1 << 63) - 1, size=30)
+WEIGHT, KEYS, USES = (f"embedding_bags.item.{name}" for name in ("weight", "row_keys", "row_uses"))
+
+
+@pytest.fixture(autouse=True)
+def plugins() -> Iterator[PluginHost]:
+    with use_host(PluginHost(plugins={"hash_embedding": shardwright_hash_embedding})) as own:
+        yield own
+
+
+@frozen
+class Setup:
+    """One hashed table with two features, and one of rows beside it that shares a feature."""
+
+    capacity: int = 60
+    rules: HashSettings = field(factory=HashSettings)
+    optimizer: str = "sgd"
+    is_pooled: bool = True
+
+    @property
+    def sharder(self) -> Any:
+        kind = sw.EmbeddingBagCollectionSharder if self.is_pooled else sw.EmbeddingCollectionSharder
+        return kind(fused_params={"optimizer": self.optimizer, "learning_rate": RATE})
+
+    def module(self) -> Any:
+        sizes = {"item": (self.capacity, ["a", "b"]), "plain": (9, ["c"])}
+        common = [
+            {"name": name, "num_embeddings": rows, "embedding_dim": DIM, "feature_names": features}
+            for name, (rows, features) in sizes.items()
+        ]
+        if self.is_pooled:
+            return sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(**config) for config in common])
+        return sw.EmbeddingCollection([sw.EmbeddingConfig(**config) for config in common])
+
+    def plan(self, world_size: int, **topology: Any) -> sw.ShardingPlan:
+        planner = sw.EmbeddingShardingPlanner(
+            topology=sw.Topology(world_size=world_size, compute_device="cpu", **topology),
+            constraints={
+                "item": self.rules.constraints(pooling_factors=[3]),
+                "plain": sw.ParameterConstraints(sharding_types=["row_wise"]),
+            },
+            batch_size=4,
+        )
+        return planner.plan_tables(self.sharder.tables(self.module()))
+
+    def shard(self, env: sw.ShardingEnv, plan: sw.ShardingPlan) -> Any:
+        return self.sharder.shard(self.module(), plan.plan[""], env, "cpu")
+
+
+def batch(step: int, rank: int, world_size: int) -> sw.KeyedJaggedTensor:
+    """This rank's part of 6 samples: the ids of `a` and `b` are keys, those of `c` rows."""
+    rng = np.random.default_rng(step)
+    lengths = rng.integers(0, 4, size=(3, 6))
+    ids = [
+        [POOL[rng.integers(30, size=count)] if feature < 2 else rng.integers(9, size=count) for count in own]
+        for feature, own in enumerate(lengths)
+    ]
+    mine = range(rank * 6 // world_size, (rank + 1) * 6 // world_size)
+    return sw.KeyedJaggedTensor(
+        keys=["a", "b", "c"],
+        values=torch.from_numpy(
+            np.concatenate([ids[f][sample] for f in range(3) for sample in mine]).astype(np.int64)
+        ),
+        lengths=torch.tensor([lengths[f][sample] for f in range(3) for sample in mine], dtype=torch.int32),
+    )
+
+
+def hashed_columns(setup: Setup, result: Any) -> list[torch.Tensor]:
+    """The outputs of `a` and `b`."""
+    if setup.is_pooled:
+        return [result["a"], result["b"]]
+    return [result["a"].values(), result["b"].values()]
+
+
+def train(setup: Setup, sharded: Any, env: sw.ShardingEnv, steps: Sequence[int]) -> list[list[torch.Tensor]]:
+    """Outputs of each step; gradients are such that the mean over ranks is that of one rank with all samples."""
+    outputs = []
+    for step in steps:
+        columns = hashed_columns(setup, sharded(batch(step, env.rank, env.world_size)))
+        outputs.append([column.detach().clone() for column in columns])
+        torch.autograd.backward(columns, [env.world_size * (column.detach() + 1.0) for column in columns])
+    return outputs
+
+
+def rows_by_key(state: dict[str, torch.Tensor], of: torch.Tensor | None = None) -> dict[int, list[float]]:
+    used = state[KEYS.replace("keys", "uses")].squeeze(1) > 0
+    values = state[WEIGHT] if of is None else of
+    return dict(zip(state[KEYS][used].squeeze(1).tolist(), values[used].tolist(), strict=True))
+
+
+def reference(setup: Setup, steps: Sequence[int]) -> tuple[list[list[torch.Tensor]], dict[int, torch.Tensor]]:
+    """One process with a dictionary: SGD on rows that are born at first sight, without a capacity."""
+    scale, rows = (1 / setup.capacity) ** 0.5, {}
+    outputs = []
+    for step in steps:
+        whole = batch(step, 0, 1)
+        for key in [*whole["a"].values().tolist(), *whole["b"].values().tolist()]:
+            if key not in rows:
+                rows[key] = torch.from_numpy(first_values(np.array([key]), DIM, scale=scale)[0])
+        made, changes = [], []
+        for feature in "ab":
+            bags = [bag.tolist() for bag in whole[feature].to_dense()]
+            if not setup.is_pooled:
+                bags = [[key] for bag in bags for key in bag]
+            sums = [sum((rows[key] for key in bag), torch.zeros(DIM)) for bag in bags]
+            made.append(torch.stack(sums) if sums else torch.zeros(0, DIM))
+            changes += [(key, own + 1.0) for bag, own in zip(bags, sums, strict=True) for key in bag]
+        for key, gradient in changes:
+            rows[key] = rows[key] - RATE * gradient
+        outputs.append(made)
+    return outputs, rows
+
+
+@pytest.mark.parametrize("is_pooled", [True, False], ids=["pooled", "sequence"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_hashed_table_trains_as_a_dictionary_of_rows_does(world_size: int, is_pooled: bool) -> None:
+    setup = Setup(capacity=200, is_pooled=is_pooled)
+    plan = setup.plan(world_size)
+
+    def work(env: sw.ShardingEnv) -> Any:
+        sharded = setup.shard(env, plan)
+        return train(setup, sharded, env, range(4)), sharded.state_dict()
+
+    results = run_simulated(work, world_size)
+    outputs, rows = reference(setup, range(4))
+    for step, expected in enumerate(outputs):
+        for column, values in enumerate(expected):
+            found = torch.cat([own[step][column] for own, _ in results])
+            torch.testing.assert_close(found, values, rtol=1e-4, atol=1e-4)
+    state = results[0][1]
+    prefix = "embedding_bags" if is_pooled else "embeddings"
+    state = {name.replace(prefix, "embedding_bags"): value for name, value in state.items()}
+    found = rows_by_key(state)
+    assert found.keys() == rows.keys()
+    for key, row in rows.items():
+        torch.testing.assert_close(torch.tensor(found[key]), row, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adam"])
+@pytest.mark.parametrize("other", [1, 3])
+def test_checkpoint_of_two_ranks_goes_on_with_another_number_of_ranks(other: int, optimizer: str) -> None:
+    setup = Setup(capacity=200, optimizer=optimizer)
+    plan, moved_plan = setup.plan(2), setup.plan(other)
+
+    def begin(env: sw.ShardingEnv) -> Any:
+        sharded = setup.shard(env, plan)
+        train(setup, sharded, env, range(3))
+        saved = sharded.state_dict(), sharded.fused_optimizer.state_dict()
+        return saved, train(setup, sharded, env, range(3, 6)), sharded.state_dict()
+
+    results = run_simulated(begin, 2)
+    (state, optimizer_state), _, expected = results[0]
+    assert state[KEYS].dtype == torch.int64
+
+    def go_on(env: sw.ShardingEnv) -> Any:
+        sharded = setup.shard(env, moved_plan)
+        sharded.load_state_dict(state)
+        sharded.fused_optimizer.load_state_dict(optimizer_state)
+        loaded = sharded.state_dict(), sharded.fused_optimizer.state_dict()
+        return loaded, train(setup, sharded, env, range(3, 6)), sharded.state_dict()
+
+    moved = run_simulated(go_on, other)
+    (loaded, loaded_optimizer), _, final = moved[0]
+    assert rows_by_key(loaded) == rows_by_key(state)
+    for name, values in optimizer_state["state"][WEIGHT].items():
+        if name != "step":
+            there = loaded_optimizer["state"][WEIGHT][name]
+            assert rows_by_key(loaded, there) == rows_by_key(state, values)
+    for step in range(3):
+        for column in range(2):
+            found = torch.cat([own[step][column] for _, own, _ in moved])
+            wanted = torch.cat([own[step][column] for _, own, _ in results])
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    found, wanted = rows_by_key(final), rows_by_key(expected)
+    assert found.keys() == wanted.keys()
+    for key, row in wanted.items():
+        torch.testing.assert_close(torch.tensor(found[key]), torch.tensor(row), rtol=1e-4, atol=1e-4)
+
+
+def lone(setup: Setup, work: Any) -> Any:
+    plan = setup.plan(1)
+    return run_simulated(lambda env: work(setup.shard(env, plan)), 1)[0]
+
+
+def bags_of(*ids: int) -> sw.KeyedJaggedTensor:
+    """One bag an id of `a`; `b` and `c` are empty."""
+    count = len(ids)
+    return sw.KeyedJaggedTensor(
+        keys=["a", "b", "c"],
+        values=torch.tensor(ids, dtype=torch.int64),
+        lengths=torch.tensor([1] * count + [0] * 2 * count, dtype=torch.int32),
+    )
+
+
+def look_up(sharded: Any, *ids: int) -> torch.Tensor:
+    output = sharded(bags_of(*ids))["a"]
+    if torch.is_grad_enabled():
+        output.backward(torch.ones_like(output))
+    return output.detach().clone()
+
+
+def test_id_without_a_row_brings_zeros_and_bears_none_without_gradients() -> None:
+    def work(sharded: Any) -> Any:
+        with torch.no_grad():
+            before = look_up(sharded, 5, -7)
+        state = sharded.state_dict()
+        trained = look_up(sharded, 5)
+        with torch.no_grad():
+            return before, state, trained, look_up(sharded, 5, -7)
+
+    before, state, trained, after = lone(Setup(), work)
+    assert not before.any()
+    assert not state[USES].any()
+    torch.testing.assert_close(after[0], trained[0] - RATE)
+    assert not after[1].any()
+
+
+def test_id_gets_a_row_when_it_was_seen_often_enough() -> None:
+    def work(sharded: Any) -> Any:
+        return [bool(look_up(sharded, 5).any()) for _ in range(4)]
+
+    assert lone(Setup(rules=HashSettings(min_sightings=3)), work) == [False, False, True, True]
+
+
+@pytest.mark.parametrize(("evict", "left"), [("lru", {1, 3}), ("lfu", {1, 3})])
+def test_full_table_evicts_and_what_comes_back_begins_anew(evict: str, left: set[int]) -> None:
+    def work(sharded: Any) -> Any:
+        first = look_up(sharded, 2)
+        for ids in ((1, 1, 1), (1, 3)):  # 3 needs the row of 2: 1 is used in this step, and more often
+            look_up(sharded, *ids)
+        state = sharded.state_dict()
+        return first, state, look_up(sharded, 2)
+
+    first, state, again = lone(Setup(capacity=2, rules=HashSettings(evict)), work)
+    assert rows_by_key(state).keys() == left
+    assert torch.equal(first, again)
+
+
+def test_lru_and_lfu_evict_different_rows() -> None:
+    def work(sharded: Any) -> Any:
+        for ids in ((1, 1, 1), (2,), (3,)):
+            look_up(sharded, *ids)
+        return set(rows_by_key(sharded.state_dict()))
+
+    found = {evict: lone(Setup(capacity=2, rules=HashSettings(evict)), work) for evict in ("lru", "lfu")}
+    assert found == {"lru": {2, 3}, "lfu": {1, 3}}
+
+
+def test_gradient_of_an_evicted_row_updates_no_other() -> None:
+    def work(sharded: Any) -> Any:
+        late = sharded(bags_of(1, 2))["a"]
+        newer = sharded(bags_of(3, 4))["a"]  # takes both rows, before the gradients of the first come
+        late.backward(torch.full_like(late, 100.0))
+        with torch.no_grad():
+            return newer.detach().clone(), look_up(sharded, 3, 4)
+
+    newer, after = lone(Setup(capacity=2), work)
+    assert torch.equal(newer, after)
+
+
+def test_checkpoint_that_does_not_fit_keeps_the_rows_used_last() -> None:
+    """Capacity is by rank: hashes may give one rank more ids than it has rows for."""
+    setup = Setup(capacity=8)
+
+    def fill(sharded: Any) -> Any:
+        for key in range(8):
+            look_up(sharded, key)
+        return sharded.state_dict()
+
+    state, plan = lone(setup, fill), setup.plan(2)
+
+    def load(env: sw.ShardingEnv) -> Any:
+        sharded = setup.shard(env, plan)
+        sharded.load_state_dict(state)
+        return sharded.state_dict()
+
+    loaded = rows_by_key(run_simulated(load, 2)[0])
+    whole, parts = rows_by_key(state), plan.plan[""]["item"].layout.row_map.part_of(np.arange(8))
+    for part in (0, 1):
+        kept = [key for key in range(8) if parts[key] == part][-4:]
+        assert [key for key in range(8) if key in loaded and parts[key] == part] == kept
+        assert all(loaded[key] == whole[key] for key in kept)
+
+
+def test_plan_reckons_with_capacity_and_index_and_comes_back_from_its_document() -> None:
+    setup = Setup(capacity=1000)
+    plan = setup.plan(2)
+    item = plan.plan[""]["item"]
+    assert (item.sharding_type, item.compute_kernel) == ("hash_rows", "hash_table")
+    assert sw.ShardingPlan.from_json(plan.to_json()) == plan
+    sw.check_plan(plan)
+    # 500 rows of 16 bytes and 56 of index each do not fit into 30 kB of which 15 % are kept free; of 16 alone they do.
+    with pytest.raises(sw.PlanningError):
+        setup.plan(2, ddr_cap=30_000)
+    setup.plan(2, ddr_cap=60_000)
+
+
+def test_hashed_table_is_not_planned_unasked_nor_with_a_kernel_of_rows() -> None:
+    topology = sw.Topology(world_size=2, compute_device="cpu")
+    table = sw.TableSpec("t", 1000, 8, ["f"])
+    plan = sw.EmbeddingShardingPlanner(topology=topology, batch_size=4).plan_tables([table])
+    assert plan.plan[""]["t"].compute_kernel != "hash_table"
+    rule = HashSettings().constraints(compute_kernels=["fused_torch"])
+    with pytest.raises(sw.PlanningError, match="row map 'hashed_ids' gives it keys, it takes rows"):
+        sw.EmbeddingShardingPlanner(topology=topology, batch_size=4, constraints={"t": rule}).plan_tables(
+            [table]
+        )
+
+
+def test_ids_of_a_table_of_rows_beside_it_are_still_checked() -> None:
+    def work(sharded: Any) -> None:
+        features = sw.KeyedJaggedTensor(
+            keys=["a", "b", "c"], values=torch.tensor([1 << 40, -5, 9]), lengths=torch.tensor([1, 1, 1])
+        )
+        sharded(features)
+
+    with pytest.raises(sw.InvalidInputError, match=r"feature 'c' of table 'plain' .* has the id 9"):
+        lone(Setup(), work)
+
+
+def test_hashed_table_in_use_changes_nothing_of_core_or_plugins() -> None:
+    lone(Setup(), lambda sharded: look_up(sharded, 1, 2, 1 << 50))
+    with distributions.nothing_changes():
+        lone(Setup(), lambda sharded: look_up(sharded, 1, 2, 1 << 50))

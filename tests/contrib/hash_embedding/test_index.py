@@ -1,0 +1,132 @@
+"""The index of rows against loops over single ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shardwright_hash_embedding import HashedIds, HashSettings
+from shardwright_hash_embedding.hashing import first_values, mixed
+from shardwright_hash_embedding.index import NONE, RowIndex
+
+import shardwright as sw
+
+BATCHES = st.lists(st.lists(st.integers(-3, 12), max_size=8), max_size=12)
+SETTINGS = st.builds(HashSettings, st.sampled_from(["lru", "lfu"]), st.integers(1, 3))
+
+
+class Loops:
+    """What RowIndex does, id by id."""
+
+    def __init__(self, num_rows: int, rules: HashSettings) -> None:
+        self.num_rows, self.rules, self.step = num_rows, rules, 0
+        self.row_of: dict[int, int] = {}
+        self.uses: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        self.trial: Counter[int] = Counter()
+
+    def see(self, ids: list[int]) -> list[int]:
+        self.step += 1
+        counts = Counter(ids)
+        for key in counts.keys() & self.row_of.keys():
+            self.use(key, counts[key])
+        new = {key: count for key, count in counts.items() if key not in self.row_of}
+        if self.rules.min_sightings > 1:
+            self.trial.update(new)
+            new = {key: seen for key, seen in self.trial.items() if seen >= self.rules.min_sightings}
+            waiting = sorted((-seen, key) for key, seen in self.trial.items() if key not in new)
+            self.trial = Counter({key: -seen for seen, key in waiting[: self.num_rows]})
+        for _, key in sorted((-count, key) for key, count in new.items()):
+            self.bear(key, new[key])
+        return [self.row_of.get(key, NONE) for key in ids]
+
+    def use(self, key: int, count: int) -> None:
+        self.uses[key] = self.uses.get(key, 0) + count
+        self.last[key] = self.step
+
+    def bear(self, key: int, count: int) -> None:
+        free = sorted(set(range(self.num_rows)) - set(self.row_of.values()))
+        if free:
+            row = free[0]
+        else:
+            idle = [other for other in self.row_of if self.last[other] < self.step]
+            if not idle:
+                return
+            worst = min(idle, key=self.rank)
+            row = self.row_of.pop(worst)
+            del self.uses[worst], self.last[worst]
+        self.row_of[key] = row
+        self.use(key, count)
+
+    def rank(self, key: int) -> tuple[int, int, int]:
+        own = (self.last[key], self.uses[key])
+        return (*(own if self.rules.evict == "lru" else own[::-1]), self.row_of[key])
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 6), SETTINGS, BATCHES)
+def test_index_gives_the_rows_that_loops_give(
+    num_rows: int, rules: HashSettings, batches: list[list[int]]
+) -> None:
+    index, loops = RowIndex(num_rows, rules), Loops(num_rows, rules)
+    for ids in batches:
+        before = dict(loops.row_of)
+        rows, born = index.see(np.array(ids, dtype=np.int64))
+        assert rows.tolist() == loops.see(ids)
+        assert set(index.keys[born].tolist()) == loops.row_of.keys() - before.keys()
+        assert index.find(np.arange(-3, 13)).tolist() == [
+            loops.row_of.get(key, NONE) for key in range(-3, 13)
+        ]
+        for key, row in loops.row_of.items():
+            assert (index.uses[row], index.last_use[row]) == (loops.uses[key], loops.last[key])
+    assert (index.uses > 0).sum() == len(loops.row_of) <= num_rows
+
+
+@given(
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=30, unique=True), st.integers(1, 5)
+)
+def test_hashes_of_arrays_and_tensors_are_the_same_and_in_range(ids: list[int], parts: int) -> None:
+    array, rows = np.array(ids, dtype=np.int64), HashedIds(100, parts=parts)
+    found = rows.part_of(array)
+    assert found.tolist() == rows.part_of(torch.from_numpy(array)).tolist()
+    assert set(found.tolist()) <= set(range(parts))
+    assert rows.local_row_of(array) is array
+    assert len(set(mixed(array).tolist())) == len(ids)
+
+
+def test_mixed_is_the_finaliser_of_splitmix64() -> None:
+    # The first outputs of splitmix64 seeded with 1234567, from its reference code's well-known test vector.
+    state = np.cumsum(np.full(3, 0x9E3779B97F4A7C15, dtype=np.uint64)) + np.uint64(1234567)
+    values = mixed(state.view(np.int64)).view(np.uint64)
+    assert values.tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_first_values_are_spread_evenly_and_differ_by_key_and_column() -> None:
+    values = first_values(np.arange(2000), 16, scale=0.5)
+    assert values.dtype == np.float32
+    assert np.abs(values).max() <= 0.5
+    assert abs(values.mean()) < 0.01
+    assert values.std() == pytest.approx(0.5 / np.sqrt(3), rel=0.02)
+    assert len(np.unique(values)) > 0.99 * values.size
+
+
+def test_ids_in_a_row_are_dealt_evenly() -> None:
+    counts = np.bincount(HashedIds(100, parts=4).part_of(np.arange(40_000)))
+    assert (abs(counts - 10_000) < 400).all()  # four standard deviations and more
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"evict": "mru"}, "evict must be 'lru' or 'lfu', got 'mru'"),
+        ({"min_sightings": 0}, "min_sightings must be a number from 1, got 0"),
+        ({"capacity": 3}, "unexpected keyword argument 'capacity'"),
+    ],
+)
+def test_settings_that_cannot_be_raise(wrong: dict[str, object], text: str) -> None:
+    with pytest.raises(sw.InvalidInputError, match=text):
+        HashSettings.from_extras({"hash_embedding": wrong})

@@ -1,0 +1,192 @@
+"""hot_rows keeps what every sharding type must, trains as the unsharded module does, and saves what it promises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import shardwright_hot_rows
+import torch
+from attrs import evolve
+from shardwright_hot_rows import AccessCounts, HotRows
+from tests.contrib import distributions
+from tests.contrib.hot_rows import zipf
+from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, shard_case, train_simulated
+
+import shardwright as sw
+from shardwright.plugins import PluginHost, use_host
+from shardwright.testing import ShardingTypeTests, installed, run_simulated
+
+
+def falling(table: sw.TableSpec, constraints: sw.ParameterConstraints) -> AccessCounts:
+    """Counts that fall by Zipf's law from the last row to the first, whatever the table."""
+    return AccessCounts.of(1000 // np.arange(table.num_embeddings, 0, -1))
+
+
+class TestHotRows(ShardingTypeTests):
+    @pytest.fixture
+    def sharding_type(self) -> sw.ShardingType:
+        return HotRows(falling)
+
+
+@pytest.fixture
+def plugins() -> Iterator[PluginHost]:
+    with use_host(PluginHost(plugins={"hot_rows": shardwright_hot_rows})) as own:
+        yield own
+
+
+def tables(pooling: tuple[str, str], kernel: str) -> list[Table]:
+    """Several features, a feature in two tables, tables beside that are cut otherwise or copied as a whole."""
+    return [
+        Table(40, 8, ("a", "b"), pooling[0], "hot_rows", kernel, variant=2),
+        Table(17, 8, ("a",), pooling[1], "hot_rows", kernel, variant=1),
+        Table(9, 4, ("c",), pooling[0], "row_wise", kernel),
+        Table(40, 8, ("c", "b"), pooling[1], "data_parallel", kernel),
+        Table(3, 8, ("d",), pooling[0], "hot_rows", kernel),
+    ]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("pooling", [("SUM", "MEAN"), ("NONE", "NONE")], ids=["pooled", "sequence"])
+@pytest.mark.parametrize(
+    ("kernel", "optimizer"),
+    [
+        ("fused_torch", "sgd"),
+        ("fused_torch", "adam"),
+        ("fused_numba", "row_wise_adagrad"),
+        ("dense", "adagrad"),
+    ],
+)
+def test_hot_rows_beside_other_types_equal_unsharded(
+    pooling: tuple[str, str], world_size: int, kernel: str, optimizer: str
+) -> None:
+    case = Case(
+        tables(pooling, kernel), (5, 2, 4)[:world_size], optimizer, pooling[0] == "SUM", batches=BATCHES
+    )
+    with installed(HotRows(falling)):
+        assert_equals_unsharded(case, train_simulated(case))
+
+
+@pytest.mark.parametrize("pooling", [("SUM", "MEAN"), ("NONE", "NONE")], ids=["pooled", "sequence"])
+@pytest.mark.parametrize("optimizer", ["adam", "row_wise_adagrad"])
+def test_hot_rows_copies_stay_equal_bit_for_bit(pooling: tuple[str, str], optimizer: str) -> None:
+    case = Case(tables(pooling, "fused_torch"), (5, 2, 4), optimizer)
+    module = case.module()
+
+    def train(env: sw.ShardingEnv) -> list[tuple[int, list[torch.Tensor]]]:
+        sharded = shard_case(case, env, module)
+        for step in range(4):
+            values = case.output(sharded(case.batch(step, env.rank)))
+            values.backward(case.gradient(step, env.rank, values))
+        return copies(sharded)
+
+    with installed(HotRows(falling)):
+        first, *others = run_simulated(train, 3)
+    assert sum(rows > 0 for rows, _ in first) >= 4  # three tables' hot rows and one whole table
+    for other in others:
+        for (_, mine), (_, theirs) in zip(first, other, strict=True):
+            assert all(torch.equal(one, two) for one, two in zip(mine, theirs, strict=True))
+
+
+def copies(sharded: Any) -> list[tuple[int, list[torch.Tensor]]]:
+    """Rows, weights and optimizer state of each copied block on this rank."""
+    found = []
+    for table in sharded._tables.values():
+        for local in table.state.local:
+            if table.state.sharding.layout.dataflow_of(local.block).is_replicated:
+                state = table.lookup_of(local).optimizer_state(local.index)
+                values = [table.weight_of(local), *(state[name] for name in sorted(state))]
+                found.append((local.block.num_rows, [value.clone() for value in values]))
+    return found
+
+
+def test_hot_rows_on_meta_begin_as_other_plans_do() -> None:
+    case = Case(tables(("SUM", "MEAN"), "fused_torch"), (2, 2))
+    plain = evolve(case, tables=[evolve(table, sharding_type="table_wise") for table in case.tables])
+    torch.manual_seed(5)
+    module = case.module().to("meta")
+    with installed(HotRows(falling)):
+        states = [
+            run_simulated(lambda env, one=one: shard_case(one, env, module).state_dict(), 2)[0]
+            for one in (case, plain)
+        ]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+
+
+def plan_of(pooling: str, **extras: Any) -> tuple[sw.EmbeddingShardingPlanner, sw.ShardingPlan]:
+    rule = sw.ParameterConstraints(
+        sharding_types=["hot_rows", "row_wise", "table_wise"], pooling_factors=[20], extras=extras
+    )
+    topology = sw.Topology(world_size=4, compute_device="cpu")
+    planner = sw.EmbeddingShardingPlanner(topology=topology, constraints={"*": rule}, batch_size=512)
+    return planner, planner.plan_tables([sw.TableSpec("item", zipf.ROWS, 64, ["item"], pooling=pooling)])
+
+
+@pytest.mark.usefixtures("plugins")
+def test_hot_rows_are_planned_where_counts_say_that_few_rows_carry_most_lookups() -> None:
+    planner, plan = plan_of("NONE", **zipf.measured_counts().to_extras())
+    sharding = plan.plan[""]["item"]
+    assert sharding.sharding_type == "hot_rows"
+    assert "HR (hot_rows" in str(planner.report)
+    assert sw.ShardingPlan.from_json(plan.to_json()) == plan
+    checked = sw.check_plan(plan)
+    assert checked.value_ms == pytest.approx(plan.document["objective"]["value_ms"])
+
+
+@pytest.mark.usefixtures("plugins")
+def test_hot_rows_are_not_planned_where_all_rows_are_asked_for_alike_or_nothing_is_known() -> None:
+    flat = AccessCounts.of(np.full(zipf.ROWS, 10))
+    for extras in (flat.to_extras(), {}):
+        assert plan_of("NONE", **extras)[1].plan[""]["item"].sharding_type != "hot_rows"
+
+
+@pytest.mark.usefixtures("plugins")
+def test_plan_of_hot_rows_names_the_dataflow_of_each_copy() -> None:
+    _, plan = plan_of("NONE", **zipf.measured_counts().to_extras())
+    entry = json.loads(plan.to_json())["modules"][""]["item"]
+    assert "dataflow" not in entry  # of the cold rows: the default
+    assert [shard.get("dataflow", {}).get("name") for shard in entry["shards"]] == ["replicate"] * 4 + [
+        None
+    ] * 4
+    assert entry["row_map"]["name"] == "hot_and_cold"
+
+
+@pytest.mark.usefixtures("plugins")
+def test_hot_rows_save_most_of_what_row_wise_exchanges_for_sequences() -> None:
+    layouts = zipf.layouts("NONE", zipf.measured_counts())
+    traffic = {
+        name: zipf.step_traffic("NONE", own, batch_size=512, ids_per_bag=20) for name, own in layouts.items()
+    }
+    for name, own in traffic.items():
+        vectors = foreign_ids(layouts[name].layout, 512 * 20)
+        assert own.bytes_of["ids"] == vectors * 8
+        assert own.bytes_of["results"] == own.bytes_of["gradients"] == vectors * zipf.DIM * 4
+    base = traffic.pop("row_wise")
+    assert min(own.total for own in traffic.values()) < 0.45 * base.total
+
+
+def foreign_ids(layout: sw.Layout, num_ids: int) -> int:
+    """The ids of all ranks' batches whose rows neither they nor everybody has."""
+    owner = np.full(zipf.ROWS, -1)
+    for block in layout.blocks:
+        if not layout.dataflow_of(block).is_replicated:
+            owner[block.rows.rows] = block.rank
+    asked = [owner[zipf.zipf_ids(num_ids, rank).numpy()] for rank in range(zipf.WORLD_SIZE)]
+    return sum(int(((own >= 0) & (own != rank)).sum()) for rank, own in enumerate(asked))
+
+
+def test_hot_rows_in_use_change_nothing_of_core_or_plugins() -> None:
+    case = Case(tables(("SUM", "MEAN"), "fused_torch"), (2, 2))
+
+    def use() -> None:
+        with use_host(PluginHost(plugins={"hot_rows": shardwright_hot_rows})):
+            plan_of("NONE", **zipf.measured_counts(2).to_extras())
+        with installed(HotRows(falling)):
+            train_simulated(case)
+
+    use()  # what is imported or compiled on first use is there
+    with distributions.nothing_changes():
+        use()

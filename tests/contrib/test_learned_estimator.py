@@ -1,0 +1,309 @@
+"""Times fitted to measurements: the estimator, its file, its regressors, and how it is measured."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from shardwright_learned import LearnedEstimator, Measurement
+from shardwright_learned.features import FEATURES
+from shardwright_learned.recipes import from_recipe, to_recipe
+from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor, VotingRegressor
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.utils import all_estimators
+from tests.contrib import distributions, learned_workers
+
+import shardwright as sw
+from shardwright.testing.ranks import RankPool
+
+KERNEL, TYPES = "fused_torch", ("table_wise", "row_wise", "data_parallel")
+MS_A_BYTE = {"forward": 2e-6, "backward": 5e-6}
+TOPOLOGY = sw.Topology(world_size=4, compute_device="cpu", local_world_size=2)
+
+
+def milliseconds(features: dict[str, float]) -> dict[str, float]:
+    """A law that a linear regressor can learn exactly."""
+    moved = features["read_bytes"] + features["exchanged_bytes"] + 3 * features["synchronised_bytes"]
+    return {phase: 0.01 + slope * moved for phase, slope in MS_A_BYTE.items()}
+
+
+def drawn_measurements(count: int = 30, kernel: str = KERNEL) -> list[Measurement]:
+    generator, found = np.random.default_rng(3), []
+    for index in range(count):
+        features = dict(zip(FEATURES, (10 ** generator.uniform(2, 7, len(FEATURES))).tolist(), strict=True))
+        found.append(Measurement(kernel, TYPES[index % len(TYPES)], features, milliseconds(features)))
+    return found
+
+
+def tables() -> list[sw.TableSpec]:
+    return [
+        sw.TableSpec(f"t{i}", num_embeddings=1000 * (i + 1), embedding_dim=16 * (i % 3 + 1)) for i in range(5)
+    ]
+
+
+def plan_with(estimator: Any, **rules: Any) -> tuple[sw.ShardingPlan, Any]:
+    constraints = {"*": sw.ParameterConstraints(**rules)} if rules else None
+    planner = sw.EmbeddingShardingPlanner(TOPOLOGY, 64, estimator=estimator, constraints=constraints)
+    return planner.plan_tables(tables()), planner.report
+
+
+def test_learned_estimates_follow_the_law_they_were_fitted_to() -> None:
+    _, report = plan_with(LearnedEstimator.fit(drawn_measurements()), sharding_types=["table_wise"])
+    expected = {}
+    for table in tables():
+        bags = 64 * TOPOLOGY.world_size  # a rank with the whole table serves all ranks' bags, one id each
+        vector_bytes = bags * table.embedding_dim * 4
+        expected[table.name] = 2 * 0.01 + sum(MS_A_BYTE.values()) * vector_bytes * (1 + 3 / 4)
+    told = {table.path: table.time_ms for table in report.statistics.tables}
+    assert told == pytest.approx(expected, rel=1e-6)
+
+
+def test_learned_is_one_argument_and_the_plan_says_whose_it_is() -> None:
+    plan, report = plan_with(LearnedEstimator.fit(drawn_measurements()))
+    text = str(report)
+    assert "estimator = learned" in text or '"learned"' in plan.to_json()
+    assert "learned.measurements = 30" in text
+    assert "learned.regressor = LinearRegression" in text
+    assert sw.ShardingPlan.from_json(plan.to_json()) == plan
+
+
+def test_learned_offers_what_was_measured_and_refuses_a_kernel_that_was_not() -> None:
+    estimator = LearnedEstimator.fit([one for one in drawn_measurements() if one.sharding_type == "row_wise"])
+    plan, _ = plan_with(estimator)
+    assert {sharding.sharding_type for sharding in plan.plan[""].values()} == {"row_wise"}
+    assert {sharding.compute_kernel for sharding in plan.plan[""].values()} == {KERNEL}
+    plan, _ = plan_with(
+        estimator, sharding_types=["table_wise"], compute_kernels=[KERNEL]
+    )  # asked for by name
+    assert {sharding.sharding_type for sharding in plan.plan[""].values()} == {"table_wise"}
+    with pytest.raises(sw.UnsupportedError, match=r"no measurements of dense; it has them of fused_torch"):
+        plan_with(estimator, sharding_types=["table_wise"], compute_kernels=["dense"])
+
+
+def test_learned_by_name_reads_the_file_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = sw.PluginHost(entry_points=[*_installed(), *distributions.entry_points("learned_estimator")])
+    with sw.use_host(host):
+        monkeypatch.delenv("LEARNED_COSTS_FILE", raising=False)
+        with pytest.raises(
+            sw.InvalidInputError, match=r"estimator=LearnedEstimator.load.*LEARNED_COSTS_FILE"
+        ):
+            plan_with("learned")
+        estimator = LearnedEstimator.fit(drawn_measurements())
+        estimator.save(tmp_path / "costs.json")
+        monkeypatch.setenv("LEARNED_COSTS_FILE", str(tmp_path / "costs.json"))
+        assert plan_with("learned")[0] == plan_with(estimator)[0]
+
+
+def _installed() -> Sequence[Any]:
+    from importlib.metadata import entry_points
+
+    return list(entry_points(group="shardwright"))
+
+
+def test_learned_planning_changes_nothing() -> None:
+    plan_with(None)
+    with distributions.nothing_changes():
+        plan_with(LearnedEstimator.fit(drawn_measurements()))
+
+
+def test_learned_more_bytes_never_take_less_by_default() -> None:
+    model = LearnedEstimator.fit(drawn_measurements(), None).model
+    generator = np.random.default_rng(5)
+    less = 10 ** generator.uniform(0, 9, (500, len(FEATURES)))
+    more = less * generator.uniform(1, 10, less.shape)
+    for phase in model.phases:
+        before, after = model.predict(KERNEL, phase, less), model.predict(KERNEL, phase, more)
+        assert (before >= 0).all()
+        assert (after >= before).all()
+
+
+def test_learned_negative_predictions_are_none() -> None:
+    falling = [
+        Measurement(KERNEL, "row_wise", dict.fromkeys(FEATURES, x), {"step": 10.0 - x}) for x in (0.0, 5.0)
+    ]
+    model = LearnedEstimator.fit(falling, LinearRegression()).model
+    assert model.predict(KERNEL, "step", np.full((1, len(FEATURES)), 100.0)).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("kernel_ms", [0.0, 1e-300])
+def test_learned_shards_that_cost_nothing_are_planned(kernel_ms: float) -> None:
+    features = dict.fromkeys(FEATURES, 1.0)
+    measured = [Measurement(KERNEL, kind, features, {"step": kernel_ms}) for kind in TYPES]
+    plan, report = plan_with(LearnedEstimator.fit(measured))
+    assert len(plan.plan[""]) == len(tables())
+    assert report.statistics.time_ms.max() < 1e-290
+
+
+REGRESSORS = [
+    None,
+    RandomForestRegressor(n_estimators=5),  # random, and no random_state given
+    HistGradientBoostingRegressor(max_iter=5, monotonic_cst=[1] * len(FEATURES)),
+    make_pipeline(FunctionTransformer(np.log1p), StandardScaler(), Ridge(alpha=0.5)),
+    TransformedTargetRegressor(LinearRegression(), func=np.log1p, inverse_func=np.expm1),
+    VotingRegressor([("a", Ridge()), ("b", RandomForestRegressor(n_estimators=3))]),
+]
+
+
+@pytest.mark.parametrize("regressor", REGRESSORS, ids=lambda one: type(one).__name__)
+def test_learned_file_gives_the_same_estimates(regressor: Any, tmp_path: Path) -> None:
+    estimator = LearnedEstimator.fit(drawn_measurements(), regressor)
+    estimator.save(tmp_path / "costs.json")
+    loaded = LearnedEstimator.load(tmp_path / "costs.json")
+    assert loaded.model.measurements == estimator.model.measurements
+    matrix = 10 ** np.random.default_rng(7).uniform(2, 7, (50, len(FEATURES)))
+    for phase in estimator.model.phases:
+        expected = estimator.model.predict(KERNEL, phase, matrix)
+        np.testing.assert_allclose(loaded.model.predict(KERNEL, phase, matrix), expected, rtol=1e-9)
+    assert plan_with(loaded)[0] == plan_with(estimator)[0]
+
+
+# They regress several targets, or one feature; the last is deprecated, and warns.
+_OTHERS = ("CCA", "IsotonicRegression", "PLSCanonical", "PLSRegression", "PassiveAggressiveRegressor")
+ALL_REGRESSORS = sorted(
+    (name, kind)
+    for name, kind in all_estimators(type_filter="regressor")
+    if not name.startswith("Multi")
+    and name not in _OTHERS
+    and not getattr(kind, "_required_parameters", None)
+)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for _, kind in ALL_REGRESSORS], ids=[name for name, _ in ALL_REGRESSORS]
+)
+def test_recipe_every_regressor_of_scikit_learn_comes_back(kind: type) -> None:
+    try:
+        regressor = kind()
+    except TypeError:
+        pytest.skip(f"{kind.__name__} needs arguments")
+    recipe = json.loads(json.dumps(to_recipe(regressor)))
+    made = from_recipe(recipe)
+    assert type(made) is kind
+    assert _comparable(made.get_params()) == _comparable(regressor.get_params())
+    clone(made)
+
+
+def _comparable(params: dict[str, Any]) -> dict[str, str]:
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in params.items()}
+    return {name: repr(value) for name, value in plain.items()}
+
+
+def test_recipe_number_of_regressors_is_that_of_scikit_learn() -> None:
+    assert len(ALL_REGRESSORS) > 35
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"class": "subprocess.Popen", "arguments": {"args": "true"}},
+        {"class": "sklearn.utils.all_estimators"},
+        {"class": "sklearn.linear_model.NoSuchRegressor"},
+        {"class": "sklearn.no_such_module.Ridge"},
+        {"class": "sklearn.externals._packaging.version.Version", "arguments": {"version": "1"}},
+        {"numpy": "load"},
+        {"sequence": "set", "items": []},
+        {"else": 1},
+    ],
+)
+def test_recipe_of_anything_else_is_refused(recipe: Any) -> None:
+    with pytest.raises(sw.InvalidInputError, match=r"is no (regressor|recipe)"):
+        from_recipe(recipe)
+
+
+def test_fit_a_function_of_the_users_cannot_be_saved_and_says_so() -> None:
+    regressor = make_pipeline(FunctionTransformer(math.sqrt), Ridge())
+    with pytest.raises(sw.UnsupportedError, match="cannot be saved as plain data"):
+        LearnedEstimator.fit(drawn_measurements(), regressor)
+    with pytest.raises(sw.InvalidInputError, match="must be one of scikit-learn's, got 'ridge'"):
+        LearnedEstimator.fit(drawn_measurements(), "ridge")
+
+
+def damaged(**changes: Any) -> str:
+    data = json.loads(LearnedEstimator.fit(drawn_measurements()).model.to_json())
+    return json.dumps({**data, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no file of learned costs"),
+        (damaged(version=2), "no file of learned costs"),
+        (damaged(regressor="pickle"), "no usable regressor"),
+        (damaged(measurements=[{"a": 1}]), "a measurement is an object with"),
+        (damaged(measurements=[]), "no measurements to fit"),
+        (damaged(milliseconds={KERNEL: [1.0] * 30}), "says other times than when it was saved"),
+        (damaged(milliseconds={KERNEL: [1.0]}), "says other times than when it was saved"),
+    ],
+)
+def test_load_a_damaged_file_says_what_is_wrong(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_text(text)
+    with pytest.raises(sw.InvalidInputError, match=message):
+        LearnedEstimator.load(tmp_path / "costs.json")
+
+
+@pytest.mark.parametrize(
+    ("features", "times", "message"),
+    [
+        ({"read_bytes": 1.0}, {"step": 1.0}, "measure again"),
+        (dict.fromkeys(FEATURES, -1.0), {"step": 1.0}, "not negative"),
+        (dict.fromkeys(FEATURES, 1.0), {"step": math.nan}, "finite"),
+        (dict.fromkeys(FEATURES, 1.0), {}, "got none"),
+    ],
+)
+def test_measurement_wrong_numbers_are_refused(
+    features: dict[str, float], times: dict[str, float], message: str
+) -> None:
+    with pytest.raises(sw.InvalidInputError, match=message):
+        Measurement(KERNEL, "row_wise", features, times)
+
+
+def test_fit_phases_that_differ_are_refused() -> None:
+    one = drawn_measurements(1)[0]
+    other = Measurement(KERNEL, "row_wise", one.features, {"step": 1.0})
+    with pytest.raises(sw.InvalidInputError, match="different phases"):
+        LearnedEstimator.fit([one, other])
+
+
+def test_no_file_imports_pickle() -> None:
+    for path in distributions.sources("learned_estimator"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = (
+                [name.name for name in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            )
+            assert not {"pickle", "joblib", "dill", "marshal"} & {*names, getattr(node, "module", None)}
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(300)
+def test_measure_on_real_ranks_gives_costs_to_plan_with() -> None:
+    with RankPool(2, backend="gloo") as pool:
+        results = pool.run(learned_workers.measure_and_plan, 2, timeout_s=240)
+    (measured, plan, types), (others, other_plan, _) = results
+    assert (measured, plan) == (others, other_plan)
+    assert [(one["sharding_type"], one["compute_kernel"]) for one in measured] == [
+        ("table_wise", KERNEL),
+        ("row_wise", KERNEL),
+    ] * 3
+    for one, (rows, dim) in zip(measured[::2], ((64, 8), (640, 16), (6400, 32)), strict=True):
+        assert one["features"]["table_bytes"] == rows * dim * 4
+        assert one["features"]["read_bytes"] == 2 * 4 * 2 * dim * 4  # 2 ranks x 4 bags x 2 ids
+        assert one["features"]["output_bytes"] == 2 * 4 * dim * 4
+        assert one["milliseconds"]["forward"] > 0
+        assert one["milliseconds"]["backward"] > 0
+    assert [one["features"]["table_bytes"] for one in measured[1::2]] == [
+        one["features"]["table_bytes"] / 2 for one in measured[::2]
+    ]
+    assert set(types.values()) <= {"table_wise", "row_wise"}

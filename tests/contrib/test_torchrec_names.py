@@ -1,0 +1,183 @@
+"""`import torchrec` gives shardwright, and the tutorials' scripts run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import shardwright_torchrec
+from shardwright_torchrec.names import MODULES
+from tests.contrib import distributions
+
+import shardwright
+
+SCRIPTS = Path(__file__).parent / "torchrec_scripts"
+_TIMEOUT_S = 280  # the tutorial starts eight processes, on whatever machine this is
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    shardwright_torchrec.install()
+    yield
+    shardwright_torchrec.uninstall()
+
+
+def run_script(*arguments: str) -> str:
+    """Run Python in a process of its own; the ranks that it starts find each other at a free port."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = str(probe.getsockname()[1])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SHARDWRIGHT_")}
+    path = os.pathsep.join([str(distributions.ROOT / "torchrec"), *sys.path])
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**environment, "PYTHONPATH": path, "MASTER_PORT": port, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_install_serves_shardwrights_own_classes(module: str) -> None:
+    names = importlib.import_module(module)
+    for name in MODULES[module]:
+        assert getattr(names, name) is getattr(shardwright, name)
+        assert name in dir(names)
+
+
+@pytest.mark.usefixtures("installed")
+def test_install_submodules_are_attributes_as_in_torchrec() -> None:
+    import torchrec
+
+    assert torchrec.distributed.DistributedModelParallel is shardwright.DistributedModelParallel
+    assert torchrec.distributed.planner.types.Topology is shardwright.Topology
+
+
+@pytest.mark.usefixtures("installed")
+def test_install_what_is_missing_says_so_with_the_nearest() -> None:
+    import torchrec
+
+    with pytest.raises(ModuleNotFoundError, match=r"nothing for 'torchrec\.quant'.*uninstall\(\)"):
+        importlib.import_module("torchrec.quant")
+    with pytest.raises(ModuleNotFoundError, match=r"Did you mean 'torchrec\.distributed\.embedding'"):
+        importlib.import_module("torchrec.distributed.embeddin")
+    with pytest.raises(AttributeError, match="Did you mean 'KeyedTensor'"):
+        _ = torchrec.KeyedTensr
+    with pytest.raises(AttributeError, match=r"It is in torchrec\.distributed\.types"):
+        _ = torchrec.ShardingType
+    assert not hasattr(torchrec, "__file__")
+
+
+def test_uninstall_gives_the_name_back() -> None:
+    shardwright_torchrec.install()
+    shardwright_torchrec.install()  # the second does nothing
+    importlib.import_module("torchrec.distributed.types")
+    shardwright_torchrec.uninstall()
+    assert not shardwright_torchrec.is_installed()
+    assert not [name for name in sys.modules if name.partition(".")[0] == "torchrec"]
+    assert sys.meta_path.count(shardwright_torchrec.names._finder) == 0
+
+
+def test_install_after_torchrec_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchrec", os)
+    with pytest.raises(ImportError, match=r"imported already, from .*os\.py.*before the first"):
+        shardwright_torchrec.install()
+    assert not shardwright_torchrec.is_installed()
+
+
+def test_install_and_use_change_nothing() -> None:
+    with distributions.nothing_changes():
+        shardwright_torchrec.install()
+        for module in MODULES:
+            names = importlib.import_module(module)
+            for name in dir(names):
+                getattr(names, name)
+        shardwright_torchrec.uninstall()
+
+
+def shards_of(line: str) -> dict[str, list[tuple[list[int], list[int], int]]]:
+    """Table -> its shards' offsets, sizes and rank, in a plan as the tutorial prints it."""
+    tables = re.split(r"'(\w+_table_\d)': ", line)[1:]
+    pattern = r"shard_offsets=\[(\d+), (\d+)\], shard_sizes=\[(\d+), (\d+)\], placement='rank:(\d)/cpu'"
+    found = {name: re.findall(pattern, text) for name, text in zip(tables[::2], tables[1::2], strict=True)}
+    return {
+        name: [([int(a), int(b)], [int(c), int(d)], int(rank)) for a, b, c, d, rank in shards]
+        for name, shards in found.items()
+    }
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(300)
+def test_sharding_tutorial_prints_the_plans_that_it_shows() -> None:
+    kinds = ("TABLE_WISE", "ROW_WISE", "COLUMN_WISE", "DATA_PARALLEL")
+    lines = [
+        line for line in run_script(str(SCRIPTS / "sharding.py"), *kinds).splitlines() if "plan:" in line
+    ]
+    assert sorted(line[:6] for line in lines) == sorted(["rank:0", "rank:1"] * len(kinds))
+    plans = dict.fromkeys(line.partition("sharding plan: ")[2] for line in lines)
+    whole, rows, columns, copies = plans  # one text a type: both ranks print the same
+    by_rank = {
+        rank: sorted(name for name, [shard] in shards_of(whole).items() if shard[2] == rank)
+        for rank in (0, 1)
+    }
+    for names in by_rank.values():  # "each node will have one large table and one small"
+        assert [name.split("_")[0] for name in names] == ["large", "small"]
+    for name, sizes in shards_of(rows).items():
+        half = (4096 if name.startswith("large") else 1024) // 2
+        assert sizes == [([0, 0], [half, 64], 0), ([half, 0], [half, 64], 1)]
+    for name, sizes in shards_of(columns).items():
+        all_rows = 4096 if name.startswith("large") else 1024
+        assert sizes == [([0, 0], [all_rows, 32], 0), ([0, 32], [all_rows, 32], 1)]
+    assert copies.count("sharding_type='data_parallel'") == 4
+    assert copies.count("ranks=[0, 1], sharding_spec=None") == 4
+
+
+def test_planner_tutorial_plans_as_it_prints() -> None:
+    output = run_script("-m", "shardwright_torchrec", str(SCRIPTS / "planner.py"))
+    reports = output.split("--- Sharding plan ---")[1:]
+    assert len(reports) == 5
+    chosen = [re.search(r"(small|huge)_table +\| (\w+) \(.*\| (\w+) +\|", report) for report in reports]
+    # On two ranks the tutorial's planner halves the rows. Halves of the columns are as good or better, and as large.
+    assert [(found[2], found[3]) for found in chosen if found] == [
+        ("TW", "fused"),
+        ("CW", "fused"),
+        ("TW", "fused"),
+        ("RW", "fused"),
+        ("CW", "fused_uvm_caching"),
+    ]
+    # "2.4 GB of HBM memory" on one rank, "1.2 GB" on each of two; "Perf has increased to 0.087 ms".
+    assert [re.findall(r"[01] +\| ([\d.]+) GiB", report) for report in reports[:2]] == [
+        ["2.4"],
+        ["1.2", "1.2"],
+    ]
+    (milliseconds,) = re.findall(r"largest_rank_time: ([\d.]+) ms", reports[3])
+    assert float(milliseconds) == pytest.approx(0.087, abs=0.001)
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(300)
+def test_introduction_runs_up_to_quantization() -> None:
+    output = run_script("-m", "shardwright_torchrec", str(SCRIPTS / "introduction.py"))
+    assert "List of Values:  [tensor([5]), tensor([7, 1])]" in output
+    assert "Lengths:  tensor([3, 1, 2, 2]" in output
+    assert "torch.Size([2, 128])" in output
+    assert "equal to unsharded: True" in output
+    assert "row_wise_adagrad(lr=0.02, eps=0.002): embedding_bags.product_table.weight" in output
+    assert "sgd(lr=0.5): embedding_bags.product_table.weight" in output
+    assert "Non Fused Model Parameters:\ndict_keys([])" in output
+    first, second = (float(text) for text in re.findall(r"Iteration Loss: ([\d.]+)", output))
+    assert second < first
+    assert output.rstrip().endswith(
+        "ebc_.embedding_bags.user_table.weight torch.Size([4096, 64]) torch.float32"
+    )

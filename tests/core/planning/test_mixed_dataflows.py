@@ -1,0 +1,214 @@
+"""Layouts whose blocks have different dataflows, through enumeration, traffic, plan document and check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from attrs import frozen
+from tests.core.planning.conftest import Plain, Slices, Whole, make_host
+
+from shardwright.contracts import ShardingType
+from shardwright.errors import NoPlanError, PlanError, PlanningError
+from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.drawing import draw
+from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.layouts import BlockRun, Layout, Replicate
+from shardwright.planning.options import Options
+from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.row_maps import RowMap, RowsRange, RowsSplit
+from shardwright.planning.space import synchronised_bytes, traffic_bytes
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host, use_host
+
+TABLE = TableSpec("t", 11, 8, ["f"], pooling="NONE")
+RANKS = Topology(2, "cpu")
+
+
+@frozen
+class FirstRowsAskedFor(RowsSplit):
+    """Part 0 gets three quarters of the lookups."""
+
+    name = "first_rows_asked_for"
+
+    def id_fraction_of(self, part: int) -> float:
+        return 0.75 if part == 0 else 0.125
+
+
+class FirstRowsCopied(ShardingType):
+    """Three rows on every rank, the others cut in two."""
+
+    name, abbreviation, row_maps = "first_rows_copied", "FR", (FirstRowsAskedFor,)
+
+    def layouts(
+        self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
+    ) -> Iterator[Layout]:
+        rows = FirstRowsAskedFor((0, 3, 7, table.num_embeddings))
+        copies = BlockRun(rows, table.all_columns, 2, is_copied=True, rank=0, dataflow=Replicate())
+        yield Layout([copies, BlockRun(rows, table.all_columns, 2, first_part=1, rank=0)])
+
+
+@pytest.fixture(autouse=True)
+def first_rows_copied() -> Iterator[None]:
+    with use_host(make_host(sharding_types=[FirstRowsCopied, Slices, Whole])):
+        yield
+
+
+def options_of(**rule: object) -> Options:
+    rules = Constraints({"t": ParameterConstraints(sharding_types=["first_rows_copied"], **rule)})
+    return enumerate_options([TABLE], RANKS, rules, host(), batch_size=16)
+
+
+def planned() -> ShardingPlan:
+    rule = {"t": ParameterConstraints(sharding_types=["first_rows_copied"])}
+    return EmbeddingShardingPlanner(RANKS, constraints=rule).plan_tables([TABLE])
+
+
+def test_columns_say_which_shards_are_copies_and_what_part_of_the_ids_is_theirs():
+    options = options_of()
+    assert options.spread(options.is_copy, 0).tolist() == [True, True, False, False]
+    assert options.spread(options.id_fraction, 0).tolist() == [0.75, 0.75, 0.125, 0.125]
+    assert options.spread(options.num_rows, 0).tolist() == [3, 3, 4, 4]
+    assert not options.is_replicated.any()
+
+
+def test_traffic_of_copies_is_their_own_batch_and_of_others_that_of_all_ranks():
+    options = options_of(pooling_factors=[4])
+    received, sent = (options.spread(column, 0).tolist() for column in traffic_bytes(options, RANKS))
+    ids = [48, 48, 16, 16]  # of 64 a rank, 12 of 16 on its own copy, an eighth of both ranks' on each other
+    assert received == [8 * count for count in ids]
+    assert sent == [4 * 8 * count for count in ids]
+    # The dense gradient of three rows is less than the ids and gradients of both ranks.
+    assert options.spread(synchronised_bytes(options, RANKS), 0).tolist() == [96, 96, 0, 0]
+
+
+def test_id_fraction_is_that_of_the_rows_where_the_row_map_says_nothing():
+    rows = RowsRange(10, parts=3)
+    assert [rows.id_fraction_of(part) for part in range(3)] == [0.4, 0.4, 0.2]
+    assert np.isclose(sum(rows.id_fraction_of(part) for part in range(3)), 1.0)
+
+
+def test_plan_document_names_the_dataflow_of_the_shards_that_have_another():
+    plan = planned()
+    entry = json.loads(plan.to_json())["modules"][""]["t"]
+    assert "dataflow" not in entry
+    assert [shard.get("dataflow") for shard in entry["shards"]] == [{"name": "replicate"}] * 2 + [None] * 2
+    again = ShardingPlan.from_json(plan.to_json())
+    assert again == plan
+    assert again.to_json() == plan.to_json()
+    assert again.plan[""]["t"].layout.dataflows == plan.plan[""]["t"].layout.dataflows
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        (lambda shards: shards[1].pop("dataflow"), "rank 1 has 0 copies of row part 0"),
+        (lambda shards: shards[1].update(dataflow={"name": "replicat"}), "Did you mean 'replicate'"),
+        (lambda shards: shards[1].update(dataflow=3), "shard 1: dataflow must be an object, got 3"),
+        (lambda shards: shards.pop(1), "rank 1 has 0 copies of row part 0"),
+        (lambda shards: shards.pop(3), "row part 2: blocks reach column 0 of 8"),
+    ],
+)
+def test_plan_document_edited_so_that_copies_do_not_fit_raises(edit, text):
+    document = json.loads(planned().to_json())
+    edit(document["modules"][""]["t"]["shards"])
+    with pytest.raises(PlanError, match=text):
+        ShardingPlan.from_json(json.dumps(document))
+
+
+def test_plan_whose_cold_rows_are_copied_too_contradicts_the_type():
+    document = json.loads(planned().to_json())
+    entry = document["modules"][""]["t"]
+    for shard in entry["shards"][2:]:
+        shard["dataflow"] = {"name": "replicate"}
+    entry["shards"] += [{**shard, "rank": 1 - shard["rank"]} for shard in entry["shards"][2:]]
+    with pytest.raises(PlanError, match="dataflow 'exchange and replicate'"):
+        ShardingPlan.from_json(json.dumps(document))
+
+
+def test_drawing_shows_copies_beside_the_rows_that_are_on_one_rank():
+    (layout,) = FirstRowsCopied().layouts(TABLE, RANKS, ParameterConstraints())
+    lines = [" ".join(line.split()) for line in draw(layout).splitlines() if line.startswith("rows")]
+    assert lines == [
+        "rows 0-2 │ a copy on each of ranks 0-1 │",
+        "rows 3-6 │ rank 0 │",
+        "rows 7-10 │ rank 1 │",
+    ]
+
+
+@frozen
+class Keys(RowMap):
+    """Any id, by its remainder."""
+
+    name = "keys"
+    takes_any_id = True
+    num_rows: int
+    num_parts: int
+
+    def part_of(self, ids):
+        return ids % self.num_parts
+
+    def local_row_of(self, ids):
+        return ids
+
+    def rows_of(self, part):
+        return RowsRange(self.num_rows, self.num_parts).rows_of(part)
+
+
+class OfKeys(ShardingType):
+    name, abbreviation, row_maps = "of_keys", "OK", (Keys,)
+
+    def layouts(self, table, topology, constraints):
+        yield Layout([BlockRun(Keys(table.num_embeddings, 2), table.all_columns, 2, rank=0)])
+
+
+class FindsKeys(Plain):
+    name, aliases, takes_any_id = "finds_keys", (), True
+
+
+def test_kernels_of_rows_and_of_keys_are_offered_where_they_belong():
+    with use_host(make_host(sharding_types=[OfKeys, Whole], compute_kernels=[Plain, FindsKeys])):
+        options = enumerate_options([TABLE], RANKS, Constraints(), host(), batch_size=4)
+    found = {
+        (options.type_of(option).name, options.kernel_of(option).name)
+        for option in range(options.num_options)
+    }
+    assert found == {("whole", "plain"), ("of_keys", "finds_keys")}
+    reasons = {refusal.name: refusal.reason for refusal in options.refusals}
+    assert reasons == {
+        "plain": "the row map 'keys' gives it keys, it takes rows",
+        "finds_keys": "the row map 'range' gives it rows, it takes keys",
+    }
+
+
+def test_kernel_of_rows_asked_for_keys_is_an_error_with_the_reason():
+    rule = {"t": ParameterConstraints(sharding_types=["of_keys"], compute_kernels=["plain"])}
+    with (
+        use_host(make_host(sharding_types=[OfKeys], compute_kernels=[Plain, FindsKeys])),
+        pytest.raises((PlanningError, NoPlanError), match="gives it keys, it takes rows"),
+    ):
+        EmbeddingShardingPlanner(RANKS, constraints=rule).plan_tables([TABLE])
+
+
+def test_extras_of_constraints_reach_the_sharding_type_and_the_plan():
+    seen = []
+
+    class Listens(Whole):
+        name, aliases = "listens", ()
+
+        def layouts(self, table, topology, constraints):
+            seen.append(constraints.extras)
+            return super().layouts(table, topology, constraints)
+
+    rule = ParameterConstraints.from_data({"extras": {"counts": [3, 1]}}, "rule")
+    with use_host(make_host(sharding_types=[Listens])):
+        plan = EmbeddingShardingPlanner(RANKS, constraints={"t": rule}).plan_tables([TABLE])
+    assert {"counts": [3, 1]} in seen
+    assert json.loads(plan.to_json())["inputs"]["constraints"]["value"] == {
+        "t": {"extras": {"counts": [3, 1]}}
+    }
+    hash(rule)

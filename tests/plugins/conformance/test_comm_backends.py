@@ -1,0 +1,17 @@
+"""Every registered comm backend keeps what the conformance kit asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.contracts import CommBackend
+from shardwright.plugins import host
+from shardwright.testing import CommBackendTests
+
+pytestmark = pytest.mark.distributed
+
+
+class TestCommBackends(CommBackendTests):
+    @pytest.fixture(params=sorted(host().comm_backends))
+    def comm_backend(self, request: pytest.FixtureRequest) -> CommBackend:
+        return host().comm_backends.create(request.param)

@@ -1,0 +1,15 @@
+"""Every registered estimator keeps what the conformance kit asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.contracts import Estimator
+from shardwright.plugins import host
+from shardwright.testing import EstimatorTests
+
+
+class TestEstimators(EstimatorTests):
+    @pytest.fixture(params=sorted(host().estimators))
+    def estimator(self, request: pytest.FixtureRequest) -> Estimator:
+        return host().estimators.create(request.param)

@@ -23,6 +23,11 @@ STAGES = [
 ]
 
 
+def stages(*quick: str) -> list[object]:
+    """All stages; those of other collectives than these, each of which takes a time-out, are slow."""
+    return [pytest.param(*stage, marks=() if stage[0] in quick else pytest.mark.slow) for stage in STAGES]
+
+
 def assert_all_name_the_victim(texts: dict[int, str], label: str) -> None:
     """Each survivor raises in the second step; at least those that wait for the victim name the stage."""
     for rank, text in texts.items():
@@ -31,7 +36,9 @@ def assert_all_name_the_victim(texts: dict[int, str], label: str) -> None:
     assert any(f"the exchange of {label} failed: no word from" in text for text in texts.values()), texts
 
 
-@pytest.mark.parametrize(("label", "sharding_type", "form"), STAGES)
+@pytest.mark.parametrize(
+    ("label", "sharding_type", "form"), stages("headers", "results across hosts", "gradients", "dense sums")
+)
 def test_rank_that_is_killed_is_named_by_all_others(
     pool: RankPool, label: str, sharding_type: str, form: str | None
 ) -> None:
@@ -41,7 +48,7 @@ def test_rank_that_is_killed_is_named_by_all_others(
     assert_all_name_the_victim(error.value.results, label)
 
 
-@pytest.mark.parametrize(("label", "sharding_type", "form"), STAGES)
+@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("ids", "dense gradients"))
 def test_rank_that_is_stuck_is_named_by_all_others(
     pool: RankPool, label: str, sharding_type: str, form: str | None
 ) -> None:

@@ -93,7 +93,7 @@ def _operator(name: str) -> Callable[..., Any]:
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 for _name in (
     *(f"__{prefix}{operator}__" for operator in _BINARY for prefix in ("", "r")),
-    *(f"__{operator}__" for operator in ("neg", "abs", "len", "lt", "le", "gt", "ge", "contains")),
+    *(f"__{operator}__" for operator in ("neg", "abs", "len", "iter", "lt", "le", "gt", "ge", "contains")),
 ):
     setattr(LazyAwaitable, _name, _operator(_name))
 

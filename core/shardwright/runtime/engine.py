@@ -271,8 +271,10 @@ class EngineStep:
     def outputs_to_come(self) -> tuple[Tensor, ...]:
         """The outputs' shapes, with no memory behind them."""
         shapes = self._engine.arrangement.shapes(self.batch)
+        device = self._engine.device
         return tuple(
-            torch.empty_strided(shape, (0,) * len(shape), device=self._engine.device) for shape in shapes
+            torch.empty_strided(shape, (0,) * len(shape), dtype=torch.float32, device=device)
+            for shape in shapes
         )
 
     def backward(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
@@ -311,7 +313,9 @@ def _read(
     try:
         if prepare is not None:
             prepare()
-        return None if features is None else reader.read(features), status, None
+        if features is None and status is not Status.FINE:  # it has none, and the status says why
+            return None, status, None
+        return reader.read(features), status, None
     except BatchProblem as error:
         return None, Status.BAD_INPUT, error
     except Exception as error:

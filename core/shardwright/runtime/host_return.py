@@ -172,7 +172,8 @@ class _HostTrip(TripStep):
         starts = [0]
         for slot in path.sums[self._host]:
             starts.append(starts[-1] + slot.dim)
-        partial = [torch.zeros(size, width, device=self._trip.device) for size in self._batch_sizes]
+        device, sizes = self._trip.device, self._batch_sizes
+        partial = [torch.zeros(size, width, dtype=torch.float32, device=device) for size in sizes]
         for index, (group, result) in enumerate(zip(groups, self._trip.results, strict=True)):
             pieces = result.split([size * group.width for size in self._batch_sizes])
             for source, piece in enumerate(pieces):
@@ -215,7 +216,7 @@ class _HostTrip(TripStep):
         batch_size = self._batch_sizes[self._env.rank]
         ranks = path.counterparts(self._local)
         leaving = [batch_size * path.width(rank // path.host_size, gradient=True) for rank in ranks]
-        sent = torch.empty(sum(leaving), device=self._trip.device)
+        sent = torch.empty(sum(leaving), dtype=torch.float32, device=self._trip.device)
         for host, (wanted, region) in enumerate(zip(path.wanted, sent.split(leaving), strict=True)):
             if wanted:
                 gradient_of.side_by_side(wanted, region.view(batch_size, path.width(host, gradient=True)))
@@ -258,7 +259,7 @@ class _HostTrip(TripStep):
         dealt = []
         for group, places in zip(path.groups[self._env.rank], path.places, strict=True):
             width = sum(slot.gradient_dim for slot in group.slots)
-            flat = torch.empty(sum(self._batch_sizes) * width, device=self._trip.device)
+            flat = torch.empty(sum(self._batch_sizes) * width, dtype=torch.float32, device=self._trip.device)
             regions = flat.split([size * width for size in self._batch_sizes])
             for own, region in zip(columns, regions, strict=True):
                 pack_slots(group, [own[place] for place in places], region)

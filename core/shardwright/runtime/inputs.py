@@ -154,7 +154,7 @@ class BatchReader:
         meant = nearest(key, known).strip()
         return f"feature {key!r} is unexpected: no table of {where} looks it up{meant and f' ({meant})'}"
 
-    def read(self, features: KeyedJaggedTensor) -> FeatureBatch:
+    def read(self, features: KeyedJaggedTensor | None) -> FeatureBatch:
         """The features in the collection's order.
 
         Raises:
@@ -191,7 +191,7 @@ class BatchReader:
                     f"{nearest(name, keys)}"
                 )
         places = [place[name] for name in wanted]
-        highest = torch.full((len(keys),), _ANY)
+        highest = torch.full((len(keys),), _ANY, device="cpu")
         for feature, feature_place in enumerate(places):
             smallest = self.collection.smallest_table(feature, but=self._any_id)
             highest[feature_place] = smallest.num_embeddings - 1 if smallest else _ANY

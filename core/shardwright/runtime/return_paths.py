@@ -221,7 +221,7 @@ class _DirectTrip(TripStep):
     def send_gradients(self, gradient_of: GradientOf) -> None:
         path = self._path
         self._sizes = path.sizes(self._trip, gradient=True)
-        sent = torch.empty(sum(self._sizes.asked_splits), device=self._trip.device)
+        sent = torch.empty(sum(self._sizes.asked_splits), dtype=torch.float32, device=self._trip.device)
         groups = (group for groups in path.groups for group in groups)
         for group, wanted, region in zip(groups, path.wanted, self._regions(sent), strict=True):
             if group.batch_major:
@@ -258,7 +258,7 @@ def _by_source(results: Sequence[Tensor], sizes: Sequence[Sequence[int]], device
     if len(results) == 1:
         return results[0]
     if not results:
-        return torch.empty(0, device=device)
+        return torch.empty(0, dtype=torch.float32, device=device)
     pieces = [result.split([own[index] for own in sizes]) for index, result in enumerate(results)]
     return torch.cat([group[source] for source in range(len(sizes)) for group in pieces])
 

@@ -84,5 +84,5 @@ def rows_as_bags(
         counts=(tuple(counts),),
     )
     if blocks[0].request.is_weighted:  # the weights are in the rows' gradients already
-        bags = evolve(bags, weights=torch.ones(bags.ids.numel(), device=bags.ids.device))
+        bags = evolve(bags, weights=torch.ones(bags.ids.numel(), dtype=torch.float32, device=bags.ids.device))
     return bags, pieces

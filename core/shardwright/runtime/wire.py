@@ -287,7 +287,7 @@ def encode(values: Tensor, pieces: Sequence[Sequence[Piece]]) -> Tensor:
 
 def decode(encoded: Tensor, pieces: Sequence[Sequence[Piece]], num_elements: int) -> Tensor:
     """The flat float32 buffer of ``num_elements`` in these bytes."""
-    values = torch.empty(num_elements, device=encoded.device)
+    values = torch.empty(num_elements, dtype=torch.float32, device=encoded.device)
     for piece, room in _rooms(encoded, pieces):
         if piece.codec is None:
             piece.values(values).copy_(room.view(torch.float32))

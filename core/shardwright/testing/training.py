@@ -159,7 +159,9 @@ class Case:
             lengths.append(own)
             values.append(torch.randint(0, rows, (int(own.sum()),), generator=generator))
         ids = torch.cat(values).to(self.id_dtype)
-        weights = torch.rand(ids.numel(), generator=generator) if self.is_weighted else None
+        weights = (
+            torch.rand(ids.numel(), generator=generator, dtype=torch.float32) if self.is_weighted else None
+        )
         return KeyedJaggedTensor(
             keys=self.features, values=ids, lengths=torch.cat(lengths).to(torch.int32), weights=weights
         )
@@ -167,7 +169,7 @@ class Case:
     def gradient(self, step: int, rank: int, like: Tensor) -> Tensor:
         """The gradient of the loss by an output, the same each time."""
         generator = torch.Generator().manual_seed(7_000_000 + 1000 * step + rank)
-        return torch.rand(like.shape, generator=generator) - 0.3
+        return torch.rand(like.shape, generator=generator, dtype=like.dtype) - 0.3
 
 
 @frozen

@@ -5,7 +5,8 @@ Legend: S slots, W sources, B_w their batch sizes, N ids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,27 @@ _STATE_NAMES = {
 }
 
 
+class _Saved:
+    """What backward passes need of a forward pass.
+
+    FBGEMM's graph serves one, after which the weights are others; for a further one the lookup is made again.
+
+    Args:
+        result: FBGEMM's result.
+        call: makes it again.
+        bags: the bags, where its order is not that in which they came.
+    """
+
+    def __init__(self, result: Tensor, call: Callable[[], Tensor], bags: Bags | None = None) -> None:
+        self._result: Tensor | None = result
+        self._call, self.bags = call, bags
+
+    def take(self) -> Tensor:
+        """The result, with a graph that has not been gone through."""
+        result, self._result = self._result, None
+        return self._call() if result is None else result
+
+
 class FusedLookup(Lookup):
     """One table-batched embedding over all blocks of the group."""
 
@@ -56,14 +78,15 @@ class FusedLookup(Lookup):
         self._num_slots = sum(spec.num_slots for spec in blocks)
         self._tables = table_batched_embedding(blocks, device) if tables is None else tables
         self._weights = self._tables.split_embedding_weights()
-        self._num_steps = torch.zeros(())
+        self._num_steps = torch.zeros((), dtype=torch.float32, device="cpu")
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         if bags.lengths is None:
             return self._rows_of_ids(bags, training=training)
         ids, lengths, weights = _slot_major(bags, bags.lengths)
-        sums = self._call(ids, _offsets(lengths), weights, training=training)
-        return sums.detach(), (sums, None) if training else None
+        call = partial(self._call, ids, _offsets(lengths), weights, training=training)
+        sums = call()
+        return sums.detach(), _Saved(sums, call) if training else None
 
     def _rows_of_ids(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         """A row for each id, in the order the ids came."""
@@ -71,13 +94,14 @@ class FusedLookup(Lookup):
         slot_first = [(source, slot) for slot in range(num_slots) for source in range(num_sources)]
         ids = torch.cat([_split(bags.ids, bags)[source * num_slots + slot] for source, slot in slot_first])
         totals = torch.tensor([sum(own) for own in zip(*bags.counts, strict=True)], device=ids.device)
-        rows = self._call(ids, _offsets(totals), None, training=training)
+        call = partial(self._call, ids, _offsets(totals), None, training=training)
+        rows = call()
         sizes = [bags.counts[source][slot] for source, slot in slot_first]
         back = [slot * num_sources + source for source in range(num_sources) for slot in range(num_slots)]
         if num_sources == 1:
-            return rows.detach(), (rows, None) if training else None
+            return rows.detach(), _Saved(rows, call) if training else None
         pieces = rows.detach().split(sizes)
-        return torch.cat([pieces[index] for index in back]), (rows, bags) if training else None
+        return torch.cat([pieces[index] for index in back]), _Saved(rows, call, bags) if training else None
 
     def _call(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, *, training: bool) -> Tensor:
         # FBGEMM's operators for the CPU exist under autograd's dispatch keys only, which inference mode leaves out.
@@ -87,7 +111,7 @@ class FusedLookup(Lookup):
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         self._num_steps += 1
-        result, bags = saved
+        result, bags = saved.take(), saved.bags
         if bags is not None:
             pieces = _split(gradient.view(-1, result.shape[1]) if result.numel() else result.detach(), bags)
             num_slots = bags.num_slots

@@ -87,17 +87,17 @@ class FusedNumbaLookup(Lookup):
         self._optimizer, self._learning_rate = optimizer, optimizer.learning_rate
         self._names = _STATE_NAMES[optimizer.name]
         self.states_per_row = frozenset(self._names if optimizer.name in ROW_WISE else ())
-        self._num_steps = torch.zeros(())
+        self._num_steps = _floats(())
         self._is_pooled = blocks[0].request.is_pooled
         self._geometry = _Geometry(blocks, row_wise=bool(self.states_per_row))
-        self._weights = torch.zeros(self._geometry.num_elements)
+        self._weights = _floats(self._geometry.num_elements)
         num_values = self._geometry.num_rows if self.states_per_row else self._geometry.num_elements
-        self._states = [torch.zeros(num_values) for _ in self._names]
+        self._states = [_floats(num_values) for _ in self._names]
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         geometry, cells = self._geometry, _Cells.of(bags)
         places, size = geometry.places(bags.counts, is_pooled=self._is_pooled)
-        result = torch.empty(size)
+        result = torch.empty(size, dtype=torch.float32, device="cpu")
         out, weights = result.data_ptr(), self._weights.data_ptr()
 
         def look_up(start: int, stop: int) -> None:
@@ -135,7 +135,7 @@ class FusedNumbaLookup(Lookup):
     def row_sums(self, bags: Bags, gradients: Sequence[Tensor]) -> Tensor:
         geometry, cells = self._geometry, _Cells.of(bags)
         starts = geometry.sum_starts
-        sums = torch.zeros(int(starts[-1]))
+        sums = _floats(int(starts[-1]))
         pieces = [gradient if gradient.stride(1) == 1 else gradient.contiguous() for gradient in gradients]
         places = np.array([[piece.data_ptr(), piece.stride(0)] for piece in pieces], dtype=np.int64)
 
@@ -267,6 +267,11 @@ class _Geometry:
 
 
 _MAX_KNOWN = 16
+
+
+def _floats(size: Any) -> Tensor:
+    """Zeros as the loops read and write them, whatever torch's defaults are."""
+    return torch.zeros(size, dtype=torch.float32, device="cpu")
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

@@ -25,7 +25,7 @@ class FusedTorchLookup(Lookup):
         self._learning_rate = request.optimizer.learning_rate
         self._update = ROW_UPDATES[request.optimizer.name](request.optimizer, self._rows.rows)
         self.states_per_row = self._update.states_per_row
-        self._num_steps = torch.zeros(())
+        self._num_steps = torch.zeros((), dtype=torch.float32, device="cpu")
         self._whole_rows = whole_rows
         self._gradient_dim = request.embedding_dim if whole_rows else request.num_columns
 

@@ -32,7 +32,15 @@ _STEPS = ((4 * _LINE, _LINE), (_LINE, _LINE), (4, 4), (1, 1))  # columns at once
 _FREE, _END = -1, -1
 
 # Sums may be made in any order and with fused multiply-adds, so that they use vector registers.
-_compiled = njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+_OPTIONS = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}}
+
+
+def _compiled(function: Any) -> Any:
+    """Compile on first use; kept on disk, unless there is no place that may be written to."""
+    try:
+        return njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError:
+        return njit(**_OPTIONS)(function)
 
 
 # Numba counts references to arrays that are passed on or cut into slices, and tests every index for being negative: at

@@ -61,7 +61,7 @@ class Adagrad(RowUpdate):
     def __init__(self, spec: OptimizerSpec, weights: Tensor) -> None:
         super().__init__(spec, weights)
         self._eps = spec.get("eps", _EPS)
-        self._sum = torch.zeros(weights.shape, device=weights.device)
+        self._sum = torch.zeros(weights.shape, dtype=torch.float32, device=weights.device)
 
     def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:
         gradient = gradient[:, own]
@@ -81,7 +81,7 @@ class RowWiseAdagrad(RowUpdate):
     def __init__(self, spec: OptimizerSpec, weights: Tensor) -> None:
         super().__init__(spec, weights)
         self._eps = spec.get("eps", _EPS)
-        self._sum = torch.zeros(weights.shape[0], 1, device=weights.device)
+        self._sum = torch.zeros(weights.shape[0], 1, dtype=torch.float32, device=weights.device)
 
     def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:
         total = self._sum[rows] + gradient.square().mean(1, keepdim=True)
@@ -99,8 +99,8 @@ class Adam(RowUpdate):
         super().__init__(spec, weights)
         self._eps = spec.get("eps", _EPS)
         self._beta1, self._beta2 = spec.get("beta1", 0.9), spec.get("beta2", 0.999)
-        self._average = torch.zeros(weights.shape, device=weights.device)
-        self._square = torch.zeros(weights.shape, device=weights.device)
+        self._average = torch.zeros(weights.shape, dtype=torch.float32, device=weights.device)
+        self._square = torch.zeros(weights.shape, dtype=torch.float32, device=weights.device)
 
     def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:
         gradient = gradient[:, own]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts import ComputeKernel
@@ -57,6 +58,21 @@ def _refusal(request: KernelRequest) -> str | None:
         return answer
     if request.data_type is not DataType.FP32:
         return f"Numba has no {request.data_type.value} on the CPU, only {DataType.FP32.value}"
+    return _missing(request)
+
+
+def _missing(request: KernelRequest) -> str | None:
     if importlib.util.find_spec("numba") is None:
         return "Numba is not installed (the package is numba)"
+    failure = _failure() if request.here else None
+    return failure and f"Numba cannot be used here: {failure}"
+
+
+@lru_cache(maxsize=1)
+def _failure() -> str | None:
+    """Why Numba does not work here; tried once."""
+    try:
+        import shardwright_plugins.compute_kernels._numba_loops  # noqa: F401
+    except Exception as error:  # whatever a broken or an unfit version raises
+        return f"{type(error).__name__}: {error}"
     return None

@@ -276,9 +276,7 @@ SEQUENCE_SHARDER = EmbeddingCollectionSharder(FUSED)
 
 
 @st.composite
-def cut_tables(
-    draw: st.DrawFn, world_size: int, *, is_pooled: bool = True, with_copies: bool = False
-) -> Cut:
+def cut_tables(draw: st.DrawFn, world_size: int, *, is_pooled: bool = True, with_copies: bool = False) -> Cut:
     rows, dim = draw(st.integers(1, 12)), draw(st.integers(1, 6))
     kind = draw(st.sampled_from([None, RowsRange, RowsModulo, RowsMirrored, RowsSplit]))
     if kind is RowsSplit:

@@ -113,7 +113,7 @@ def _contract(entry: Entry[Any]) -> list[str]:
     """The contract, its version, other names, and the docstring."""
     from shardwright.plugins import KINDS
 
-    item = entry.item if isinstance(entry.item, type) else type(entry.item)
+    item: Any = entry.item if isinstance(entry.item, type) else type(entry.item)
     contract = next(kind.contract for kind in KINDS if issubclass(item, kind.contract))
     lines = [f"  contract {contract.__module__}.{contract.__name__}, version {item.api}"]
     lines += [f"  also called {', '.join(entry.aliases)}"] if entry.aliases else []

@@ -21,9 +21,16 @@ PIP = (
 )
 
 
-@pytest.mark.distributed
+QUICK = {"codec", "partitioner"}  # the others' kits take longer than a suite that runs often should
+
+
+def kinds() -> list[object]:
+    titles = [kind.title.replace(" ", "_") for kind in KINDS]
+    return [title if title in QUICK else pytest.param(title, marks=pytest.mark.slow) for title in titles]
+
+
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", [kind.title.replace(" ", "_") for kind in KINDS])
+@pytest.mark.parametrize("kind", kinds())
 def test_new_plugin_installs_and_passes_the_kit(kind: str, tmp_path: Path) -> None:
     name, project, site = f"acme_{kind}", tmp_path / "project", tmp_path / "site"
     written = run_python("-m", "shardwright", "plugin", "new", name, "--kind", kind, "--output", str(project))

@@ -186,7 +186,7 @@ def failure_of(kit: str, name: str, plugin: Any) -> str:
     return ""
 
 
-def tests_of(kit: str) -> list[str]:
+def methods_of(kit: str) -> list[str]:
     return [name for name, _ in inspect.getmembers(getattr(testing, kit)) if name.startswith("test_")]
 
 
@@ -203,7 +203,7 @@ def test_mutant_fails_the_kit_with_a_message_that_says_what_is_wrong(
 
 @pytest.mark.parametrize(("kit", "right"), RIGHT)
 def test_what_mutants_are_made_from_passes_the_kit(kit: str, right: Any) -> None:
-    failures = {name: failure_of(kit, name, right()) for name in tests_of(kit)}
+    failures = {name: failure_of(kit, name, right()) for name in methods_of(kit)}
     assert {name: text for name, text in failures.items() if text} == {}
 
 

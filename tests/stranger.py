@@ -31,7 +31,7 @@ def install(folder: Path) -> Path:
 
 
 def run_python(
-    *arguments: str, site: Path | None = None, **environment: str
+    *arguments: str, site: Path | None = None, timeout_s: float = _TIMEOUT_S, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run Python in a process of its own, with the plugin if ``site`` is given; keywords are its environment."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SHARDWRIGHT_")}
@@ -41,9 +41,9 @@ def run_python(
         command, env={**kept, "PYTHONPATH": path, **environment}, stdout=PIPE, stderr=PIPE, text=True
     ) as process:
         try:
-            output, errors = process.communicate(timeout=_TIMEOUT_S)
+            output, errors = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             process.terminate()  # a launcher then ends its ranks, as it could not if it were killed
             output, errors = process.communicate(timeout=15)
-            raise AssertionError(f"{command} did not end within {_TIMEOUT_S} s: {output}{errors}") from None
+            raise AssertionError(f"{command} did not end within {timeout_s} s: {output}{errors}") from None
     return subprocess.CompletedProcess(command, process.returncode, output, errors)

@@ -12,7 +12,7 @@ from tests import readme, stranger
 from shardwright.plugins import KINDS, PluginHost
 
 # Every Python block of the README, and what holds it.
-RUN_HERE = {"train.py", "plan.py"}
+RUN_HERE = {"test_even_first.py", "train.py", "plan.py"}
 RUN_ELSEWHERE = {"acme_even_first.py"}
 NOT_TO_RUN = {"hooks"}  # signatures, which tests/test_meta.py compares with the specification
 
@@ -40,6 +40,14 @@ def test_readme_planning_with_the_plugin_prints_what_it_shows(tmp_path: Path) ->
     done = stranger.run_python(str(script), site=stranger.install(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout == readme.output_of("plan.py")
+
+
+def test_readme_test_of_the_plugin_passes(tmp_path: Path) -> None:
+    site, test = stranger.install(tmp_path), tmp_path / "test_even_first.py"
+    test.write_text(readme.source("test_even_first.py"))
+    options = ["-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(test)]
+    done = stranger.run_python("-m", "pytest", *options, site=site, timeout_s=110)
+    assert done.returncode == 0, done.stdout[-4000:]
 
 
 def test_readme_table_of_built_ins_has_each_once_and_no_other() -> None:

@@ -12,6 +12,7 @@ from shardwright.cli.bench.command import bench
 from shardwright.cli.demo.command import demo
 from shardwright.cli.doctor import doctor
 from shardwright.cli.layouts import layouts
+from shardwright.cli.new_plugin import plugin
 from shardwright.cli.plan import plan
 from shardwright.cli.plans import check, diff, explain
 from shardwright.cli.plugins import plugins
@@ -32,6 +33,7 @@ app = typer.Typer(
 for _command in _COMMANDS:
     app.command()(_command)
 app.add_typer(bench, name="bench")
+app.add_typer(plugin, name="plugin")
 
 
 def main() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json as json_format
 import logging
 import os
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,7 @@ import attrs
 import typer
 
 from shardwright.cli.tables import console
+from shardwright.errors import UnknownNameError, nearest
 
 if TYPE_CHECKING:
     from shardwright.loading import PluginRecord
@@ -39,9 +42,12 @@ class _Row:
 
 
 def plugins(
+    name: Annotated[
+        str, typer.Argument(help="Show only this plugin, or what offers this name, in full.")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List the installed plugins: what each offers, where it is, and whether it is in use."""
+    """List the installed plugins: what each offers, where it is, and whether it is in use; or show one in full."""
     from shardwright.plugins import PluginHost
     from shardwright.settings import STRICT_VARIABLE, PluginSettings
 
@@ -51,8 +57,12 @@ def plugins(
     # The table says all that the log would say.
     logging.getLogger("shardwright.plugins").setLevel(logging.ERROR)
     rows = sorted(_rows(host), key=_order)
+    if name:
+        rows = _named(rows, name)
     if json:
         typer.echo(json_format.dumps([attrs.asdict(row) for row in rows], indent=2))
+    elif name:
+        typer.echo("\n\n".join(_described(host, row) for row in rows))
     else:
         _print_table(rows)
     if settings.strict and any(row.state in ("failed", "conflict") for row in rows):
@@ -70,6 +80,44 @@ def _rows(host: PluginHost) -> Iterator[_Row]:
             yield _row(record, "", "", record.state, record.reason)
         for registry, entry in offered:
             yield _row(record, registry.kind.label, entry.name, *_state(registry, entry))
+
+
+def _named(rows: Sequence[_Row], name: str) -> list[_Row]:
+    """The rows of a plugin, or of what has a name.
+
+    Raises:
+        UnknownNameError: nothing is called so.
+    """
+    found = [row for row in rows if name in (row.plugin, row.name, row.distribution)]
+    if not found:
+        known = sorted({word for row in rows for word in (row.plugin, row.name) if word})
+        raise UnknownNameError(
+            f"no plugin, and nothing that one offers, is called {name!r}.{nearest(name, known)}"
+        )
+    return found
+
+
+def _described(host: PluginHost, row: _Row) -> str:
+    """One offered thing in full: what it is, the contract it fulfils, where it comes from, and its own words."""
+    lines = [f"{row.name or row.plugin} ({row.kind or 'offers nothing'}), {row.state}"]
+    lines += [f"  why not: {row.reason}"] if row.reason else []
+    lines += [f"  plugin {row.plugin} of {row.distribution} {row.version}".rstrip(), f"  file {row.file}"]
+    for record in host.plugins:
+        if record.provenance.plugin == row.plugin and record.provenance.file == row.file:
+            entries = [entry for offered in record.entries.values() for entry in offered]
+            lines += [line for entry in entries if entry.name == row.name for line in _contract(entry)]
+    return "\n".join(lines)
+
+
+def _contract(entry: Entry[Any]) -> list[str]:
+    """The contract, its version, other names, and the docstring."""
+    from shardwright.plugins import KINDS
+
+    item: Any = entry.item if isinstance(entry.item, type) else type(entry.item)
+    contract = next(kind.contract for kind in KINDS if issubclass(item, kind.contract))
+    lines = [f"  contract {contract.__module__}.{contract.__name__}, version {item.api}"]
+    lines += [f"  also called {', '.join(entry.aliases)}"] if entry.aliases else []
+    return [*lines, "", textwrap.indent(inspect.getdoc(item) or "", "  ")]
 
 
 def _order(row: _Row) -> tuple[bool, int, str, str]:

@@ -24,13 +24,14 @@ _COMMON = settings(
     derandomize=True,
     database=None,
     print_blob=False,
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 LAWS = settings(_COMMON, max_examples=60)
 """Of laws that take no training; what breaks one is made as small as it goes."""
 
-TRAININGS = settings(_COMMON, max_examples=12, phases=(Phase.explicit, Phase.generate))
+TRAININGS = settings(LAWS, max_examples=12, phases=(Phase.explicit, Phase.generate))
 """Of models that are trained: what breaks is told as it was drawn."""
 
 FEATURES = ("a", "b", "c")

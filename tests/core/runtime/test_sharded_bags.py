@@ -6,7 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.runtime.plans import RATE, Cut, Cuts, RowsMirrored, cuts, host_with_loops
+from tests.core.runtime.plans import (
+    RATE,
+    Cut,
+    Cuts,
+    RowsMirrored,
+    cuts,
+    host_with_loops,
+    train_step,
+    train_unsharded,
+)
 
 from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
 from shardwright.planning.layouts import Exchange, Hierarchical, Replicate
@@ -70,6 +79,38 @@ def test_any_cut_equals_unsharded_after_two_steps(case, batch_sizes):
         optimizer.step()
     for _, state in results:
         for name, weight in reference.state_dict().items():
+            torch.testing.assert_close(state[name], weight, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN", "NONE"])
+@pytest.mark.parametrize("flow", [Exchange(), Hierarchical()], ids=lambda flow: type(flow).__name__)
+def test_rows_copied_beside_rows_sent_by_any_dataflow_equal_unsharded(flow, pooling):
+    hot_and_cold = Cut(
+        11,
+        4,
+        ("a", "b"),
+        pooling,
+        RowsRange(11, parts=3),
+        (),
+        (0, 1),
+        "loop",
+        flow,
+        copied=(1,),
+        num_copies=2,
+    )
+    case = Cuts([hot_and_cold, Cut(7, 4, ("b",), pooling, ranks=(1,))], 2)
+    batches = [[case.batch(3 + rank, seed=10 * step + rank) for rank in range(2)] for step in range(3)]
+    module = case.module()
+
+    def train(env):
+        sharded = case.shard(env, module)
+        for step, by_rank in enumerate(batches):
+            train_step(case, sharded, by_rank[env.rank], step, env.rank)
+        return sharded.state_dict()
+
+    expected = train_unsharded(case, batches)
+    for state in run_simulated(train, 2):
+        for name, weight in expected.items():
             torch.testing.assert_close(state[name], weight, rtol=1e-4, atol=1e-4)
 
 

@@ -1,0 +1,98 @@
+"""`shardwright plugin new`: a distribution with one plugin, its tests, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+
+__all__ = ["plugin"]
+
+_TEMPLATES = files("shardwright.cli") / "templates"
+
+# Kind -> the class of the conformance kit.
+_KITS = {
+    "codec": "CodecTests",
+    "comm_backend": "CommBackendTests",
+    "compute_kernel": "ComputeKernelTests",
+    "estimator": "EstimatorTests",
+    "partitioner": "PartitionerTests",
+    "proposer": "ProposerTests",
+    "sharding_type": "ShardingTypeTests",
+}
+
+plugin = typer.Typer(help="Write plugins.", no_args_is_help=True)
+
+
+@plugin.callback()
+def _plugin() -> None:
+    """Write plugins."""
+
+
+@plugin.command()
+def new(
+    name: Annotated[str, typer.Argument(help="What planner and report call it, such as round_robin.")],
+    kind: Annotated[str, typer.Option(help=f"What it is: {', '.join(_KITS)}.")],
+    output: Annotated[Path, typer.Option(help="The folder to write; it must not exist, or be empty.")],
+) -> None:
+    """Write a distribution that installs and passes the conformance kit, to be changed into what you want."""
+    for path, text in distribution(name, kind).items():
+        target = output / path
+        _check_free(output, target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    typer.echo(f"Wrote {output}. Try: pip install -e '{output}[test]' && pytest {output}")
+
+
+def distribution(name: str, kind: str) -> dict[str, str]:
+    """The files of a distribution, by path.
+
+    Raises:
+        InvalidInputError: the name is no name for a module.
+        UnknownNameError: there is no such kind.
+    """
+    kind = kind.replace("-", "_").replace(" ", "_")
+    if kind not in _KITS:
+        raise UnknownNameError(f"no kind {kind!r}. Known: {', '.join(_KITS)}.{nearest(kind, _KITS)}")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise InvalidInputError(
+            f"the name {name!r} must begin with a small letter and have small letters, digits and _ only, as "
+            "round_robin has: it is also the name of a module"
+        )
+    words, package = _words(name, kind), f"shardwright_{name}"
+    sources = {f"{package}/__init__.py": kind, f"tests/test_{name}.py": "test"}
+    sources |= {"pyproject.toml": "pyproject", "README.md": "readme"}
+    if kind == "compute_kernel":
+        sources[f"{package}/lookup.py"] = "lookup"
+    return {path: _filled(template, words) for path, template in sorted(sources.items())}
+
+
+def _words(name: str, kind: str) -> dict[str, str]:
+    parts = [part for part in name.split("_") if part]
+    return {
+        "ABBREVIATION": ("".join(part[0] for part in parts) + parts[0][1:] + "X").upper()[:2],
+        "CLASS": "".join(part.capitalize() for part in parts),
+        "DISTRIBUTION": f"shardwright_{name}",
+        "FIXTURE": kind,
+        "KIND": kind.replace("_", " "),
+        "NAME": name,
+        "PROJECT": f"shardwright-{name.replace('_', '-')}",
+        "TESTS": _KITS[kind],
+    }
+
+
+def _filled(template: str, words: dict[str, str]) -> str:
+    text = (_TEMPLATES / f"{template}.txt").read_text()
+    return re.sub("|".join(words), lambda found: words[found[0]], text)
+
+
+def _check_free(output: Path, target: Path) -> None:
+    if target.exists():
+        raise InvalidInputError(
+            f"{target} exists already. Give another --output than {output}, or remove it."
+        )

@@ -123,7 +123,8 @@ class FusedLookup(Lookup):
         return ()
 
     def weight(self, block: int) -> Tensor:
-        return self._weights[block].detach()
+        # Not detach(): reading them for a state dict would count as a change, which FBGEMM's graph refuses.
+        return self._weights[block].data
 
     def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
         names = _STATE_NAMES[self._optimizer.name]

@@ -29,8 +29,11 @@ _WORTHWHILE = 2e-3
 _NEAR_FAILURE = 1e-3
 # So many cases are looked at for a choice of options that none of them refutes.
 _CASES, _FEW_CASES = 40, 12
-# Times tried between one that was possible at once and one that was not.
+# Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
 _NARROWINGS = 5
+_FEW_RANKS, _NARROW = 32, 0.03
+# With so few tables, a plan that is close to the best is repaired to come closer.
+_FEW_TABLES = 64
 # Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
 _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 # Moves, swaps and sharings of an attempt.
@@ -107,10 +110,22 @@ class _Bisection:
         yield self._keep(found)
         if not self._is_close():
             yield from self._solved(_FEW_COLUMNS)
+        elif len(found.proposal) <= _FEW_TABLES:
+            yield from self._polished()
         if not self._is_close():
             yield from self._improvements()
         if not self._is_close():
             yield from self._solved(_MOST_COLUMNS)
+
+    def _polished(self) -> Proposals:
+        """A plan a little better than one that is close to the best, if repair is enough."""
+        assert self.best is not None
+        for part in _STEPS_DOWN:
+            trial = self.best.copy()
+            trial.limit_ms = self._low_ms + part * (self.best.value_ms - self._low_ms)
+            if trial.repair(_FEW_STEPS, changes=3, pairs=_PAIRS):
+                yield self._keep(trial)
+                return
 
     def _solved(self, most_columns: int) -> Proposals:
         """Better plans and a better bound by a solver, if the problem is small: again, after a good improvement."""
@@ -195,7 +210,7 @@ class _Bisection:
         """A plan found at once, within a time between that of another and one at which none was found."""
         for _ in range(_NARROWINGS):
             below_ms = max(below_ms, self.space.prover.bound_ms)
-            if found.value_ms <= below_ms * (1 + CLOSE) or self.space.watch.is_over:
+            if found.value_ms <= below_ms * (1 + self._narrow_enough) or self.space.watch.is_over:
                 break
             middle = (below_ms * found.value_ms) ** 0.5
             trial = self._quick(middle)
@@ -204,6 +219,11 @@ class _Bisection:
             else:
                 found = trial
         return found
+
+    @property
+    def _narrow_enough(self) -> float:
+        """What a plan found at once may exceed a time at which none was found by, in parts of it."""
+        return CLOSE if len(self.space.capacity_bytes) <= _FEW_RANKS else _NARROW
 
     def _is_done(self) -> bool:
         return self._is_close() or self.catalogue.effort.is_spent

@@ -40,9 +40,11 @@ _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 _STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
 # A solver gets problems of so many columns, at once or where all else has not closed the gap; what it finds is to be
 # better by a part; the nodes of its tree, times columns, and the seconds that only far slower machines need.
-_FEW_COLUMNS, _MOST_COLUMNS = 700, 3000
+_FEW_COLUMNS, _MOST_COLUMNS = 700, 1500
 _FIRST_LIMIT = 10.0
-_MOST_PROGRAMS, _GOOD_GAIN = 3, 0.01
+_MOST_PROGRAMS, _FIRST_PART = 6, 0.125
+# A gap that is small enough for a problem of many columns.
+_SMALL_GAP = 0.01
 _LEAST_GAIN = 1e-4
 _NODE_COLUMNS, _LEAST_NODES = 150_000, 50
 _MOST_SECONDS = 30.0
@@ -94,8 +96,8 @@ class _Bisection:
     catalogue: Catalogue = field(init=False)
     problem: Relaxation = field(init=False)
     best: Assignment | None = None
-    _solved_ms: set[float] = field(factory=set)
-    """The limits of the programs that were solved."""
+    _solved_ms: set[tuple[float, float]] = field(factory=set)
+    """The limits of the programs that were solved, and with what part of the nodes."""
 
     def __attrs_post_init__(self) -> None:
         self.catalogue = Catalogue(self.space, Effort())
@@ -108,13 +110,14 @@ class _Bisection:
             yield from _choices(self.space)
             return
         yield self._keep(found)
+        assert self.best is not None
         if not self._is_close():
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
             yield from self._polished()
         if not self._is_close():
             yield from self._improvements()
-        if not self._is_close():
+        if not self._is_close() and self.best.value_ms > self._low_ms * (1 + _SMALL_GAP):
             yield from self._solved(_MOST_COLUMNS)
 
     def _polished(self) -> Proposals:
@@ -128,15 +131,24 @@ class _Bisection:
                 return
 
     def _solved(self, most_columns: int) -> Proposals:
-        """Better plans and a better bound by a solver, if the problem is small: again, after a good improvement."""
+        """Better plans and a better bound by a solver, if the problem is small.
+
+        It is asked again after an improvement: with a lesser limit the program is smaller and its solver quicker. So it
+        gets little to do at first, and all there is where that finds nothing.
+        """
         assert self.best is not None
+        part = _FIRST_PART
         for _ in range(_MOST_PROGRAMS):
             before = self.best.value_ms
-            found = self._by_solver(before * (1 - _LEAST_GAIN), most_columns)
+            found = self._by_solver(before * (1 - _LEAST_GAIN), most_columns, part)
             if found is not None and found.value_ms < before:
                 yield self._keep(found)
-            if self._is_close() or self.best.value_ms > before * (1 - _GOOD_GAIN):
+            if self._is_close():
                 return
+            if self.best.value_ms > before * (1 - _WORTHWHILE):
+                if part == 1:
+                    return
+                part = 1
 
     def _first_solved(self) -> Assignment | None:
         """Any plan, by a solver; or the proof that there is none."""
@@ -146,15 +158,15 @@ class _Bisection:
                 return found
         return None
 
-    def _by_solver(self, limit_ms: float, most_columns: int) -> Assignment | None:
-        """What a solver finds within a time, if the problem is small; the bound that it proves is kept."""
-        if limit_ms in self._solved_ms:
+    def _by_solver(self, limit_ms: float, most_columns: int, part: float = 1) -> Assignment | None:
+        """What a solver finds within a time with a part of its nodes, if the problem is small; its bound is kept."""
+        if (limit_ms, part) in self._solved_ms:
             return None
         program = Program.of(self.space, limit_ms, most_columns=most_columns)
         if program is None:
             return None
-        self._solved_ms.add(limit_ms)
-        nodes = int(np.clip(_NODE_COLUMNS / program.num_columns, _LEAST_NODES, MOST_NODES))
+        self._solved_ms.add((limit_ms, part))
+        nodes = int(part * np.clip(_NODE_COLUMNS / program.num_columns, _LEAST_NODES, MOST_NODES))
         solution = program.solve(most_nodes=nodes, seconds=min(_MOST_SECONDS, self.space.watch.seconds_left))
         self.space.prover.accept(program.certificate(solution))
         if solution.proposal is None or solution.ranks is None:

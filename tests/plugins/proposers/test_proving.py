@@ -151,7 +151,9 @@ def test_proving_lumps_that_go_into_no_ranks_are_proven_to_have_no_plan():
     # Three tables of 0.6 of a rank each on two ranks: together they would fit.
     rule = {"*": ParameterConstraints(sharding_types=["table_wise"])}
     tables = tables_of([(6000, 128), (6001, 128), (6002, 128)])
-    with pytest.raises(NoPlanError, match=r"no plan: it is proven that no choice of options for the 3 tables fits"):
+    with pytest.raises(
+        NoPlanError, match=r"no plan: it is proven that no choice of options for the 3 tables fits"
+    ):
         planner(mib=5, constraints=rule).plan_tables(tables)
     assert planner(ranks=3, mib=5, constraints=rule).plan_tables(tables)
 

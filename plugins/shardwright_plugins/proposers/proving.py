@@ -43,8 +43,8 @@ _STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
 _FEW_COLUMNS, _MOST_COLUMNS = 700, 1500
 _FIRST_LIMIT = 10.0
 _MOST_PROGRAMS, _FIRST_PART = 6, 0.125
-# A gap that is small enough for a problem of many columns.
-_SMALL_GAP = 0.01
+# A gap that is small enough for a problem of many columns, and one that is worth twice as many.
+_SMALL_GAP, _LARGE_GAP = 0.01, 0.2
 _LEAST_GAIN = 1e-4
 _NODE_COLUMNS, _LEAST_NODES = 150_000, 50
 _MOST_SECONDS = 30.0
@@ -118,7 +118,8 @@ class _Bisection:
         if not self._is_close():
             yield from self._improvements()
         if not self._is_close() and self.best.value_ms > self._low_ms * (1 + _SMALL_GAP):
-            yield from self._solved(_MOST_COLUMNS)
+            is_far = self.best.value_ms > self._low_ms * (1 + _LARGE_GAP)
+            yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
 
     def _polished(self) -> Proposals:
         """A plan a little better than one that is close to the best, if repair is enough."""

@@ -220,31 +220,42 @@ class Relaxation:
             rounding: what is rounded, and to what.
             room: what a rank has for shards that have none by their layout.
         """
-        runs = slice(None)
-        measure = self._measure(rounding, room, runs)
+        measure = self._measure(rounding, room)
         return np.add.reduceat(measure, self.space.options.first_shard[:-1]) / self.world_size
 
-    def rounded_use(self, rounding: Rounding, room: Room, option: Ints) -> float:
-        """The part of all ranks that a choice of options ``[T]`` takes in a rounding's measure."""
+    def rounded_uses(self, parts: Ints, room: Room, option: Ints) -> Floats:
+        """The part of all ranks that a choice of options ``[T]`` takes, rounded in every way: ``[1 + M, K]``.
+
+        Args:
+            parts: of the roundings: ``[K]``.
+            room: what a rank has for shards that have none by their layout.
+            option: the choice.
+        """
         options = self.space.options
         starts, stops = options.first_shard[option], options.first_shard[option + 1]
-        if (stops - starts == 1).all():
-            return float(self.count @ self._measure(rounding, room, starts)) / self.world_size
-        return float(self.count @ self.rounded(rounding, room)[option])
+        num_runs = stops - starts
+        before = np.repeat(np.cumsum(num_runs) - num_runs, num_runs)
+        runs = np.repeat(starts, num_runs) + np.arange(len(before)) - before
+        weight = np.where(options.rank[runs] == FREE, options.count[runs], 0) * np.repeat(
+            self.count, num_runs
+        )
+        needs = np.column_stack([self.space.cost_ms[runs], self.space.memory_bytes[runs]])
+        part = (needs / np.maximum(room.size, 1e-30)).T * (1 - TOLERANCE)
+        whole = np.floor(part[:, None, :] * (parts[:, None] + 1)) / parts[:, None]
+        result: Floats = whole @ weight / self.world_size
+        return result
 
-    def _measure(self, rounding: Rounding, room: Room, runs: Ints | slice) -> Floats:
+    def _measure(self, rounding: Rounding, room: Room) -> Floats:
         """What all shards of each run count together."""
         options = self.space.options
         if rounding.of == TIME:
-            part = self.space.cost_ms[runs] / max(room.size[0], 1e-30)
+            part = self.space.cost_ms / max(room.size[0], 1e-30)
         else:
             tier = self.space.tiers.index(rounding.of)
-            part = self.space.memory_bytes[runs, tier] / max(room.size[1 + tier], 1e-30)
+            part = self.space.memory_bytes[:, tier] / max(room.size[1 + tier], 1e-30)
         # Not quite a whole number is taken for the whole number below: that proves less, and is safe.
         whole = np.floor(part * (rounding.parts + 1) * (1 - TOLERANCE))
-        result: Floats = (
-            np.where(options.rank[runs] == FREE, whole / rounding.parts, 0.0) * options.count[runs]
-        )
+        result: Floats = np.where(options.rank == FREE, whole / rounding.parts, 0.0) * options.count
         return result
 
     @cached_property
@@ -440,8 +451,7 @@ def _with(multipliers: Floats, tier: int, value: float) -> Floats:
 
 def _rest(choice: Choice, tier: int) -> float:
     """The Lagrangian of a choice without one tier's part."""
-    others = np.delete(choice.multipliers, tier) @ (np.delete(choice.used, tier) - 1)
-    return choice.cost_ms + float(others)
+    return choice.value_ms - float(choice.multipliers[tier] * (choice.used[tier] - 1))
 
 
 @frozen(eq=False)

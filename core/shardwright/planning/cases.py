@@ -39,7 +39,7 @@ from shardwright.planning.space import SearchSpace
 _MOST_ROUNDINGS = 2
 # How much dearer another option may be, against what it takes more or less, for a branch on it to be of use.
 _REGRET_WEIGHT = 10.0
-_PARTS = (1, 2, 3, 4, 5, 6, 8)
+_PARTS = np.array([1, 2, 3, 4, 5, 6, 8])
 # A plan is as good as proven to be the best if it exceeds the bound by no more than this part of it.
 CLOSE = 3e-3
 # How many cases the proof of one time may look at, and how near to a possible time the bound is brought.
@@ -120,14 +120,11 @@ class CaseSearch:
         """The rounding by which a choice needs the most ranks, if these are more than there are."""
         choice, problem = dual.lean or dual.best, self.problem
         assert choice is not None
-        room = problem.within(case, self.z_ms)
-        most, found = 1 + 1e-6, None
-        for of in (TIME, *problem.space.tiers):
-            for parts in _PARTS:
-                used = problem.rounded_use(Rounding(of, parts), room, choice.option)
-                if used > most:
-                    most, found = used, Rounding(of, parts)
-        return found
+        used = problem.rounded_uses(_PARTS, problem.within(case, self.z_ms), choice.option)
+        of, parts = (int(index) for index in np.unravel_index(np.argmax(used), used.shape))
+        if used[of, parts] <= 1 + 1e-6:
+            return None
+        return Rounding((TIME, *problem.space.tiers)[of], int(_PARTS[parts]))
 
     def _leaf(self, multipliers: Floats, case: Case, roundings: Sequence[Rounding]) -> dict[str, Any]:
         tiers = len(self.problem.capacity)

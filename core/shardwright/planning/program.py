@@ -291,7 +291,8 @@ class Program:
         size = np.column_stack(
             [np.full(len(self.space.capacity_bytes), self.limit_ms), self.space.capacity_bytes]
         )
-        return np.maximum(size, 1e-30)
+        result: Floats = np.maximum(size, 1e-30)
+        return result
 
     @property
     def num_columns(self) -> int:

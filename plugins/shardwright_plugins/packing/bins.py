@@ -23,6 +23,8 @@ SLACK = 1e-9
 _PARTNERS = 48
 # A repair ends when so many of the worst bins in a row cannot be relieved.
 _MOST_STUCK = 16
+# After every few steps, a repair ends that would not be through even at a multiple of its pace so far.
+_PACE, _HOPE = 8, 1.5
 # The items of two bins are shared out anew in so many ways at most.
 _MOST_WAYS = 2048
 
@@ -194,11 +196,16 @@ class Bins:
             pairs: with so many other bins at most, the items of a bin that nothing else relieves are shared out anew.
         """
         stuck: set[int] = set()
-        for _ in range(steps):
+        at_first = 0.0
+        for step in range(steps):
             over = self.over()
             if over.max() <= 0:
                 return True
+            total = float(over.sum())
+            at_first = at_first or total
             if self.effort.is_spent or len(stuck) >= _MOST_STUCK:
+                return False
+            if step % _PACE == _PACE - 1 and total > _HOPE * (at_first - total) / step * (steps - step):
                 return False
             self.effort.left -= 1
             order = np.argsort(-over, kind="stable")

@@ -29,17 +29,22 @@ _WORTHWHILE = 2e-3
 _NEAR_FAILURE = 1e-3
 # So many cases are looked at for a choice of options that none of them refutes.
 _CASES, _FEW_CASES = 40, 12
-# Times tried between one that was possible at once and one that was not.
+# Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
 _NARROWINGS = 5
+_FEW_RANKS, _NARROW = 32, 0.03
+# With so few tables, a plan that is close to the best is repaired to come closer.
+_FEW_TABLES = 64
 # Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
 _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 # Moves, swaps and sharings of an attempt.
 _STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
 # A solver gets problems of so many columns, at once or where all else has not closed the gap; what it finds is to be
 # better by a part; the nodes of its tree, times columns, and the seconds that only far slower machines need.
-_FEW_COLUMNS, _MOST_COLUMNS = 700, 3000
+_FEW_COLUMNS, _MOST_COLUMNS = 700, 1500
 _FIRST_LIMIT = 10.0
-_MOST_PROGRAMS, _GOOD_GAIN = 3, 0.01
+_MOST_PROGRAMS, _FIRST_PART = 6, 0.125
+# A gap that is small enough for a problem of many columns, and one that is worth twice as many.
+_SMALL_GAP, _LARGE_GAP = 0.01, 0.2
 _LEAST_GAIN = 1e-4
 _NODE_COLUMNS, _LEAST_NODES = 150_000, 50
 _MOST_SECONDS = 30.0
@@ -91,8 +96,8 @@ class _Bisection:
     catalogue: Catalogue = field(init=False)
     problem: Relaxation = field(init=False)
     best: Assignment | None = None
-    _solved_ms: set[float] = field(factory=set)
-    """The limits of the programs that were solved."""
+    _solved_ms: set[tuple[float, float]] = field(factory=set)
+    """The limits of the programs that were solved, and with what part of the nodes."""
 
     def __attrs_post_init__(self) -> None:
         self.catalogue = Catalogue(self.space, Effort())
@@ -105,23 +110,46 @@ class _Bisection:
             yield from _choices(self.space)
             return
         yield self._keep(found)
+        assert self.best is not None
         if not self._is_close():
             yield from self._solved(_FEW_COLUMNS)
+        elif len(found.proposal) <= _FEW_TABLES:
+            yield from self._polished()
         if not self._is_close():
             yield from self._improvements()
-        if not self._is_close():
-            yield from self._solved(_MOST_COLUMNS)
+        if not self._is_close() and self.best.value_ms > self._low_ms * (1 + _SMALL_GAP):
+            is_far = self.best.value_ms > self._low_ms * (1 + _LARGE_GAP)
+            yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
+
+    def _polished(self) -> Proposals:
+        """A plan a little better than one that is close to the best, if repair is enough."""
+        assert self.best is not None
+        for part in _STEPS_DOWN:
+            trial = self.best.copy()
+            trial.limit_ms = self._low_ms + part * (self.best.value_ms - self._low_ms)
+            if trial.repair(_FEW_STEPS, changes=3, pairs=_PAIRS):
+                yield self._keep(trial)
+                return
 
     def _solved(self, most_columns: int) -> Proposals:
-        """Better plans and a better bound by a solver, if the problem is small: again, after a good improvement."""
+        """Better plans and a better bound by a solver, if the problem is small.
+
+        It is asked again after an improvement: with a lesser limit the program is smaller and its solver quicker. So it
+        gets little to do at first, and all there is where that finds nothing.
+        """
         assert self.best is not None
+        part = _FIRST_PART
         for _ in range(_MOST_PROGRAMS):
             before = self.best.value_ms
-            found = self._by_solver(before * (1 - _LEAST_GAIN), most_columns)
+            found = self._by_solver(before * (1 - _LEAST_GAIN), most_columns, part)
             if found is not None and found.value_ms < before:
                 yield self._keep(found)
-            if self._is_close() or self.best.value_ms > before * (1 - _GOOD_GAIN):
+            if self._is_close():
                 return
+            if self.best.value_ms > before * (1 - _WORTHWHILE):
+                if part == 1:
+                    return
+                part = 1
 
     def _first_solved(self) -> Assignment | None:
         """Any plan, by a solver; or the proof that there is none."""
@@ -131,15 +159,15 @@ class _Bisection:
                 return found
         return None
 
-    def _by_solver(self, limit_ms: float, most_columns: int) -> Assignment | None:
-        """What a solver finds within a time, if the problem is small; the bound that it proves is kept."""
-        if limit_ms in self._solved_ms:
+    def _by_solver(self, limit_ms: float, most_columns: int, part: float = 1) -> Assignment | None:
+        """What a solver finds within a time with a part of its nodes, if the problem is small; its bound is kept."""
+        if (limit_ms, part) in self._solved_ms:
             return None
         program = Program.of(self.space, limit_ms, most_columns=most_columns)
         if program is None:
             return None
-        self._solved_ms.add(limit_ms)
-        nodes = int(np.clip(_NODE_COLUMNS / program.num_columns, _LEAST_NODES, MOST_NODES))
+        self._solved_ms.add((limit_ms, part))
+        nodes = int(part * np.clip(_NODE_COLUMNS / program.num_columns, _LEAST_NODES, MOST_NODES))
         solution = program.solve(most_nodes=nodes, seconds=min(_MOST_SECONDS, self.space.watch.seconds_left))
         self.space.prover.accept(program.certificate(solution))
         if solution.proposal is None or solution.ranks is None:
@@ -195,7 +223,7 @@ class _Bisection:
         """A plan found at once, within a time between that of another and one at which none was found."""
         for _ in range(_NARROWINGS):
             below_ms = max(below_ms, self.space.prover.bound_ms)
-            if found.value_ms <= below_ms * (1 + CLOSE) or self.space.watch.is_over:
+            if found.value_ms <= below_ms * (1 + self._narrow_enough) or self.space.watch.is_over:
                 break
             middle = (below_ms * found.value_ms) ** 0.5
             trial = self._quick(middle)
@@ -204,6 +232,11 @@ class _Bisection:
             else:
                 found = trial
         return found
+
+    @property
+    def _narrow_enough(self) -> float:
+        """What a plan found at once may exceed a time at which none was found by, in parts of it."""
+        return CLOSE if len(self.space.capacity_bytes) <= _FEW_RANKS else _NARROW
 
     def _is_done(self) -> bool:
         return self._is_close() or self.catalogue.effort.is_spent

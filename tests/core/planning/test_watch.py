@@ -80,3 +80,9 @@ def test_throttle_is_silent_first_and_then_not_too_often():
 )
 def test_gap_of(value, bound, gap):
     assert gap_of(value, bound) == gap
+
+
+def test_watch_seconds_left_end_at_none_and_are_endless_without_a_limit():
+    assert Watch().seconds_left == math.inf
+    assert 59 < Watch(60.0).seconds_left <= 60
+    assert Watch(1e-9).seconds_left == 0

@@ -145,3 +145,35 @@ def test_proving_says_that_nothing_fits_where_no_plan_exists():
     assert found_in(space).proposal is None
     roomy = attrs.evolve(space, capacity_bytes=space.capacity_bytes * 100)
     assert found_in(roomy).proposal is not None
+
+
+def test_proving_lumps_that_go_into_no_ranks_are_proven_to_have_no_plan():
+    # Three tables of 0.6 of a rank each on two ranks: together they would fit.
+    rule = {"*": ParameterConstraints(sharding_types=["table_wise"])}
+    tables = tables_of([(6000, 128), (6001, 128), (6002, 128)])
+    with pytest.raises(
+        NoPlanError, match=r"no plan: it is proven that no choice of options for the 3 tables fits"
+    ):
+        planner(mib=5, constraints=rule).plan_tables(tables)
+    assert planner(ranks=3, mib=5, constraints=rule).plan_tables(tables)
+
+
+def test_proving_tight_plans_are_within_a_hundredth_of_their_bound():
+    random = np.random.default_rng(3)
+    rule = {"*": ParameterConstraints(sharding_types=["table_wise", "row_wise"])}
+    for _ in range(3):
+        rows = random.integers(2000, 40_000, size=12).tolist()
+        mib = int(sum(rows) * 64 * 4 * 1.12 / 4 / MIB) + 1
+        plan = planner(ranks=4, mib=mib, constraints=rule).plan_tables(tables_of([(r, 64) for r in rows]))
+        assert plan.document["objective"]["gap"] <= 0.01
+
+
+@settings(max_examples=15, deadline=None)
+@given(shapes=TABLES, mib=st.integers(4, 30))
+def test_proving_more_memory_is_worse_by_no_more_than_the_gap(shapes, mib):
+    try:
+        less = planner(ranks=4, mib=mib).plan_tables(tables_of(shapes)).document["objective"]
+    except NoPlanError:
+        assume(False)
+    more = planner(ranks=4, mib=int(1.3 * mib)).plan_tables(tables_of(shapes)).document["objective"]
+    assert more["value_ms"] <= less["value_ms"] * (1 + more["gap"]) * (1 + 1e-6)

@@ -356,9 +356,13 @@ def _fullness(parts: Floats) -> Floats:
     return result
 
 
+_LEAST = 1e-300
+
+
 def excess(used: Floats, limit: Floats) -> Floats:
     """By how much bins are over their limits, in parts of them, all dimensions together: ``[..., D]`` to ``[...]``."""
-    result: Floats = np.maximum(used / limit - (1 + SLACK), 0).sum(axis=-1)
+    room = np.maximum(limit, _LEAST)  # shards may cost nothing, and so their limit may be 0
+    result: Floats = np.maximum(used / room - (1 + SLACK), 0).sum(axis=-1)
     return result
 
 

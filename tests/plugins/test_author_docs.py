@@ -72,6 +72,7 @@ def test_page_example_does_as_the_page_shows(name: str, example: Path) -> None:
 @pytest.mark.distributed
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "example"), [(name, name) for name in NAMES], indirect=["example"])
+@pytest.mark.slow
 def test_page_example_passes_the_kit(name: str, example: Path) -> None:
     path = os.pathsep.join([str(example), *filter(None, sys.path)])
     (tests,) = example.glob("test_acme_*.py")

@@ -16,6 +16,8 @@ from attrs import evolve
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, train_simulated
 from tests.plugins.test_equality import kernels, sharding_types, supports
 
+from shardwright.plugins import host
+
 POOLINGS = [("SUM", False), ("SUM", True), ("MEAN", False), ("MEAN", True), ("NONE", False)]
 MODES = {"pooled": False, "weighted": True, "sequence": False}
 DATA_TYPES = ["FP32", "FP16", "BF16"]
@@ -109,7 +111,19 @@ AXES = list(itertools.product(sharding_types(), kernels(), MODES, WORLD_SIZES))
 CASES = {axes: cases for axes in AXES if (cases := cases_of(*axes))}
 
 
-@pytest.mark.parametrize(("sharding_type", "kernel", "mode", "world_size"), CASES)
+def is_quick(kernel: str, world_size: int) -> bool:
+    """Whether a test is made every time: all kernels on few ranks, the one that plans prefer on many."""
+    preferred = max(kernels(), key=lambda name: host().compute_kernels.create(name).preference)
+    return world_size <= _FEW or kernel == preferred
+
+
+_FEW = 2
+
+
+@pytest.mark.parametrize(
+    ("sharding_type", "kernel", "mode", "world_size"),
+    [pytest.param(*axes, marks=() if is_quick(axes[1], axes[3]) else pytest.mark.slow) for axes in CASES],
+)
 def test_matrix_equals_unsharded(sharding_type: str, kernel: str, mode: str, world_size: int) -> None:
     for case in CASES[sharding_type, kernel, mode, world_size]:
         assert_equals_unsharded(case, train_simulated(case))

@@ -53,6 +53,7 @@ def test_bench_step_unknown_type_names_the_nearest() -> None:
     assert "Did you mean 'row_wise'?" in done.stderr
 
 
+@pytest.mark.slow
 def test_bench_step_other_program_that_fails_is_told(tmp_path: Path) -> None:
     done = bench("--types", "row_wise", "--beside", f"{sys.executable} {tmp_path / 'missing.py'}")
     assert done.returncode == 1
@@ -69,6 +70,7 @@ def test_bench_without_types_times_every_type_there_is() -> None:
     assert all(case["shardwright"]["min_ms"] > 0 for case in cases.values())
 
 
+@pytest.mark.slow
 def test_time_step_on_two_hosts_makes_the_collectives_of_two_hosts(pool: RankPool) -> None:
     settings = StepSettings(("table_row_wise",), ranks=4, batch=3, tables=2, rows=9, dim=4, ids=2, steps=1)
     (straight, *_) = pool.run(time_step, 4, evolve(settings, types=("row_wise",)))

@@ -186,6 +186,7 @@ def test_demo_prints_and_writes_the_result(tmp_path: Path) -> None:
     assert f"{document['best_auc']:.4f} can be reached" in output
 
 
+@pytest.mark.slow
 def test_demo_bad_line_ends_with_file_and_line(criteo_files: tuple[Path, Path]) -> None:
     plain, packed = map(str, criteo_files)
     code, _, errors = finished("--data", plain, packed, "--batch-size", "512")

@@ -312,7 +312,7 @@ class DenseForm(UpdateForm):
 
 
 class DenseSum:
-    """The sums of all dense groups: two ranks exchange everything, more exchange slices, and then the slices' sums."""
+    """The sums of all dense groups: each rank sums a slice, and then all exchange the slices' sums."""
 
     def __init__(self, env: ShardingEnv, forms: Sequence[DenseForm]) -> None:
         self._env, self._forms = env, forms
@@ -332,10 +332,10 @@ class DenseSum:
         )
 
     def _cut(self) -> list[Tensor]:
-        """What each rank sums: a slice, or, of two ranks, all: as many bytes, and one collective less."""
+        """The slice that each rank sums."""
         world_size = self._env.world_size
         first, rest = divmod(self._whole.numel(), world_size)
-        if world_size == _PAIR or not self._whole.numel():
+        if not self._whole.numel():  # of nothing, split makes one slice
             return [self._whole] * world_size
         return list(self._whole.split([first + (rank < rest) for rank in range(world_size)]))
 
@@ -347,7 +347,6 @@ class DenseSum:
         if self._env.world_size > 1:
             self._work.wait()
             self._add()
-        if self._env.world_size > _PAIR:
             self._gather()
         for form, summed in zip(self._forms, self._whole.split(self._sizes), strict=True):
             form.take(summed)
@@ -366,9 +365,6 @@ class DenseSum:
         ).wait()
         for piece, values in zip(others, received.split([piece.numel() for piece in others]), strict=True):
             piece.copy_(values)
-
-
-_PAIR = 2  # ranks
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:

@@ -42,7 +42,7 @@ def plan(
     partitioner: Annotated[str | None, typer.Option(metavar="NAME", help="What places shards.")] = None,
     constraints: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help='JSON: {"user_*": {"sharding_types": ["row_wise"]}, ...}.'),
+        typer.Option(metavar="FILE", help='JSON: {"user_*": {"min_partition": 64}, ...}.'),
     ] = None,
     objective: Annotated[
         str, typer.Option(metavar="NAME", help="What is minimised: largest_rank_time or step_time.")

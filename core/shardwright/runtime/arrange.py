@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,26 @@ class _Columns:
         np.take(units, self.index, axis=1, out=out.numpy().view(self.unit), mode="clip")
 
 
+@frozen(eq=False)
+class _Wanted:
+    """Arrivals whose gradients are asked for in every step, and where they stand.
+
+    Args:
+        arrivals: kept, so that nothing else has their identity.
+        spans: first column and width of each.
+        width: columns of the output.
+    """
+
+    arrivals: tuple[Arrival, ...]
+    spans: list[Span]
+    width: int
+
+    @cached_property
+    def columns(self) -> _Columns:
+        """Their columns, to be taken in one call."""
+        return _Columns.of(self.spans, self.width)
+
+
 _FOUR = 4  # columns of float32 are as many bytes as a complex128
 
 
@@ -161,8 +182,7 @@ class PooledArrangement(Arrangement):
         super().__init__(collection, arrivals, gradient_scale=gradient_scale)
         self._first, *self._partial = _layers([self._columns(a) for a in arrivals], collection.width)
         self._means = _mean_runs(collection)
-        self._known_columns: dict[int, tuple[tuple[Arrival, ...], _Columns]] = {}
-        self._known_spans: dict[int, tuple[tuple[Arrival, ...], list[tuple[int, int]]]] = {}
+        self._known: dict[int, _Wanted] = {}
 
     def _columns(self, arrival: Arrival) -> Span:
         """Where an arrival stands in the output."""
@@ -205,27 +225,21 @@ class PooledArrangement(Arrangement):
         if gradient.device.type != "cpu":
             torch.cat(self.pieces(gradients, arrivals, lambda arrival: None), dim=1, out=out)
             return
-        known = self._known_columns.get(id(arrivals))
-        if known is None:
-            known = self._known_columns[id(arrivals)] = (
-                arrivals,
-                _Columns.of(self._spans_of(arrivals), gradient.shape[1]),
-            )
-        known[1].take(gradient, out)
+        self._known_of(arrivals).columns.take(gradient, out)
 
-    def _spans_of(self, arrivals: tuple[Arrival, ...]) -> list[tuple[int, int]]:
-        """First column and width of each arrival's; found once for each tuple, which is kept as long."""
-        if len(arrivals) == 1:
-            return [self._span(arrivals[0])]
-        known = self._known_spans.get(id(arrivals))
-        if known is None:
-            known = self._known_spans[id(arrivals)] = (
-                arrivals,
-                [self._span(arrival) for arrival in arrivals],
-            )
-        return known[1]
+    def _spans_of(self, arrivals: tuple[Arrival, ...]) -> list[Span]:
+        """First column and width of each arrival's."""
+        return [self._span(arrivals[0])] if len(arrivals) == 1 else self._known_of(arrivals).spans
 
-    def _span(self, arrival: Arrival) -> tuple[int, int]:
+    def _known_of(self, arrivals: tuple[Arrival, ...]) -> _Wanted:
+        """What follows from arrivals; found once for each tuple, which is kept as long."""
+        known = self._known.get(id(arrivals))
+        if known is None:
+            spans = [self._span(arrival) for arrival in arrivals]
+            known = self._known[id(arrivals)] = _Wanted(arrivals, spans, self._collection.width)
+        return known
+
+    def _span(self, arrival: Arrival) -> Span:
         start, stop = self._columns(arrival)
         return start, stop - start
 

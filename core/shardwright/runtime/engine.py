@@ -74,20 +74,6 @@ class CollectionEngine:
         self.header_size = _FIXED_FIELDS + sum(part.header_size for part in self.parts)
         self.number = env.lockstep.join(self.collection.name, self.header_size)
 
-    def start(self, features: KeyedJaggedTensor, *, prepare: Callable[[], None] | None = None) -> EngineStep:
-        """Route a batch, exchange headers, and start the payloads.
-
-        Args:
-            features: this rank's batch.
-            prepare: called first; what it raises here, the other ranks learn from the header.
-
-        Raises:
-            InvalidInputError: a rank's batch is wrong; the same text on every rank, and nothing is left under way.
-        """
-        step = self.begin(features, prepare=prepare)
-        step.send()
-        return step
-
     def begin(
         self,
         features: KeyedJaggedTensor | None,

@@ -14,16 +14,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from shardwright.runtime.buffers import ALIGNMENT, joined, padded
 from shardwright.runtime.lookup import Bags
 from shardwright.runtime.part import Peer
 from shardwright.runtime.routing import Routed
 from shardwright.runtime.routing_plan import RoutingPlan
-
-_ALIGNMENT = 8
-
-
-def _padded(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class PayloadFormat:
@@ -50,11 +45,11 @@ class PayloadFormat:
         sections = [self._sizes_to(routed, streams) for streams in self._slots]
         splits = [sum(sizes) for sizes in sections]
         # In units of 8 bytes, to which every section is padded, so that all of them can be seen as ids or as bytes.
-        packed = torch.empty(sum(splits) // _ALIGNMENT, dtype=torch.int64, device=self._device)
+        packed = torch.empty(sum(splits) // ALIGNMENT, dtype=torch.int64, device=self._device)
         lengths, start = self._lengths_in_order(routed), 0
         first = 0
         for streams, sizes in zip(self._slots, sections, strict=True):
-            stops = list(accumulate((size // _ALIGNMENT for size in sizes), initial=first))
+            stops = list(accumulate((size // ALIGNMENT for size in sizes), initial=first))
             if streams:
                 if lengths is not None:
                     _fill(packed[stops[0] : stops[1]], [lengths[start : start + len(streams)].reshape(-1)])
@@ -71,8 +66,8 @@ class PayloadFormat:
         return self._section_bytes(len(streams), routed.batch_size, num_ids)
 
     def _section_bytes(self, num_slots: int, batch_size: int, num_ids: int) -> tuple[int, int, int]:
-        lengths = _padded(num_slots * batch_size * 4) if self._is_pooled else 0
-        return lengths, num_ids * 8, _padded(num_ids * 4) if self._is_weighted else 0
+        lengths = padded(num_slots * batch_size * 4) if self._is_pooled else 0
+        return lengths, num_ids * 8, padded(num_ids * 4) if self._is_weighted else 0
 
     def _lengths_in_order(self, routed: Routed) -> Tensor | None:
         """``[slots of all ranks, B]``, in send order; ``None`` where every id is a bag of its own."""
@@ -114,9 +109,9 @@ class PayloadFormat:
         counts = self._bag_counts(peers)
         return [
             Bags(
-                ids=_joined(ids[group]),
-                lengths=_joined(lengths[group]) if self._is_pooled else None,
-                weights=_joined(weights[group]) if self._is_weighted else None,
+                ids=joined(ids[group]),
+                lengths=joined(lengths[group]) if self._is_pooled else None,
+                weights=joined(weights[group]) if self._is_weighted else None,
                 counts=tuple(own[group] for own in counts),
             )
             for group in groups
@@ -140,10 +135,6 @@ def _deal(targets: list[list[Tensor]], values: Tensor, counts: Sequence[int]) ->
     pieces = [values] if len(counts) == 1 else values.split(list(counts))
     for target, piece in zip(targets, pieces, strict=True):
         target.append(piece)
-
-
-def _joined(pieces: list[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _fill(room: Tensor, pieces: list[Tensor]) -> None:

@@ -17,6 +17,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.codec import Codec
+from shardwright.runtime.buffers import joined, padded
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Group
 from shardwright.runtime.lookup import Bags, Lookup
@@ -25,7 +26,6 @@ from shardwright.runtime.rows_as_bags import rows_as_bags, slots_of, touched_row
 from shardwright.runtime.wire import Piece, Segment, decode, encode, lay_out
 
 _ID_BYTES, _LENGTH_BYTES, _FLOAT_BYTES = 8, 4, 4
-_ALIGNMENT = 8
 
 
 @frozen
@@ -104,15 +104,11 @@ class UpdateForm(ABC):
         """Make the whole batch's update; returns the gradients of the parameters."""
 
 
-def _padded(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-
-
 def _pad(tensor: Tensor) -> Tensor:
     """The tensor, flat, filled up with zeros to a multiple of 8 bytes."""
     flat = tensor.reshape(-1)
     missing = (
-        _padded(flat.numel() * flat.element_size()) - flat.numel() * flat.element_size()
+        padded(flat.numel() * flat.element_size()) - flat.numel() * flat.element_size()
     ) // flat.element_size()
     return torch.cat([flat, flat.new_zeros(missing)]) if missing else flat
 
@@ -185,14 +181,14 @@ def _sections(group: Group, share: Share) -> list[tuple[torch.dtype, int, int]]:
     sections = [(torch.int64, num_ids, num_ids * _ID_BYTES)]
     if share.is_pooled:
         bags = sum(share.num_bags)
-        sections.append((torch.int32, bags, _padded(bags * _LENGTH_BYTES)))
+        sections.append((torch.int32, bags, padded(bags * _LENGTH_BYTES)))
     if share.is_weighted:
-        sections.append((torch.float32, num_ids, _padded(num_ids * _FLOAT_BYTES)))
+        sections.append((torch.float32, num_ids, padded(num_ids * _FLOAT_BYTES)))
     if share.codecs:
         size = sum(piece.num_bytes for own in _coded(group, share) for piece in own)
         return [*sections, (torch.uint8, size, size)]
     values = _num_values(group, share)
-    return [*sections, (torch.float32, values, _padded(values * _FLOAT_BYTES))]
+    return [*sections, (torch.float32, values, padded(values * _FLOAT_BYTES))]
 
 
 class RowsForm(UpdateForm):
@@ -210,7 +206,7 @@ class RowsForm(UpdateForm):
         for spec, slots in zip(group.blocks, slots_of(group.blocks), strict=True):
             room = min(sum(share.num_ids[slot] for slot in slots), spec.block.num_rows)
             dim = group.slots[slots[0]].gradient_dim
-            sections.append((room, dim, room * _ID_BYTES + _padded(room * dim * _FLOAT_BYTES)))
+            sections.append((room, dim, room * _ID_BYTES + padded(room * dim * _FLOAT_BYTES)))
         return sections
 
     def pieces(self) -> list[Tensor]:  # noqa: D102
@@ -318,7 +314,7 @@ class DenseSum:
         self._env, self._forms = env, forms
         parts = [form.gradient() for form in forms]
         self._sizes = [part.numel() for part in parts]
-        self._whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        self._whole = joined(parts)
         if env.world_size == 1:
             return
         self._slices = self._cut()
@@ -328,15 +324,13 @@ class DenseSum:
         self._back = [0 if rank == env.rank else self._mine.numel() for rank in range(env.world_size)]
         self._partial = self._whole.new_empty(sum(self._back))
         self._work = env.communicator.all_to_all(
-            self._partial, _joined(self._others()), self._back, self._out, label="dense gradients"
+            self._partial, joined(self._others()), self._back, self._out, label="dense gradients"
         )
 
     def _cut(self) -> list[Tensor]:
         """The slice that each rank sums."""
         world_size = self._env.world_size
         first, rest = divmod(self._whole.numel(), world_size)
-        if not self._whole.numel():  # of nothing, split makes one slice
-            return [self._whole] * world_size
         return list(self._whole.split([first + (rank < rest) for rank in range(world_size)]))
 
     def _others(self) -> list[Tensor]:
@@ -365,10 +359,6 @@ class DenseSum:
         ).wait()
         for piece, values in zip(others, received.split([piece.numel() for piece in others]), strict=True):
             piece.copy_(values)
-
-
-def _joined(pieces: list[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 FORMS: Sequence[type[UpdateForm]] = (BatchForm, RowsForm, DenseForm)

@@ -23,10 +23,8 @@ from shardwright.errors import UnknownPluginError, UnsupportedError
 from shardwright.planning.codecs import QCommsConfig
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import PoolingType, TableSpec
+from shardwright.runtime.buffers import padded
 from shardwright.runtime.part import PartConfig
-
-_ALIGNMENT = 8
-"""Encoded pieces begin at multiples of so many bytes, so that codecs may view them as numbers."""
 
 
 @frozen(eq=False)
@@ -132,7 +130,7 @@ class Piece:
     @property
     def num_bytes(self) -> int:
         """Bytes on the wire, with what aligns the next piece."""
-        return -(-self.rows * self.row_bytes // _ALIGNMENT) * _ALIGNMENT
+        return padded(self.rows * self.row_bytes)
 
     def values(self, buffer: Tensor) -> Tensor:
         """Its rows in a flat buffer: a view ``[rows, columns]``."""

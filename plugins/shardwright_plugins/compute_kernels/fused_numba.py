@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FusedNumba(ComputeKernel):
-    """All blocks of a rank in one call of compiled loops, on as many threads as torch may use.
+    """All blocks of a rank in one call of compiled loops, dealt to as many threads as torch may use.
 
     Bags are read, and gradients taken, in the order in which they travel, so that nothing is rearranged; a row is read
     and written once in an update. Exact for row-wise optimizers on cut columns.

@@ -112,7 +112,7 @@ def test_built_ins_come_in_by_entry_points_and_load():
 def test_plugin_host_tests_pass_with_no_plugin_loaded():
     """The convention for all of tests/core: they pass with SHARDWRIGHT_PLUGINS empty. CI runs them all so."""
     files = ["test_registry.py", "test_plugins.py", "test_hookspecs.py", "test_fingerprint.py"]
-    arguments = ["-q", "-p", "no:cacheprovider", *[str(ROOT / "tests/core" / name) for name in files]]
+    arguments = ["-q", "-n0", "-p", "no:cacheprovider", *[str(ROOT / "tests/core" / name) for name in files]]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
         cwd=ROOT,

@@ -23,6 +23,7 @@ from shardwright.runtime.complaints import Complaint, complain
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Group, check_layout
 from shardwright.runtime.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
+from shardwright.runtime.learning_rates import LearningRates
 from shardwright.runtime.lookup import Lookup
 from shardwright.runtime.part import Part, PartConfig, PartStep, Peer, parameters_of
 from shardwright.sparse import KeyedJaggedTensor
@@ -65,6 +66,7 @@ class CollectionEngine:
             for part, (members, own) in _deal(tables, shardings, env.world_size).items()
         ]
         self.lookups: list[Lookup] = [lookup for part in self.parts for lookup in part.lookups]
+        self.rates = LearningRates(self.lookups)
         self.groups: list[Group] = [group for part in self.parts for group in part.groups]
         arrange = PooledArrangement if self.collection.is_pooled else SequenceArrangement
         arrivals = [arrival for part in self.parts for arrival in part.arrivals]
@@ -214,6 +216,7 @@ class EngineStep:
     def lookup(self) -> None:
         """Wait for the ids, look up all local groups, and start to send the results home."""
         self._training = torch.is_grad_enabled()
+        self._rates = self._engine.rates.now
         if not self._received:
             self.receive()
         with torch.no_grad():
@@ -270,7 +273,8 @@ class EngineStep:
         self._engine.env.lockstep.note("gradients", self._engine.number)
         for part in self._parts:  # all are under way before any is waited for
             part.send_gradients(ArrangedGradients(arrangement, divided, part.place_of))
-        return [gradient for part in self._parts for gradient in part.update()]
+        with self._engine.rates.held(self._rates):
+            return [gradient for part in self._parts for gradient in part.update()]
 
 
 class _Outputs(torch.autograd.Function):

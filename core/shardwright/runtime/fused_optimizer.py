@@ -28,9 +28,9 @@ class FusedOptimizer(KeyedOptimizer):
     """What runs in the backward pass of a sharded module.
 
     Parameters are grouped by optimizer. A learning rate set in ``param_groups`` (by hand or by a scheduler) holds from
-    the next forward pass on: a step keeps, to its end, the rate with which its forward pass began, in every kernel. There
-    is nothing else for :meth:`step` to do. State dicts are those of the unsharded tables and the
-    torch optimizers of the same names; ``state_dict()`` gathers and must be called on every rank.
+    the next forward pass on: a step keeps, in every kernel, the rate with which its forward pass began. There is
+    nothing else for :meth:`step` to do. State dicts are those of the unsharded tables and the torch optimizers of the
+    same names; ``state_dict()`` gathers and must be called on every rank.
 
     Args:
         tables: the module's tables by parameter name; those whose kernel fuses no optimizer are left out.

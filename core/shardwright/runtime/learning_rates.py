@@ -1,8 +1,8 @@
 """The learning rates of fused optimizers: a step keeps, to its end, those with which its forward pass began.
 
-So it is in FBGEMM, whose forward pass takes the rate along for its backward pass (measured with 1.8, on the CPU), and in
-TorchRec, whose scheduler or ``zero_grad()`` between the two changes the next step only. Kernels need not know: whether
-they read the rate in one pass or in the other, and whatever was set between, they see that of the forward pass.
+So it is in FBGEMM, whose forward pass takes the rate along for its backward pass (measured with 1.8, on the CPU), and
+in TorchRec, where a scheduler or ``zero_grad()`` between the two changes the next step only. Kernels need not know:
+whether they read the rate in one pass or in the other, and whatever was set between, it is that of the forward pass.
 """
 
 from __future__ import annotations

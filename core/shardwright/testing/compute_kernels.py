@@ -162,11 +162,11 @@ class ComputeKernelTests:
             lookup, loops = _built(compute_kernel.name, compute_kernel, blocks, device)
             rates, begun = LearningRates([lookup]), []
             for step, rate in enumerate((0.1, 0.7)):
-                rates.set(lambda spec, rate=rate: rate)
+                rates.set({blocks[0].request.optimizer: rate}.get)
                 batch = _draw(blocks, (2, 3), is_weighted=True, seed=step)
                 saved = lookup.forward(batch.as_bags(device), training=True)[1]
                 begun.append((batch, saved, rates.now, rate))
-            rates.set(lambda spec: 0.01)
+            rates.set({blocks[0].request.optimizer: 0.01}.get)
             for batch, saved, of_forward, rate in begun:
                 what = f"{compute_kernel.name}: {optimizer}, forward pass at the learning rate {rate}, then others"
                 with rates.held(of_forward):

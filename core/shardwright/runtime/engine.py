@@ -175,9 +175,11 @@ class EngineStep:
         """
         headers = self._read_headers()
         self.statuses = [Status(header[3]) for header in headers]
+        if Status.STOPPED in self.statuses:
+            return False
+        self._complain(headers)  # also in the step in which some rank's data ends
         if not goes_on(self.statuses):
             return False
-        self._complain(headers)
         sizes = [part.header_size for part in self._engine.parts]
         for part, own, stop in zip(self._parts, sizes, _stops(sizes), strict=True):
             part.send([Peer(header[2], header[stop - own : stop]) for header in headers])
@@ -194,7 +196,8 @@ class EngineStep:
     def _complain(self, headers: list[list[int]]) -> None:
         """Raise what any rank has to say against its batch, on all of them."""
         env = self._engine.env
-        env.lockstep.check_calls([header[1] for header in headers], env.communicator)
+        if goes_on(self.statuses):
+            env.lockstep.check_calls([header[1] for header in headers], env.communicator)
         own = Complaint.of(self._cause, self._extras)
         try:
             complain(self.statuses, [header[4] for header in headers], env.communicator, own)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from shardwright.testing.cases import BATCHES, Case, Table, layouts_of, shard_case, shardings_of
+from shardwright.testing.collectives import expected_collectives
 from shardwright.testing.training import (
-    BATCHES,
     NUM_STEPS,
-    Case,
     RankResult,
-    Table,
     assert_equals_unsharded,
     count_profiled,
     count_simulated,
-    expected_collectives,
-    layouts_of,
-    shard_case,
     sharder_spec,
-    shardings_of,
     train_rank,
     train_simulated,
 )

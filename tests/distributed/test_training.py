@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tests.distributed import workers
 from tests.equality import Case, assert_equals_unsharded
-from tests.plugins.test_equality import BATCH_SIZES, Table, supports, tables_of
+from tests.plugins.test_equality import BATCH_SIZES, Table, kernels, sequences_of, supports, tables_of
 
 from shardwright import EmbeddingBagCollectionSharder, KeyedOptimizerWrapper, RowWiseAdagrad
 from shardwright.plugins import host
@@ -58,23 +60,31 @@ def mixed_tables() -> list[Table]:
     return [table for table in tables if supports(table.kernel, table, "row_wise_adagrad", world_size=3)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("sharding_type", TYPES)
+DEFAULT = max(kernels(), key=lambda name: host().compute_kernels.create(name).preference)
+RUNS = [(DEFAULT, 1), (DEFAULT, 2), (DEFAULT, 3), *((name, 2) for name in kernels() if name != DEFAULT)]
+
+
+@pytest.mark.parametrize("tables_made", [tables_of, sequences_of], ids=["bags", "sequences"])
+@pytest.mark.parametrize(("kernel", "world_size"), RUNS)
 def test_each_type_equals_unsharded_with_four_collectives(
-    pool: RankPool, sharding_type: str, world_size: int
+    pool: RankPool, kernel: str, world_size: int, tables_made: Callable[[str, str], list[Table]]
 ) -> None:
-    kernel = next(
-        k
-        for k in ("fused", "fused_torch")
-        if all(
-            supports(k, table, "row_wise_adagrad", world_size=world_size)
-            for table in tables_of(sharding_type, k)
+    cases = {}
+    for sharding_type, optimizer in zip(TYPES, itertools.cycle(["row_wise_adagrad", "sgd", "adagrad"])):
+        tables = tables_made(sharding_type, kernel)
+        takes_it = all(supports(kernel, table, optimizer, world_size=world_size) for table in tables)
+        is_weighted = tables_made is tables_of
+        cases[sharding_type] = Case(
+            tables, BATCH_SIZES[world_size], optimizer if takes_it else "sgd", is_weighted
         )
-    )
-    case = Case(
-        tables_of(sharding_type, kernel), BATCH_SIZES[world_size], "row_wise_adagrad", is_weighted=True
-    )
-    assert_equals_unsharded(case, pool.run(workers.train_case, world_size, case))
+    wrong = {}
+    results = pool.run(workers.train_cases, world_size, list(cases.values()))
+    for (sharding_type, case), of_ranks in zip(cases.items(), zip(*results, strict=True), strict=True):
+        try:
+            assert_equals_unsharded(case, of_ranks)
+        except AssertionError as error:
+            wrong[sharding_type] = str(error)
+    assert not wrong
 
 
 def test_types_and_kernels_mixed_equal_unsharded_with_four_collectives(pool: RankPool) -> None:

@@ -45,6 +45,11 @@ def train_case(case: Case) -> RankResult:
     return train_rank(case, ShardingEnv.from_process_group(), case.module(), count_profiled)
 
 
+def train_cases(cases: list[Case]) -> list[RankResult]:
+    """Train several cases in one process group."""
+    return [train_case(case) for case in cases]
+
+
 def train_case_on_hosts(case: Case) -> RankResult:
     """Train with as many ranks a host as the case says; the launcher's variable is all that tells hosts apart."""
     os.environ["LOCAL_WORLD_SIZE"] = str(case.local_world_size)

@@ -1,20 +1,22 @@
 """The matrix: every registered sharding type, with everything that it may meet, equals the unsharded module.
 
 Type x {sum, mean, sequence} x {weighted, not} x data type x kernel x ranks x kinds of batches x kinds of tables:
-forward, gradient, weights after five steps, and the number of collectives. Ranks are simulated; one model holds tables
-of all kinds and each of its five steps has another kind of batch, so that a case covers many cells. What the
-registries hold is in it: a type or kernel that is added later is, by itself.
+forward, gradient, weights and optimizer state after five steps, and the number of collectives of each. Ranks are
+simulated; one model holds tables of all kinds and each of its five steps has another kind of batch, so that a case
+covers many cells. Optimizers take turns from case to case, so that each trains with every type, kernel and mode. What
+the registries hold is in it: a type or kernel that is added later is, by itself.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 
 import pytest
 from attrs import evolve
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, train_simulated
-from tests.plugins.test_equality import kernels, sharding_types, supports
+from tests.plugins.test_equality import OPTIMIZERS, kernels, sharding_types, supports
 
 from shardwright.plugins import host
 
@@ -70,45 +72,68 @@ def few_tables(mode: str, world_size: int) -> list[list[Table]]:
     return [[table] for table in tables if world_size > 1]
 
 
-def cases_of(sharding_type: str, kernel: str, mode: str, world_size: int) -> list[Case]:
-    """The cases of one type, kernel, mode and number of ranks; tables that the kernel refuses are left out."""
-    models = [many_tables(mode, world_size), *few_tables(mode, world_size)]
-    is_weighted = MODES[mode]
-    cases = []
-    for data_type, model in itertools.product(DATA_TYPES, models):
-        tables = [
-            evolve(
-                table,
-                sharding_type=sharding_type,
-                kernel=kernel,
-                data_type=data_type,
-                variant=index,
-                offset=index,
-            )
-            for index, table in enumerate(model)
-        ]
-        taken = [
-            table
-            for table in tables
-            if supports(kernel, table, "sgd", world_size=world_size, is_weighted=is_weighted)
-        ]
-        if taken:
-            cases.append(
-                Case(
-                    taken,
-                    UNEVEN[:world_size],
-                    "sgd",
-                    is_weighted,
-                    max_length=3,
-                    local_world_size=HOST_SIZES[world_size],
-                    batches=BATCHES,
+def cases_of(sharding_type: str, kernel: str, mode: str) -> dict[int, list[Case]]:
+    """The cases of one type, kernel and mode, by number of ranks; tables that the kernel refuses are left out."""
+    cases: dict[int, list[Case]] = {world_size: [] for world_size in WORLD_SIZES}
+    used = dict.fromkeys(OPTIMIZERS, 0)
+    for world_size in WORLD_SIZES:
+        models = [many_tables(mode, world_size), *few_tables(mode, world_size)]
+        for data_type, model in itertools.product(DATA_TYPES, models):
+            tables = [
+                evolve(
+                    table,
+                    sharding_type=sharding_type,
+                    kernel=kernel,
+                    data_type=data_type,
+                    variant=index,
+                    offset=index,
                 )
-            )
+                for index, table in enumerate(model)
+            ]
+            taken = [table for table in tables if takes(table, "sgd", world_size, mode)]
+            if taken:
+                able = [
+                    name
+                    for name in OPTIMIZERS
+                    if all(takes(table, name, world_size, mode) for table in taken)
+                ]
+                optimizer = min(able, key=used.__getitem__)  # they take turns
+                used[optimizer] += 1
+                cases[world_size].append(case_of(taken, optimizer, mode, world_size))
     return cases
 
 
-AXES = list(itertools.product(sharding_types(), kernels(), MODES, WORLD_SIZES))
-CASES = {axes: cases for axes in AXES if (cases := cases_of(*axes))}
+def case_of(tables: list[Table], optimizer: str, mode: str, world_size: int) -> Case:
+    return Case(
+        tables,
+        UNEVEN[:world_size],
+        optimizer,
+        MODES[mode],
+        max_length=3,
+        local_world_size=HOST_SIZES[world_size],
+        batches=BATCHES,
+    )
+
+
+@functools.cache
+def takes(table: Table, optimizer: str, world_size: int, mode: str) -> bool:
+    """Whether the table's kernel trains it by an optimizer."""
+    return supports(
+        table.kernel,
+        table,
+        optimizer,
+        world_size=world_size,
+        is_weighted=MODES[mode],
+        local_world_size=HOST_SIZES[world_size],
+    )
+
+
+CASES = {
+    (*axes, world_size): cases
+    for axes in itertools.product(sharding_types(), kernels(), MODES)
+    for world_size, cases in cases_of(*axes).items()
+    if cases
+}
 
 
 def is_quick(kernel: str, world_size: int) -> bool:
@@ -127,6 +152,33 @@ _FEW = 2
 def test_matrix_equals_unsharded(sharding_type: str, kernel: str, mode: str, world_size: int) -> None:
     for case in CASES[sharding_type, kernel, mode, world_size]:
         assert_equals_unsharded(case, train_simulated(case))
+
+
+Trained = tuple[str, str, str, str]
+
+
+def trained(*, quick: bool) -> set[Trained]:
+    """Type, kernel, mode and optimizer of the cases; with `quick`, of those that are tested every time."""
+    return {
+        (sharding_type, kernel, mode, case.optimizer)
+        for (sharding_type, kernel, mode, world_size), cases in CASES.items()
+        for case in cases
+        if not quick or is_quick(kernel, world_size)
+    }
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_matrix_trains_every_type_kernel_and_mode_by_every_optimizer(quick: bool) -> None:
+    possible = {
+        (sharding_type, kernel, mode, optimizer)
+        for sharding_type, kernel, mode, optimizer in itertools.product(
+            sharding_types(), kernels(), MODES, OPTIMIZERS
+        )
+        if takes(
+            evolve(many_tables(mode, 2)[0], sharding_type=sharding_type, kernel=kernel), optimizer, 2, mode
+        )
+    }
+    assert trained(quick=quick) >= possible
 
 
 Cell = tuple[str, str, bool, str, str, int, str, str]

@@ -157,7 +157,7 @@ class _StatusWord:
         self._work.wait()
         self.statuses = [Status(word) for word in self._received.tolist()]
         failed = [rank for rank, status in enumerate(self.statuses) if status is Status.FAILED]
-        if failed and goes_on(self.statuses):
+        if failed and Status.STOPPED not in self.statuses:
             raise self._fetched.error or DistributedError(
                 f"{name_ranks(failed)} could not read a batch; the error there says why"
             )

@@ -23,6 +23,7 @@ from shardwright.runtime.complaints import Complaint, complain
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Group, check_layout
 from shardwright.runtime.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
+from shardwright.runtime.learning_rates import LearningRates
 from shardwright.runtime.lookup import Lookup
 from shardwright.runtime.part import Part, PartConfig, PartStep, Peer, parameters_of
 from shardwright.sparse import KeyedJaggedTensor
@@ -65,6 +66,7 @@ class CollectionEngine:
             for part, (members, own) in _deal(tables, shardings, env.world_size).items()
         ]
         self.lookups: list[Lookup] = [lookup for part in self.parts for lookup in part.lookups]
+        self.rates = LearningRates(self.lookups)
         self.groups: list[Group] = [group for part in self.parts for group in part.groups]
         arrange = PooledArrangement if self.collection.is_pooled else SequenceArrangement
         arrivals = [arrival for part in self.parts for arrival in part.arrivals]
@@ -173,9 +175,11 @@ class EngineStep:
         """
         headers = self._read_headers()
         self.statuses = [Status(header[3]) for header in headers]
+        if Status.STOPPED in self.statuses:
+            return False
+        self._complain(headers)  # also in the step in which some rank's data ends
         if not goes_on(self.statuses):
             return False
-        self._complain(headers)
         sizes = [part.header_size for part in self._engine.parts]
         for part, own, stop in zip(self._parts, sizes, _stops(sizes), strict=True):
             part.send([Peer(header[2], header[stop - own : stop]) for header in headers])
@@ -192,7 +196,8 @@ class EngineStep:
     def _complain(self, headers: list[list[int]]) -> None:
         """Raise what any rank has to say against its batch, on all of them."""
         env = self._engine.env
-        env.lockstep.check_calls([header[1] for header in headers], env.communicator)
+        if goes_on(self.statuses):
+            env.lockstep.check_calls([header[1] for header in headers], env.communicator)
         own = Complaint.of(self._cause, self._extras)
         try:
             complain(self.statuses, [header[4] for header in headers], env.communicator, own)
@@ -214,6 +219,7 @@ class EngineStep:
     def lookup(self) -> None:
         """Wait for the ids, look up all local groups, and start to send the results home."""
         self._training = torch.is_grad_enabled()
+        self._rates = self._engine.rates.now
         if not self._received:
             self.receive()
         with torch.no_grad():
@@ -270,7 +276,8 @@ class EngineStep:
         self._engine.env.lockstep.note("gradients", self._engine.number)
         for part in self._parts:  # all are under way before any is waited for
             part.send_gradients(ArrangedGradients(arrangement, divided, part.place_of))
-        return [gradient for part in self._parts for gradient in part.update()]
+        with self._engine.rates.held(self._rates):
+            return [gradient for part in self._parts for gradient in part.update()]
 
 
 class _Outputs(torch.autograd.Function):

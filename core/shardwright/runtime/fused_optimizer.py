@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from shardwright.optim._keyed_state import check_names, write_groups
 from shardwright.optim.fused import spec_to_torch
 from shardwright.optim.keyed import KeyedOptimizer
 from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.runtime.lookup import Lookup
+from shardwright.runtime.learning_rates import LearningRates
 
 if TYPE_CHECKING:
     from shardwright.runtime.sharded_table import ShardedTable
@@ -28,17 +28,18 @@ class FusedOptimizer(KeyedOptimizer):
     """What runs in the backward pass of a sharded module.
 
     Parameters are grouped by optimizer. A learning rate set in ``param_groups`` (by hand or by a scheduler) holds from
-    the next forward pass on; :meth:`step` has nothing else to do. State dicts are those of the unsharded tables and the
-    torch optimizers of the same names; ``state_dict()`` gathers and must be called on every rank.
+    the next forward pass on: a step keeps, in every kernel, the rate with which its forward pass began. There is
+    nothing else for :meth:`step` to do. State dicts are those of the unsharded tables and the torch optimizers of the
+    same names; ``state_dict()`` gathers and must be called on every rank.
 
     Args:
         tables: the module's tables by parameter name; those whose kernel fuses no optimizer are left out.
-        lookups: the module's local kernel groups.
+        rates: of the module's local kernel groups.
     """
 
-    def __init__(self, tables: Mapping[str, ShardedTable], lookups: Sequence[Lookup]) -> None:
+    def __init__(self, tables: Mapping[str, ShardedTable], rates: LearningRates) -> None:
         self._tables = {name: table for name, table in tables.items() if _is_fused(table.state)}
-        self._lookups = list(lookups)
+        self._rates = rates
         by_optimizer: dict[OptimizerSpec, list[str]] = {}
         for name, table in self._tables.items():
             assert table.state.table.optimizer is not None  # _is_fused
@@ -76,13 +77,9 @@ class FusedOptimizer(KeyedOptimizer):
         for group, fixed in zip(self.param_groups, self._fixed, strict=True):
             _check_fixed(group, fixed)
         rates = [float(group["lr"]) for group in self.param_groups]
-        if rates == self._applied:
-            return
-        for lookup in self._lookups:
-            spec = lookup.blocks[0].request.optimizer
-            if spec in self._specs and not lookup.parameters():
-                lookup.set_learning_rate(rates[self._specs.index(spec)])
-        self._applied = rates
+        if rates != self._applied:
+            self._rates.set(dict(zip(self._specs, rates, strict=True)).get)
+            self._applied = rates
 
     def state_dict(self) -> dict[str, Any]:
         """The state under parameter names, whole, in host memory; a collective, every rank makes this call.

@@ -79,7 +79,7 @@ class Status(IntEnum):
 
 
 def goes_on(statuses: Sequence[Status]) -> bool:
-    """Whether the batches of which the ranks say this are trained on, or complained about."""
+    """Whether the batches of which the ranks say this are trained on, if nobody complains."""
     if any(status in (Status.NO_BATCH, Status.STOPPED) for status in statuses):
         return False
     return any(status is not Status.EMPTY_BATCH for status in statuses)

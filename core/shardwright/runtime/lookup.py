@@ -181,4 +181,9 @@ class Lookup(ABC):
         """Set the number of updates done, where the optimizer counts them."""
 
     def set_learning_rate(self, learning_rate: float) -> None:  # noqa: B027 - not every kernel has one
-        """Use ``learning_rate`` from the next forward pass on."""
+        """Use ``learning_rate`` from now on.
+
+        A step has one rate: before each of a batch's calls (:meth:`forward`, :meth:`prepare`, :meth:`backward`,
+        :meth:`update_rows`) the engine sets that with which its forward pass began, if another was set since. So a
+        kernel may read it in whichever of them it likes.
+        """

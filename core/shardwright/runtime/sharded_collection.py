@@ -92,7 +92,7 @@ class ShardedCollection(nn.Module, ABC):
         self._output_dists = anatomy.output_dists(self._engine)
         self._fused_optimizer = FusedOptimizer(
             {f"{tables_name}.{name}.weight": table for name, table in self._tables.items()},
-            self._engine.lookups,
+            self._engine.rates,
         )
         self.inputs_ahead: InputsAhead | None = None
 

@@ -19,6 +19,7 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import DataType
+from shardwright.runtime.learning_rates import LearningRates
 from shardwright.runtime.lookup import BlockSpec, Lookup
 from shardwright.testing.loops import (
     OPTIMIZERS,
@@ -151,6 +152,25 @@ class ComputeKernelTests:
                 batch = _draw(blocks, (2, 3), is_weighted=True, seed=step)
                 what = f"{compute_kernel.name}: {optimizer} after set_learning_rate({rate})"
                 _train(what, lookup, loops, batch, device, rate=rate)
+
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    def test_step_keeps_the_learning_rate_of_its_forward_pass(
+        self, compute_kernel: ComputeKernel, optimizer: str
+    ) -> None:
+        """Whatever was set since, and whichever forward pass came later: as the engine calls it."""
+        for blocks, device in _fused_groups(compute_kernel, optimizer):
+            lookup, loops = _built(compute_kernel.name, compute_kernel, blocks, device)
+            rates, begun = LearningRates([lookup]), []
+            for step, rate in enumerate((0.1, 0.7)):
+                rates.set({blocks[0].request.optimizer: rate}.get)
+                batch = _draw(blocks, (2, 3), is_weighted=True, seed=step)
+                saved = lookup.forward(batch.as_bags(device), training=True)[1]
+                begun.append((batch, saved, rates.now, rate))
+            rates.set({blocks[0].request.optimizer: 0.01}.get)
+            for batch, saved, of_forward, rate in begun:
+                what = f"{compute_kernel.name}: {optimizer}, forward pass at the learning rate {rate}, then others"
+                with rates.held(of_forward):
+                    _go_back(what, lookup, loops, batch, saved, device, rate=rate)
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_optimizer_state_is_of_the_rows_and_continues_in_another_lookup(

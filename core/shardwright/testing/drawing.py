@@ -16,8 +16,8 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import DataType, TableSpec
 from shardwright.plugins import host
+from shardwright.testing.cases import BATCHES, Case, Table
 from shardwright.testing.loops import OPTIMIZERS
-from shardwright.testing.training import BATCHES, Case, Table
 
 _COMMON = settings(
     deadline=None,

@@ -29,6 +29,7 @@ from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright.testing.cases import Case, Table, shard_case, shardings_of
 from shardwright.testing.drawing import (
     LAWS,
     TRAININGS,
@@ -40,14 +41,7 @@ from shardwright.testing.drawing import (
 )
 from shardwright.testing.guests import installed
 from shardwright.testing.simulated import SimulatedCommunicator, run_simulated
-from shardwright.testing.training import (
-    Case,
-    Table,
-    assert_equals_unsharded,
-    shard_case,
-    shardings_of,
-    train_simulated,
-)
+from shardwright.testing.training import assert_equals_unsharded, train_simulated
 
 _MIN_PARTITIONS = st.none() | st.integers(1, 80)
 

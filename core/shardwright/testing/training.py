@@ -3,173 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from shardwright.contracts import ShardingType
-from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.optim.fused import spec_to_torch
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout, Routed
-from shardwright.planning.plan import ParameterSharding
-from shardwright.planning.tables import EmbeddingBagConfig, EmbeddingConfig, TableSpec
-from shardwright.planning.topology import Topology
-from shardwright.plugins import host
 from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.sharders import (
-    EmbeddingBagCollectionSharder,
-    EmbeddingCollectionSharder,
-    ModuleSharder,
-)
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright.testing.cases import Case, shard_case
+from shardwright.testing.collectives import expected_collectives
 from shardwright.testing.diagnosis import explain_output
 from shardwright.testing.simulated import SimulatedCommunicator, run_simulated
 
 NUM_STEPS = 5
-
-BATCHES = ("even", "uneven", "empty bags", "empty batch on one rank", "a rank with no ids")
-"""The kinds of batches that a case may train on, one after the other."""
-
-
-@frozen
-class Table:
-    """A table of a case and how it is sharded; ``rows``/``dim``/``features`` as in the configuration."""
-
-    rows: int
-    dim: int
-    features: tuple[str, ...]
-    pooling: str
-    sharding_type: str
-    kernel: str
-    variant: int = 0
-    offset: int = 0
-    data_type: str = "FP32"
-
-
-def _tables(values: Iterable[Table]) -> tuple[Table, ...]:
-    return tuple(values)
-
-
-def _sizes(values: Iterable[int]) -> tuple[int, ...]:
-    return tuple(values)
-
-
-@frozen
-class Case:
-    """Tables, an optimizer, and each rank's batch size.
-
-    With `batches`, step `i` has the kind `batches[i]`, and `batch_sizes` are those of an uneven one.
-    """
-
-    tables: tuple[Table, ...] = field(converter=_tables)
-    batch_sizes: tuple[int, ...] = field(converter=_sizes)
-    optimizer: str = "sgd"
-    is_weighted: bool = False
-    max_length: int = 4
-    local_world_size: int | None = None
-    id_dtype: torch.dtype = torch.int64
-    batches: tuple[str, ...] = ()
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return len(self.batch_sizes)
-
-    @property
-    def fused_params(self) -> dict[str, Any]:
-        """What the sharder is told of the optimizer."""
-        return {"optimizer": self.optimizer, "learning_rate": 0.1}
-
-    @property
-    def features(self) -> list[str]:
-        """Every feature, and one that no table asks for."""
-        names = {feature for table in self.tables for feature in table.features}
-        return [*sorted(names, reverse=True), "unused"]
-
-    @property
-    def is_pooled(self) -> bool:
-        """One vector a bag, else one an id."""
-        return self.tables[0].pooling != "NONE"
-
-    def _common(self, index: int) -> dict[str, Any]:
-        table = self.tables[index]
-        return {
-            "num_embeddings": table.rows,
-            "embedding_dim": table.dim,
-            "name": f"t{index}",
-            "feature_names": list(table.features),
-            "data_type": table.data_type,
-        }
-
-    def module(self) -> EmbeddingBagCollection | EmbeddingCollection:
-        """The unsharded module, the same each time."""
-        torch.manual_seed(0)
-        if self.is_pooled:
-            bags = [
-                EmbeddingBagConfig(pooling=table.pooling, **self._common(i))
-                for i, table in enumerate(self.tables)
-            ]
-            return EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device="cpu")
-        configs = [EmbeddingConfig(**self._common(index)) for index in range(len(self.tables))]
-        return EmbeddingCollection(configs, device="cpu")
-
-    def sharder(self) -> ModuleSharder:
-        """The sharder of such modules."""
-        kind = EmbeddingBagCollectionSharder if self.is_pooled else EmbeddingCollectionSharder
-        return kind(fused_params=self.fused_params)
-
-    def specs(self) -> list[TableSpec]:
-        """The specifications of its tables."""
-        return self.sharder().tables(self.module())
-
-    def output(self, result: Any) -> Tensor:
-        """A result of the module as one tensor: pooled columns, or the sequences' rows, flat, one after the other."""
-        if self.is_pooled:
-            return result.values()
-        return torch.cat([result[name].values().reshape(-1) for name in sorted(result.keys())])
-
-    def batch_size(self, step: int, rank: int) -> int:
-        """How many samples a rank has in a step."""
-        kind = self.batches[step % len(self.batches)] if self.batches else "uneven"
-        if kind == "empty batch on one rank" and rank == self.world_size - 1:
-            return 0
-        return self.batch_sizes[rank] if kind == "uneven" else max(self.batch_sizes)
-
-    def lengths(self, step: int, rank: int, generator: torch.Generator) -> Tensor:
-        """How many ids each bag of a feature has."""
-        kind = self.batches[step % len(self.batches)] if self.batches else "uneven"
-        own = torch.randint(0, self.max_length + 1, (self.batch_size(step, rank),), generator=generator)
-        if kind == "empty bags":
-            own *= torch.randint(0, 2, own.shape, generator=generator)
-        if kind == "a rank with no ids" and rank == 0:
-            own.zero_()
-        return own
-
-    def batch(self, step: int, rank: int) -> KeyedJaggedTensor:
-        """A rank's batch of a step, the same each time."""
-        generator = torch.Generator().manual_seed(1000 * step + rank)
-        values, lengths = [], []
-        for feature in self.features:
-            rows = min((table.rows for table in self.tables if feature in table.features), default=5)
-            own = self.lengths(step, rank, generator)
-            lengths.append(own)
-            values.append(torch.randint(0, rows, (int(own.sum()),), generator=generator))
-        ids = torch.cat(values).to(self.id_dtype)
-        weights = (
-            torch.rand(ids.numel(), generator=generator, dtype=torch.float32) if self.is_weighted else None
-        )
-        return KeyedJaggedTensor(
-            keys=self.features, values=ids, lengths=torch.cat(lengths).to(torch.int32), weights=weights
-        )
-
-    def gradient(self, step: int, rank: int, like: Tensor) -> Tensor:
-        """The gradient of the loss by an output, the same each time."""
-        generator = torch.Generator().manual_seed(7_000_000 + 1000 * step + rank)
-        return torch.rand(like.shape, generator=generator, dtype=like.dtype) - 0.3
 
 
 @frozen
@@ -181,54 +30,6 @@ class RankResult:
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     collectives: list[int]
-    expected_collectives: set[int]
-
-
-def layouts_of(
-    name: str,
-    table: TableSpec,
-    world_size: int,
-    *,
-    local_world_size: int | None = None,
-    constraints: ParameterConstraints | None = None,
-) -> list[Layout]:
-    """The layouts that a registered sharding type offers for ``table`` on simulated hosts, by default one."""
-    sharding_type: ShardingType = host().sharding_types.create(name)
-    topology = Topology(world_size=world_size, compute_device="cpu", local_world_size=local_world_size)
-    return list(sharding_type.layouts(table, topology, constraints or ParameterConstraints(min_partition=1)))
-
-
-def shardings_of(case: Case, specs: Sequence[TableSpec]) -> dict[str, ParameterSharding]:
-    """A plan for the case: what may go anywhere is dealt to ranks or hosts, beginning at the table's offset."""
-    plan = {}
-    for table, spec in zip(case.tables, specs, strict=True):
-        choices = layouts_of(
-            table.sharding_type,
-            spec,
-            case.world_size,
-            local_world_size=case.local_world_size,
-            constraints=ParameterConstraints(min_partition=1, sharding_types=[table.sharding_type]),
-        )
-        layout = choices[table.variant % len(choices)]
-        ranks = [_rank_of(block, index, table.offset, case) for index, block in enumerate(layout.blocks)]
-        plan[spec.name] = ParameterSharding(table.sharding_type, table.kernel, layout.placed(ranks))
-    return plan
-
-
-def _rank_of(block: Block, index: int, offset: int, case: Case) -> int:
-    if block.rank is not None:
-        return block.rank
-    if block.host_group is None:
-        return (index + offset) % case.world_size
-    host_size = case.local_world_size or case.world_size
-    first = (block.host_group + offset) * host_size % case.world_size
-    return first + (index % host_size if block.local_rank is None else block.local_rank)
-
-
-def shard_case(case: Case, env: ShardingEnv, module: nn.Module) -> Any:
-    """The case's module, sharded on one rank."""
-    sharder = case.sharder()
-    return sharder.shard(module, shardings_of(case, sharder.tables(module)), env, "cpu")
 
 
 def train_simulated(case: Case) -> list[RankResult]:
@@ -270,7 +71,6 @@ def train_rank(
         weights=sharded.state_dict(),
         optimizer=sharded.fused_optimizer.state_dict(),
         collectives=collectives,
-        expected_collectives=expected_collectives(case),
     )
 
 
@@ -301,37 +101,76 @@ def count_profiled(function: Callable[[], Any]) -> int:
     return sum(event.count for event in trace.key_averages() if event.key.startswith("c10d::"))
 
 
+class _Unsharded:
+    """One process that trains on the batches of all ranks, with the mean of their losses.
+
+    Halves are updated as kernels update them: in float32, rounded once a step. So the gradients, and what optimizers
+    make of them, come from a module of the same weights in float32.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._case, self.module = case, case.module()
+        self._exact = self.module
+        if any(table.data_type != "FP32" for table in case.tables):
+            self._exact = evolve(case, tables=[evolve(own, data_type="FP32") for own in case.tables]).module()
+            self._exact.load_state_dict(self.module.state_dict())
+        self.weights = dict(self.module.named_parameters())
+        self._parameters = dict(self._exact.named_parameters())
+        self._optimizer = spec_to_torch(sharder_spec(case), list(self._parameters.values()))
+
+    def train(self, step: int) -> None:
+        """Make a step."""
+        case = self._case
+        self._optimizer.zero_grad()
+        for rank in range(case.world_size):
+            values = case.output(self._exact(case.batch(step, rank)))
+            loss = (values * case.gradient(step, rank, values)).sum() / case.world_size
+            if loss.requires_grad:
+                loss.backward()
+        self._optimizer.step()
+        with torch.no_grad():
+            for name, exact in self._parameters.items():
+                exact.copy_(self.weights[name].copy_(exact))  # on to the next step with what was rounded
+
+    def gradient(self, name: str) -> Tensor | None:
+        """The gradient of the last step."""
+        return self._parameters[name].grad
+
+    def state(self, name: str) -> Mapping[str, Any]:
+        """The optimizer's state of a table."""
+        state: Mapping[str, Any] = self._optimizer.state[self._parameters[name]]
+        return state
+
+
 def assert_equals_unsharded(case: Case, results: Sequence[RankResult]) -> None:
     """Compare all ranks with one process that trains on the whole batch with a mean loss over ranks."""
-    module = case.module()
-    parameters = dict(module.named_parameters())
-    optimizer = spec_to_torch(sharder_spec(case), list(parameters.values()))
+    unsharded = _Unsharded(case)
     tolerance: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
     if any(table.data_type != "FP32" for table in case.tables):
         tolerance = {"rtol": 3e-2, "atol": 3e-2}
-    initial = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    initial = {name: weight.detach().clone() for name, weight in unsharded.weights.items()}
     for step in range(NUM_STEPS):
-        optimizer.zero_grad()
-        loss = torch.zeros(())
         for rank, result in enumerate(results):
-            values = case.output(module(case.batch(step, rank)))
-            where = f"output, step {step}, rank {rank}"
-            _assert_output(case, where, case.batch(step, rank), result.outputs[step], values, tolerance)
-            loss = loss + (values * case.gradient(step, rank, values)).sum() / case.world_size
-        if loss.requires_grad:
-            loss.backward()
-            optimizer.step()
+            batch = case.batch(step, rank)
+            values = case.output(unsharded.module(batch))
+            _assert_output(
+                case, f"output, step {step}, rank {rank}", batch, result.outputs[step], values, tolerance
+            )
+        unsharded.train(step)
         if step == 0:
-            _assert_first_step(case, results, initial, parameters, tolerance)
+            _assert_first_step(case, results, initial, unsharded, tolerance)
+    collectives = expected_collectives(case, NUM_STEPS)
     for rank, result in enumerate(results):
-        assert set(result.collectives) <= result.expected_collectives, f"rank {rank}"
-        assert list(result.weights) == list(parameters)
-        for name, weight in parameters.items():
+        assert result.collectives == collectives, (
+            f"rank {rank} made {result.collectives} collectives in its steps, not {collectives}"
+        )
+        assert list(result.weights) == list(unsharded.weights)
+        for name, weight in unsharded.weights.items():
             assert result.weights[name].dtype == weight.dtype
             torch.testing.assert_close(
                 result.weights[name], weight.detach(), **tolerance, msg=_prefixed(f"{name}, rank {rank}")
             )
-        _assert_states(result.optimizer["state"], parameters, optimizer.state, tolerance)
+        _assert_states(result.optimizer["state"], unsharded, tolerance)
 
 
 def _assert_output(
@@ -356,65 +195,36 @@ def _assert_first_step(
     case: Case,
     results: Sequence[RankResult],
     initial: Mapping[str, Tensor],
-    parameters: Mapping[str, nn.Parameter],
+    unsharded: _Unsharded,
     tolerance: Mapping[str, Any],
 ) -> None:
     """Compare weights after one step and, where SGD moves them in proportion to it, the gradient."""
     rate = case.fused_params["learning_rate"]
     for rank, result in enumerate(results):
-        for name, weight in parameters.items():
+        for name, weight in unsharded.weights.items():
             where = _prefixed(f"{name} after one step, rank {rank}")
             torch.testing.assert_close(result.first_weights[name], weight.detach(), **tolerance, msg=where)
-            if case.optimizer != "sgd" or weight.grad is None:
+            expected = unsharded.gradient(name)
+            if case.optimizer != "sgd" or expected is None:
                 continue
             # The weights' own rounding is all that the difference of two of them can be off by.
             rounding = float(initial[name].abs().max()) * torch.finfo(weight.dtype).eps / rate
             gradient = (initial[name] - result.first_weights[name]).float() / rate
             torch.testing.assert_close(
                 gradient,
-                weight.grad.float(),
+                expected,
                 rtol=tolerance["rtol"],
                 atol=tolerance["atol"] + rounding,
                 msg=_prefixed(f"gradient of {name}, rank {rank}"),
             )
 
 
-def expected_collectives(case: Case) -> set[int]:
-    """How many collectives a training step may make: headers, ids, results home, gradients back.
-
-    Results of tables that sum inside the host take two each way if there are several hosts. Copies of replicated tables
-    are synchronised in one collective, or two for the dense form, if there is anybody to talk to.
-    """
-    specs = case.sharder().tables(case.module())
-    flows_of = {name: own.layout.dataflows for name, own in shardings_of(case, specs).items()}
-    routed = {flow for flows in flows_of.values() for flow in flows if isinstance(flow, Routed)}
-    ways = {flow.return_path(is_pooled=case.is_pooled).__name__ for flow in routed}
-    crosses = "HostReturn" in ways and case.local_world_size not in (None, case.world_size)
-    count = 1 + 3 * bool(ways) + 4 * crosses - 2 * (crosses and len(ways) == 1)
-    has_copies = [spec for spec in specs if any(flow.is_replicated for flow in flows_of[spec.name])]
-    if not has_copies or case.world_size == 1:
-        return {count}
-    whole = [spec for spec in has_copies if all(flow.is_replicated for flow in flows_of[spec.name])]
-    copied = {feature for spec in whole for feature in spec.feature_names}
-    more = {count + 1, count + 2, count + 3}
-    return more if all(_has_ids(case, step, copied) for step in range(NUM_STEPS)) else {count, *more}
-
-
-def _has_ids(case: Case, step: int, features: set[str]) -> bool:
-    """Whether any rank looks a row of ``features`` up; copies are not synchronised where nobody does."""
-    batches = [case.batch(step, rank) for rank in range(case.world_size)]
-    return any(batch[feature].values().numel() for batch in batches for feature in features)
-
-
 def _assert_states(
-    state: Mapping[str, Any],
-    parameters: Mapping[str, nn.Parameter],
-    expected: Any,
-    tolerance: Mapping[str, Any],
+    state: Mapping[str, Mapping[str, Any]], unsharded: _Unsharded, tolerance: Mapping[str, Any]
 ) -> None:
     for name, entries in state.items():
         for entry, value in entries.items():
-            reference = torch.as_tensor(expected[parameters[name]][entry], dtype=value.dtype)
+            reference = torch.as_tensor(unsharded.state(name)[entry], dtype=value.dtype)
             assert value.shape == reference.shape, f"{entry} of {name}"
             torch.testing.assert_close(value, reference, **tolerance, msg=_prefixed(f"{entry} of {name}"))
 

@@ -280,6 +280,56 @@ def test_wrong_batch_on_one_rank_raises_on_all_in_its_step_and_the_next_trains(k
         assert_same(actual, expected)
 
 
+@pytest.mark.parametrize("end_of_data", ["first_rank", "last_rank"])
+@pytest.mark.parametrize("collection", ["bags", "rows"])
+def test_wrong_batch_in_the_step_where_another_ranks_data_ends_raises_on_all(collection, end_of_data):
+    def loader_of(env):
+        yield from (examples(step, env.rank, 3) for step in range(2))
+        if env.rank == 1:
+            batch = examples(2, 1, 3, size=2)
+            batch.sparse[collection].values()[:] = 99
+            yield batch
+        if env.rank == 2:
+            yield examples(2, 2, 3)
+
+    def train(model, env):
+        pipeline, loader = piped(model, end_of_data=end_of_data), loader_of(env)
+        return [raised(pipeline.progress, loader) for _ in range(4)], model.state_dict()
+
+    def plainly(model, env):
+        train_plainly(model, batches(2, env.rank, 3))
+        return model.state_dict()
+
+    results = on_ranks(train, 3)
+    assert results[0][0] == results[1][0] == results[2][0]
+    *before, told, end = results[0][0]
+    assert before == ["nothing was raised"] * 2
+    assert told.startswith("InvalidInputError: rank 1: feature ")
+    assert "has the id 99" in told
+    assert end.startswith("StopIteration")
+    for (_, actual), expected in zip(results, on_ranks(plainly, 3), strict=True):
+        assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_iterator_that_raises_in_the_step_where_another_ranks_data_ends_raises_on_all(kind):
+    def loader_of(env):
+        yield examples(0, env.rank, 2)
+        if env.rank == 1:
+            raise OSError("the disk is gone")
+
+    def train(model, env):
+        pipeline, loader = piped(model, kind), loader_of(env)
+        return [raised(pipeline.progress, loader) for _ in range(3)]
+
+    first, second = on_ranks(train, 2)
+    assert first[0] == second[0] == "nothing was raised"
+    assert first[1].startswith("DistributedError: rank 1")
+    assert second[1] == "OSError: the disk is gone"
+    assert first[2].startswith("StopIteration")
+    assert second[2].startswith("StopIteration")
+
+
 @pytest.mark.parametrize("kind", PIPELINES)
 @pytest.mark.parametrize("bad_step", [0, 1, 2])
 def test_iterator_that_raises_on_one_rank_raises_on_all_in_that_step_and_the_next_trains(kind, bad_step):

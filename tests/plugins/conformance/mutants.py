@@ -199,6 +199,27 @@ class PromisesTooMuch(RightKernel):
         return True if request.optimizer and request.optimizer.name == "sgd" else "only sgd"
 
 
+class _RateOfTheLastForward(Delegate):
+    _waiting: float | None = None
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self._waiting = learning_rate
+
+    def forward(self, bags: Bags, *, training: bool) -> Any:
+        if self._waiting is not None:
+            self._right.set_learning_rate(self._waiting)
+        return self._right.forward(bags, training=training)
+
+
+class RateOfTheLastForward(RightKernel):
+    """Goes back through a batch at the learning rate of whichever forward pass was the last."""
+
+    name = "rate_of_the_last_forward"
+
+    def changed(self, lookup: Lookup) -> Any:
+        return _RateOfTheLastForward(lookup)
+
+
 # --- estimators -----------------------------------------------------------------------------------------------------
 
 

@@ -70,6 +70,12 @@ MUTANTS = [
         r"INT8, pooling SUM, columns .*: is supported, but build\(\) raised",
     ),
     (
+        mutants.RateOfTheLastForward,
+        "ComputeKernelTests",
+        "test_step_keeps_the_learning_rate_of_its_forward_pass",
+        r"forward pass at the learning rate 0.1, then others: weights of block 0 after the update",
+    ),
+    (
         mutants.NotFinite,
         "EstimatorTests",
         "test_estimates_are_finite_and_not_negative",

@@ -146,5 +146,7 @@ class DenseSum:
             received, joined(sent), self._out, self._back, label="dense sums"
         ).wait()
         if not is_one:
-            for piece, values in zip(others, received.split([piece.numel() for piece in others]), strict=True):
+            for piece, values in zip(
+                others, received.split([piece.numel() for piece in others]), strict=True
+            ):
                 piece.copy_(values)

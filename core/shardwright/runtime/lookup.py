@@ -121,9 +121,7 @@ class Lookup(ABC):
             One gradient for each of :meth:`parameters`.
         """
 
-    def row_sums(
-        self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor
-    ) -> bool:
+    def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
         """Add up the gradient of every row of some blocks; ``False`` leaves that, and their update, to the engine.
 
         Only for kernels whose optimizer is fused, and that have :meth:`update_rows` too.

@@ -131,9 +131,7 @@ class ReplicatedStep(PartStep):
         if self._dense is not None:
             self._dense.finish()
         updated: list[Tensor | None] = []
-        for lookup, group, forms in zip(
-            self._tables.lookups, self._tables.groups, self._forms, strict=True
-        ):
+        for lookup, group, forms in zip(self._tables.lookups, self._tables.groups, self._forms, strict=True):
             updated += update_jointly(lookup, group, forms)
         return updated
 

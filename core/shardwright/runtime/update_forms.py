@@ -84,9 +84,7 @@ class UpdateForm(ABC):
 
     def touched(self) -> list[tuple[Tensor, Tensor]]:
         """For each block the rows that this rank touched, and their gradients."""
-        return [
-            touched_rows(self.bags, self.num_ids, self.gradients, slots) for slots in self.chosen.ranges
-        ]
+        return [touched_rows(self.bags, self.num_ids, self.gradients, slots) for slots in self.chosen.ranges]
 
 
 def _to_others(num_bytes: Ints) -> Ints:

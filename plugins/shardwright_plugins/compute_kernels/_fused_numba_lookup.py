@@ -132,9 +132,7 @@ class FusedNumbaLookup(Lookup):
         _in_threads(update, lambda: geometry.block_work(cells), len(geometry.blocks))
         return ()
 
-    def row_sums(
-        self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor
-    ) -> bool:
+    def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
         geometry, cells = self._geometry, _Cells.of(bags)
         wanted, starts = geometry.row_sums(blocks)
         pieces = [gradient if gradient.stride(1) == 1 else gradient.contiguous() for gradient in gradients]

@@ -641,7 +641,14 @@ def add_up_rows(
                     _set(sums, marks + ids[at], np.float32(1))
                 factors = id_weights.ctypes.data + 4 * position if id_weights.shape[0] else 0
                 _add_to_rows(
-                    gradients, number * stride, own, ids.ctypes.data + 8 * position, factors, count, sums, rows
+                    gradients,
+                    number * stride,
+                    own,
+                    ids.ctypes.data + 8 * position,
+                    factors,
+                    count,
+                    sums,
+                    rows,
                 )
                 position += count
 

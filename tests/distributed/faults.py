@@ -15,11 +15,11 @@ from tests.equality import Case, Table, shard_case
 
 from shardwright import ShardingEnv
 from shardwright.errors import DistributedError
-from shardwright.runtime import replicated, update_forms
+from shardwright.runtime import replicated
 
 TIMEOUT_S = 4.0
 VICTIM = 1
-FORMS = {form.__name__: form for form in update_forms.FORMS}
+FORMS = {form.__name__: form for form in replicated.FORMS}
 
 
 def case(sharding_type: str) -> Case:
@@ -53,7 +53,7 @@ def train_until(label: str, fault: str, sharding_type: str, form: str | None) ->
         What the rank raised, and in which step.
     """
     os.environ["LOCAL_WORLD_SIZE"] = "2"
-    replicated.FORMS = update_forms.FORMS if form is None else (FORMS[form],)
+    replicated.FORMS = tuple(FORMS.values()) if form is None else (FORMS[form],)
     own = case(sharding_type)
     train(own, ShardingEnv.from_process_group())  # what is done for the first time takes its time
     hurried = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -11,11 +14,34 @@ ALIGNMENT = 8
 """Sections of a buffer begin at multiples of so many bytes, so that each may be viewed as numbers."""
 
 
-def padded(num_bytes: int) -> int:
+Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
+
+
+def padded(num_bytes: Bytes) -> Bytes:
     """The bytes that a section takes with what aligns the next one."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def joined(pieces: Sequence[Tensor]) -> Tensor:
-    """Pieces one after the other; a single one as it is."""
-    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+    """Flat pieces one after the other; not copied if that is how they stand in memory, where copying takes long."""
+    size = sum([piece.numel() for piece in pieces])
+    if len(pieces) == 1 or (size >= _LARGE and _stand_in_a_row(pieces)):
+        return pieces[0].as_strided((size,), (1,))
+    return torch.cat(list(pieces))
+
+
+_LARGE = 1 << 16  # elements; less is copied in the time that looking takes
+
+
+def _stand_in_a_row(pieces: Sequence[Tensor]) -> bool:
+    storage = pieces[0].untyped_storage().data_ptr()
+    place = pieces[0].data_ptr()
+    for piece in pieces:
+        if piece.numel() == 0 and piece is not pieces[0]:
+            continue
+        if piece.data_ptr() != place or piece.untyped_storage().data_ptr() != storage:
+            return False
+        if not piece.is_contiguous():
+            return False
+        place += piece.numel() * piece.element_size()
+    return True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,12 @@ from torch import Tensor
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.errors import DistributedError
 from shardwright.runtime.roll_call import RollCall
+
+Exchange: TypeAlias = Callable[[Tensor, Tensor, Sequence[int], Sequence[int], timedelta | None], Any]
+"""Starts an all-to-all: output, input, their splits, and how long it may wait for another rank to answer.
+
+Returns something whose ``wait(timeout)`` returns when the output may be read.
+"""
 
 
 class _LabelledWork:
@@ -37,11 +44,13 @@ class TorchCommunicator(Communicator):
     Args:
         process_group: the group; every rank of it makes the same calls in the same order.
         device: where small control messages live (the CPU, or the rank's accelerator).
+        exchange: how :meth:`all_to_all` is made, if not by ``torch.distributed`` alone.
     """
 
-    def __init__(self, process_group: Any, device: torch.device) -> None:
+    def __init__(self, process_group: Any, device: torch.device, exchange: Exchange | None = None) -> None:
         self._group = process_group
         self._device = device
+        self._exchange = exchange or self._by_torch
         self._roll_call = RollCall(process_group, device)
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
@@ -81,10 +90,20 @@ class TorchCommunicator(Communicator):
         label: str = "",
     ) -> Work:
         with self.named(f"the exchange of {label}"):
-            work = dist.all_to_all_single(
-                output, input, list(output_splits), list(input_splits), group=self._group, async_op=True
-            )
+            work = self._exchange(output, input, output_splits, input_splits, self._roll_call.patience)
         return _LabelledWork(work, label, self, output, input)
+
+    def _by_torch(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        patience: timedelta | None,
+    ) -> Any:
+        return dist.all_to_all_single(
+            output, input, list(output_splits), list(input_splits), group=self._group, async_op=True
+        )
 
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
         self._run(

@@ -121,25 +121,31 @@ class Lookup(ABC):
             One gradient for each of :meth:`parameters`.
         """
 
-    def row_sums(self, bags: Bags, gradients: Sequence[Tensor]) -> Tensor | None:
-        """The gradient of every row of all blocks; ``None`` leaves it to the engine, which does it in plain torch.
+    def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
+        """Add up the gradient of every row of some blocks; ``False`` leaves that, and their update, to the engine.
+
+        Only for kernels whose optimizer is fused, and that have :meth:`update_rows` too.
 
         Args:
-            bags: of one source.
+            bags: of one source, of all slots.
             gradients: the gradient of each slot's bags, ``[bags, C]``.
-
-        Returns:
-            Flat float32, block after block, row after row: its ``C`` columns, and a 1 if it was looked up, else a 0.
-        """
-        return None
-
-    def update_rows(self, sums: Tensor) -> bool:
-        """Update each row that was looked up; ``False`` leaves it to the engine, by :meth:`backward`.
-
-        Args:
-            sums: from :meth:`row_sums`, perhaps of several ranks together: rows that any looked up end in no 0.
+            blocks: which blocks, rising.
+            out: flat float32; gets the rows of ``C`` columns of block after block, then, in this order, a mark of each
+                row: 1 if it was looked up, else 0.
         """
         return False
+
+    def update_rows(self, sums: Tensor, blocks: tuple[int, ...], scale: float) -> None:
+        """Update each row of some blocks that was looked up.
+
+        Where ``blocks`` are not all of them, :meth:`backward` updated the others before, and counted the step.
+
+        Args:
+            sums: from :meth:`row_sums`, perhaps of several ranks together: 0 is the mark of rows that none looked up.
+            blocks: those of the sums.
+            scale: by what the sums are to be multiplied.
+        """
+        raise AssertionError("only a kernel that makes row_sums is given them back")
 
     @abstractmethod
     def weight(self, block: int) -> Tensor:

@@ -1,8 +1,7 @@
 """Replicated tables: every rank looks up its own batch in its own copy; updates are synchronised, not results.
 
-In the backward pass the ranks exchange what each group of tables of one size needs, in the form that moves the fewest
-bytes; every rank then makes the same update from the same numbers in the same order, so that copies stay equal, bit
-for bit:
+In the backward pass the ranks exchange what each table needs in the form that moves the fewest bytes; every rank then
+makes the same update from the same numbers in the same order, so that copies stay equal, bit for bit:
 
 - *batch*: every rank's ids and output gradients (by their codecs); each rank then makes the whole batch's update;
 - *rows*: the rows touched and their gradients;
@@ -15,25 +14,32 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.comm_backend import Work
 from shardwright.planning.layouts import Dataflow, Layout
+from shardwright.runtime.buffers import joined
 from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.runtime.copies import Chosen, Share, Sizes
+from shardwright.runtime.dense_form import DenseForm, DenseSum
 from shardwright.runtime.groups import Arrival, Group
-from shardwright.runtime.lookup import Bags
+from shardwright.runtime.joint_update import update_jointly
+from shardwright.runtime.lookup import Bags, Lookup
 from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Peer
-from shardwright.runtime.return_paths import split_slots
+from shardwright.runtime.return_paths import MAX_KNOWN, split_slots
 from shardwright.runtime.routing import Routed, Router
 from shardwright.runtime.routing_plan import plan_part
-from shardwright.runtime.update_forms import FORMS, DenseForm, DenseSum, Share, UpdateForm
+from shardwright.runtime.update_forms import BatchForm, RowsForm, UpdateForm
 from shardwright.runtime.wire import OutputCodecs
+
+FORMS: Sequence[type[UpdateForm]] = (BatchForm, RowsForm, DenseForm)
 
 
 def _of_one_size(collection: Collection, dataflow: Dataflow, layout: Layout) -> Hashable:
-    """Copies of one number of rows share a group, and so the form of their synchronisation."""
+    """Copies of one number of rows share a group: they mostly take one form, and a group's update in one is quicker."""
     return layout.blocks[0].num_rows
 
 
@@ -50,7 +56,10 @@ class ReplicatedTables(Part):
         self.wanted = [tuple(slot.gradient for slot in group.slots) for group in self.groups]
         self.arrivals = [slot.arrival for group in self.groups for slot in group.slots]
         gradients = OutputCodecs.of(config).gradients
-        self.codecs = [_codecs_of(group, gradients) for group in self.groups]
+        self.choices = [
+            _Choice(group, lookup, _codecs_of(group, gradients))
+            for group, lookup in zip(self.groups, self.lookups, strict=True)
+        ]
 
     def route(self, batch: FeatureBatch | None) -> PartStep:  # noqa: D102 - described in the base class
         return ReplicatedStep(self, None if batch is None else self.router.route(batch))
@@ -102,36 +111,67 @@ class ReplicatedStep(PartStep):
         return self._places[arrival.stream]
 
     def send_gradients(self, gradient_of: GradientOf) -> None:  # noqa: D102
-        self._forms: list[UpdateForm] = []
-        for index, group in enumerate(self._tables.groups):
-            gradients = gradient_of.unscaled(self._tables.wanted[index])
-            shares = [self._share(index, peer) for peer in self._peers]
-            cheapest = min(FORMS, key=lambda form: form.bytes_moved(group, shares))
-            lookup, bags = self._tables.lookups[index], self._bags[index]
-            form = cheapest(self._tables.env, group, lookup, shares, bags, gradients, gradient_of.scale)
-            self._forms.append(form)
-        self._exchange = _Exchange(self._tables, self._forms)
-        dense = [form for form in self._forms if isinstance(form, DenseForm)]
-        self._dense = DenseSum(self._tables.env, dense) if dense else None
+        env = self._tables.env
+        self._forms: list[list[UpdateForm]] = []
+        for choice, wanted, bags in zip(self._tables.choices, self._tables.wanted, self._bags, strict=True):
+            gradients, shares = gradient_of.unscaled(wanted), choice.shares(self._peers)
+            self._forms.append(
+                [
+                    form(env, chosen, shares, bags, gradients, gradient_of.scale)
+                    for form, chosen in choice.of(shares)
+                ]
+            )
+        forms = [form for own in self._forms for form in own]
+        self._exchange = _Exchange(self._tables, forms)
+        dense = [form for form in forms if isinstance(form, DenseForm)]
+        self._dense = DenseSum(env, dense, self._tables.device) if dense else None
 
     def update(self) -> list[Tensor | None]:  # noqa: D102
         self._exchange.finish()
         if self._dense is not None:
             self._dense.finish()
         updated: list[Tensor | None] = []
-        for form in self._forms:
-            updated += form.update()
+        for lookup, group, forms in zip(self._tables.lookups, self._tables.groups, self._forms, strict=True):
+            updated += update_jointly(lookup, group, forms)
         return updated
 
-    def _share(self, index: int, peer: Peer) -> Share:
-        group = self._tables.groups[index]
-        return Share(
-            batch_size=peer.batch_size,
-            num_ids=tuple(peer.fields[slot.stream] for slot in group.slots),
-            is_pooled=self._tables.is_pooled,
-            is_weighted=group.blocks[0].request.is_weighted,
-            codecs=self._tables.codecs[index],
+
+class _Choice:
+    """The forms of a group's blocks, for each the one that moves the fewest bytes."""
+
+    def __init__(self, group: Group, lookup: Lookup, codecs: tuple[Codec | None, ...]) -> None:
+        self._group, self._lookup, self._codecs = group, lookup, codecs
+        self._is_pooled = group.blocks[0].request.is_pooled
+        self._is_weighted = group.blocks[0].request.is_weighted
+        self._known: dict[tuple[Share, ...], list[tuple[type[UpdateForm], Chosen]]] = {}
+
+    def shares(self, peers: Sequence[Peer]) -> tuple[Share, ...]:
+        """What each rank looked up in the group."""
+        return tuple(
+            Share(
+                batch_size=peer.batch_size,
+                num_ids=tuple(peer.fields[slot.stream] for slot in self._group.slots),
+                is_pooled=self._is_pooled,
+                is_weighted=self._is_weighted,
+                codecs=self._codecs,
+            )
+            for peer in peers
         )
+
+    def of(self, shares: tuple[Share, ...]) -> list[tuple[type[UpdateForm], Chosen]]:
+        """Each form that is taken, with its blocks; the same on every rank."""
+        known = self._known.get(shares)
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:  # bags of any length are of new sizes in every batch
+                self._known.clear()
+            known = self._known[shares] = self._decide(shares)
+        return known
+
+    def _decide(self, shares: Sequence[Share]) -> list[tuple[type[UpdateForm], Chosen]]:
+        sizes = Sizes.of(self._group, shares)
+        best = np.argmin([form.bytes_moved(sizes) for form in FORMS], axis=0)
+        taken = [(form, np.flatnonzero(best == index).tolist()) for index, form in enumerate(FORMS)]
+        return [(form, Chosen(self._group, self._lookup, tuple(blocks))) for form, blocks in taken if blocks]
 
 
 def _codecs_of(group: Group, codecs: Sequence[Codec | None]) -> tuple[Codec | None, ...]:
@@ -145,7 +185,7 @@ def _own_bags(group: Group, routed: Routed, is_pooled: bool) -> Bags:
     streams = [slot.stream for slot in group.slots]
     ids = [routed.ids[stream] for stream in streams]
     return Bags(
-        ids=torch.cat(ids),
+        ids=joined(ids),
         lengths=routed.lengths[streams].view(-1) if is_pooled else None,
         weights=None if routed.weights is None else torch.cat([routed.weights[stream] for stream in streams]),
         counts=(tuple(routed.batch_size if is_pooled else own.numel() for own in ids),),

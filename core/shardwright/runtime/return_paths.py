@@ -102,13 +102,16 @@ class ReturnPath(ABC):
         """One line for people."""
 
 
-def split_slots(group: Group, region: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """Views ``[bags, D]`` of each slot of a group's result for one rank."""
+def split_slots(
+    group: Group, region: Tensor, counts: Sequence[int], *, gradient: bool = False
+) -> list[Tensor]:
+    """Views ``[bags, D]`` of each slot of a group's result (or its gradient) for one rank."""
+    dims = group.gradient_dims if gradient else group.dims
     if group.batch_major:
-        return list(region.view(counts[0], group.width).split(group.dims, dim=1))
-    sizes = [count * dim for count, dim in zip(counts, group.dims, strict=True)]
+        return list(region.view(counts[0], sum(dims)).split(dims, dim=1))
+    sizes = [count * dim for count, dim in zip(counts, dims, strict=True)]
     pieces = region.split(sizes)
-    return [piece.view(count, dim) for piece, count, dim in zip(pieces, counts, group.dims, strict=True)]
+    return [piece.view(count, dim) for piece, count, dim in zip(pieces, counts, dims, strict=True)]
 
 
 def pack_slots(group: Group, pieces: Sequence[Tensor], region: Tensor) -> None:

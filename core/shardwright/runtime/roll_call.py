@@ -34,7 +34,7 @@ class RollCall:
 
     def __init__(self, process_group: Any, device: torch.device) -> None:
         self._rank, self._world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-        self._store = _store_of(process_group)
+        self._store = store_of(process_group)
         timeout_s = _timeout_of(process_group, device).total_seconds()
         self._grace_s = min(_LONGEST_GRACE_S, timeout_s / 4)
         self.patience = timedelta(seconds=timeout_s - self._grace_s) if device.type == "cpu" else None
@@ -77,8 +77,8 @@ def _key(rank: int) -> str:
     return f"shardwright/failed/{rank}"
 
 
-def _store_of(process_group: Any) -> Any:
-    """The group's own part of the store. torch has no public way to it."""
+def store_of(process_group: Any) -> Any:
+    """A process group's own part of the store. torch has no public way to it."""
     return dist.distributed_c10d._world.pg_map[process_group][1]
 
 

@@ -11,6 +11,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from shardwright.runtime.buffers import joined
 from shardwright.runtime.lookup import Bags, BlockSpec
 from shardwright.runtime.row_gradients import row_gradients
 
@@ -24,27 +25,47 @@ def slots_of(blocks: Sequence[BlockSpec]) -> list[range]:
     return ranges
 
 
-def touched_rows(bags: Bags, gradients: Sequence[Tensor], slots: range) -> tuple[Tensor, Tensor]:
+def bags_of_slots(bags: Bags, num_ids: Sequence[int], slots: Sequence[int]) -> Bags:
+    """The bags of some slots.
+
+    Args:
+        bags: of one source, of all slots.
+        num_ids: ids of each slot.
+        slots: which.
+    """
+    if len(slots) == bags.num_slots:
+        return bags
+    counts = bags.counts[0]
+
+    def of_slots(values: Tensor | None, sizes: Sequence[int]) -> Tensor | None:
+        if values is None:
+            return None
+        pieces = values.split(list(sizes))
+        return joined([pieces[slot] for slot in slots])
+
+    ids = of_slots(bags.ids, num_ids)
+    assert ids is not None  # bags have ids
+    return Bags(
+        ids=ids,
+        lengths=of_slots(bags.lengths, counts),
+        weights=of_slots(bags.weights, num_ids),
+        counts=(tuple(counts[slot] for slot in slots),),
+    )
+
+
+def touched_rows(
+    bags: Bags, num_ids: Sequence[int], gradients: Sequence[Tensor], slots: range
+) -> tuple[Tensor, Tensor]:
     """The rows of one block that this rank touched, with their gradients.
 
     Args:
         bags: this rank's bags of the whole group.
+        num_ids: ids of each slot.
         gradients: the gradient of each slot's bags.
         slots: the block's.
     """
-    counts = bags.counts[0]
-    own = slice(sum(counts[: slots.start]), sum(counts[: slots.stop]))
-    ids = own
-    if bags.lengths is not None:
-        ends = [0, *torch.cumsum(bags.lengths, 0).tolist()]
-        ids = slice(ends[own.start], ends[own.stop])
-    block_bags = Bags(
-        ids=bags.ids[ids],
-        lengths=None if bags.lengths is None else bags.lengths[own],
-        weights=None if bags.weights is None else bags.weights[ids],
-        counts=(tuple(counts[slot] for slot in slots),),
-    )
-    return row_gradients(block_bags, torch.cat([gradients[slot] for slot in slots]))
+    own = bags_of_slots(bags, num_ids, slots)
+    return row_gradients(own, torch.cat([gradients[slot] for slot in slots]))
 
 
 def rows_as_bags(

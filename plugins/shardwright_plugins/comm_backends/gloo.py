@@ -9,7 +9,7 @@ from shardwright.contracts.comm_backend import Communicator
 
 
 class Gloo(CommBackend):
-    """Tensors on the CPU, sent by gloo."""
+    """Tensors on the CPU, sent by gloo; large pieces for ranks of the same host through shared memory."""
 
     name: ClassVar[str] = "gloo"
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
@@ -18,5 +18,8 @@ class Gloo(CommBackend):
         import torch
 
         from shardwright.runtime.comm import TorchCommunicator
+        from shardwright.runtime.roll_call import store_of
+        from shardwright_plugins.comm_backends._same_host import SameHostExchange, is_possible
 
-        return TorchCommunicator(process_group, torch.device("cpu"))
+        exchange = SameHostExchange(process_group, store_of(process_group)) if is_possible() else None
+        return TorchCommunicator(process_group, torch.device("cpu"), exchange)

@@ -132,30 +132,36 @@ class FusedNumbaLookup(Lookup):
         _in_threads(update, lambda: geometry.block_work(cells), len(geometry.blocks))
         return ()
 
-    def row_sums(self, bags: Bags, gradients: Sequence[Tensor]) -> Tensor:
+    def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
         geometry, cells = self._geometry, _Cells.of(bags)
-        starts = geometry.sum_starts
-        sums = _floats(int(starts[-1]))
+        wanted, starts = geometry.row_sums(blocks)
         pieces = [gradient if gradient.stride(1) == 1 else gradient.contiguous() for gradient in gradients]
         places = np.array([[piece.data_ptr(), piece.stride(0)] for piece in pieces], dtype=np.int64)
 
         def add_up(start: int, stop: int) -> None:
             loops.add_up_rows(
-                places, geometry.blocks, (start, stop), cells.ids, cells.id_weights, cells.lengths, cells.bags,
-                cells.first_id, starts, sums.data_ptr(),
+                places, geometry.blocks, wanted[start:stop], cells.ids, cells.id_weights, cells.lengths, cells.bags,
+                cells.first_id, starts[start:stop], out.data_ptr(),
             )  # fmt: skip
 
-        _in_threads(add_up, lambda: geometry.block_work(cells), len(geometry.blocks))
-        return sums
-
-    def update_rows(self, sums: Tensor) -> bool:
-        self._num_steps += 1
-        geometry, first, second = self._geometry, *self._state_addresses()
-        loops.update_all(
-            _OPTIMIZERS[self._optimizer.name], self._numbers(), self._weights.data_ptr(), first, second,
-            geometry.blocks, sums.data_ptr(), geometry.sum_starts,
-        )  # fmt: skip
+        _in_threads(add_up, lambda: geometry.block_work(cells)[wanted], len(wanted))
         return True
+
+    def update_rows(self, sums: Tensor, blocks: tuple[int, ...], scale: float) -> None:
+        if len(blocks) == len(self.blocks):
+            self._num_steps += 1
+        geometry, first, second = self._geometry, *self._state_addresses()
+        wanted, starts = geometry.row_sums(blocks)
+        optimizer, numbers = _OPTIMIZERS[self._optimizer.name], self._numbers()
+
+        def update(start: int, stop: int) -> None:
+            total = np.empty(geometry.widest_gradient, np.float32)
+            loops.update_all(
+                optimizer, numbers, self._weights.data_ptr(), first, second, geometry.blocks, wanted[start:stop],
+                sums.data_ptr(), starts[start:stop], np.float32(scale), total.ctypes.data,
+            )  # fmt: skip
+
+        _in_threads(update, lambda: geometry.elements[wanted], len(wanted))
 
     def _state_addresses(self) -> tuple[int, int]:
         first, second = [*(state.data_ptr() for state in self._states), 0, 0][:2]
@@ -191,9 +197,9 @@ class _Geometry:
         slots: ``[S, 3]``, see :func:`_numba_loops.look_up`.
         blocks: ``[K, 7]``, see :func:`_numba_loops.update`.
         num_elements: weights of all blocks.
+        elements: weights of each block: ``[K]``.
         num_rows: rows of all blocks.
         widest_gradient: the most columns a gradient has.
-        sum_starts: where each block's rows begin in :meth:`FusedNumbaLookup.row_sums`, and their end: ``[K + 1]``.
     """
 
     slots: Ints
@@ -211,12 +217,14 @@ class _Geometry:
         stops = [start + spec.num_slots for start, spec in zip(first_slots, blocks, strict=True)]
         self.blocks = _table(first_slots, stops, bases, dims, own, offsets, first_rows)
         self.widest_gradient = max(own)
-        self.sum_starts = np.cumsum([0, *(count * (wide + 1) for count, wide in zip(rows, own, strict=True))])
+        self._sum_shapes = _table(rows, own)
+        self.elements = np.array(sizes)
         per_slot = np.repeat(np.arange(len(blocks)), [spec.num_slots for spec in blocks])
         self.slots = _table(bases, dims, rows)[per_slot]
         self._dims = {False: self.slots[:, 1], True: self.blocks[per_slot, 4]}
         self._spans = list(zip(first_rows, rows, bases, dims, strict=True))
         self._known: dict[Any, tuple[Ints, int]] = {}
+        self._row_sums: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
 
     def places(
         self, counts: tuple[tuple[int, ...], ...], *, is_pooled: bool, gradient: bool = False
@@ -245,6 +253,19 @@ class _Geometry:
         first_bags = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
         places = np.stack([first_bags, starts, strides], axis=2).reshape(-1, 3)
         return np.ascontiguousarray(places), int(elements.sum())
+
+    def row_sums(self, blocks: tuple[int, ...]) -> tuple[Ints, Ints]:
+        """Some blocks; where each one's rows and marks begin in :meth:`FusedNumbaLookup.row_sums`, and its rows."""
+        known = self._row_sums.get(blocks)
+        if known is None:
+            if len(self._row_sums) >= _MAX_KNOWN:
+                self._row_sums.clear()
+            wanted = np.array(blocks, dtype=np.int64)
+            rows, own = self._sum_shapes[wanted].T
+            sizes = np.concatenate([rows * own, rows])
+            starts = (np.cumsum(sizes) - sizes).reshape(2, -1)
+            known = self._row_sums[blocks] = (wanted, _table(*starts, rows))
+        return known
 
     def slot_work(self, cells: _Cells) -> Ints:
         """Elements that each slot reads: ``[S]``."""

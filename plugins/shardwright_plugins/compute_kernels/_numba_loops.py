@@ -11,6 +11,8 @@ threads there are, so that the same batch gives the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -103,29 +105,51 @@ def _emit_sums(
         row_at: from a row's number and a column, a pointer to it and the row's factor, or ``None``.
         out_at: from a column, a pointer to its sum.
     """
-    first, stop = columns
     kind = ir.VectorType(ir.FloatType(), lanes) if lanes > 1 else ir.FloatType()
-    width = ir.IntType(64)(step)
-    limit = builder.add(first, builder.mul(builder.sdiv(builder.sub(stop, first), width), width))
-
-    def as_vector(pointer: Any, number: int) -> Any:
-        shifted = builder.gep(pointer, [ir.IntType(64)(number * lanes)])
-        return builder.bitcast(shifted, kind.as_pointer())
-
-    with cgutils.for_range_slice(builder, first, limit, width) as (column, _):
+    with _columns(builder, columns, step) as (column, limit):
         sums = [cgutils.alloca_once_value(builder, ir.Constant(kind, None)) for _ in range(step // lanes)]
         for total in sums:
             builder.store(ir.Constant(kind, None), total)
         with cgutils.for_range(builder, count) as row:
             pointer, factor = row_at(row.index, column)
             for number, total in enumerate(sums):
-                value = builder.load(as_vector(pointer, number), align=4)
+                value = builder.load(_vector(builder, pointer, kind, number), align=4)
                 if factor is not None:
-                    value = builder.fmul(value, _spread(builder, factor, kind), flags=("contract",))
+                    value = _times(builder, value, factor, kind)
                 builder.store(builder.fadd(builder.load(total), value, flags=("contract",)), total)
         for number, total in enumerate(sums):
-            builder.store(builder.load(total), as_vector(out_at(column), number), align=4)
+            builder.store(builder.load(total), _vector(builder, out_at(column), kind, number), align=4)
     return limit
+
+
+@contextmanager
+def _columns(builder: Any, columns: Any, step: int) -> Iterator[tuple[Any, Any]]:
+    """A loop over columns, ``step`` at a time, while so many are left: the column, and the first one left."""
+    first, stop = columns
+    width = ir.IntType(64)(step)
+    limit = builder.add(first, builder.mul(builder.sdiv(builder.sub(stop, first), width), width))
+    with cgutils.for_range_slice(builder, first, limit, width) as (column, _):
+        yield column, limit
+
+
+def _vector(builder: Any, pointer: Any, kind: Any, number: int) -> Any:
+    """A pointer to the register of that number, counted from ``pointer``."""
+    lanes = 1 if isinstance(kind, ir.FloatType) else kind.count
+    return builder.bitcast(builder.gep(pointer, [ir.IntType(64)(number * lanes)]), kind.as_pointer())
+
+
+def _times(builder: Any, value: Any, factor: Any, kind: Any) -> Any:
+    return builder.fmul(value, _spread(builder, factor, kind), flags=("contract",))
+
+
+def _with_and_without(builder: Any, factors: Any, emit: Any) -> None:
+    """What ``emit`` makes, with factors and without, and the choice between them by whether there are any."""
+    has_factors = builder.icmp_signed("!=", factors, ir.IntType(64)(0))
+    with builder.if_else(has_factors) as (then, otherwise):
+        with then:
+            emit(True)
+        with otherwise:
+            emit(False)
 
 
 def _spread(builder: Any, factor: Any, kind: Any) -> Any:
@@ -175,12 +199,7 @@ def _sum_rows(
             for step, lanes in _STEPS:
                 first = _emit_sums(builder, (first, dim), step, lanes, count, row_at, out_at)
 
-        has_factors = builder.icmp_signed("!=", factors, integer(0))
-        with builder.if_else(has_factors) as (then, otherwise):
-            with then:
-                emit(True)
-            with otherwise:
-                emit(False)
+        _with_and_without(builder, factors, emit)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), generate
@@ -231,6 +250,67 @@ def _add_row(
 
     kinds = (types.int64, types.int64, types.int64, types.float32, types.int64, types.int64)
     return types.void(*kinds), generate
+
+
+@intrinsic
+def _add_to_rows(
+    typing_context: Any,
+    values: Any,
+    start: Any,
+    dim: Any,
+    ids: Any,
+    factors: Any,
+    count: Any,
+    sums: Any,
+    place: Any,
+) -> Any:
+    """Add the ``dim`` float32 at ``start`` of ``values`` to rows of ``sums``; they are read once, into registers.
+
+    Args of the compiled function: the values' address and where they begin there, columns of a row, the address of
+    int64 row numbers, that of the rows' float32 factors or 0, how many, and the address and place of row 0.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values, start, dim, ids, factors, count, sums, place = arguments
+        integer = ir.IntType(64)
+        rows = builder.inttoptr(ids, integer.as_pointer())
+
+        def emit(is_weighted: bool) -> None:
+            def row_at(number: Any, column: Any) -> Any:
+                row = builder.load(builder.gep(rows, [number]))
+                index = builder.add(builder.add(place, column), builder.mul(row, dim))
+                factor = builder.load(_pointer(builder, factors, number)) if is_weighted else None
+                return _pointer(builder, sums, index), factor
+
+            def value_at(column: Any) -> Any:
+                return _pointer(builder, values, builder.add(start, column))
+
+            first = integer(0)
+            for step, lanes in _STEPS:
+                first = _emit_additions(builder, (first, dim), step, lanes, count, row_at, value_at)
+
+        _with_and_without(builder, factors, emit)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), generate
+
+
+def _emit_additions(
+    builder: Any, columns: Any, step: int, lanes: int, count: Any, row_at: Any, value_at: Any
+) -> Any:
+    """Add values to ``count`` rows, ``step`` columns at a time; the rest is as for :func:`_emit_sums`."""
+    kind = ir.VectorType(ir.FloatType(), lanes) if lanes > 1 else ir.FloatType()
+    numbers = range(step // lanes)
+    with _columns(builder, columns, step) as (column, limit):
+        values = [builder.load(_vector(builder, value_at(column), kind, n), align=4) for n in numbers]
+        with cgutils.for_range(builder, count) as row:
+            pointer, factor = row_at(row.index, column)
+            places = [_vector(builder, pointer, kind, number) for number in numbers]
+            totals = [builder.load(place, align=4) for place in places]  # all, before any is stored
+            for place, total, value in zip(places, totals, values, strict=True):
+                added = value if factor is None else _times(builder, value, factor, kind)
+                builder.store(builder.fadd(total, added, flags=("contract",)), place, align=4)
+    return limit
 
 
 @_compiled
@@ -520,7 +600,7 @@ def update(
 def add_up_rows(
     places: Any,
     blocks: Any,
-    block_range: Any,
+    wanted: Any,
     ids: Any,
     id_weights: Any,
     lengths: Any,
@@ -534,18 +614,21 @@ def add_up_rows(
     Args:
         places: ``[S, 2]``: the address of a slot's gradients, and from bag to bag.
         blocks: as for :func:`update`.
-        block_range: the first block and the one after the last.
+        wanted: which blocks.
         ids: as for :func:`look_up`.
         id_weights: as for :func:`look_up`.
         lengths: as for :func:`look_up`.
         bags: as for :func:`look_up`.
         first_id: as for :func:`look_up`.
-        starts: where a block's rows begin in ``sums``.
-        sums: zeros; each row gets ``C`` columns, and a 1 if it was looked up.
+        starts: ``[wanted, 3]``: where a wanted block's rows begin in ``sums``, where their marks do, and how many.
+        sums: gets ``C`` columns of each row, and as its mark a 1 if it was looked up, else a 0.
     """
-    factor = np.float32(1)
-    for block in range(block_range[0], block_range[1]):
+    for index in range(wanted.shape[0]):
+        block = wanted[index]
         own = blocks[block, 4]
+        rows, marks, num_rows = starts[index]
+        _clear(sums, rows, num_rows * own)
+        _clear(sums, marks, num_rows)
         for slot in range(blocks[block, 0], blocks[block, 1]):
             gradients, stride = places[slot]
             bag = 0
@@ -554,13 +637,20 @@ def add_up_rows(
             position = first_id[slot]
             for number in range(bags[slot]):
                 count = lengths[bag + number] if lengths.shape[0] else 1
-                for _ in range(count):
-                    place = starts[block] + ids[position] * (own + 1)
-                    if id_weights.shape[0]:
-                        factor = id_weights[position]
-                    _add_row(gradients, number * stride, own, factor, sums, place)
-                    _set(sums, place + own, np.float32(1))
-                    position += 1
+                for at in range(position, position + count):
+                    _set(sums, marks + ids[at], np.float32(1))
+                factors = id_weights.ctypes.data + 4 * position if id_weights.shape[0] else 0
+                _add_to_rows(
+                    gradients,
+                    number * stride,
+                    own,
+                    ids.ctypes.data + 8 * position,
+                    factors,
+                    count,
+                    sums,
+                    rows,
+                )
+                position += count
 
 
 @_compiled
@@ -571,18 +661,36 @@ def update_all(
     first: int,
     second: int,
     blocks: Any,
+    wanted: Any,
     sums: int,
     starts: Any,
+    scale: Any,
+    total: int,
 ) -> None:
-    """Update every row that was looked up, by the sums of :func:`add_up_rows`; the rest is as for :func:`update`."""
-    for block in range(blocks.shape[0]):
+    """Update every row of some blocks that was looked up.
+
+    Args:
+        optimizer: as for :func:`update`, and all that follow.
+        numbers: as there.
+        weights: as there.
+        first: as there.
+        second: as there.
+        blocks: as there.
+        wanted: which blocks.
+        sums: of :func:`add_up_rows`, which has ``starts``, too.
+        starts: see there.
+        scale: what the sums are multiplied by.
+        total: room for the widest ``C``.
+    """
+    for index in range(wanted.shape[0]):
+        block = wanted[index]
         base, dim, own = blocks[block, 2], blocks[block, 3], blocks[block, 4]
         offset, first_row = blocks[block, 5], blocks[block, 6]
-        for index in range((starts[block + 1] - starts[block]) // (own + 1)):
-            place = starts[block] + index * (own + 1)
-            if _get(sums, place + own) != 0:
-                row = base + index * dim
-                state = first_row + index if optimizer == ROW_WISE_ADAGRAD else row
-                _update_row(
-                    optimizer, numbers, weights, row, dim, sums + 4 * place, own, offset, first, second, state
-                )
+        rows, marks, num_rows = starts[index]
+        for number in range(num_rows):
+            if _get(sums, marks + number) != 0:
+                for column in range(own):
+                    _set(total, column, scale * _get(sums, rows + number * own + column))
+                row = base + number * dim
+                state = first_row + number if optimizer == ROW_WISE_ADAGRAD else row
+                _update_row(optimizer, numbers, weights, row, dim, total, own, offset, first, second, state)

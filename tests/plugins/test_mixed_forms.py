@@ -1,0 +1,45 @@
+"""Copies of one group whose tables are synchronised in different forms: one update of each kernel, as unsharded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
+from tests.plugins.compute_kernels.loops import kernel_names, kernel_of
+
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.runtime import replicated
+
+TABLES = ((6, ("a", "b")), (6, ("b",)), (6, ("c",)), (6, ("a",)), (9, ("c",)))  # rows and features
+
+
+def in_turn(form, index, count):
+    """The form, which says that it is the cheapest of `count` for every `count`-th block of a group."""
+
+    def bytes_moved(cls, sizes):
+        return np.where(np.arange(len(sizes.num_rows)) % count == index, 0, 1)
+
+    return type(form.__name__, (form,), {"bytes_moved": classmethod(bytes_moved)})
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "row_wise_adagrad"])
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN", "weighted", "NONE"])
+@pytest.mark.parametrize("kernel", kernel_names())
+def test_kernel_updates_tables_of_all_forms_as_unsharded(monkeypatch, kernel, pooling, optimizer):
+    tables = [
+        Table(rows, 4, features, "SUM" if pooling == "weighted" else pooling, "data_parallel", kernel)
+        for rows, features in TABLES
+    ]
+    case = Case(tables, (3, 2), optimizer=optimizer, is_weighted=pooling == "weighted")
+    request = KernelRequest.of(case.specs()[0], 4, device="cpu", here=True)
+    if (answer := kernel_of(kernel).supports(request)) is not True:
+        pytest.skip(answer)
+    forms = replicated.FORMS
+    monkeypatch.setattr(
+        replicated, "FORMS", [in_turn(form, index, len(forms)) for index, form in enumerate(forms)]
+    )
+    results = train_simulated(case)
+    assert_equals_unsharded(case, results)
+    for name, weight in results[0].weights.items():
+        assert torch.equal(results[1].weights[name], weight)

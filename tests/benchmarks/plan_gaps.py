@@ -4,7 +4,9 @@ python tests/benchmarks/plan_gaps.py WORKLOADS [--only NAME ...] [--topologies 1
 
 An instance is a workload, hosts x ranks of a host, and how much memory each rank has: so many times what it needs at
 least (see ``_least_bytes``). Prints each instance, then the distribution of the gaps, the worst instances, and the
-seconds of the search; ``--before`` compares the values with those of an earlier output.
+seconds of the search; ``--before`` compares the values with those of an earlier output. With ``--seconds`` a search
+ends at that limit with what it has. ``--output`` is written after each instance, so that a run that is broken off
+leaves what it measured.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from shardwright.planning.preparation import prepare
 from shardwright.planning.search import search
 from shardwright.planning.space import SearchSpace
 from shardwright.planning.topology import Topology
+from shardwright.planning.watch import Watch
 from shardwright.planning.workload import Workload
 
 TOPOLOGIES = ("1x4", "1x8", "2x8", "4x8", "16x8", "64x8")
@@ -46,11 +49,11 @@ def main() -> None:
         result = _searched(instance, space, parts)
         found.append(result)
         print(_line(result), flush=True)
+        if arguments.output:
+            arguments.output.write_text(json.dumps(found, indent=1))
     _print_distribution(found)
     if arguments.before:
         _print_changes(found, json.loads(arguments.before.read_text()))
-    if arguments.output:
-        arguments.output.write_text(json.dumps(found, indent=1))
 
 
 def _arguments() -> argparse.Namespace:
@@ -61,6 +64,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tightness", nargs="*", type=float, default=TIGHTNESS)
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--ddr-gib", type=int, default=128)
+    parser.add_argument("--seconds", type=float, help="how long a search may take; no limit by default")
     parser.add_argument("--output", type=Path, help="where to write the results, as JSON")
     parser.add_argument("--before", type=Path, help="an earlier output to compare with")
     return parser.parse_args()
@@ -75,7 +79,8 @@ def _instances(arguments: argparse.Namespace, parts: Parts) -> Iterator[tuple[di
                 capacity = space.capacity_bytes.copy()
                 capacity[:, 0] = int(each * tightness)
                 instance = {"workload": workload.name, "topology": shape, "tightness": tightness}
-                yield instance, attrs.evolve(space, capacity_bytes=capacity)
+                watch = Watch(arguments.seconds)
+                yield instance, attrs.evolve(space, capacity_bytes=capacity, watch=watch)
 
 
 def _workloads(folder: Path, only: list[str] | None) -> list[Workload]:

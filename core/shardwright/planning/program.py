@@ -5,7 +5,7 @@ program is the problem itself, nothing relaxed: how many of the tables that are 
 shards go to each rank, and of its gangs to each host; the least largest rank's time within every memory. Equal things
 are counted, not told apart. The solver's own bound is the proof; whoever doubts it solves the program again.
 
-HiGHS (Huangfu and Hall 2018) comes with SciPy, which is imported when a program is solved.
+The solver is HiGHS (:mod:`shardwright.planning.solver`).
 
 Legend: W ranks, H hosts, L ranks of each, D dimensions (time, then memory tiers).
 """
@@ -21,6 +21,7 @@ from attrs import define, field, frozen
 
 from shardwright.planning.bound import Certificate
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.solver import MixedProgram
 from shardwright.planning.space import SearchSpace
 
 # What is asked of the solver: a bound that is as close, and what it may do for that. Its tolerances are 1e-6.
@@ -324,25 +325,24 @@ class Program:
         return Solution(bound_ms, *self._plan(numbers), nodes=nodes)
 
     def _solved(self, most_nodes: int, seconds: float) -> Any:
-        from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_matrix
 
         world_size, columns = len(self.space.capacity_bytes), len(self.most) + 1
         base, dims = len(self.equals), 1 + len(self.space.tiers)
         time = [(base + rank, columns - 1, -1.0) for rank in range(world_size)]
         row, column, value = zip(*self.entries, *time, strict=True)
-        matrix = csr_matrix((value, (row, column)), shape=(base + dims * world_size, columns))
         limits = np.repeat([0.0] + [1.0] * (dims - 1), world_size)
-        lower = np.concatenate([self.equals, np.full(len(limits), -np.inf)])
-        integrality, cost = np.ones(columns), np.zeros(columns)
-        integrality[-1], cost[-1], cost[self.left_out] = 0, 1, 1
-        return milp(
-            cost,
-            integrality=integrality,
-            bounds=Bounds(np.zeros(columns), np.array([*self.most, 1.0])),
-            constraints=LinearConstraint(matrix, lower, np.concatenate([self.equals, limits])),
-            options={"node_limit": most_nodes, "time_limit": seconds, "mip_rel_gap": PRECISION},
+        cost = np.zeros(columns)
+        cost[[-1, self.left_out]] = 1
+        program = MixedProgram(
+            cost=cost,
+            matrix=csr_matrix((value, (row, column)), shape=(base + dims * world_size, columns)),
+            lower=np.concatenate([self.equals, np.full(len(limits), -np.inf)]),
+            upper=np.concatenate([self.equals, limits]),
+            most=np.array([*self.most, 1.0]),
+            is_whole=np.arange(columns) < columns - 1,
         )
+        return program.solve(most_nodes=most_nodes, seconds=seconds, precision=PRECISION)
 
     def _plan(self, numbers: Ints) -> tuple[Ints, Ints]:
         """The plan that has so many of each: of tables that are alike, the first ones take the first options."""

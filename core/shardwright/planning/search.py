@@ -162,7 +162,8 @@ def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
 
 def _resort(state: _Search, partitioners: Sequence[Partitioner]) -> None:
     """Place the proposals that came nearest to fitting by other partitioners, until one fits."""
-    nearest = sorted(state.failed, key=lambda failure: failure[0])[:_MOST_RESORTS]
+    distinct = {proposal.tobytes(): (short, proposal, who) for short, proposal, who in state.failed}
+    nearest = sorted(distinct.values(), key=lambda failure: failure[0])[:_MOST_RESORTS]
     for partitioner in partitioners:
         state.partitioner = partitioner
         for _, proposal, proposer in nearest:

@@ -16,7 +16,8 @@ from attrs import frozen
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.placement import fixed_loads, propose
 from shardwright.planning.space import SearchSpace
-from shardwright_plugins.packing.bins import SLACK, Bins, Effort, excess, gang_bins
+from shardwright_plugins.packing.bins import Bins, Effort
+from shardwright_plugins.packing.limits import SLACK, excess, gang_bins, memory_limits
 
 _NO_GAIN = -1e-9
 
@@ -163,7 +164,8 @@ class Assignment:
         self.catalogue, self.space = catalogue, catalogue.space
         self.proposal = proposal.copy()
         shards = propose(self.space, proposal)
-        limit = np.hstack([np.full((catalogue.world_size, 1), limit_ms), catalogue.capacity])
+        memory = memory_limits(self.space.capacity_bytes)
+        limit = np.hstack([np.full((catalogue.world_size, 1), limit_ms), memory])
         self.bins = Bins(
             np.hstack([shards.cost_ms[:, None], shards.memory_bytes]),
             np.hstack([shards.fixed_ms[:, None], shards.fixed_bytes]),
@@ -191,7 +193,7 @@ class Assignment:
     @property
     def value_ms(self) -> float:
         """The largest rank's time; infinite if memory is exceeded."""
-        fits = (self.bins.used[:, 1:] <= self.bins.limit[:, 1:] * (1 + 1e-12)).all()
+        fits = (self.bins.used[:, 1:] <= self.catalogue.capacity * (1 + 1e-12)).all()
         return float(self.bins.used[:, 0].max()) if fits else np.inf
 
     @property

@@ -15,10 +15,9 @@ from functools import lru_cache
 import numpy as np
 from attrs import define
 
-from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
+from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright_plugins.packing.limits import SLACK, excess, fullness, gang_bins
 
-# Rounding: a bin is over its limit by more than this part of it.
-SLACK = 1e-9
 # Partners of a swap are looked for in so many of the emptiest ranks.
 _PARTNERS = 48
 # A repair ends when so many of the worst bins in a row cannot be relieved.
@@ -77,13 +76,13 @@ class Bins:
         self.bin: Ints = np.full(len(size), FREE)
         self._alone = gang == NO_GANG
         self._members = _members(gang)
-        self._is_gone = np.zeros(len(size), dtype=bool)
+        self._is_settled = np.zeros(len(size), dtype=bool)
 
     # -- filling ---------------------------------------------------------------------------------------------
 
     def fill(self, weight: Floats) -> None:
         """Put every item that is in no bin somewhere, heaviest first, limits or not."""
-        out = np.flatnonzero((self.bin == FREE) & ~self._is_gone)
+        out = np.flatnonzero((self.bin == FREE) & ~self._is_settled)
         order = out[np.lexsort((out, self.kind[out], -weight[out]))]
         changes = np.flatnonzero(np.diff(self.kind[order])) + 1
         for run in np.split(order, changes):
@@ -108,7 +107,7 @@ class Bins:
             levels = np.arange(1, deep + 1)
             room = (self.limit[:, 1:] * (1 + SLACK) - self.used[:, 1:]) / np.maximum(size[1:], 1e-30)
             after = (self.used[:, None] + levels[:, None] * size) / self.limit[:, None]
-            load = _fullness(after)
+            load = fullness(after)
             load = np.where(levels <= room.min(axis=1, initial=np.inf)[:, None], load, np.inf)
             first = np.argsort(load, axis=None, kind="stable")[:count]
             first = first[np.isfinite(load.flat[first])]
@@ -122,7 +121,7 @@ class Bins:
     def _best_bin(self, item: int) -> int:
         """Where the fullest dimension is least full afterwards; within limits, if that can be."""
         after = (self.used + self.size[item]) / self.limit
-        fullest = _fullness(after)
+        fullest = fullness(after)
         fits = after[:, 1:].max(axis=1, initial=0.0) <= 1 + SLACK
         return int(np.argmin(np.where(fits, fullest, 1e6 + fullest)))
 
@@ -146,15 +145,19 @@ class Bins:
         self.bin[item] = FREE
 
     def pin(self, item: int) -> None:
-        """Leave an item where it is from now on."""
+        """Leave an item where it is from now on, and its gang."""
         self._alone[item] = False
+        self._is_settled[item] = True
+        self._members.pop(int(self.gang[item]), None)
 
     def remove(self, items: Sequence[int]) -> None:
         """Take items out for good."""
         for item in items:
             self.take(item)
-        self._is_gone[items] = True
+        self._is_settled[items] = True
         self._alone[items] = False
+        for gang in np.unique(self.gang[items]).tolist():
+            self._members.pop(gang, None)
 
     def add(self, size: Floats, gang: Ints, local: Ints, kind: Ints, bins: Sequence[int]) -> range:
         """Put new items into bins; gangs bear numbers that no other item's has. Their numbers."""
@@ -163,7 +166,7 @@ class Bins:
         self.gang, self.local = np.concatenate([self.gang, gang]), np.concatenate([self.local, local])
         self.bin = np.concatenate([self.bin, np.full(len(size), FREE)])
         self._alone = np.concatenate([self._alone, gang == NO_GANG])
-        self._is_gone = np.concatenate([self._is_gone, np.zeros(len(size), dtype=bool)])
+        self._is_settled = np.concatenate([self._is_settled, np.zeros(len(size), dtype=bool)])
         for item, number in zip(new, gang.tolist(), strict=True):
             if number != NO_GANG:
                 self._members.setdefault(number, []).append(item)
@@ -171,13 +174,27 @@ class Bins:
             self.put(item, where)
         return new
 
+    @property
+    def has_gangs(self) -> bool:
+        """Whether some items must go to one host together."""
+        return bool(self._members)
+
+    def movable_within(self, group: Ints) -> Bools:
+        """Which items may go to any bin of a group, each on its own: ``[N]``.
+
+        Where these are bins of one host, also items of gangs that need no certain one of them.
+        """
+        if (group // self.bins_per_host != group[0] // self.bins_per_host).any():
+            return self._alone
+        return self._alone | ((self.gang != NO_GANG) & (self.local == FREE) & ~self._is_settled)
+
     def copy(self) -> Bins:
         """The same items in the same bins."""
         twin = copy(self)
         twin.used, twin.bin = self.used.copy(), self.bin.copy()
-        twin._alone, twin._is_gone, twin._members = (
+        twin._alone, twin._is_settled, twin._members = (
             self._alone.copy(),
-            self._is_gone.copy(),
+            self._is_settled.copy(),
             dict(self._members),
         )
         return twin
@@ -325,45 +342,36 @@ class Bins:
                 best, found = gain, gang
         return best, found
 
+    def change_gangs(self, random: np.random.Generator) -> None:
+        """Move a gang, drawn by chance, to another host, or change it over with a gang there."""
+        hosts = len(self.used) // self.bins_per_host
+        gang, other = (int(g) for g in random.choice(list(self._members), 2))
+        here, there = (self._host_of(gang), self._host_of(other))
+        if here == there or random.integers(2):
+            there, other = int(random.integers(hosts)), NO_GANG
+        units = [(gang, there)] + ([(other, here)] if other != NO_GANG else [])
+        for number, _ in units:
+            for item in self._members[number]:
+                self.take(item)
+        for number, host in units:
+            self._put_on_host(self._in_order(self._members[number]), host)
+
+    def _host_of(self, gang: int) -> int:
+        return int(self.bin[self._members[gang][0]]) // self.bins_per_host
+
+    def _put_on_host(self, unit: Sequence[int], host: int) -> None:
+        mine = slice(host * self.bins_per_host, (host + 1) * self.bins_per_host)
+        places = gang_bins(
+            self.used[mine], self.limit[mine], self.size[unit], self.local[unit], self.bins_per_host
+        )
+        for item, place in zip(unit, places, strict=True):
+            self.put(item, mine.start + place)
+
     def _move_gang(self, gang: int) -> None:
         unit = self._members[gang]
         for item in unit:
             self.take(item)
         self._put_gang(self._in_order(unit))
-
-
-def gang_bins(used: Floats, limit: Floats, size: Floats, local: Ints, bins_per_host: int) -> list[int]:
-    """The bins of the host where a gang of items ``[K, D]`` does least harm, one an item."""
-    hosts = len(used) // bins_per_host
-    trial = used.reshape(hosts, bins_per_host, -1).copy()
-    most = limit.reshape(trial.shape)
-    places = []
-    rows = np.arange(hosts)
-    for index, place in enumerate(local.tolist()):
-        emptiest = ((trial + size[index]) / most).max(axis=2).argmin(axis=1)
-        column = emptiest if place == FREE else np.full(hosts, place)
-        trial[rows, column] += size[index]
-        places.append(column)
-    over = np.maximum(trial / most - 1, 0).sum(axis=(1, 2))
-    fullest = (trial[..., 0] / most[..., 0]).max(axis=1)
-    host = int(np.lexsort((fullest, over))[0])
-    return [host * bins_per_host + int(column[host]) for column in places]
-
-
-def _fullness(parts: Floats) -> Floats:
-    """How full bins are, by their fullest dimension; of equally full ones, that with less time comes first."""
-    result: Floats = parts.max(axis=-1) + 0.05 * parts[..., 0]
-    return result
-
-
-_LEAST = 1e-300
-
-
-def excess(used: Floats, limit: Floats) -> Floats:
-    """By how much bins are over their limits, in parts of them, all dimensions together: ``[..., D]`` to ``[...]``."""
-    room = np.maximum(limit, _LEAST)  # shards may cost nothing, and so their limit may be 0
-    result: Floats = np.maximum(used / room - (1 + SLACK), 0).sum(axis=-1)
-    return result
 
 
 @lru_cache(maxsize=256)

@@ -7,20 +7,26 @@ from typing import Any, ClassVar
 import numpy as np
 
 from shardwright.contracts.partitioner import Partitioner
-from shardwright.errors import UnknownPluginError
-from shardwright.planning.options import FREE, NO_GANG, Ints
+from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
 from shardwright.planning.placement import Misfit, ProposedShards
+from shardwright.planning.solver import MixedProgram
 from shardwright_plugins.partitioners.longest_first import LongestFirst, as_bins
 
-_SECONDS = 20.0
+# The nodes of the solver's tree, times columns; and the seconds that only far slower machines need.
+_NODE_COLUMNS, _LEAST_NODES, _MOST_NODES = 100_000, 20, 1000
+_SECONDS = 60.0
+_PRECISION = 1e-4
+# A solver is not asked for more numbers; and how often ranks are shared out anew before.
+_MOST_NUMBERS, _SHARINGS = 3000, 8000
 
 
 class Exact(Partitioner):
-    """Minimises the largest rank's time exactly, for few or lumpy shards; needs ``pip install highspy``.
+    """Minimises the largest rank's time exactly, for few or lumpy shards; packs what nothing else gets in.
 
-    Equal shards are counted, not told apart: a whole number for each kind and rank. What ``longest_first`` finds is
-    the start and the fall-back, where the solver comes to its time limit with nothing better. Proposals with gangs are
-    left to ``longest_first``.
+    What ``longest_first`` finds with much patience is the start. Then a solver is asked where it can answer: proposals
+    with gangs or of many thousand numbers are left as they are. Equal shards are counted, not told apart: a whole
+    number for each kind and rank. The limit is a number of nodes of the solver's tree, so the answer does not depend
+    on the machine's speed, unless that is so slow that ``seconds`` end it.
     """
 
     name: ClassVar[str] = "exact"
@@ -31,16 +37,11 @@ class Exact(Partitioner):
 
     def place(self, shards: ProposedShards) -> Ints | Misfit:
         """The rank of each shard, or which one did not fit."""
-        try:
-            import highspy
-        except ModuleNotFoundError as error:
-            raise UnknownPluginError(
-                "partitioner 'exact' needs the solver HiGHS, which is not installed: pip install highspy"
-            ) from error
-        first = LongestFirst().place(shards)
-        if (shards.gang != NO_GANG).any() or not (~shards.is_fixed).any():
+        first = LongestFirst(sharings=_SHARINGS).place(shards)
+        if (shards.gang != NO_GANG).any() or shards.is_fixed.all():
             return first
-        found = _Model(shards, highspy).solve(self.seconds)
+        model = _Model(shards)
+        found = model.solve(self.seconds) if model.num_numbers <= _MOST_NUMBERS else None
         if found is None:
             return first
         if isinstance(first, Misfit):
@@ -51,8 +52,8 @@ class Exact(Partitioner):
 class _Model:
     """Kinds of shards K times ranks W: how many of each kind on each rank; and the largest time."""
 
-    def __init__(self, shards: ProposedShards, highspy: Any) -> None:
-        self._shards, self._highspy = shards, highspy
+    def __init__(self, shards: ProposedShards) -> None:
+        self._shards = shards
         bins = as_bins(shards)
         self._used = bins.used
         self._free = np.flatnonzero(shards.rank == FREE)
@@ -61,65 +62,53 @@ class _Model:
         )
         self._kind, self._count, self._size = kind.reshape(-1), count, bins.size[self._free[leader]]
 
+    @property
+    def num_numbers(self) -> int:
+        """How many whole numbers are to be chosen."""
+        return len(self._count) * self._shards.world_size
+
     def solve(self, seconds: float) -> Ints | None:
         """The ranks of all shards, if any placement was found in time."""
-        solver = self._highspy.Highs()
-        solver.setOptionValue("output_flag", False)
-        solver.setOptionValue("time_limit", seconds)
-        solver.setOptionValue("random_seed", 0)
-        solver.setOptionValue("threads", 1)
-        solver.setOptionValue("mip_rel_gap", 1e-4)
-        solver.passModel(self._model())
-        solver.run()
-        if not np.isfinite(solver.getInfo().objective_function_value):
+        found = self._program().solve(
+            most_nodes=int(np.clip(_NODE_COLUMNS / self.num_numbers, _LEAST_NODES, _MOST_NODES)),
+            seconds=seconds,
+            precision=_PRECISION,
+        )
+        if found.x is None:
             return None
-        values = np.array(solver.getSolution().col_value)[:-1]
-        if len(values) != len(self._count) * self._shards.world_size:
-            return None
-        return self._ranks(np.rint(values).astype(np.int64).reshape(len(self._count), -1))
+        return self._ranks(np.rint(found.x[:-1]).astype(np.int64).reshape(len(self._count), -1))
 
-    def _model(self) -> Any:
+    def _program(self) -> MixedProgram:
         """Columns: the numbers, kind after kind, then the largest time. Rows: kinds, then ranks by dimension."""
         kinds, ranks = len(self._count), self._shards.world_size
-        dims = self._size.shape[1]
-        scale = np.maximum(
-            np.append(self._used[:, 0].mean() + self._total()[0] / ranks, self._capacity()), 1e-30
+        numbers = kinds * ranks
+        scale = self._scale()
+        room = self._shards.capacity_bytes - self._used[:, 1:]
+        limits = np.hstack([-self._used[:, :1], room]) / scale
+        return MixedProgram(
+            cost=np.append(np.zeros(numbers), 1.0),
+            matrix=self._matrix(scale),
+            lower=np.concatenate([self._count, np.full(limits.size, -np.inf)]),
+            upper=np.concatenate([self._count, limits.T.reshape(-1)]),
+            most=np.append(np.repeat(self._count, ranks).astype(np.float64), np.inf),
+            is_whole=np.arange(numbers + 1) < numbers,
         )
-        matrix = np.zeros((kinds + ranks * dims, kinds * ranks + 1))
-        for kind in range(kinds):
-            matrix[kind, kind * ranks : (kind + 1) * ranks] = 1
-            for dim in range(dims):
-                rows = kinds + dim * ranks + np.arange(ranks)
-                matrix[rows, kind * ranks + np.arange(ranks)] = self._size[kind, dim] / scale[dim]
-        matrix[kinds : kinds + ranks, -1] = -1
-        room = (self._shards.capacity_bytes - self._used[:, 1:]) / scale[1:]
-        upper = np.concatenate([self._count, -self._used[:, 0] / scale[0], room.T.reshape(-1)])
-        lower = np.concatenate([self._count, np.full(ranks * dims, -np.inf)])
-        return self._as_lp(matrix, lower, upper)
 
-    def _total(self) -> Any:
-        return self._count @ self._size
+    def _scale(self) -> Floats:
+        """What a rank has of each dimension, about: ``[D]``."""
+        mean_ms = self._used[:, 0].mean() + (self._count @ self._size)[0] / self._shards.world_size
+        scale: Floats = np.maximum(np.append(mean_ms, self._shards.capacity_bytes.max(axis=0)), 1e-30)
+        return scale
 
-    def _capacity(self) -> Any:
-        return self._shards.capacity_bytes.max(axis=0)
+    def _matrix(self, scale: Floats) -> Any:
+        from scipy.sparse import csr_matrix, eye, hstack, kron, vstack
 
-    def _as_lp(self, matrix: Any, lower: Any, upper: Any) -> Any:
-        highspy = self._highspy
-        model = highspy.HighsLp()
-        model.num_row_, model.num_col_ = matrix.shape
-        model.col_cost_ = np.append(np.zeros(matrix.shape[1] - 1), 1.0)
-        model.col_lower_ = np.zeros(matrix.shape[1])
-        most = np.repeat(self._count, self._shards.world_size).astype(np.float64)
-        model.col_upper_ = np.append(most, np.inf)
-        model.row_lower_, model.row_upper_ = lower, upper
-        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        rows, columns = np.nonzero(matrix)
-        model.a_matrix_.start_ = np.searchsorted(rows, np.arange(matrix.shape[0] + 1)).astype(np.int32)
-        model.a_matrix_.index_ = columns.astype(np.int32)
-        model.a_matrix_.value_ = matrix[rows, columns]
-        kinds = [highspy.HighsVarType.kInteger] * (matrix.shape[1] - 1)
-        model.integrality_ = [*kinds, highspy.HighsVarType.kContinuous]
-        return model
+        kinds, ranks = self._size.shape[0], self._shards.world_size
+        each = kron(eye(kinds), np.ones((1, ranks)))
+        held = kron((self._size / scale).T, eye(ranks))
+        time = np.zeros((kinds + held.shape[0], 1))
+        time[kinds : kinds + ranks] = -1
+        return hstack([vstack([each, held]), csr_matrix(time)], format="csr")
 
     def _ranks(self, numbers: Ints) -> Ints | None:
         """The ranks of all shards from how many of each kind go to each rank; ``None`` if rounding broke a limit."""

@@ -10,9 +10,12 @@ from shardwright.contracts.partitioner import Partitioner
 from shardwright.planning.options import FREE, Floats, Ints
 from shardwright.planning.placement import Misfit, ProposedShards
 from shardwright_plugins.packing.bins import Bins
+from shardwright_plugins.packing.limits import SLACK, memory_limits
+from shardwright_plugins.packing.sharing import share_out
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
 
 _STEPS, _PAIRS, _BISECTIONS = 400, 6, 8
+_SHARINGS = 300
 
 
 class LongestFirst(Partitioner):
@@ -21,10 +24,17 @@ class LongestFirst(Partitioner):
     The first placement is that of ``greedy_perf``, or, where it leaves a shard without room, one that fills the
     fullest dimension least and is repaired. Then the largest rank's time is bisected: shards are moved, swapped, and
     shared out anew between two ranks until no rank takes longer.
+
+    Args:
+        sharings: how often the shards of a few ranks are shared out anew, at most, where memory is exceeded and
+            nothing simpler helps.
     """
 
     name: ClassVar[str] = "longest_first"
     preference: ClassVar[int] = 20
+
+    def __init__(self, sharings: int = _SHARINGS) -> None:
+        self.sharings = sharings
 
     def place(self, shards: ProposedShards) -> Ints | Misfit:
         """The rank of each shard, or which one did not fit."""
@@ -33,14 +43,15 @@ class LongestFirst(Partitioner):
             return misfit
         first = GreedyPerf().place(shards)
         bins = _filled(shards) if isinstance(first, Misfit) else _placed(shards, first)
-        if not _repaired(bins, np.inf) and not bins.repair(5 * _STEPS, pairs=8 * _PAIRS):
+        if not _has_room(bins, self.sharings):
             return first
         return _bisected(shards, bins)
 
 
 def as_bins(shards: ProposedShards, limit_ms: float = np.inf) -> Bins:
     """Shards to be placed, and ranks, as items and bins; shards with a rank are in theirs."""
-    limit = np.hstack([np.full((shards.world_size, 1), limit_ms), shards.capacity_bytes])
+    time = np.full((shards.world_size, 1), limit_ms)
+    limit = np.hstack([time, memory_limits(shards.capacity_bytes)])
     bins = Bins(
         np.hstack([shards.cost_ms[:, None], shards.memory_bytes]),
         np.hstack([shards.fixed_ms[:, None], shards.fixed_bytes]),
@@ -82,6 +93,13 @@ def _placed(shards: ProposedShards, ranks: Ints) -> Bins:
     for item in np.flatnonzero(bins.bin == FREE).tolist():
         bins.put(item, int(ranks[item]))
     return bins
+
+
+def _has_room(bins: Bins, sharings: int) -> bool:
+    """Bring all within memory, whatever the time: by moves and swaps, or a few ranks shared out anew at a time."""
+    if (bins.used.sum(axis=0) > bins.limit.sum(axis=0) * (1 + SLACK))[1:].any():
+        return False  # whatever is moved
+    return _repaired(bins, np.inf) or bins.repair(5 * _STEPS, pairs=8 * _PAIRS) or share_out(bins, sharings)
 
 
 def _repaired(bins: Bins, limit_ms: float) -> bool:

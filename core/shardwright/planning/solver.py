@@ -1,0 +1,97 @@
+"""The mixed-integer solver HiGHS (Huangfu and Hall 2018), as SciPy brings it; imported when something is solved.
+
+Legend: N columns (numbers to be chosen), K rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.planning.options import Bools, Floats
+
+_STDOUT, _STDERR = 1, 2
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@frozen(eq=False)
+class MixedProgram:
+    """The least ``cost @ x`` of ``lower <= matrix @ x <= upper`` and ``0 <= x <= most``.
+
+    Args:
+        cost: ``[N]``.
+        matrix: anything that SciPy takes as a matrix, sparse ones too: ``[K, N]``.
+        lower: ``[K]``.
+        upper: ``[K]``.
+        most: ``[N]``.
+        is_whole: which columns are whole numbers: ``[N]``.
+    """
+
+    cost: Floats
+    matrix: Any
+    lower: Floats
+    upper: Floats
+    most: Floats
+    is_whole: Bools
+
+    def solve(self, *, most_nodes: int, seconds: float, precision: float) -> Any:
+        """Ask the solver; the same answer on any machine, unless the seconds are too few there.
+
+        Args:
+            most_nodes: how many nodes of its tree it may look at.
+            seconds: how long it may take.
+            precision: it ends where its bound is within this part of its best solution.
+
+        Returns:
+            SciPy's ``OptimizeResult``; its ``x`` is ``None`` where no solution was found.
+        """
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
+        with _quiet_stdout():
+            return milp(
+                self.cost,
+                integrality=self.is_whole.astype(np.int64),
+                bounds=Bounds(np.zeros(len(self.most)), self.most),
+                constraints=LinearConstraint(self.matrix, self.lower, self.upper),
+                options={"node_limit": most_nodes, "time_limit": seconds, "mip_rel_gap": precision},
+            )
+
+
+@contextmanager
+def _quiet_stdout() -> Iterator[None]:
+    """Send what C code prints to standard output to standard error.
+
+    HiGHS 1.12 prints a line from within even where it is told to be silent
+    (https://github.com/ERGO-Code/HiGHS/issues/2783), and who pipes our output reads JSON there.
+    """
+    with _ONE_AT_A_TIME:
+        try:
+            sys.stdout.flush()
+            _flush_c()
+            kept = os.dup(_STDOUT)
+            os.dup2(_STDERR, _STDOUT)
+        except (OSError, ValueError, AttributeError):  # there is no standard output, or no standard error
+            yield
+            return
+        try:
+            yield
+        finally:
+            _flush_c()
+            os.dup2(kept, _STDOUT)
+            os.close(kept)
+
+
+def _flush_c() -> None:
+    """Write out what C code has printed; it waits in a buffer where standard output is a pipe."""
+    try:
+        ctypes.CDLL(None).fflush(None)
+    except (OSError, TypeError, AttributeError):  # pragma: no cover - Windows has no such handle
+        return

@@ -1,0 +1,46 @@
+"""Where a plan exists, one is found: over problems whose plan was drawn first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.plugins.partitioners.planted import LEAST_SLACK, MOST_SLACK, planted, searched, used_bytes
+
+PROBLEMS, PART = 2000, 100
+
+
+def check_planted(problem):
+    """The plan that was drawn is one, and hardly leaves room."""
+    used, capacity = used_bytes(problem.space, problem.plan), problem.space.capacity_bytes
+    assert (used <= capacity).all()
+    assert LEAST_SLACK * 0.9 <= 1 - used[:, 0].max() / capacity[0, 0] <= MOST_SLACK
+    assert 10 <= len(problem.plan) <= 200
+    assert 2 <= len(capacity) <= 64
+
+
+def check_solved(seed):
+    problem = planted(seed)
+    check_planted(problem)
+    result = searched(problem)
+    assert result.proposal is not None, f"seed {seed}: {result.misfit}"
+    assert (result.feedback.used_bytes <= problem.space.capacity_bytes).all()
+
+
+@pytest.mark.parametrize("seed", [3, 8, 9, 11, 12, 13])
+def test_planted_problem_gets_a_plan(seed):
+    check_solved(seed)
+
+
+def test_planted_problems_are_of_mixed_sharding_types():
+    space, plan = (problem := planted(5)).space, problem.plan
+    types = {space.options.type_of(option).name for option, _ in plan}
+    assert types >= {"table_wise", "row_wise", "data_parallel", "table_row_wise", "table_column_wise"}
+    assert np.ptp(used_bytes(space, plan)[:, 0]) < 1e-3 * space.capacity_bytes[0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(0, PROBLEMS, PART))
+def test_all_planted_problems_get_a_plan(first):
+    for seed in range(first, first + PART):
+        check_solved(seed)

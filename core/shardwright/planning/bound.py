@@ -259,7 +259,7 @@ class Relaxation:
         return result
 
     @cached_property
-    def _covers(self) -> Bools:
+    def covers(self) -> Bools:
         """Whether an option's layout puts one shard on every rank, and no others: ``[O]``."""
         options, first = self.space.options, self.space.options.first_shard
         before = np.cumsum(options.count) - options.count
@@ -272,13 +272,13 @@ class Relaxation:
     def spread(self) -> Floats:
         """What each option takes of every rank's time, at least: ``[O]``; 0 where it does not put one shard on each."""
         least = np.minimum.reduceat(self.space.cost_ms, self.space.options.first_shard[:-1])
-        return np.where(self._covers, least, 0.0)
+        return np.where(self.covers, least, 0.0)
 
     @cached_property
     def spread_bytes(self) -> Floats:
         """What each option takes of every rank's memory, at least: ``[O, M]``, likewise."""
         least = np.minimum.reduceat(self.space.memory_bytes, self.space.options.first_shard[:-1], axis=0)
-        return np.where(self._covers[:, None], least, 0.0)
+        return np.where(self.covers[:, None], least, 0.0)
 
     @cached_property
     def movable(self) -> Floats:

@@ -8,7 +8,7 @@ Legend: N items, W bins (ranks), D dimensions (time first, then memory tiers), L
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import lru_cache
 
@@ -79,6 +79,11 @@ class Bins:
         self._members = _members(gang)
         self._is_gone = np.zeros(len(size), dtype=bool)
 
+    @property
+    def members(self) -> Mapping[int, Sequence[int]]:
+        """The items of each gang."""
+        return self._members
+
     # -- filling ---------------------------------------------------------------------------------------------
 
     def fill(self, weight: Floats) -> None:
@@ -139,6 +144,11 @@ class Bins:
         """Put an item that is in no bin into one."""
         self.bin[item] = where
         self.used[where] += self.size[item]
+
+    def place(self, bins: Ints) -> None:
+        """Put all items, which are in no bin, into these: ``[N]``."""
+        self.bin = bins.copy()
+        np.add.at(self.used, bins, self.size)
 
     def take(self, item: int) -> None:
         """Take an item out of its bin."""

@@ -17,6 +17,8 @@ from shardwright.planning.program import MOST_NODES, Program
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Effort
+from shardwright_plugins.proposers._descent import descended
+from shardwright_plugins.proposers._patterns import packed
 
 # Times are tried at these parts above the bound until one is possible.
 _LADDER = (0.01, 0.03, 0.08, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
@@ -27,6 +29,10 @@ _MARGINS = (0.01, 0.03, 0.08, 0.2)
 _STEPS_DOWN = (0.15, 0.4, 0.7)
 _WORTHWHILE = 2e-3
 _NEAR_FAILURE = 1e-3
+# A plan found at once is taken for one within a time if it exceeds it by no more.
+_NEAR = 1e-3
+# Patterns are made where each table is like so many others, over so many ranks; and so many of these are enough.
+_ALIKE, _MANY_RANKS, _ENOUGH_RANKS = 4, 32, 0.985
 # So many cases are looked at for a choice of options that none of them refutes.
 _CASES, _FEW_CASES = 40, 12
 # Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
@@ -209,13 +215,16 @@ class _Bisection:
         """A plan that is found at once, or else with some work."""
         below = self.space.prover.bound_ms
         for attempt in (self._quick, self._attempt):
+            best: Assignment | None = None
             for part in _LADDER:
                 limit = self.space.bound.possible_ms * (1 + part)
                 found = attempt(limit)
-                if found is not None and np.isfinite(found.value_ms):
-                    return self._narrowed(below, found)
+                if found is not None and (best is None or found.value_ms < best.value_ms):
+                    best = found
+                if best is not None and best.value_ms <= limit * (1 + _NEAR):
+                    return self._narrowed(below, best)
                 if self.space.watch.is_over:
-                    return None
+                    return best
                 below = limit
         return None
 
@@ -254,13 +263,30 @@ class _Bisection:
         return Placed(found.proposal.copy(), found.ranks)
 
     def _quick(self, limit_ms: float) -> Assignment | None:
-        """A plan within a time, if little repair is enough."""
+        """A plan about within a time, if little work is enough."""
         cases = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)
-        for proposal, _ in self._with_margins(cases):
-            trial = self._filled(proposal, limit_ms)
-            if trial.repair(_FEW_STEPS, changes=3):
-                return trial
-        return None
+        if cases.possible is None:
+            return None
+        best: Assignment | None = None
+        for start in self._starts(cases.possible, limit_ms):
+            trial = start
+            if not trial.repair(_FEW_STEPS, changes=0):
+                trial = descended(trial, self.catalogue.is_efficient)
+                trial.repair(_FEW_STEPS, changes=3)
+            if np.isfinite(trial.value_ms) and (best is None or trial.value_ms < best.value_ms):
+                best = trial
+            if best is not None and best.value_ms <= limit_ms * (1 + _NEAR):
+                break
+        return best
+
+    def _starts(self, proposal: Ints, limit_ms: float) -> Iterator[Assignment]:
+        """Places for a choice of options; of many tables that are alike over many ranks, also by patterns."""
+        yield self._filled(proposal, limit_ms)
+        distinct, world_size = len(self.space.options.tables), len(self.space.capacity_bytes)
+        if len(proposal) >= _ALIKE * distinct and world_size >= _MANY_RANKS:
+            start = packed(self.catalogue, self.problem.covers, proposal, limit_ms, part=_ENOUGH_RANKS)
+            if start is not None:
+                yield start
 
     def _with_margins(self, cases: CaseSearch) -> Iterator[tuple[Ints, Floats]]:
         """Choices of options that look possible, more and more of memory left free, with the options' prices."""

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from shardwright.planning.distinct import distinct, without
 from shardwright.planning.options import FREE, Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
 
@@ -147,7 +148,7 @@ class Relaxation:
     @cached_property
     def thresholds_ms(self) -> Floats:
         """The times at which an option comes in, in rising order."""
-        return np.unique(self.largest[self.fits])
+        return distinct(self.largest[self.fits])
 
     def choose(self, allowed: Bools, share: Floats, multipliers: Floats) -> Choice | None:
         """The cheapest allowed option of each table at some multipliers; ``None`` if a table has none.
@@ -344,7 +345,7 @@ class Dual:
         chosen = lean.option[alike]
         if self.lean is None:
             return chosen
-        options = np.setdiff1d(np.concatenate(self._seen), lean.option)
+        options = without(np.concatenate(self._seen), lean.option)
         table = problem.space.options.table[options]
         saved = problem.cost[lean.option[table]] - problem.cost[options]
         more = self.share[options] - self.share[lean.option[table]]

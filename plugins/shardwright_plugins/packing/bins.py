@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 from attrs import define
 
+from shardwright.planning.distinct import distinct
 from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
 
 # Rounding: a bin is over its limit by more than this part of it.
@@ -243,7 +244,7 @@ class Bins:
             if gain < best:
                 best, act = gain, (item, int(self.bin[other]) if other >= 0 else -1, other)
         if act is None or best > -0.3 * over[worst]:
-            gain, gang = self._best_gang(np.unique(self.gang[here & (self.gang != NO_GANG)]), over)
+            gain, gang = self._best_gang(distinct(self.gang[here & (self.gang != NO_GANG)]), over)
             if gain < best:
                 self._move_gang(gang)
                 return True

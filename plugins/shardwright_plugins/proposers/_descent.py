@@ -26,6 +26,8 @@ from shardwright_plugins.packing.assignment import Assignment
 _SHARPNESS = (24.0, 72.0, 200.0)
 # Rounds of a descent; tables that are tried in a round, as many as there are ranks, times; and tries in vain.
 _MOST_ROUNDS, _MOST_TRIED, _MOST_VAIN = 24, 2, 8
+# What is as full after a descent is given up.
+_HOPELESS = 1.25
 # A change must make the measure less by this part of it.
 _LEAST_GAIN = 1e-7
 # Loads above this part of a limit count no more: all numbers stay finite.
@@ -173,6 +175,8 @@ class Descent:
                     return True
                 if not self._round():
                     break
+            if self.fullest > _HOPELESS:
+                break
         return self.fullest <= 1
 
     def _round(self) -> int:

@@ -21,7 +21,7 @@ from shardwright_plugins.proposers._descent import descended
 from shardwright_plugins.proposers._patterns import packed
 
 # Times are tried at these parts above the bound until one is possible.
-_LADDER = (0.01, 0.03, 0.08, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
+_LADDER = (0.005, 0.015, 0.03, 0.08, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
 # The part of memory left free when options are chosen: shards of some size fill no rank to the brim.
 _MARGINS = (0.01, 0.03, 0.08, 0.2)
 # From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
@@ -52,6 +52,8 @@ _MOST_PROGRAMS, _FIRST_PART = 6, 0.125
 # A gap that is small enough for a problem of many columns, and one that is worth twice as many.
 _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
 _LEAST_GAIN = 1e-4
+# A gap that is good enough for more than a few tables, and descents to reach it.
+_GOOD, _MOST_DESCENTS = 5e-3, 6
 _NODE_COLUMNS, _LEAST_NODES = 150_000, 50
 _MOST_SECONDS = 30.0
 
@@ -116,16 +118,59 @@ class _Bisection:
             yield from _choices(self.space)
             return
         yield self._keep(found)
-        assert self.best is not None
+        yield from self._tightened()
         if not self._is_close():
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
             yield from self._polished()
         if not self._is_close():
             yield from self._improvements()
-        if not self._is_close() and self.best.value_ms > self._low_ms * (1 + _SMALL_GAP):
-            is_far = self.best.value_ms > self._low_ms * (1 + _LARGE_GAP)
-            yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
+        if not self._is_close() and self._gap > _SMALL_GAP:
+            yield from self._solved(2 * _MOST_COLUMNS if self._gap > _LARGE_GAP else _MOST_COLUMNS)
+
+    def _tightened(self) -> Proposals:
+        """Better plans by descent, from the best and from the choices at lesser times."""
+        step = tries = 0
+        while step < len(_STEPS_DOWN) and tries < _MOST_DESCENTS and not self._is_close():
+            assert self.best is not None
+            before, tries = self.best.value_ms, tries + 1
+            limit = self._low_ms + _STEPS_DOWN[step] * (before - self._low_ms)
+            for start in self._restarts(limit):
+                found = self._descended(start)
+                if found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):
+                    yield self._keep(found)
+                if self.best.value_ms <= limit * (1 + _NEAR):
+                    break
+            step = 0 if self.best.value_ms < before * (1 - _WORTHWHILE) else step + 1
+
+    def _restarts(self, limit_ms: float) -> Iterator[Assignment]:
+        """The best plan, and a new one by the choices at a time, to be brought within it."""
+        cases = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)
+        if cases.possible is not None:
+            yield from self._starts(cases.possible, limit_ms)
+            assert self.best is not None
+            again = self.best.copy()
+            again.limit_ms = limit_ms
+            yield again
+
+    def _descended(self, start: Assignment) -> Assignment:
+        """A plan brought nearer to its limit by little repair, or by descent."""
+        if start.repair(_FEW_STEPS, changes=0):
+            return start
+        result = descended(start, self.catalogue.is_efficient)
+        result.repair(_FEW_STEPS, changes=3, pairs=_PAIRS)
+        return result
+
+    @property
+    def _gap(self) -> float:
+        """By what part of the bound the best plan exceeds it."""
+        assert self.best is not None
+        return self.best.value_ms / max(self._low_ms, 1e-300) - 1
+
+    @property
+    def _tolerance(self) -> float:
+        """The gap at which a plan is good enough: small problems are solved further."""
+        return CLOSE if len(self.space.options.all_tables) <= _FEW_TABLES else _GOOD
 
     def _polished(self) -> Proposals:
         """A plan a little better than one that is close to the best, if repair is enough."""
@@ -254,9 +299,10 @@ class _Bisection:
         """Whether the best plan is proven to be about as good as can be, or time is over."""
         assert self.best is not None
         value, prover = self.best.value_ms, self.space.prover
-        if value > prover.bound_ms * (1 + CLOSE):
+        enough = 1 + self._tolerance
+        if value > prover.bound_ms * enough:
             prover.sharpen(value, precision=CLOSE, max_cases=_CASES)
-        return value <= prover.bound_ms * (1 + CLOSE) or self.space.watch.is_over
+        return value <= prover.bound_ms * enough or self.space.watch.is_over
 
     def _keep(self, found: Assignment) -> Placed:
         self.best = found
@@ -269,10 +315,7 @@ class _Bisection:
             return None
         best: Assignment | None = None
         for start in self._starts(cases.possible, limit_ms):
-            trial = start
-            if not trial.repair(_FEW_STEPS, changes=0):
-                trial = descended(trial, self.catalogue.is_efficient)
-                trial.repair(_FEW_STEPS, changes=3)
+            trial = self._descended(start)
             if np.isfinite(trial.value_ms) and (best is None or trial.value_ms < best.value_ms):
                 best = trial
             if best is not None and best.value_ms <= limit_ms * (1 + _NEAR):
@@ -281,12 +324,13 @@ class _Bisection:
 
     def _starts(self, proposal: Ints, limit_ms: float) -> Iterator[Assignment]:
         """Places for a choice of options; of many tables that are alike over many ranks, also by patterns."""
-        yield self._filled(proposal, limit_ms)
         distinct, world_size = len(self.space.options.tables), len(self.space.capacity_bytes)
-        if len(proposal) >= _ALIKE * distinct and world_size >= _MANY_RANKS:
-            start = packed(self.catalogue, self.problem.covers, proposal, limit_ms, part=_ENOUGH_RANKS)
-            if start is not None:
-                yield start
+        if len(proposal) < _ALIKE * distinct or world_size < _MANY_RANKS:
+            yield self._filled(proposal, limit_ms)
+            return
+        start = packed(self.catalogue, self.problem.covers, proposal, limit_ms, part=_ENOUGH_RANKS)
+        if start is not None:
+            yield start
 
     def _with_margins(self, cases: CaseSearch) -> Iterator[tuple[Ints, Floats]]:
         """Choices of options that look possible, more and more of memory left free, with the options' prices."""

@@ -123,6 +123,7 @@ class Descent:
         self._sharpness = _SHARPNESS[0]
         self.proposal: Ints = np.empty(0, dtype=np.int64)
         self._places: list[Places] = []
+        self._is_locked: Bools = np.zeros(len(self._alike), dtype=bool)
 
     # -- where it stands -------------------------------------------------------------------------------------
 
@@ -184,7 +185,7 @@ class Descent:
         gain = self._gains()
         least = _LEAST_GAIN * float(self._weight().sum())
         order = np.argsort(gain, kind="stable")
-        order = order[gain[order] < -least]
+        order = order[(gain[order] < -least) & ~self._is_locked[order]]
         changed = failed = 0
         for table in order[: _MOST_TRIED * len(self._used)].tolist():
             if self._change(table, least):
@@ -287,6 +288,17 @@ class Descent:
         self._used[old.touched] += old.taken
         return False
 
+    def force(self, table: int, option: int) -> None:
+        """Let a table take an option from now on, at the best places for it."""
+        self._sharpness = _SHARPNESS[0]
+        old = self._places[table]
+        self._used[old.touched] -= old.taken
+        menu = self._menu(int(self._alike[table]))
+        new = self._placed(menu, int(np.searchsorted(menu.options, option)), self._weight())
+        self._used[new.touched] += new.taken
+        self._places[table], self.proposal[table] = new, option
+        self._is_locked[table] = True
+
     def _menu(self, table: int) -> Menu:
         if table not in self._menus:
             mine = np.array(self._space.options.of_table(table))
@@ -323,15 +335,20 @@ class Descent:
         return first + _cheapest(enter[first : first + self.local_size], count)
 
 
-def descended(start: Assignment, is_efficient: Bools) -> Assignment:
+def descended(
+    start: Assignment, is_efficient: Bools, forced: Sequence[tuple[int, int]] = ()
+) -> Assignment:
     """A plan improved towards its limit of time by :class:`Descent`.
 
     Args:
         start: every shard in some rank, limits or not.
         is_efficient: the options worth a look: ``[O]``.
+        forced: tables that are to take other options, and which: less good ones by themselves, that leave room.
     """
     descent = Descent(start.space, is_efficient, start.limit_ms)
     descent.begin(start.proposal, start.ranks_of_tables)
+    for table, option in forced:
+        descent.force(table, option)
     descent.run()
     result = Assignment(start.catalogue, descent.proposal, start.limit_ms)
     result.place(np.concatenate(descent.ranks))

@@ -54,6 +54,8 @@ _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
 _LEAST_GAIN = 1e-4
 # A gap that is good enough for more than a few tables, and descents to reach it.
 _GOOD, _MOST_DESCENTS = 5e-3, 6
+# Descents with one table forced to another option, towards this part of the way from the bound to the best plan.
+_MOST_KICKS, _KICK_PART = 24, 0.2
 _NODE_COLUMNS, _LEAST_NODES = 150_000, 50
 _MOST_SECONDS = 30.0
 
@@ -106,6 +108,8 @@ class _Bisection:
     best: Assignment | None = None
     _solved_ms: set[tuple[float, float]] = field(factory=set)
     """The limits of the programs that were solved, and with what part of the nodes."""
+    _too_large: dict[float, int] = field(factory=dict)
+    """Limits of programs with more than so many columns, or without a plan."""
 
     def __attrs_post_init__(self) -> None:
         self.catalogue = Catalogue(self.space, Effort())
@@ -119,6 +123,8 @@ class _Bisection:
             return
         yield self._keep(found)
         yield from self._tightened()
+        if len(self.space.capacity_bytes) <= _FEW_RANKS:
+            yield from self._kicked()
         if not self._is_close():
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
@@ -129,37 +135,85 @@ class _Bisection:
             yield from self._solved(2 * _MOST_COLUMNS if self._gap > _LARGE_GAP else _MOST_COLUMNS)
 
     def _tightened(self) -> Proposals:
-        """Better plans by descent, from the best and from the choices at lesser times."""
-        step = tries = 0
-        while step < len(_STEPS_DOWN) and tries < _MOST_DESCENTS and not self._is_close():
-            assert self.best is not None
-            before, tries = self.best.value_ms, tries + 1
+        """Better plans by descent: at first from new choices, if the bound is better than theirs, then from the best."""
+        assert self.best is not None
+        bound = self._low_ms
+        if self._is_close():
+            return
+        fresh, step = self._low_ms > bound * (1 + _LEAST_GAIN), 0
+        for _ in range(_MOST_DESCENTS):
+            before = self.best.value_ms
             limit = self._low_ms + _STEPS_DOWN[step] * (before - self._low_ms)
-            for start in self._restarts(limit):
+            for start in self._anew(limit) if fresh else self._again(limit):
                 found = self._descended(start)
                 if found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):
                     yield self._keep(found)
-                if self.best.value_ms <= limit * (1 + _NEAR):
-                    break
-            step = 0 if self.best.value_ms < before * (1 - _WORTHWHILE) else step + 1
+            if self._is_close():
+                return
+            is_better = self.best.value_ms < before * (1 - _WORTHWHILE)
+            step += not (fresh or is_better)
+            fresh = False
+            if step == len(_STEPS_DOWN):
+                return
 
-    def _restarts(self, limit_ms: float) -> Iterator[Assignment]:
-        """The best plan, and a new one by the choices at a time, to be brought within it."""
+    def _anew(self, limit_ms: float) -> Iterator[Assignment]:
+        """New plans by the choices at a time."""
         cases = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)
         if cases.possible is not None:
             yield from self._starts(cases.possible, limit_ms)
-            assert self.best is not None
-            again = self.best.copy()
-            again.limit_ms = limit_ms
-            yield again
+
+    def _again(self, limit_ms: float) -> Iterator[Assignment]:
+        """The best plan, to be brought within a time."""
+        assert self.best is not None
+        start = self.best.copy()
+        start.limit_ms = limit_ms
+        yield start
 
     def _descended(self, start: Assignment) -> Assignment:
         """A plan brought nearer to its limit by little repair, or by descent."""
         if start.repair(_FEW_STEPS, changes=0):
             return start
         result = descended(start, self.catalogue.is_efficient)
-        result.repair(_FEW_STEPS, changes=3, pairs=_PAIRS)
+        result.repair(_FEW_STEPS, changes=3)
         return result
+
+    def _kicked(self) -> Proposals:
+        """Better plans by descents in which one table takes another option that costs little more.
+
+        All tables of the rank that is fullest may be too large for what is left elsewhere; with another cut of one of them
+        the rest may go together well.
+        """
+        kicks = self._kicks()
+        for table, option in kicks[:_MOST_KICKS]:
+            assert self.best is not None
+            if self._is_close():
+                return
+            start = self.best.copy()
+            start.limit_ms = self._low_ms + _KICK_PART * (start.value_ms - self._low_ms)
+            found = descended(start, self.catalogue.is_efficient, [(table, option)])
+            found.repair(_FEW_STEPS, changes=0)
+            if found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):
+                yield self._keep(found)
+
+    def _kicks(self) -> list[tuple[int, int]]:
+        """Tables and other options for them, those first that add the least to the sum over ranks."""
+        assert self.best is not None
+        cases, options = self.space.prover.refute(self.best.value_ms, max_cases=1), self.space.options
+        if cases.price is None:
+            return []
+        proposal = self.best.proposal
+        _, leader = np.unique(options.alike * options.num_options + proposal, return_index=True)
+        most = len(self.space.capacity_bytes) * (self.best.value_ms - self._low_ms)
+        found = []
+        for table in leader.tolist():
+            mine, chosen = np.array(options.of_table(int(options.alike[table]))), int(proposal[table])
+            mine = mine[self.catalogue.is_efficient[mine] & (mine != chosen)]
+            more = cases.price[mine] - cases.price[chosen]
+            found += [
+                (float(more[i]), table, int(mine[i]))
+                for i in np.flatnonzero((more <= most) & (self.space.largest_cost_ms[mine] <= self._low_ms))
+            ]
+        return [(table, option) for _, table, option in sorted(found)]
 
     @property
     def _gap(self) -> float:
@@ -212,10 +266,11 @@ class _Bisection:
 
     def _by_solver(self, limit_ms: float, most_columns: int, part: float = 1) -> Assignment | None:
         """What a solver finds within a time with a part of its nodes, if the problem is small; its bound is kept."""
-        if (limit_ms, part) in self._solved_ms:
+        if (limit_ms, part) in self._solved_ms or self._too_large.get(limit_ms, 0) >= most_columns:
             return None
         program = Program.of(self.space, limit_ms, most_columns=most_columns)
         if program is None:
+            self._too_large[limit_ms] = most_columns
             return None
         self._solved_ms.add((limit_ms, part))
         nodes = int(part * np.clip(_NODE_COLUMNS / program.num_columns, _LEAST_NODES, MOST_NODES))
@@ -260,37 +315,36 @@ class _Bisection:
         """A plan that is found at once, or else with some work."""
         below = self.space.prover.bound_ms
         for attempt in (self._quick, self._attempt):
-            best: Assignment | None = None
             for part in _LADDER:
                 limit = self.space.bound.possible_ms * (1 + part)
                 found = attempt(limit)
-                if found is not None and (best is None or found.value_ms < best.value_ms):
-                    best = found
-                if best is not None and best.value_ms <= limit * (1 + _NEAR):
-                    return self._narrowed(below, best)
+                if found is not None and np.isfinite(found.value_ms):
+                    return self._narrowed(below, found)
                 if self.space.watch.is_over:
-                    return best
+                    return None
                 below = limit
         return None
 
     def _narrowed(self, below_ms: float, found: Assignment) -> Assignment:
         """A plan found at once, within a time between that of another and one at which none was found."""
+        if len(self.space.capacity_bytes) <= _FEW_RANKS:
+            return found
         for _ in range(_NARROWINGS):
             below_ms = max(below_ms, self.space.prover.bound_ms)
             if found.value_ms <= below_ms * (1 + self._narrow_enough) or self.space.watch.is_over:
                 break
             middle = (below_ms * found.value_ms) ** 0.5
             trial = self._quick(middle)
-            if trial is None:
-                below_ms = middle
-            else:
+            if trial is not None and trial.value_ms < found.value_ms:
                 found = trial
+            if found.value_ms > middle * (1 + _NEAR):
+                below_ms = middle
         return found
 
     @property
     def _narrow_enough(self) -> float:
         """What a plan found at once may exceed a time at which none was found by, in parts of it."""
-        return CLOSE if len(self.space.capacity_bytes) <= _FEW_RANKS else _NARROW
+        return _NARROW
 
     def _is_done(self) -> bool:
         return self._is_close() or self.catalogue.effort.is_spent

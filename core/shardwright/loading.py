@@ -7,11 +7,12 @@ change the order in which another is asked, or wrap its answer.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
-from importlib.metadata import EntryPoint
+from importlib.metadata import Distribution, EntryPoint
 from typing import Any, Literal
 
 import attrs
@@ -37,12 +38,12 @@ class Source:
     @classmethod
     def from_entry_point(cls, entry_point: EntryPoint) -> Source:
         """The plugin that an entry point names. Its module is found, not imported."""
-        distribution = entry_point.dist
+        distribution, version = _name_and_version(entry_point.dist)
         return cls(
             Provenance(
                 plugin=entry_point.name,
-                distribution=distribution.name if distribution else "(no distribution)",
-                version=distribution.version if distribution else "",
+                distribution=distribution,
+                version=version,
                 module=entry_point.module,
                 file=_find_file(entry_point.module),
             ),
@@ -167,6 +168,15 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, PluginLoadError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@functools.lru_cache(maxsize=64)
+def _name_and_version(distribution: Distribution | None) -> tuple[str, str]:
+    """Of a distribution; its metadata is parsed anew whenever it is asked for, which takes milliseconds."""
+    if distribution is None:
+        return "(no distribution)", ""
+    metadata = distribution.metadata
+    return metadata["Name"], metadata["Version"]
 
 
 def _find_file(module: str) -> str:

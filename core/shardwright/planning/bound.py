@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from shardwright.planning.distinct import distinct, without
 from shardwright.planning.options import FREE, Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
 
@@ -147,7 +148,7 @@ class Relaxation:
     @cached_property
     def thresholds_ms(self) -> Floats:
         """The times at which an option comes in, in rising order."""
-        return np.unique(self.largest[self.fits])
+        return distinct(self.largest[self.fits])
 
     def choose(self, allowed: Bools, share: Floats, multipliers: Floats) -> Choice | None:
         """The cheapest allowed option of each table at some multipliers; ``None`` if a table has none.
@@ -259,7 +260,7 @@ class Relaxation:
         return result
 
     @cached_property
-    def _covers(self) -> Bools:
+    def covers(self) -> Bools:
         """Whether an option's layout puts one shard on every rank, and no others: ``[O]``."""
         options, first = self.space.options, self.space.options.first_shard
         before = np.cumsum(options.count) - options.count
@@ -272,13 +273,13 @@ class Relaxation:
     def spread(self) -> Floats:
         """What each option takes of every rank's time, at least: ``[O]``; 0 where it does not put one shard on each."""
         least = np.minimum.reduceat(self.space.cost_ms, self.space.options.first_shard[:-1])
-        return np.where(self._covers, least, 0.0)
+        return np.where(self.covers, least, 0.0)
 
     @cached_property
     def spread_bytes(self) -> Floats:
         """What each option takes of every rank's memory, at least: ``[O, M]``, likewise."""
         least = np.minimum.reduceat(self.space.memory_bytes, self.space.options.first_shard[:-1], axis=0)
-        return np.where(self._covers[:, None], least, 0.0)
+        return np.where(self.covers[:, None], least, 0.0)
 
     @cached_property
     def movable(self) -> Floats:
@@ -344,7 +345,7 @@ class Dual:
         chosen = lean.option[alike]
         if self.lean is None:
             return chosen
-        options = np.setdiff1d(np.concatenate(self._seen), lean.option)
+        options = without(np.concatenate(self._seen), lean.option)
         table = problem.space.options.table[options]
         saved = problem.cost[lean.option[table]] - problem.cost[options]
         more = self.share[options] - self.share[lean.option[table]]

@@ -33,6 +33,7 @@ from shardwright.planning.bound import (
     Relaxation,
     Rounding,
 )
+from shardwright.planning.distinct import without
 from shardwright.planning.options import Floats, Ints
 from shardwright.planning.space import SearchSpace
 
@@ -184,7 +185,7 @@ class CaseSearch:
             "options": (among - mine[0]).tolist(),
         }
         one, other = case.allowed.copy(), case.allowed.copy()
-        one[np.setdiff1d(mine, among)] = False
+        one[without(mine, among)] = False
         other[among] = False
         return (
             node,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -174,14 +175,12 @@ class ParameterConstraints:
 
     def to_data(self) -> dict[str, Any]:
         """What is asked, as JSON data: an object of the fields that were given."""
-        fields = attrs.asdict(self, filter=lambda _, value: value is not None)
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+        return {name: _as_data(getattr(self, name)) for name in self.given}
 
     @property
     def given(self) -> tuple[str, ...]:
         """The names of the fields that were given."""
-        names = (attribute.name for attribute in attrs.fields(ParameterConstraints))
-        return tuple(name for name in names if getattr(self, name) is not None)
+        return tuple(name for name in _names() if getattr(self, name) is not None)
 
     def filled_from(self, other: ParameterConstraints) -> ParameterConstraints:
         """These, and what ``other`` asks where nothing is asked here."""
@@ -216,6 +215,20 @@ class ParameterConstraints:
 
 
 _NONE = ParameterConstraints()
+
+
+@functools.cache
+def _names() -> tuple[str, ...]:
+    return tuple(attribute.name for attribute in attrs.fields(ParameterConstraints))
+
+
+def _as_data(value: Any) -> Any:
+    """A value as JSON data."""
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return attrs.asdict(value) if attrs.has(type(value)) else value
 
 
 def _as_dict(rules: Mapping[str, ParameterConstraints] | None) -> Mapping[str, ParameterConstraints]:

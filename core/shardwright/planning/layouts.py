@@ -354,7 +354,8 @@ class Layout:
     @property
     def row_map(self) -> RowMap:
         """The row map of all its blocks."""
-        return self.blocks[0].rows.row_map
+        cut = self.blocks.blocks if isinstance(self.blocks, PlacedBlocks) else self.blocks
+        return cut.runs[0].row_map if isinstance(cut, BlockRuns) else cut[0].rows.row_map
 
     @property
     def dataflows(self) -> tuple[Dataflow, ...]:

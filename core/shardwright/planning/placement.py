@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import Factory, frozen
 
+from shardwright.planning.distinct import without
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class ProposedShards:
         used = self.fixed_bytes.copy()
         np.add.at(used, self.rank[fixed], self.memory_bytes[fixed])
         over = used - self.capacity_bytes
-        over[~np.isin(np.arange(len(over)), self.rank[fixed])] = 0
+        over[without(np.arange(len(over)), self.rank[fixed])] = 0
         rank, tier = (int(index) for index in np.unravel_index(np.argmax(over), over.shape))
         if over[rank, tier] <= 0:
             return None

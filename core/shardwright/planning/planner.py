@@ -17,6 +17,7 @@ from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
 from shardwright.planning.codecs import codecs_of
 from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.distinct import distinct
 from shardwright.planning.failure import explain_no_plan
 from shardwright.planning.inputs import Request, describe_inputs
 from shardwright.planning.layouts import Layout
@@ -300,7 +301,7 @@ def _with_extras(options: Options, option: int) -> Layout:
 def _check_layouts(space: SearchSpace, proposal: Ints) -> None:
     """Check that the layouts that were chosen cover each row and column of their tables once."""
     options = space.options
-    for option in np.unique(proposal).tolist():
+    for option in distinct(proposal).tolist():
         table = options.tables[int(options.table[option])]
         try:
             options.layouts[option].check(table, world_size=space.topology.world_size)

@@ -201,6 +201,11 @@ class Assignment:
         """The rank of every item, in the order of tables and shards: ``[N]``."""
         return self.bins.bin[[item for items in self._items for item in items]]
 
+    @property
+    def ranks_of_tables(self) -> list[Ints]:
+        """The ranks of each table's items, in the order of its shards."""
+        return [self.bins.bin[items] for items in self._items]
+
     def copy(self) -> Assignment:
         """The same options and ranks."""
         twin = copy(self)
@@ -213,8 +218,7 @@ class Assignment:
 
     def place(self, ranks: Ints) -> None:
         """Put every shard where it is said to be: ``[N]``, in the order of tables and shards."""
-        for item, rank in enumerate(ranks.tolist()):
-            self.bins.put(item, rank)
+        self.bins.place(ranks)
 
     def repair(self, steps: int, *, changes: int, pairs: int = 0) -> bool:
         """Move, swap and change options as long as less is over a limit; whether nothing is over any more.

@@ -8,13 +8,14 @@ Legend: N items, W bins (ranks), D dimensions (time first, then memory tiers), L
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import lru_cache
 
 import numpy as np
 from attrs import define
 
+from shardwright.planning.distinct import distinct
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright_plugins.packing.limits import SLACK, excess, fullness, gang_bins
 
@@ -78,6 +79,11 @@ class Bins:
         self._members = _members(gang)
         self._is_settled = np.zeros(len(size), dtype=bool)
 
+    @property
+    def members(self) -> Mapping[int, Sequence[int]]:
+        """The items of each gang."""
+        return self._members
+
     # -- filling ---------------------------------------------------------------------------------------------
 
     def fill(self, weight: Floats) -> None:
@@ -138,6 +144,11 @@ class Bins:
         """Put an item that is in no bin into one."""
         self.bin[item] = where
         self.used[where] += self.size[item]
+
+    def place(self, bins: Ints) -> None:
+        """Put all items, which are in no bin, into these: ``[N]``."""
+        self.bin = bins.copy()
+        np.add.at(self.used, bins, self.size)
 
     def take(self, item: int) -> None:
         """Take an item out of its bin."""
@@ -250,7 +261,7 @@ class Bins:
             if gain < best:
                 best, act = gain, (item, int(self.bin[other]) if other >= 0 else -1, other)
         if act is None or best > -0.3 * over[worst]:
-            gain, gang = self._best_gang(np.unique(self.gang[here & (self.gang != NO_GANG)]), over)
+            gain, gang = self._best_gang(distinct(self.gang[here & (self.gang != NO_GANG)]), over)
             if gain < best:
                 self._move_gang(gang)
                 return True

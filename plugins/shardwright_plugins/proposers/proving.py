@@ -19,9 +19,11 @@ from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Effort
 from shardwright_plugins.packing.patience import pack
+from shardwright_plugins.proposers._descent import descended
+from shardwright_plugins.proposers._patterns import packed
 
 # Times are tried at these parts above the bound until one is possible.
-_LADDER = (0.01, 0.03, 0.08, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
+_LADDER = (0.005, 0.015, 0.03, 0.08, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
 # The part of memory left free when options are chosen: shards of some size fill no rank to the brim.
 _MARGINS = (0.01, 0.03, 0.08, 0.2)
 # From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
@@ -29,6 +31,10 @@ _MARGINS = (0.01, 0.03, 0.08, 0.2)
 _STEPS_DOWN = (0.15, 0.4, 0.7)
 _WORTHWHILE = 2e-3
 _NEAR_FAILURE = 1e-3
+# A plan found at once is taken for one within a time if it exceeds it by no more.
+_NEAR = 1e-3
+# Patterns are made where each table is like so many others, over so many ranks; and so many of these are enough.
+_ALIKE, _MANY_RANKS, _ENOUGH_RANKS = 4, 32, 0.985
 # So many cases are looked at for a choice of options that none of them refutes.
 _CASES, _FEW_CASES = 40, 12
 # Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
@@ -48,6 +54,10 @@ _MOST_PROGRAMS, _FIRST_PART = 6, 0.125
 # A gap that is small enough for a problem of many columns, and one that is worth twice as many.
 _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
 _LEAST_GAIN = 1e-4
+# A gap that is good enough for more than a few tables, and descents to reach it.
+_GOOD, _MOST_DESCENTS = 5e-3, 6
+# Descents with one table forced to another option, towards this part of the way from the bound to the best plan.
+_MOST_KICKS, _KICK_PART = 24, 0.2
 _NODE_COLUMNS, _LEAST_NODES = 150_000, 50
 _MOST_SECONDS = 30.0
 # What nothing else gets in is packed with patience: from so many choices of options, in so many turns each.
@@ -102,6 +112,8 @@ class _Bisection:
     best: Assignment | None = None
     _solved_ms: set[tuple[float, float]] = field(factory=set)
     """The limits of the programs that were solved, and with what part of the nodes."""
+    _too_large: dict[float, int] = field(factory=dict)
+    """Limits of programs with more than so many columns, or without a plan."""
 
     def __attrs_post_init__(self) -> None:
         self.catalogue = Catalogue(self.space, Effort())
@@ -114,16 +126,109 @@ class _Bisection:
             yield from _choices(self.space)
             return
         yield self._keep(found)
-        assert self.best is not None
+        yield from self._tightened()
+        if len(self.space.capacity_bytes) <= _FEW_RANKS:
+            yield from self._kicked()
         if not self._is_close():
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
             yield from self._polished()
         if not self._is_close():
             yield from self._improvements()
-        if not self._is_close() and self.best.value_ms > self._low_ms * (1 + _SMALL_GAP):
-            is_far = self.best.value_ms > self._low_ms * (1 + _LARGE_GAP)
-            yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
+        if not self._is_close() and self._gap > _SMALL_GAP:
+            yield from self._solved(2 * _MOST_COLUMNS if self._gap > _LARGE_GAP else _MOST_COLUMNS)
+
+    def _tightened(self) -> Proposals:
+        """Better plans by descent: at first from new choices, if the bound is better than theirs, then from the best."""
+        assert self.best is not None
+        bound = self._low_ms
+        if self._is_close():
+            return
+        fresh, step = self._low_ms > bound * (1 + _LEAST_GAIN), 0
+        for _ in range(_MOST_DESCENTS):
+            before = self.best.value_ms
+            limit = self._low_ms + _STEPS_DOWN[step] * (before - self._low_ms)
+            for start in self._anew(limit) if fresh else self._again(limit):
+                found = self._descended(start)
+                if found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):
+                    yield self._keep(found)
+            if self._is_close():
+                return
+            is_better = self.best.value_ms < before * (1 - _WORTHWHILE)
+            step += not (fresh or is_better)
+            fresh = False
+            if step == len(_STEPS_DOWN):
+                return
+
+    def _anew(self, limit_ms: float) -> Iterator[Assignment]:
+        """New plans by the choices at a time."""
+        cases = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)
+        if cases.possible is not None:
+            yield from self._starts(cases.possible, limit_ms)
+
+    def _again(self, limit_ms: float) -> Iterator[Assignment]:
+        """The best plan, to be brought within a time."""
+        assert self.best is not None
+        start = self.best.copy()
+        start.limit_ms = limit_ms
+        yield start
+
+    def _descended(self, start: Assignment) -> Assignment:
+        """A plan brought nearer to its limit by little repair, or by descent."""
+        if start.repair(_FEW_STEPS, changes=0):
+            return start
+        result = descended(start, self.catalogue.is_efficient)
+        result.repair(_FEW_STEPS, changes=3)
+        return result
+
+    def _kicked(self) -> Proposals:
+        """Better plans by descents in which one table takes another option that costs little more.
+
+        All tables of the rank that is fullest may be too large for what is left elsewhere; with another cut of one of them
+        the rest may go together well.
+        """
+        kicks = self._kicks()
+        for table, option in kicks[:_MOST_KICKS]:
+            assert self.best is not None
+            if self._is_close():
+                return
+            start = self.best.copy()
+            start.limit_ms = self._low_ms + _KICK_PART * (start.value_ms - self._low_ms)
+            found = descended(start, self.catalogue.is_efficient, [(table, option)])
+            found.repair(_FEW_STEPS, changes=0)
+            if found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):
+                yield self._keep(found)
+
+    def _kicks(self) -> list[tuple[int, int]]:
+        """Tables and other options for them, those first that add the least to the sum over ranks."""
+        assert self.best is not None
+        cases, options = self.space.prover.refute(self.best.value_ms, max_cases=1), self.space.options
+        if cases.price is None:
+            return []
+        proposal = self.best.proposal
+        _, leader = np.unique(options.alike * options.num_options + proposal, return_index=True)
+        most = len(self.space.capacity_bytes) * (self.best.value_ms - self._low_ms)
+        found = []
+        for table in leader.tolist():
+            mine, chosen = np.array(options.of_table(int(options.alike[table]))), int(proposal[table])
+            mine = mine[self.catalogue.is_efficient[mine] & (mine != chosen)]
+            more = cases.price[mine] - cases.price[chosen]
+            found += [
+                (float(more[i]), table, int(mine[i]))
+                for i in np.flatnonzero((more <= most) & (self.space.largest_cost_ms[mine] <= self._low_ms))
+            ]
+        return [(table, option) for _, table, option in sorted(found)]
+
+    @property
+    def _gap(self) -> float:
+        """By what part of the bound the best plan exceeds it."""
+        assert self.best is not None
+        return self.best.value_ms / max(self._low_ms, 1e-300) - 1
+
+    @property
+    def _tolerance(self) -> float:
+        """The gap at which a plan is good enough: small problems are solved further."""
+        return CLOSE if len(self.space.options.all_tables) <= _FEW_TABLES else _GOOD
 
     def _polished(self) -> Proposals:
         """A plan a little better than one that is close to the best, if repair is enough."""
@@ -177,10 +282,11 @@ class _Bisection:
 
     def _by_solver(self, limit_ms: float, most_columns: int, part: float = 1) -> Assignment | None:
         """What a solver finds within a time with a part of its nodes, if the problem is small; its bound is kept."""
-        if (limit_ms, part) in self._solved_ms:
+        if (limit_ms, part) in self._solved_ms or self._too_large.get(limit_ms, 0) >= most_columns:
             return None
         program = Program.of(self.space, limit_ms, most_columns=most_columns)
         if program is None:
+            self._too_large[limit_ms] = most_columns
             return None
         self._solved_ms.add((limit_ms, part))
         nodes = int(part * np.clip(_NODE_COLUMNS / program.num_columns, _LEAST_NODES, MOST_NODES))
@@ -237,22 +343,24 @@ class _Bisection:
 
     def _narrowed(self, below_ms: float, found: Assignment) -> Assignment:
         """A plan found at once, within a time between that of another and one at which none was found."""
+        if len(self.space.capacity_bytes) <= _FEW_RANKS:
+            return found
         for _ in range(_NARROWINGS):
             below_ms = max(below_ms, self.space.prover.bound_ms)
             if found.value_ms <= below_ms * (1 + self._narrow_enough) or self.space.watch.is_over:
                 break
             middle = (below_ms * found.value_ms) ** 0.5
             trial = self._quick(middle)
-            if trial is None:
-                below_ms = middle
-            else:
+            if trial is not None and trial.value_ms < found.value_ms:
                 found = trial
+            if found.value_ms > middle * (1 + _NEAR):
+                below_ms = middle
         return found
 
     @property
     def _narrow_enough(self) -> float:
         """What a plan found at once may exceed a time at which none was found by, in parts of it."""
-        return CLOSE if len(self.space.capacity_bytes) <= _FEW_RANKS else _NARROW
+        return _NARROW
 
     def _is_done(self) -> bool:
         return self._is_close() or self.catalogue.effort.is_spent
@@ -261,22 +369,38 @@ class _Bisection:
         """Whether the best plan is proven to be about as good as can be, or time is over."""
         assert self.best is not None
         value, prover = self.best.value_ms, self.space.prover
-        if value > prover.bound_ms * (1 + CLOSE):
+        enough = 1 + self._tolerance
+        if value > prover.bound_ms * enough:
             prover.sharpen(value, precision=CLOSE, max_cases=_CASES)
-        return value <= prover.bound_ms * (1 + CLOSE) or self.space.watch.is_over
+        return value <= prover.bound_ms * enough or self.space.watch.is_over
 
     def _keep(self, found: Assignment) -> Placed:
         self.best = found
         return Placed(found.proposal.copy(), found.ranks)
 
     def _quick(self, limit_ms: float) -> Assignment | None:
-        """A plan within a time, if little repair is enough."""
+        """A plan about within a time, if little work is enough."""
         cases = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)
-        for proposal, _ in self._with_margins(cases):
-            trial = self._filled(proposal, limit_ms)
-            if trial.repair(_FEW_STEPS, changes=3):
-                return trial
-        return None
+        if cases.possible is None:
+            return None
+        best: Assignment | None = None
+        for start in self._starts(cases.possible, limit_ms):
+            trial = self._descended(start)
+            if np.isfinite(trial.value_ms) and (best is None or trial.value_ms < best.value_ms):
+                best = trial
+            if best is not None and best.value_ms <= limit_ms * (1 + _NEAR):
+                break
+        return best
+
+    def _starts(self, proposal: Ints, limit_ms: float) -> Iterator[Assignment]:
+        """Places for a choice of options; of many tables that are alike over many ranks, also by patterns."""
+        distinct, world_size = len(self.space.options.tables), len(self.space.capacity_bytes)
+        if len(proposal) < _ALIKE * distinct or world_size < _MANY_RANKS:
+            yield self._filled(proposal, limit_ms)
+            return
+        start = packed(self.catalogue, self.problem.covers, proposal, limit_ms, part=_ENOUGH_RANKS)
+        if start is not None:
+            yield start
 
     def _with_margins(self, cases: CaseSearch) -> Iterator[tuple[Ints, Floats]]:
         """Choices of options that look possible, more and more of memory left free, with the options' prices."""

@@ -1,0 +1,412 @@
+"""Many equal tables over many ranks: which options, and which shards lie together, by column generation.
+
+Where tables are alike, what matters is not which shard lies where but how many ranks hold which *pattern*: so many shards of
+each kind that fit into a rank together. The least number of ranks for all tables, within a time, is a linear program over
+how many tables take each option and how many ranks hold each pattern; its columns are made as they are needed (Gilmore
+and Gomory 1961). Rounded down, it places most shards; the rest finds room in the ranks that are left.
+
+The program has as many rows as there are kinds of shards, a few dozen, and is solved by the revised simplex method with
+an explicit inverse: a pivot takes microseconds, while a general solver is imported in half a second. Patterns are made by
+filling ranks greedily in many orders at once, so the program is no proof of anything; its dual prices only guide.
+
+Legend: K kinds of shards, O' options, T distinct tables, P patterns, W ranks of hosts of L, D dimensions (time, memory tiers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.space import SearchSpace
+from shardwright_plugins.packing.assignment import Assignment, Catalogue
+from shardwright_plugins.packing.bins import Bins
+
+# Kinds of shards at most: the work grows with their square.
+MOST_KINDS = 120
+_MOST_PIVOTS, _MOST_ROUNDS = 800, 80
+_TOLERANCE = 1e-9
+# Weights of the dimensions by which greedy fillings order shards: random directions, the same ones always.
+_NUM_WEIGHTS = 12
+# New patterns of a round, those that are worth most.
+_MOST_NEW, _MOST_SEEN = 6, 100
+# Patterns are looked for harder where the best is worth no more.
+_MEAGRE = 1.005
+
+
+@frozen(eq=False)
+class Pattern:
+    """Ranks that hold the same.
+
+    Args:
+        shards: of each kind: ``[K]``.
+        ranks: how many ranks, by the program.
+    """
+
+    shards: Ints
+    ranks: float
+
+
+@frozen(eq=False)
+class Kinds:
+    """The kinds of shards that may go to any rank or host, and what options need of them.
+
+    Args:
+        options: the options: ``[O']``.
+        table: the distinct table of each: ``[O']``.
+        needs: shards of each kind: ``[K, O']``.
+        size: of each kind, in parts of what a rank has beside what lies on every rank: ``[K, D]``.
+        kind_of: the kind of each run, or -1: ``[S]``.
+        is_gang: shards of this kind go to all ranks of a host: ``[K]``.
+        spread: what each option takes of every rank, in parts of all it has: ``[O', D]``.
+        budget: of that, at most: ``[D]``.
+    """
+
+    options: Ints
+    table: Ints
+    needs: Floats
+    size: Floats
+    kind_of: Ints
+    is_gang: Bools
+    spread: Floats
+    budget: Floats
+
+
+def spread_of(space: SearchSpace, covers: Bools) -> Floats:
+    """What each option takes of every rank, time and memory: ``[O, D]``; 0 where it does not put one shard on each."""
+    needs = np.column_stack([space.cost_ms, space.memory_bytes])
+    return np.where(covers[:, None], np.maximum.reduceat(needs, space.options.first_shard[:-1]), 0.0)
+
+
+def kinds_of(space: SearchSpace, allowed: Bools, spread: Floats, budget: Floats, limit_ms: float) -> Kinds | None:
+    """The kinds of shards of some options; ``None`` if there are too many, or no room beside the spread load.
+
+    Args:
+        space: options and costs.
+        allowed: the options, which put one shard on every rank, or shards that have no rank: ``[O]``.
+        spread: what each takes of every rank: ``[O, D]``.
+        budget: the spread load at most: ``[D]``.
+        limit_ms: the time.
+    """
+    options = space.options
+    limit = np.append(limit_ms, space.capacity_bytes.min(axis=0))
+    room = np.maximum(limit - budget, 0.0)
+    needs = np.column_stack([space.cost_ms, space.memory_bytes])
+    usable = allowed.copy()
+    run = np.flatnonzero((options.rank == FREE) & usable[options.option])
+    fits = (needs[run] <= room * (1 - _TOLERANCE)).all(axis=1)
+    usable[options.option[run[~fits]]] = False
+    run = run[usable[options.option[run]]]
+    chosen = np.flatnonzero(usable)
+    has_option = np.bincount(options.table[chosen], minlength=len(options.tables)) > 0
+    if room[0] <= 0 or not len(run) or not has_option.all():
+        return None
+    gang = options.gang[run] != NO_GANG
+    distinct, kind = np.unique(np.column_stack([needs[run], gang]), axis=0, return_inverse=True)
+    if len(distinct) > MOST_KINDS:
+        return None
+    matrix = np.zeros((len(distinct), len(chosen)))
+    kind_of = np.full(options.num_shards, -1)
+    kind_of[run] = kind.reshape(-1)
+    np.add.at(matrix, (kind.reshape(-1), np.searchsorted(chosen, options.option[run])), options.count[run])
+    least = np.maximum(limit, 1e-30)
+    return Kinds(
+        options=chosen,
+        table=options.table[chosen],
+        needs=matrix,
+        size=distinct[:, :-1] / np.maximum(room, 1e-30),
+        kind_of=kind_of,
+        is_gang=distinct[:, -1] > 0,
+        spread=spread[chosen] / least,
+        budget=budget / least,
+    )
+
+
+@frozen(eq=False)
+class Solution:
+    """What the program says.
+
+    Args:
+        ranks: how many are needed.
+        tables: how many tables take each option: ``[O']``.
+        patterns: in use.
+    """
+
+    ranks: float
+    tables: Floats
+    patterns: tuple[Pattern, ...]
+
+
+class Program:
+    """The linear program, and its basis.
+
+    Rows: one for each kind of shards (those in patterns, without those of the options, are none), one for each distinct
+    table (its options are as many as it stands for), one for each dimension (the spread load).
+    """
+
+    def __init__(self, kinds: Kinds, multiplicity: Ints) -> None:
+        self._kinds, self._multiplicity = kinds, multiplicity
+        num_kinds, num_tables, dims = len(kinds.size), len(multiplicity), kinds.size.shape[1]
+        self._rows = num_kinds + num_tables + dims
+        rhs = np.concatenate([np.zeros(num_kinds), multiplicity, kinds.budget * (1 + 1e-6) + 1e-9])
+        # Degenerate vertices are many: a little more of each kind tells them apart.
+        rhs[:num_kinds] = 1e-6 * (1 + np.arange(num_kinds) / num_kinds)
+        self._rhs = rhs
+        option = np.zeros((self._rows, len(kinds.options)))
+        option[:num_kinds] = -kinds.needs
+        option[num_kinds + kinds.table, np.arange(len(kinds.options))] = 1
+        option[num_kinds + num_tables :] = kinds.spread.T
+        slack = np.zeros((self._rows, num_kinds + dims))
+        slack[np.arange(num_kinds), np.arange(num_kinds)] = -1
+        slack[num_kinds + num_tables + np.arange(dims), num_kinds + np.arange(dims)] = 1
+        self._fixed_columns = np.hstack([option, slack])
+        alone = np.diag(np.floor((1 + _TOLERANCE) / kinds.size.max(axis=1))).astype(np.float64)
+        self._patterns: list[Floats] = list(np.minimum(alone, 1e6))
+        self._known = {pattern.tobytes() for pattern in self._patterns}
+        num_options = len(kinds.options)
+        # At first each table takes an option with the least spread load, and each kind of shards has ranks of its own.
+        order = np.lexsort((kinds.needs.sum(axis=0), kinds.spread.sum(axis=1), kinds.table))
+        base = order[np.searchsorted(kinds.table[order], np.arange(num_tables))]
+        of_base = num_options + num_kinds + np.arange(dims)
+        first_pattern = self._fixed_columns.shape[1]
+        self._basis: Ints = np.concatenate([first_pattern + np.arange(num_kinds), base, of_base])
+        self._columns = np.hstack([self._fixed_columns, self._as_columns(self._patterns)])
+        self._inverse: Floats = np.linalg.inv(self._columns[:, self._basis])
+        self._value: Floats = self._inverse @ rhs
+        self._orders = _orders(dims)
+
+    def _as_columns(self, patterns: list[Floats]) -> Floats:
+        columns = np.zeros((self._rows, len(patterns)))
+        columns[: len(self._kinds.size)] = np.array(patterns).T
+        return columns
+
+    @property
+    def _cost(self) -> Floats:
+        cost = np.ones(self._columns.shape[1])
+        cost[: self._fixed_columns.shape[1]] = 0
+        return cost
+
+    def solve(self, enough: float) -> Solution:
+        """The least number of ranks, or one that is enough."""
+        rounds = 0
+        for _ in range(_MOST_PIVOTS):
+            cost = self._cost
+            prices = cost[self._basis] @ self._inverse
+            reduced = cost - prices @ self._columns
+            entering = int(np.argmin(reduced))
+            if reduced[entering] < -_TOLERANCE:
+                if not self._pivot(entering) or self._ranks <= enough:
+                    break
+                continue
+            rounds += 1
+            if rounds > _MOST_ROUNDS or not self._generate(prices[: len(self._kinds.size)]):
+                break
+        return self._solution()
+
+    @property
+    def _ranks(self) -> float:
+        return float(self._value[self._basis >= self._fixed_columns.shape[1]].sum())
+
+    def _pivot(self, entering: int) -> bool:
+        column = self._inverse @ self._columns[:, entering]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(column > 1e-9, self._value / column, np.inf)
+        row = int(np.argmin(ratio))
+        if not np.isfinite(ratio[row]):
+            return False
+        pivot = self._inverse[row] / column[row]
+        step = self._value[row] / column[row]
+        self._value = self._value - step * column
+        self._value[row] = step
+        self._inverse = self._inverse - np.outer(column, pivot)
+        self._inverse[row] = pivot
+        self._basis[row] = entering
+        return True
+
+    def _generate(self, prices: Floats) -> bool:
+        """Add patterns that are worth more than a rank at some prices of shards; whether there are any."""
+        size, prices = self._kinds.size, np.maximum(prices, 0.0)
+        new, most = self._worthwhile(_fillings(size, prices, self._orders, np.zeros((1, len(size)))), prices)
+        if most <= _MEAGRE:
+            starts = _starts(size, np.flatnonzero(prices > 1e-9))
+            new, most = self._worthwhile(_fillings(size, prices, self._orders, starts), prices)
+        if not new:
+            return False
+        self._patterns += new
+        self._columns = np.hstack([self._columns, self._as_columns(new)])
+        return True
+
+    def _worthwhile(self, found: Floats, prices: Floats) -> tuple[list[Floats], float]:
+        """New patterns that are worth more than a rank, the best ones, and what the best is worth."""
+        worth, new = found @ prices, list[Floats]()
+        for index in np.argsort(-worth, kind="stable")[:_MOST_SEEN].tolist():
+            if worth[index] <= 1 + 1e-6 or len(new) >= _MOST_NEW:
+                break
+            key = found[index].tobytes()
+            if key not in self._known:
+                self._known.add(key)
+                new.append(found[index])
+        return new, float(worth.max(initial=1.0))
+
+    def _solution(self) -> Solution:
+        values = np.zeros(self._columns.shape[1])
+        values[self._basis] = np.maximum(self._value, 0.0)
+        first = self._fixed_columns.shape[1]
+        used = [
+            Pattern(pattern.astype(np.int64), float(value))
+            for pattern, value in zip(self._patterns, values[first:], strict=True)
+            if value > 1e-4
+        ]
+        return Solution(float(values[first:].sum()), values[: len(self._kinds.options)], tuple(used))
+
+
+def whole_tables(tables: Floats, kinds: Kinds, alike: Ints) -> Ints:
+    """The option of each of all tables, so that about as many take each as the program says: ``[A]``."""
+    proposal = np.zeros(len(alike), dtype=np.int64)
+    for table in range(int(kinds.table[-1]) + 1):
+        mine, members = np.flatnonzero(kinds.table == table), np.flatnonzero(alike == table)
+        number = np.floor(tables[mine] + 1e-4).astype(np.int64)
+        number = np.minimum(number, np.maximum(len(members) - np.cumsum(number) + number, 0))
+        rest = np.argsort(number - tables[mine], kind="stable")
+        left = len(members) - int(number.sum())
+        number[rest[:left]] += 1
+        number[rest[0]] += max(left - len(rest), 0)
+        proposal[members] = np.repeat(kinds.options[mine], number)
+    return proposal
+
+
+def seat(bins: Bins, kinds: Kinds, patterns: Sequence[Pattern]) -> None:
+    """Put shards into ranks as patterns say, those with most ranks first; what is left over is left out.
+
+    A pattern with shards of gangs takes a host.
+
+    Args:
+        bins: all shards, none in a rank; ``kind`` is the run of each.
+        kinds: of the shards.
+        patterns: of the program.
+    """
+    _Seating(bins, kinds).seat(patterns)
+
+
+class _Seating:
+    def __init__(self, bins: Bins, kinds: Kinds) -> None:
+        self._bins, self._kinds = bins, kinds
+        kind = kinds.kind_of[bins.kind]
+        alone = bins.gang == NO_GANG
+        self._alone = [np.flatnonzero(alone & (kind == k)).tolist()[::-1] for k in range(len(kinds.size))]
+        self._gangs: list[list[int]] = [[] for _ in range(len(kinds.size))]
+        for gang, members in bins.members.items():
+            if len(members) <= bins.bins_per_host:
+                self._gangs[kind[members[0]]].append(gang)
+
+    def seat(self, patterns: Sequence[Pattern]) -> None:
+        size, world_size = self._bins.bins_per_host, len(self._bins.used)
+        free = list(range(world_size))[::-1]
+        left = np.array([pattern.ranks for pattern in patterns])
+        has_gang = np.array([bool((pattern.shards[self._kinds.is_gang]).any()) for pattern in patterns])
+        while len(free) >= size and (left[has_gang] >= 0.5 * size).any():
+            index = int(np.argmax(np.where(has_gang, left, -1.0)))
+            left[index] -= size
+            ranks = free[-size:][::-1]
+            if self._put_gangs(patterns[index].shards, ranks[0]):
+                del free[-size:]
+                for rank in ranks:
+                    self._put_alone(patterns[index].shards, rank)
+        while free and (left > 1e-3).any():
+            index = int(np.argmax(left))
+            left[index] -= 1
+            self._put_alone(patterns[index].shards, free.pop())
+
+    def _put_gangs(self, shards: Ints, first: int) -> bool:
+        is_some = False
+        for kind in np.flatnonzero(self._kinds.is_gang & (shards > 0)).tolist():
+            for _ in range(int(shards[kind])):
+                if self._gangs[kind]:
+                    is_some = True
+                    members = self._bins.members[self._gangs[kind].pop()]
+                    for place, item in enumerate(members):
+                        local = int(self._bins.local[item])
+                        self._bins.put(item, first + (place if local == FREE else local))
+        return is_some
+
+    def _put_alone(self, shards: Ints, rank: int) -> None:
+        for kind in np.flatnonzero(~self._kinds.is_gang & (shards > 0)).tolist():
+            for _ in range(min(int(shards[kind]), len(self._alone[kind]))):
+                self._bins.put(self._alone[kind].pop(), rank)
+
+
+def packed(
+    catalogue: Catalogue, covers: Bools, base: Ints, limit_ms: float, *, part: float = 1.0
+) -> Assignment | None:
+    """All tables over all ranks by patterns, most of them within a time; ``None`` where these are no help.
+
+    Args:
+        catalogue: of the space.
+        covers: options whose layout puts one shard on every rank: ``[O]``.
+        base: an option for each of all tables, whose spread load is the most: ``[A]``.
+        limit_ms: the time.
+        part: the part of the ranks that would be enough.
+    """
+    space = catalogue.space
+    options, world_size = space.options, len(space.capacity_bytes)
+    is_free = np.logical_and.reduceat(options.rank == FREE, options.first_shard[:-1])
+    allowed = catalogue.is_efficient & (space.largest_cost_ms <= limit_ms) & (covers | is_free)
+    spread = spread_of(space, covers)
+    kinds = kinds_of(space, allowed, spread, spread[base].sum(axis=0), limit_ms)
+    if kinds is None:
+        return None
+    solution = Program(kinds, options.multiplicity).solve(part * world_size)
+    if solution.ranks > world_size:
+        return None
+    result = Assignment(catalogue, whole_tables(solution.tables, kinds, options.alike), limit_ms)
+    seat(result.bins, kinds, solution.patterns)
+    result.fill()
+    return result
+
+
+def _orders(dims: int) -> Floats:
+    """Weights of the dimensions: each alone, all alike, and some between: ``[V, D]``."""
+    random = np.sqrt(2 + np.arange(_NUM_WEIGHTS * dims) * 7919.0) % 1
+    return np.vstack([np.eye(dims) + 1e-3, np.ones((1, dims)), random.reshape(-1, dims) ** 2 + 1e-3])
+
+
+def _starts(size: Floats, worth: Ints) -> Floats:
+    """Ranks with one or two shards of one kind: ``[N, K]``."""
+    forced = [(kind, number) for kind in worth.tolist() for number in (1, 2) if number * size[kind].max() <= 1]
+    starts = np.zeros((len(forced), len(size)))
+    for row, (kind, number) in enumerate(forced):
+        starts[row, kind] = number
+    return starts
+
+
+def _fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> Floats:
+    """Ranks filled by price for what is taken, dimensions weighted in several ways, after what is there at first.
+
+    Args:
+        size: of each kind: ``[K, D]``.
+        prices: of each kind: ``[K]``.
+        weights: ``[V, D]``.
+        starts: shards that are there at first: ``[N, K]``.
+
+    Returns:
+        shards of each kind: ``[N V, K]``.
+    """
+    worth = np.flatnonzero(prices > 1e-12)
+    density = prices[worth] / np.maximum(weights @ size[worth].T, 1e-12)
+    order = worth[np.argsort(-density, axis=1, kind="stable")]
+    filling = np.repeat(starts, len(order), axis=0)
+    ways = np.tile(order, (len(starts), 1))
+    left = [1 + _TOLERANCE - filling @ column for column in size.T]
+    columns = [np.maximum(column, 1e-12) for column in size.T]
+    rows = np.arange(len(filling))
+    for kind in ways.T:
+        number = left[0] / columns[0][kind]
+        for room, column in zip(left[1:], columns[1:], strict=True):
+            np.minimum(number, room / column[kind], out=number)
+        number = np.floor(np.maximum(number, 0.0))
+        filling[rows, kind] += number
+        for room, column in zip(left, columns, strict=True):
+            room -= number * column[kind]
+    return filling

@@ -125,11 +125,11 @@ class EngineStep:
 
     Attributes:
         batch: what was asked for.
-        statuses: what each rank says of its batch, known once sent.
+        statuses: what each rank says of its batch, known once sent; none before.
     """
 
     batch: FeatureBatch
-    statuses: Sequence[Status]
+    statuses: Sequence[Status] = ()
 
     def __init__(
         self,

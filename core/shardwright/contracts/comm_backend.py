@@ -68,6 +68,17 @@ class Communicator(ABC):
     def barrier(self) -> None:
         """Return when every rank has come here."""
 
+    def meet(self, place: str, what: str) -> None:  # noqa: B027 - not every communicator can
+        """Return when every rank has come to ``place``, without a collective; raise if one does not in time.
+
+        The engine asks for it where a rank alone makes a call that is right only if all do, and would send what the
+        others do not expect. By default it is taken for granted that all do.
+
+        Args:
+            place: a name that no other meeting of these ranks has.
+            what: what is called, for the error.
+        """
+
 
 class CommBackend(ABC, metaclass=OpenNames):
     """Collectives over the process groups of one backend of ``torch.distributed`` (or something beside it)."""

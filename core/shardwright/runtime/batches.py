@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
 from shardwright.errors import DistributedError, InvalidInputError, nearest
@@ -112,7 +112,7 @@ _STOPPED = _Fetched(None, Status.STOPPED)
 
 @frozen(eq=False)
 class _Coming:
-    """The next step, as far as all ranks know of it: a batch, an error, or the end."""
+    """The next step, as far as all ranks know of it: a batch, an error, or the end, or an error and then the end."""
 
     batch: Any
     error: Exception | None
@@ -139,7 +139,7 @@ class _Exchange(Protocol):
 class _StatusWord:
     """What each rank has to say of its batch, in a collective of its own."""
 
-    statuses: Sequence[Status]
+    statuses: Sequence[Status] = ()
 
     def __init__(self, env: ShardingEnv, fetched: _Fetched) -> None:
         self._fetched = fetched
@@ -209,6 +209,8 @@ class BatchesInStep:
         coming, self._coming = self._coming, None
         assert coming is not None  # advance
         if coming.error is not None:
+            if coming.is_over:  # said first; then comes the end
+                self._coming = evolve(coming, error=None)
             raise coming.error
         if coming.is_over:
             raise StopIteration
@@ -365,13 +367,13 @@ class BatchesInStep:
             if not exchanges:
                 exchanges = [_StatusWord(self._env, fetched)]
             error, sent = _send_all(exchanges)
-        statuses = exchanges[0].statuses if error is None else ()
-        if error is None and goes_on(statuses):
+        statuses = exchanges[0].statuses
+        is_over = bool(statuses) and not goes_on(statuses)
+        if error is None and not is_over:
             for call, features, step in begun:
                 self._ahead[call.name].put(Begun(features, step, self._side))
         else:
             self._discard([step for _, _, step in begun if step in sent])
-        is_over = error is None and not goes_on(statuses)
         return _Coming(fetched.batch, error and (fetched.error or error), is_over), statuses
 
     def _begin(self, call: _Call, fetched: _Fetched) -> tuple[Any, Any]:

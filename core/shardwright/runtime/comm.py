@@ -134,3 +134,7 @@ class TorchCommunicator(Communicator):
 
     def barrier(self) -> None:  # noqa: D102
         self._run("a barrier", lambda: dist.barrier(group=self._group, async_op=True))
+
+    def meet(self, place: str, what: str) -> None:  # noqa: D102
+        with self.named(what):
+            self._roll_call.meet(place, what)

@@ -25,6 +25,7 @@ from shardwright.runtime.groups import Group, check_layout
 from shardwright.runtime.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.learning_rates import LearningRates
 from shardwright.runtime.lookup import Lookup
+from shardwright.runtime.open_steps import OpenSteps
 from shardwright.runtime.part import Part, PartConfig, PartStep, Peer, parameters_of
 from shardwright.sparse import KeyedJaggedTensor
 
@@ -75,6 +76,7 @@ class CollectionEngine:
         )
         self.header_size = _FIXED_FIELDS + sum(part.header_size for part in self.parts)
         self.number = env.lockstep.join(self.collection.name, self.header_size)
+        self.open_steps = OpenSteps(env, self.number)
 
     def begin(
         self,
@@ -123,11 +125,11 @@ class EngineStep:
 
     Attributes:
         batch: what was asked for.
-        statuses: what each rank says of its batch, known once sent.
+        statuses: what each rank says of its batch, known once sent; none before.
     """
 
     batch: FeatureBatch
-    statuses: Sequence[Status]
+    statuses: Sequence[Status] = ()
 
     def __init__(
         self,
@@ -143,8 +145,9 @@ class EngineStep:
         if batch is not None and features is not None:
             self.batch = batch
             self._extras, extra_word = engine.reader.extras(features)
+        engine.open_steps.begin()
         self._start_headers(batch.batch_size if batch is not None else 0, extra_word)
-        self._received = False
+        self._received = self._went_back = False
 
     def _start_headers(self, batch_size: int, extra_word: int) -> None:
         """Collective 1, started."""
@@ -220,6 +223,7 @@ class EngineStep:
         """Wait for the ids, look up all local groups, and start to send the results home."""
         self._training = torch.is_grad_enabled()
         self._rates = self._engine.rates.now
+        self._engine.open_steps.num_open += self._training
         if not self._received:
             self.receive()
         with torch.no_grad():
@@ -271,6 +275,9 @@ class EngineStep:
 
     def backward(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """Send each rank its gradients; update fused blocks, return the gradients of the others."""
+        if not self._went_back:
+            self._went_back = True
+            self._engine.open_steps.num_open -= 1
         arrangement = self._engine.arrangement
         divided = arrangement.divided(gradients, self.batch)
         self._engine.env.lockstep.note("gradients", self._engine.number)

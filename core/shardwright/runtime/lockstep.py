@@ -46,6 +46,10 @@ class Lockstep:
         self._checksum = zlib.crc32(call.encode(), self._checksum)
         self._recent.append(call)
 
+    def name(self, number: int) -> str:
+        """What the collection of that number is called."""
+        return self._names[number]
+
     def words(self, number: int) -> tuple[int, int]:
         """The collection's number, tagged, and the checksum of the calls until now."""
         return _TAG | number, self._checksum

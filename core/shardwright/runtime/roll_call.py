@@ -37,7 +37,8 @@ class RollCall:
         self._store = store_of(process_group)
         timeout_s = _timeout_of(process_group, device).total_seconds()
         self._grace_s = min(_LONGEST_GRACE_S, timeout_s / 4)
-        self.patience = timedelta(seconds=timeout_s - self._grace_s) if device.type == "cpu" else None
+        self._patience = timedelta(seconds=timeout_s - self._grace_s)
+        self.patience = self._patience if device.type == "cpu" else None
 
     def after(self, label: str) -> str:
         """Tell the others that ``label`` failed here, wait for their word, and say in a text what became of whom.
@@ -58,6 +59,19 @@ class RollCall:
         for seen in dict.fromkeys(told.values()):
             parts.append(f"{name_ranks([rank for rank in told if told[rank] == seen])} failed in {seen}")
         return "; ".join(parts)
+
+    def meet(self, place: str, what: str) -> None:
+        """Wait until every rank has come to ``place``, by the store alone; those that fail elsewhere hear of ``what``.
+
+        Raises:
+            RuntimeError: one did not in time.
+        """
+        key = f"shardwright/meeting/{place}"
+        self._store.set(_key(self._rank), what)
+        if self._store.add(key, 1) == self._world_size:
+            self._store.set(f"{key}/all", "here")
+        self._store.wait([f"{key}/all"], self._patience)
+        self._store.delete_key(_key(self._rank))
 
     def _exchange(self, label: str) -> dict[int, str]:
         """What each other rank failed in, of those that say so before time is up."""

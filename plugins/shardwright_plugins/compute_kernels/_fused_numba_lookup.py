@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ _STATE_NAMES: Mapping[str, tuple[str, ...]] = {
 _EPS = 1e-8  # FBGEMM's default
 # Fewer elements than this are not worth handing to a second thread, which takes some 50 microseconds to wake.
 _ELEMENTS_PER_THREAD = 200_000
+_EVEN = 1.25  # times its fair share that a thread may have before slots or blocks are parted
 
 
 @frozen(eq=False)
@@ -100,9 +101,9 @@ class FusedNumbaLookup(Lookup):
         result = torch.empty(size, dtype=torch.float32, device="cpu")
         out, weights = result.data_ptr(), self._weights.data_ptr()
 
-        def look_up(start: int, stop: int) -> None:
+        def look_up(share: _Share) -> None:
             loops.look_up(
-                weights, geometry.slots, (start, stop), cells.ids, cells.id_weights, cells.lengths, cells.bags,
+                weights, geometry.slots, share, cells.ids, cells.id_weights, cells.lengths, cells.bags,
                 cells.first_id, places, out,
             )  # fmt: skip
 
@@ -121,10 +122,10 @@ class FusedNumbaLookup(Lookup):
         weights, gradients = self._weights.data_ptr(), gradient.data_ptr()
         first, second = self._state_addresses()
 
-        def update(start: int, stop: int) -> None:
+        def update(share: _Share) -> None:
             total = np.empty(geometry.widest_gradient, np.float32)
             loops.update(
-                optimizer, numbers, weights, first, second, geometry.blocks, (start, stop), len(geometry.slots),
+                optimizer, numbers, weights, first, second, geometry.blocks, share, len(geometry.slots),
                 cells.ids, cells.id_weights, cells.lengths, cells.bags, cells.first_id, places, gradients,
                 total.ctypes.data,
             )  # fmt: skip
@@ -138,13 +139,14 @@ class FusedNumbaLookup(Lookup):
         pieces = [gradient if gradient.stride(1) == 1 else gradient.contiguous() for gradient in gradients]
         places = np.array([[piece.data_ptr(), piece.stride(0)] for piece in pieces], dtype=np.int64)
 
-        def add_up(start: int, stop: int) -> None:
+        def add_up(share: _Share) -> None:
+            start, stop, *_ = share
             loops.add_up_rows(
                 places, geometry.blocks, wanted[start:stop], cells.ids, cells.id_weights, cells.lengths, cells.bags,
                 cells.first_id, starts[start:stop], out.data_ptr(),
             )  # fmt: skip
 
-        _in_threads(add_up, lambda: geometry.block_work(cells)[wanted], len(wanted))
+        _in_threads(add_up, lambda: geometry.block_work(cells)[wanted], len(wanted), may_part=False)
         return True
 
     def update_rows(self, sums: Tensor, blocks: tuple[int, ...], scale: float) -> None:
@@ -154,14 +156,15 @@ class FusedNumbaLookup(Lookup):
         wanted, starts = geometry.row_sums(blocks)
         optimizer, numbers = _OPTIMIZERS[self._optimizer.name], self._numbers()
 
-        def update(start: int, stop: int) -> None:
+        def update(share: _Share) -> None:
+            start, stop, *_ = share
             total = np.empty(geometry.widest_gradient, np.float32)
             loops.update_all(
                 optimizer, numbers, self._weights.data_ptr(), first, second, geometry.blocks, wanted[start:stop],
                 sums.data_ptr(), starts[start:stop], np.float32(scale), total.ctypes.data,
             )  # fmt: skip
 
-        _in_threads(update, lambda: geometry.elements[wanted], len(wanted))
+        _in_threads(update, lambda: geometry.elements[wanted], len(wanted), may_part=False)
 
     def _state_addresses(self) -> tuple[int, int]:
         first, second = [*(state.data_ptr() for state in self._states), 0, 0][:2]
@@ -303,25 +306,48 @@ def _table(*columns: Sequence[int]) -> Ints:
     return np.array(columns, dtype=np.int64).T.copy()
 
 
-def _in_threads(work: Callable[[int, int], None], sizes_of: Callable[[], Ints], count: int) -> None:
-    """Call ``work`` for ranges that together are ``0 <= i < count``, of about equal size, in as many threads as pay."""
-    if torch.get_num_threads() == 1 or count == 1:
-        work(0, count)
+_Share: TypeAlias = tuple[int, int, int, int]
+"""The first of a thread's slots or blocks and the one after the last; and which part of each, of how many."""
+
+
+def _in_threads(
+    work: Callable[[_Share], None], sizes_of: Callable[[], Ints], count: int, *, may_part: bool = True
+) -> None:
+    """Call ``work`` for shares of about equal size that together are everything, in as many threads as pay.
+
+    Args:
+        work: does one share; what it writes is the same whatever the shares are.
+        sizes_of: the work of each slot or block.
+        count: how many slots or blocks there are.
+        may_part: they may be parted.
+    """
+    if torch.get_num_threads() == 1:
+        work((0, count, 0, 1))
         return
     sizes = sizes_of()
-    total = int(sizes.sum())
-    num_threads = min(torch.get_num_threads(), count, 1 + total // _ELEMENTS_PER_THREAD)
-    if num_threads == 1:
-        work(0, count)
-        return
-    shares = np.searchsorted(np.cumsum(sizes), total * np.arange(1, num_threads) / num_threads) + 1
-    bounds = [0, *(min(int(stop), count) for stop in shares), count]
-    others: list[Future[None]] = [
-        _threads(os.getpid(), num_threads).submit(work, *span) for span in pairwise(bounds[1:])
-    ]
-    work(bounds[0], bounds[1])
+    num_threads = min(torch.get_num_threads(), 1 + int(sizes.sum()) // _ELEMENTS_PER_THREAD)
+    first, *rest = _shares(sizes, num_threads, may_part=may_part)
+    others: list[Future[None]] = [_threads(os.getpid(), num_threads).submit(work, share) for share in rest]
+    try:
+        work(first)
+    finally:
+        wait(others)  # they write into what would be freed
     for other in others:
         other.result()
+
+
+def _shares(sizes: Ints, num_threads: int, *, may_part: bool) -> list[_Share]:
+    """Ranges of whole slots or blocks, where they come out even; else a part of each."""
+    count, total = len(sizes), int(sizes.sum())
+    if num_threads == 1:
+        return [(0, count, 0, 1)]
+    ends = np.searchsorted(np.cumsum(sizes), total * np.arange(1, num_threads) / num_threads) + 1
+    bounds = [0, *(min(int(end), count) for end in ends), count]
+    spans = [span for span in pairwise(bounds) if span[0] < span[1]]
+    largest = max(int(sizes[start:stop].sum()) for start, stop in spans)
+    if may_part and largest > _EVEN * total / num_threads:
+        return [(0, count, part, num_threads) for part in range(num_threads)]
+    return [(start, stop, 0, 1) for start, stop in spans]
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,8 @@
 
 Legend: W sources, S slots, K blocks, N ids, D columns of a block, C columns of a slot's gradient. *Cells* are (source,
 slot) pairs in the order the bags arrived, cell ``source * S + slot``. Weights of all blocks stand in one flat array.
-Loops release the GIL and keep no state, so that threads may each take a range of slots or blocks.
+Loops release the GIL and keep no state, so that threads may each take a range of slots or blocks, or, where one table
+is most of the work, a part of each: of a slot some of its bags, of a block some of its rows.
 
 Equal ids are found with a table of twice as many places as ids, by open addressing and multiplicative hashing (Knuth,
 The Art of Computer Programming 3, section 6.4). A row's gradients are added in the order of its ids, however many
@@ -340,10 +341,21 @@ def first_ids(lengths: Any, bags: Any) -> Any:
 
 
 @_compiled
+def _ids_before(lengths: Any, bag: int, count: int) -> int:
+    """The ids of the first bags of a cell."""
+    if not lengths.shape[0]:
+        return count
+    num_ids = 0
+    for number in range(count):
+        num_ids += lengths[bag + number]
+    return num_ids
+
+
+@_compiled
 def look_up(
     weights: int,
     slots: Any,
-    slot_range: Any,
+    share: Any,
     ids: Any,
     id_weights: Any,
     lengths: Any,
@@ -357,7 +369,7 @@ def look_up(
     Args:
         weights: flat.
         slots: ``[S, 3]``: where a slot's block begins in ``weights``, ``D``, and its rows.
-        slot_range: the first slot and the one after the last.
+        share: the first slot and the one after the last; and which part of each slot's bags, of how many.
         ids: ``[N]``.
         id_weights: ``[N]``, or empty.
         lengths: ids of each bag; empty where each id is a bag of its own.
@@ -371,12 +383,13 @@ def look_up(
     """
     num_slots = slots.shape[0]
     for source in range(bags.shape[0] // num_slots):
-        for slot in range(slot_range[0], slot_range[1]):
+        for slot in range(share[0], share[1]):
             cell = source * num_slots + slot
             base, dim, num_rows = slots[slot]
             bag, start, stride = places[cell]
-            at, stop = first_id[cell], first_id[cell + 1]
-            for number in range(bags[cell]):
+            first_bag = bags[cell] * share[2] // share[3]
+            at, stop = first_id[cell] + _ids_before(lengths, bag, first_bag), first_id[cell + 1]
+            for number in range(first_bag, bags[cell] * (share[2] + 1) // share[3]):
                 place = start + number * stride
                 count = lengths[bag + number] if lengths.shape[0] else 1
                 for position in range(at, at + count):
@@ -390,9 +403,24 @@ def look_up(
 
 
 @_compiled
+def _hash(row: int) -> int:
+    """32 bits, by Fibonacci hashing: 2^64 divided by the golden ratio."""
+    return (np.uint64(row) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+
+
+@_compiled
+def _part_of(row: int, num_parts: int) -> int:
+    """The part that a row is in, by the upper bits of its hash; its place in a part's table is by the lower ones."""
+    return np.int64((_hash(row) * np.uint64(num_parts)) >> np.uint64(32))
+
+
+@_compiled
 def _list_ids(
     block_slots: Any,
     num_slots: int,
+    part: int,
+    num_parts: int,
+    ids: Any,
     lengths: Any,
     bags: Any,
     first_id: Any,
@@ -400,7 +428,7 @@ def _list_ids(
     position_of: Any,
     gradient_of: Any,
 ) -> int:
-    """The ids of a block, in the order of their cells: their positions among all, and where their gradients begin."""
+    """The ids of a part of a block's rows, in the order of their cells: positions, and where their gradients begin."""
     number = 0
     for source in range(bags.shape[0] // num_slots):
         for slot in range(block_slots[0], block_slots[1]):
@@ -412,7 +440,8 @@ def _list_ids(
                 for _ in range(count):
                     position_of[number] = position
                     gradient_of[number] = start
-                    number += 1
+                    # No branch: which rows are whose is nothing that a processor could learn.
+                    number += num_parts == 1 or _part_of(ids[position], num_parts) == part
                     position += 1
                 bag += 1
                 start += stride
@@ -429,8 +458,7 @@ def _chain_equal(
     num_rows = 0
     for number in range(count - 1, -1, -1):  # from the end, so that chains rise
         row = ids[position_of[number]]
-        # Fibonacci hashing: 2^64 divided by the golden ratio.
-        place = np.int64((np.uint64(row) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & mask
+        place = np.int64(_hash(row)) & mask
         while table[place] != _FREE and rows[table[place]] != row:
             place = (place + 1) & mask
         entry = table[place]
@@ -511,7 +539,7 @@ def update(
     first: int,
     second: int,
     blocks: Any,
-    block_range: Any,
+    share: Any,
     num_slots: int,
     ids: Any,
     id_weights: Any,
@@ -533,7 +561,7 @@ def update(
         second: second state, likewise.
         blocks: ``[K, 7]``: first slot, slot after the last, where it begins in ``weights``, ``D``, ``C``, the first of
             its columns among those of the gradient, and its first row among the rows of all blocks.
-        block_range: the first block and the one after the last.
+        share: the first block and the one after the last; and which part of each block's rows, of how many.
         num_slots: ``S``.
         ids: as for :func:`look_up`.
         id_weights: as for :func:`look_up`.
@@ -545,7 +573,7 @@ def update(
         total: room for the widest ``C``.
     """
     most = 0
-    for block in range(block_range[0], block_range[1]):
+    for block in range(share[0], share[1]):
         count = 0
         for source in range(bags.shape[0] // num_slots):
             cell = source * num_slots
@@ -562,7 +590,7 @@ def update(
     )
     head, following = np.empty(most, np.int32), np.empty(most, np.int32)
     factor = np.float32(1)
-    for block in range(block_range[0], block_range[1]):
+    for block in range(share[0], share[1]):
         base, dim, own, offset, first_row = (
             blocks[block, 2],
             blocks[block, 3],
@@ -570,7 +598,10 @@ def update(
             blocks[block, 5],
             blocks[block, 6],
         )
-        count = _list_ids(blocks[block], num_slots, lengths, bags, first_id, places, position_of, gradient_of)
+        count = _list_ids(
+            blocks[block], num_slots, share[2], share[3], ids, lengths, bags, first_id, places, position_of,
+            gradient_of,
+        )  # fmt: skip
         used = 2
         while used < 2 * count:
             used *= 2

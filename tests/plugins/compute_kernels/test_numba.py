@@ -4,6 +4,7 @@ it must not."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -24,50 +25,69 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def built() -> Lookup:
-    optimizer = OptimizerSpec("row_wise_adagrad", 0.1)
-    blocks = [block_spec(ROWS, DIM, slots=slots, optimizer=optimizer) for slots in (1, 3, 1)]
+SEVERAL, ONE_TABLE, ONE_SLOT = (1, 3, 1), (5,), (1,)
+
+
+def built(slots_of: tuple[int, ...] = SEVERAL, optimizer: str = "row_wise_adagrad") -> Lookup:
+    spec = OptimizerSpec(optimizer, 0.1)
+    blocks = [block_spec(ROWS, DIM, slots=slots, optimizer=spec) for slots in slots_of]
     lookup = kernel_of("fused_numba").build(blocks, device=CPU)
-    for block in range(3):
+    for block in range(len(blocks)):
         lookup.weight(block).copy_(torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(block)))
     return lookup
 
 
-def bags_of(ids: torch.Tensor) -> Bags:
-    lengths = torch.full((2 * SLOTS * BATCH,), IDS, dtype=torch.int32)
-    return Bags(ids, lengths, None, ((BATCH,) * SLOTS,) * 2)
+def bags_of(ids: torch.Tensor, slots: int = SLOTS) -> Bags:
+    """Bags of different lengths, `IDS` ids in the mean."""
+    lengths = torch.arange(2 * slots * BATCH, dtype=torch.int32) % (2 * IDS - 1) + 1
+    lengths[-1] += ids.numel() - lengths.sum()
+    weights = torch.linspace(0.5, 2, ids.numel())
+    return Bags(ids, lengths, weights, ((BATCH,) * slots,) * 2)
 
 
-def trained(num_threads: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def trained(
+    num_threads: int, slots_of: tuple[int, ...], optimizer: str
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     torch.set_num_threads(num_threads)
     generator = torch.Generator().manual_seed(0)
-    lookup = built()
+    lookup = built(slots_of, optimizer)
     for _ in range(3):
-        ids = torch.randint(ROWS, (2 * SLOTS * BATCH * IDS,), generator=generator)
-        result, saved = lookup.forward(bags_of(ids), training=True)
+        ids = torch.randint(ROWS, (2 * sum(slots_of) * BATCH * IDS,), generator=generator)
+        result, saved = lookup.forward(bags_of(ids, sum(slots_of)), training=True)
         lookup.backward(saved, torch.randn(result.numel(), generator=generator))
-    return result, [lookup.weight(block).clone() for block in range(3)]
+    states = [value for block in range(len(slots_of)) for value in lookup.optimizer_state(block).values()]
+    return result, [lookup.weight(block).clone() for block in range(len(slots_of))] + states
 
 
+@pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adam"])
+@pytest.mark.parametrize("slots_of", [SEVERAL, ONE_TABLE, ONE_SLOT])
 @pytest.mark.parametrize("num_threads", [2, 3, 7])
 def test_numba_with_several_threads_gives_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, threads: None, num_threads: int
+    monkeypatch: pytest.MonkeyPatch,
+    threads: None,
+    num_threads: int,
+    slots_of: tuple[int, ...],
+    optimizer: str,
 ) -> None:
     from shardwright_plugins.compute_kernels import _fused_numba_lookup
 
     used: list[int] = []
-    executor_of = _fused_numba_lookup._threads
-    monkeypatch.setattr(
-        _fused_numba_lookup, "_threads", lambda pid, count: used.append(count) or executor_of(pid, count)
-    )
+    shares_of = _fused_numba_lookup._shares
+
+    def shares(*args: Any, **kwargs: Any) -> Any:
+        found = shares_of(*args, **kwargs)
+        used.append(len(found))
+        return found
+
+    monkeypatch.setattr(_fused_numba_lookup, "_shares", shares)
     monkeypatch.setattr(_fused_numba_lookup, "_ELEMENTS_PER_THREAD", 1000)
-    result, weights = trained(num_threads)
-    assert used
+    result, changed = trained(num_threads, slots_of, optimizer)
+    assert set(used) == {num_threads}  # forward and backward passes alike
     used.clear()
-    expected_result, expected_weights = trained(1)
+    expected_result, expected = trained(1, slots_of, optimizer)
     assert not used
     assert torch.equal(result, expected_result)
-    assert all(torch.equal(one, other) for one, other in zip(weights, expected_weights, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(changed, expected, strict=True))
 
 
 @pytest.mark.parametrize("wrong", [-1, ROWS, 2**40])

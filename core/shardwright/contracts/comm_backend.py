@@ -48,6 +48,16 @@ class Communicator(ABC):
             label: what is exchanged, for errors and traces.
         """
 
+    def room(self, num_elements: int, device: Any) -> Tensor:
+        """Memory ``[num_elements]`` float32, not set, for what :meth:`all_to_all` is to send.
+
+        A backend may have such from which sending takes no copy. So what is sent from it may only be changed when its
+        receivers have said, by a later collective that was waited for, that they waited for this one.
+        """
+        import torch
+
+        return torch.empty(num_elements, dtype=torch.float32, device=device)
+
     @abstractmethod
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Fill ``tensor`` (contiguous, of one shape and dtype everywhere) with rank ``source``'s. Waits."""

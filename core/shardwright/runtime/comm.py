@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,11 +16,57 @@ from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.errors import DistributedError
 from shardwright.runtime.roll_call import RollCall
 
-Exchange: TypeAlias = Callable[[Tensor, Tensor, Sequence[int], Sequence[int], timedelta | None], Any]
-"""Starts an all-to-all: output, input, their splits, and how long it may wait for another rank to answer.
 
-Returns something whose ``wait(timeout)`` returns when the output may be read.
-"""
+class Exchange(ABC):
+    """How an all-to-all is made, and of what memory its pieces are best sent."""
+
+    @abstractmethod
+    def start(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        patience: timedelta | None,
+    ) -> Any:
+        """Start one.
+
+        Args:
+            output: see :meth:`Communicator.all_to_all`, as for all that follow.
+            input: see there.
+            output_splits: see there.
+            input_splits: see there.
+            patience: how long it may wait for another rank's answer.
+
+        Returns:
+            Something whose ``wait(timeout)`` returns when the output may be read.
+        """
+
+    @abstractmethod
+    def room(self, num_elements: int, device: torch.device) -> Tensor:
+        """See :meth:`Communicator.room`."""
+
+
+class TorchExchange(Exchange):
+    """The process group's own."""
+
+    def __init__(self, process_group: Any) -> None:
+        self._group = process_group
+
+    def start(  # noqa: D102 - described in the base class
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        patience: timedelta | None,
+    ) -> Any:
+        return dist.all_to_all_single(
+            output, input, list(output_splits), list(input_splits), group=self._group, async_op=True
+        )
+
+    def room(self, num_elements: int, device: torch.device) -> Tensor:  # noqa: D102
+        return torch.empty(num_elements, dtype=torch.float32, device=device)
 
 
 class _LabelledWork:
@@ -44,13 +91,13 @@ class TorchCommunicator(Communicator):
     Args:
         process_group: the group; every rank of it makes the same calls in the same order.
         device: where small control messages live (the CPU, or the rank's accelerator).
-        exchange: how :meth:`all_to_all` is made, if not by ``torch.distributed`` alone.
+        exchange: how :meth:`all_to_all` is made, if not as the group does.
     """
 
     def __init__(self, process_group: Any, device: torch.device, exchange: Exchange | None = None) -> None:
         self._group = process_group
         self._device = device
-        self._exchange = exchange or self._by_torch
+        self._exchange = exchange or TorchExchange(process_group)
         self._roll_call = RollCall(process_group, device)
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
@@ -90,20 +137,11 @@ class TorchCommunicator(Communicator):
         label: str = "",
     ) -> Work:
         with self.named(f"the exchange of {label}"):
-            work = self._exchange(output, input, output_splits, input_splits, self._roll_call.patience)
+            work = self._exchange.start(output, input, output_splits, input_splits, self._roll_call.patience)
         return _LabelledWork(work, label, self, output, input)
 
-    def _by_torch(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
-        patience: timedelta | None,
-    ) -> Any:
-        return dist.all_to_all_single(
-            output, input, list(output_splits), list(input_splits), group=self._group, async_op=True
-        )
+    def room(self, num_elements: int, device: Any) -> Tensor:  # noqa: D102
+        return self._exchange.room(num_elements, device)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
         self._run(

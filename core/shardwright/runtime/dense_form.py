@@ -99,7 +99,7 @@ class DenseSum:
     def __init__(self, env: ShardingEnv, forms: Sequence[DenseForm], device: torch.device) -> None:
         self._env, self._forms = env, forms
         self._sizes = [form.num_values for form in forms]
-        self._whole = torch.empty(sum(self._sizes), dtype=torch.float32, device=device)
+        self._whole = env.communicator.room(sum(self._sizes), device)
         for form, own in zip(forms, self._whole.split(self._sizes), strict=True):
             form.write(own)
         if env.world_size == 1:

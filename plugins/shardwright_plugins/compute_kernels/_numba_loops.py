@@ -379,6 +379,8 @@ def look_up(
             for number in range(bags[cell]):
                 place = start + number * stride
                 count = lengths[bag + number] if lengths.shape[0] else 1
+                if number + _AHEAD < bags[cell]:
+                    _prefetch_row(out, place + _AHEAD * stride, dim)
                 for position in range(at, at + count):
                     if num_rows * dim > _NEAR and position + _AHEAD < stop:
                         _prefetch_row(weights, base + ids[position + _AHEAD] * dim, dim)
@@ -637,6 +639,8 @@ def add_up_rows(
             position = first_id[slot]
             for number in range(bags[slot]):
                 count = lengths[bag + number] if lengths.shape[0] else 1
+                if number + _AHEAD < bags[slot]:
+                    _prefetch_row(gradients, (number + _AHEAD) * stride, own)
                 for at in range(position, position + count):
                     _set(sums, marks + ids[at], np.float32(1))
                 factors = id_weights.ctypes.data + 4 * position if id_weights.shape[0] else 0

@@ -72,33 +72,39 @@ class SameHostExchange(Exchange):
 
     def room(self, num_elements: int, device: torch.device) -> Tensor:
         size = num_elements * _FLOAT_BYTES
-        if not LEAST_BYTES <= size <= self._world_size * MOST_BYTES:
-            return torch.empty(num_elements, dtype=torch.float32)
+        is_alone = bool(self._peers) and not any(self._peers.values())
+        if is_alone or not LEAST_BYTES <= size <= self._world_size * MOST_BYTES:
+            return self._plain.room(num_elements, device)
         try:
             own = self._segments.free(size)
         except OSError:
-            return torch.empty(num_elements, dtype=torch.float32)
+            return self._plain.room(num_elements, device)
         whole, own.lent = own.segment.lend()
         return whole[:size].view(torch.float32)
 
     def start(
         self,
-        output: Tensor,
+        output: Tensor | None,
         input: Tensor,
         output_splits: Sequence[int],
         input_splits: Sequence[int],
         patience: timedelta | None,
     ) -> Any:
         leaving = self._by_memory(input_splits, input.element_size(), patience)
-        arriving = self._by_memory(output_splits, output.element_size(), patience)
+        arriving = self._by_memory(output_splits, input.element_size(), patience)
         if not leaving and not arriving:
             return self._plain.start(output, input, output_splits, input_splits, patience)
-        exchange = _Exchange(self._group)
-        pieces = _pieces(input, input_splits)
+        exchange = _Exchange(self._group, output, input.dtype)
+        pieces = _pieces(input, input_splits, input.element_size())
         for peer in leaving:
             pieces[peer] = exchange.leave(self._segments, peer, pieces[peer])
-        exchange.start(pieces, _pieces(output, output_splits), arriving)
+        sizes = [count * input.element_size() for count in output_splits]
+        exchange.start(pieces, sizes, arriving)
         return exchange
+
+    def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
+        ranks = [num_elements] * self._world_size
+        return len(self._by_memory(ranks, _FLOAT_BYTES, patience)) == self._world_size - 1
 
     def _by_memory(
         self, splits: Sequence[int], element_size: int, patience: timedelta | None
@@ -140,11 +146,10 @@ def _key(*ranks: int) -> str:
     return "/".join(["shardwright/memory", *map(str, ranks)])
 
 
-def _pieces(tensor: Tensor, splits: Sequence[int]) -> list[Tensor]:
+def _pieces(tensor: Tensor, splits: Sequence[int], element_size: int) -> list[Tensor]:
     """The bytes to (or from) each rank."""
-    size = tensor.element_size()
     flat = tensor.view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-    return list(flat.split([count * size for count in splits]))
+    return list(flat.split([count * element_size for count in splits]))
 
 
 @frozen(eq=False)
@@ -190,19 +195,17 @@ class _Peer:
     world_size: int
     _mapped: dict[int, Segment] = field(factory=dict)
 
-    def read(self, reference: Tensor, target: Tensor) -> None:
-        """Copy out the piece that a reference stands for.
+    def segment(self, descriptor: int, serial: int, oldest: int, size: int) -> Segment:
+        """One of the peer's segments.
 
         Raises:
             RuntimeError: the peer is gone.
         """
-        descriptor, serial, oldest, size, start = reference.tolist()
         segment = self._mapped.get(serial)
         if segment is None:
             self._mapped = {known: own for known, own in self._mapped.items() if known >= oldest}
             segment = self._mapped[serial] = self._open(descriptor, size, serial)
-        target.copy_(segment.data[start : start + target.numel()])
-        segment.counts[self.rank, 0] += 1
+        return segment
 
     def _open(self, descriptor: int, size: int, serial: int) -> Segment:
         try:
@@ -226,10 +229,13 @@ class _Exchange:
 
     Args:
         group: the process group.
+        output: where pieces belong; ``None``: where they are.
+        dtype: of their elements.
     """
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, group: Any, output: Tensor | None, dtype: torch.dtype) -> None:
+        self._group, self._output, self._dtype = group, output, dtype
+        self._read: list[tuple[Segment, int]] = []
         self._alone: list[Any] = []  # pieces for which there was no memory
 
     def leave(self, segments: Segments, peer: int, piece: Tensor) -> Tensor:
@@ -248,29 +254,51 @@ class _Exchange:
             segment.descriptor, segment.serial, segments.oldest_serial, segment.data.numel(), start
         )
 
-    def start(
-        self, pieces: Sequence[Tensor], targets: Sequence[Tensor], arriving: Mapping[int, _Peer]
-    ) -> None:
-        """Start the collective of references and small pieces."""
-        self._targets, self._arriving = targets, arriving
-        sizes = [_REFERENCE_BYTES if peer in arriving else own.numel() for peer, own in enumerate(targets)]
-        told = torch.empty(sum(sizes), dtype=torch.uint8)
-        self._told, self._sent = told.split(sizes), torch.cat(list(pieces))
-        leaving = [piece.numel() for piece in pieces]
+    def start(self, pieces: Sequence[Tensor], sizes: Sequence[int], arriving: Mapping[int, _Peer]) -> None:
+        """Start the collective of references and small pieces.
+
+        Args:
+            pieces: to each rank.
+            sizes: the bytes from each.
+            arriving: those whose pieces come by reference.
+        """
+        self._sizes, self._arriving = sizes, arriving
+        told_sizes = [_REFERENCE_BYTES if peer in arriving else size for peer, size in enumerate(sizes)]
+        told, self._sent = torch.empty(sum(told_sizes), dtype=torch.uint8), torch.cat(list(pieces))
+        self._told, leaving = told.split(told_sizes), [piece.numel() for piece in pieces]
         self._work = dist.all_to_all_single(
-            told, self._sent, sizes, leaving, group=self._group, async_op=True
+            told, self._sent, told_sizes, leaving, group=self._group, async_op=True
         )
 
-    def wait(self, *timeout: timedelta) -> None:
-        """Wait for it, and copy all pieces to where they belong."""
+    def wait(self, *timeout: timedelta) -> Sequence[Tensor] | None:
+        """Wait for it; copy all pieces to where they belong, or return them where they are."""
         self._work.wait(*timeout)
-        for peer, (told, target) in enumerate(zip(self._told, self._targets, strict=True)):
-            source = self._arriving.get(peer)
-            if source is None:
-                target.copy_(told)
-            elif (reference := told.view(torch.int64))[0] == _BY_GLOO:
-                _under_way(dist.irecv(target, group=self._group, group_src=peer, tag=_TAG)).wait(*timeout)
-            else:
-                source.read(reference, target)
+        pieces = [self._piece(peer, size, *timeout) for peer, size in enumerate(self._sizes)]
         for work in self._alone:
             work.wait(*timeout)
+        if self._output is None:
+            return [piece.view(self._dtype) for piece in pieces]
+        for target, piece in zip(_pieces(self._output, self._sizes, 1), pieces, strict=True):
+            target.copy_(piece)
+        self.release()
+        return None
+
+    def _piece(self, peer: int, size: int, *timeout: timedelta) -> Tensor:
+        """The bytes from a rank."""
+        source, told = self._arriving.get(peer), self._told[peer]
+        if source is None:
+            return told
+        reference = told.view(torch.int64).tolist()
+        if reference[0] == _BY_GLOO:
+            piece = torch.empty(size, dtype=torch.uint8)
+            _under_way(dist.irecv(piece, group=self._group, group_src=peer, tag=_TAG)).wait(*timeout)
+            return piece
+        segment = source.segment(*reference[:-1])
+        self._read.append((segment, source.rank))
+        return segment.data[reference[-1] : reference[-1] + size]
+
+    def release(self) -> None:
+        """Tell the peers that their pieces are not read any more."""
+        for segment, rank in self._read:
+            segment.counts[rank, 0] += 1
+        self._read = []

@@ -288,7 +288,7 @@ class _Exchange:
         source, told = self._arriving.get(peer), self._told[peer]
         if source is None:
             return told
-        reference = told.view(torch.int64).tolist()
+        reference = told.clone().view(torch.int64).tolist()  # it may stand anywhere
         if reference[0] == _BY_GLOO:
             piece = torch.empty(size, dtype=torch.uint8)
             _under_way(dist.irecv(piece, group=self._group, group_src=peer, tag=_TAG)).wait(*timeout)

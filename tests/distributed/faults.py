@@ -69,14 +69,18 @@ def train(own: Case, env: ShardingEnv) -> None:
 def train_with_fault(own: Case, env: ShardingEnv, label: str, fault: str) -> str:
     """See :func:`train_until`."""
     sharded = shard_case(own, env, own.module())
-    exchange, steps = env.communicator.all_to_all, 0
+    steps = 0
 
-    def all_to_all(*args: Any, **kwargs: Any) -> Any:
-        if env.rank == VICTIM and steps == 1 and kwargs["label"] == label:
-            strike(fault)
-        return exchange(*args, **kwargs)
+    def struck(exchange: Callable[..., Any]) -> Callable[..., Any]:
+        def all_to_all(*args: Any, **kwargs: Any) -> Any:
+            if env.rank == VICTIM and steps == 1 and kwargs["label"] == label:
+                strike(fault)
+            return exchange(*args, **kwargs)
 
-    env.communicator.all_to_all = all_to_all  # type: ignore[method-assign]
+        return all_to_all
+
+    for name in ("all_to_all", "exchange"):
+        setattr(env.communicator, name, struck(getattr(env.communicator, name)))
     try:
         for steps in range(3):
             output = sharded(own.batch(steps, env.rank)).values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from shardwright.contracts.names import OpenNames
@@ -17,6 +18,31 @@ class Work(Protocol):
 
     def wait(self) -> Any:
         """Return when the output may be read; raise if the collective failed or timed out."""
+
+
+class Arrivals(Protocol):
+    """Pieces under way, to be read where they arrive."""
+
+    def wait(self) -> Sequence[Tensor]:
+        """The piece from each rank, to be read until :meth:`release`; raise if the collective failed or timed out."""
+
+    def release(self) -> None:
+        """Say that the pieces are not read any more."""
+
+
+class _Arrived:
+    """Pieces in memory of this rank's own."""
+
+    def __init__(self, work: Work, output: Tensor, splits: Sequence[int]) -> None:
+        self._work, self._output, self._splits = work, output, splits
+
+    def wait(self) -> Sequence[Tensor]:
+        self._work.wait()
+        stops = list(accumulate(self._splits, initial=0))
+        return [self._output[start:stop] for start, stop in pairwise(stops)]
+
+    def release(self) -> None:
+        """Nobody else waits for this memory."""
 
 
 class Communicator(ABC):
@@ -47,6 +73,31 @@ class Communicator(ABC):
             input_splits: elements sent to each rank; zeros are allowed.
             label: what is exchanged, for errors and traces.
         """
+
+    def exchange(
+        self, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], *, label: str = ""
+    ) -> Arrivals:
+        """The same for a receiver that reads what arrives only once; a backend may then save it a copy."""
+        output = input.new_empty(sum(output_splits))
+        work = self.all_to_all(output, input, output_splits, input_splits, label=label)
+        return _Arrived(work, output, output_splits)
+
+    def room(self, num_elements: int, device: Any) -> Tensor:
+        """Memory ``[num_elements]`` float32, not set, for what :meth:`all_to_all` is to send.
+
+        A backend may have such from which sending takes no copy. So what is sent from it may only be changed when its
+        receivers have said, by a later collective that was waited for, that they waited for this one.
+        """
+        import torch
+
+        return torch.empty(num_elements, dtype=torch.float32, device=device)
+
+    def reads_in_place(self, num_elements: int) -> bool:
+        """Whether so many float32 values from :meth:`room`, sent by :meth:`exchange`, are read where they are.
+
+        All ranks ask together, and get the same answer.
+        """
+        return False
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, source: int) -> None:

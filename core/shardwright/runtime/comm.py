@@ -2,24 +2,96 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.contracts.comm_backend import Communicator, Work
+from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
 from shardwright.errors import DistributedError
 from shardwright.runtime.roll_call import RollCall
 
-Exchange: TypeAlias = Callable[[Tensor, Tensor, Sequence[int], Sequence[int], timedelta | None], Any]
-"""Starts an all-to-all: output, input, their splits, and how long it may wait for another rank to answer.
 
-Returns something whose ``wait(timeout)`` returns when the output may be read.
-"""
+class Exchange(ABC):
+    """How an all-to-all is made, and of what memory its pieces are best sent."""
+
+    @abstractmethod
+    def start(
+        self,
+        output: Tensor | None,
+        input: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        patience: timedelta | None,
+    ) -> Any:
+        """Start one.
+
+        Args:
+            output: see :meth:`Communicator.all_to_all`, as for all that follow; ``None``: pieces are read where they
+                arrive.
+            input: see there.
+            output_splits: see there.
+            input_splits: see there.
+            patience: how long it may wait for another rank's answer.
+
+        Returns:
+            Something whose ``wait(timeout)`` returns when the output may be read, or with the pieces, which its
+            ``release()`` gives back.
+        """
+
+    @abstractmethod
+    def room(self, num_elements: int, device: torch.device) -> Tensor:
+        """See :meth:`Communicator.room`."""
+
+    @abstractmethod
+    def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
+        """See :meth:`Communicator.reads_in_place`; ``patience`` as for :meth:`start`."""
+
+
+class _Pieces:
+    """What arrives, in memory of this rank's own."""
+
+    def __init__(self, work: Any, pieces: Sequence[Tensor]) -> None:
+        self._work, self._pieces = work, pieces
+
+    def wait(self, *timeout: timedelta) -> Sequence[Tensor]:
+        self._work.wait(*timeout)
+        return self._pieces
+
+    def release(self) -> None:
+        self._pieces = ()
+
+
+class TorchExchange(Exchange):
+    """The process group's own."""
+
+    def __init__(self, process_group: Any) -> None:
+        self._group = process_group
+
+    def start(  # noqa: D102 - described in the base class
+        self,
+        output: Tensor | None,
+        input: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        patience: timedelta | None,
+    ) -> Any:
+        received = input.new_empty(sum(output_splits)) if output is None else output
+        work = dist.all_to_all_single(
+            received, input, list(output_splits), list(input_splits), group=self._group, async_op=True
+        )
+        return work if output is not None else _Pieces(work, received.split(list(output_splits)))
+
+    def room(self, num_elements: int, device: torch.device) -> Tensor:  # noqa: D102
+        return torch.empty(num_elements, dtype=torch.float32, device=device)
+
+    def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:  # noqa: D102
+        return False
 
 
 class _LabelledWork:
@@ -29,10 +101,14 @@ class _LabelledWork:
         self._work, self._label, self._communicator = work, label, communicator
         self._kept = kept  # the backend reads and writes these until it is done
 
-    def wait(self) -> None:
+    def wait(self) -> Any:
         with self._communicator.named(f"the exchange of {self._label}"):
-            self._communicator.wait_for(self._work)
+            result = self._communicator.wait_for(self._work)
         self._kept = ()
+        return result
+
+    def release(self) -> None:
+        self._work.release()
 
 
 class TorchCommunicator(Communicator):
@@ -44,13 +120,13 @@ class TorchCommunicator(Communicator):
     Args:
         process_group: the group; every rank of it makes the same calls in the same order.
         device: where small control messages live (the CPU, or the rank's accelerator).
-        exchange: how :meth:`all_to_all` is made, if not by ``torch.distributed`` alone.
+        exchange: how :meth:`all_to_all` is made, if not as the group does.
     """
 
     def __init__(self, process_group: Any, device: torch.device, exchange: Exchange | None = None) -> None:
         self._group = process_group
         self._device = device
-        self._exchange = exchange or self._by_torch
+        self._exchange = exchange or TorchExchange(process_group)
         self._roll_call = RollCall(process_group, device)
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
@@ -68,12 +144,10 @@ class TorchCommunicator(Communicator):
                 f"rank {self.rank}: {collective} failed: {became}{became and ': '}{error}"
             ) from error
 
-    def wait_for(self, work: Any) -> None:
+    def wait_for(self, work: Any) -> Any:
         """Wait no longer than leaves time to ask who is missing."""
-        if self._roll_call.patience is None:
-            work.wait()
-        else:
-            work.wait(self._roll_call.patience)
+        patience = self._roll_call.patience
+        return work.wait() if patience is None else work.wait(patience)
 
     def _run(self, collective: str, start: Callable[[], Any]) -> None:
         """Start a collective and wait for it."""
@@ -90,20 +164,22 @@ class TorchCommunicator(Communicator):
         label: str = "",
     ) -> Work:
         with self.named(f"the exchange of {label}"):
-            work = self._exchange(output, input, output_splits, input_splits, self._roll_call.patience)
+            work = self._exchange.start(output, input, output_splits, input_splits, self._roll_call.patience)
         return _LabelledWork(work, label, self, output, input)
 
-    def _by_torch(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
-        patience: timedelta | None,
-    ) -> Any:
-        return dist.all_to_all_single(
-            output, input, list(output_splits), list(input_splits), group=self._group, async_op=True
-        )
+    def exchange(  # noqa: D102
+        self, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], *, label: str = ""
+    ) -> Arrivals:
+        with self.named(f"the exchange of {label}"):
+            work = self._exchange.start(None, input, output_splits, input_splits, self._roll_call.patience)
+        return _LabelledWork(work, label, self, input)
+
+    def room(self, num_elements: int, device: Any) -> Tensor:  # noqa: D102
+        return self._exchange.room(num_elements, device)
+
+    def reads_in_place(self, num_elements: int) -> bool:  # noqa: D102
+        with self.named("the search for memory to share"):
+            return self._exchange.reads_in_place(num_elements, self._roll_call.patience)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
         self._run(

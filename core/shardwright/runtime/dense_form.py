@@ -77,76 +77,91 @@ class DenseForm(UpdateForm):
         dense = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=False)]
         return list(zip(dense, pieces[len(shapes) :], strict=True))
 
-    def take(self, summed: Tensor) -> None:
-        """Take the sum of what all ranks wrote."""
-        self._summed = summed
+    def take(self, terms: Sequence[Tensor]) -> None:
+        """Take what makes the sum of what all ranks wrote: the same terms on every rank, in one order."""
+        self._terms = terms
 
     def sources(self) -> Sources:  # noqa: D102
         rows_of = []
-        for dense, marks in self._views(self._summed):
+        summed = self._terms[0] if len(self._terms) == 1 else torch.stack(list(self._terms)).sum(0)
+        for dense, marks in self._views(summed):
             rows = marks.nonzero().squeeze(1)
             rows_of.append((rows, dense[rows]))
         return rows_as_sources(self.group, rows_of, self.scale)
 
     def update_rows(self) -> None:
         """Have the kernel update the rows, which it also added up."""
-        self.chosen.lookup.update_rows(self._summed, self.chosen.blocks, self.scale)
+        self.chosen.lookup.update_rows(self._terms, self.chosen.blocks, self.scale)
 
 
 class DenseSum:
-    """The sums of all dense forms: each rank sums a slice, and then all exchange the slices' sums."""
+    """The sums of all dense forms.
+
+    Each rank sums a slice, and then all exchange the slices' sums. Two ranks that read each other's memory each take
+    all that the other has instead, which are as many bytes, and add up the two terms in the update itself.
+    """
 
     def __init__(self, env: ShardingEnv, forms: Sequence[DenseForm], device: torch.device) -> None:
         self._env, self._forms = env, forms
         self._sizes = [form.num_values for form in forms]
-        self._whole = torch.empty(sum(self._sizes), dtype=torch.float32, device=device)
+        self._whole = env.communicator.room(sum(self._sizes), device)
         for form, own in zip(forms, self._whole.split(self._sizes), strict=True):
             form.write(own)
+        self._is_pair = env.world_size == _PAIR and env.communicator.reads_in_place(self._whole.numel())
         if env.world_size == 1:
             return
         self._slices = self._cut()
-        self._mine = self._slices[env.rank]
+        others = self._others(self._slices)
+        mine = self._slices[env.rank].numel()
         # Nothing is sent to oneself.
-        self._out = [0 if rank == env.rank else piece.numel() for rank, piece in enumerate(self._slices)]
-        self._back = [0 if rank == env.rank else self._mine.numel() for rank in range(env.world_size)]
-        self._partial = self._whole.new_empty(sum(self._back))
-        self._work = env.communicator.all_to_all(
-            self._partial, joined(self._others()), self._back, self._out, label="dense gradients"
+        self._out = [0 if rank == env.rank else own.numel() for rank, own in enumerate(self._slices)]
+        self._back = [0 if rank == env.rank else mine for rank in range(env.world_size)]
+        self._arrivals = env.communicator.exchange(
+            joined(others), self._back, self._out, label="dense gradients"
         )
 
     def _cut(self) -> list[Tensor]:
-        """The slice that each rank sums."""
+        """What each rank sums: all of it, or a slice."""
         world_size = self._env.world_size
+        if self._is_pair:
+            return [self._whole] * _PAIR
         first, rest = divmod(self._whole.numel(), world_size)
         return list(self._whole.split([first + (rank < rest) for rank in range(world_size)]))
 
-    def _others(self) -> list[Tensor]:
-        return [piece for rank, piece in enumerate(self._slices) if rank != self._env.rank]
+    def _others(self, by_rank: Sequence[Tensor]) -> list[Tensor]:
+        return [piece for rank, piece in enumerate(by_rank) if rank != self._env.rank]
 
     def finish(self) -> None:
-        """Wait, and give each form its sum."""
+        """Wait, and give each form its terms."""
+        terms = [self._whole]
         if self._env.world_size > 1:
-            self._work.wait()
-            self._add()
-            self._gather()
-        for form, summed in zip(self._forms, self._whole.split(self._sizes), strict=True):
-            form.take(summed)
+            by_rank = list(self._arrivals.wait())
+            if self._is_pair:
+                by_rank[self._env.rank] = self._whole
+                terms = by_rank
+            else:
+                self._add(self._others(by_rank))
+        pieces = zip(*(term.split(self._sizes) for term in terms), strict=True)
+        for form, own in zip(self._forms, pieces, strict=True):
+            form.take(own)
 
-    def _add(self) -> None:
-        """Sum this rank's slice. Of two terms the order does not matter, of more one rank alone decides it."""
-        num_others = self._env.world_size - 1
-        partial = self._partial.view(num_others, self._mine.numel())
-        self._mine += partial.sum(0) if num_others > 1 else partial[0]
+    def release(self) -> None:
+        """Say that the terms are not read any more."""
+        if self._is_pair:
+            self._arrivals.release()
 
-    def _gather(self) -> None:
-        others, sent = self._others(), [self._mine] * (self._env.world_size - 1)
-        is_one = len(others) == 1  # its sums arrive where they belong
-        received = others[0] if is_one else self._whole.new_empty(sum(self._out))
-        self._env.communicator.all_to_all(
-            received, joined(sent), self._out, self._back, label="dense sums"
-        ).wait()
-        if not is_one:
-            for piece, values in zip(
-                others, received.split([piece.numel() for piece in others]), strict=True
-            ):
-                piece.copy_(values)
+    def _add(self, partial: Sequence[Tensor]) -> None:
+        """Sum this rank's slice, whose bits it alone decides, and exchange the slices."""
+        mine, others = self._slices[self._env.rank], self._others(self._slices)
+        for other in partial:
+            mine += other
+        self._arrivals.release()
+        sums = self._env.communicator.exchange(
+            joined([mine] * len(others)), self._out, self._back, label="dense sums"
+        )
+        for piece, values in zip(others, self._others(sums.wait()), strict=True):
+            piece.copy_(values)
+        sums.release()
+
+
+_PAIR = 2  # ranks

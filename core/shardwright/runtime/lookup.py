@@ -135,15 +135,16 @@ class Lookup(ABC):
         """
         return False
 
-    def update_rows(self, sums: Tensor, blocks: tuple[int, ...], scale: float) -> None:
+    def update_rows(self, terms: Sequence[Tensor], blocks: tuple[int, ...], scale: float) -> None:
         """Update each row of some blocks that was looked up.
 
         Where ``blocks`` are not all of them, :meth:`backward` updated the others before, and counted the step.
 
         Args:
-            sums: from :meth:`row_sums`, perhaps of several ranks together: 0 is the mark of rows that none looked up.
-            blocks: those of the sums.
-            scale: by what the sums are to be multiplied.
+            terms: from :meth:`row_sums`, of one or several ranks, to be added up in this order: a row's mark is 0 in
+                all if none looked it up.
+            blocks: those of the terms.
+            scale: by what their sum is to be multiplied.
         """
         raise AssertionError("only a kernel that makes row_sums is given them back")
 

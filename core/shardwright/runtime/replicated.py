@@ -133,6 +133,8 @@ class ReplicatedStep(PartStep):
         updated: list[Tensor | None] = []
         for lookup, group, forms in zip(self._tables.lookups, self._tables.groups, self._forms, strict=True):
             updated += update_jointly(lookup, group, forms)
+        if self._dense is not None:
+            self._dense.release()
         return updated
 
 

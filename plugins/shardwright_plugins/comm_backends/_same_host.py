@@ -1,14 +1,14 @@
 """Large pieces between ranks of one host, through memory that both map instead of a connection to oneself.
 
-A connection copies every byte twice in the kernel, by threads that take processor time from the ranks. Here the sender
-copies a piece into a *segment* of shared memory, and the receiver copies it out; what travels by gloo, in the same
-collective as all smaller pieces, is a *reference*. So each all-to-all is still one of gloo's, which keeps its time-outs
-and notices ranks that are gone.
+A connection copies every byte twice in the kernel, by threads that take processor time from the ranks. Here a piece
+stands in a *segment* of the sender's, into which it is copied unless it was made there (:meth:`SameHostExchange.room`),
+and the receiver copies it out; what travels by gloo, in the same collective as all smaller pieces, is a *reference*. So
+each all-to-all is still one of gloo's, which keeps its time-outs and notices ranks that are gone.
 
-Segments belong to a pair of ranks and a direction. They have no name that could outlive the ranks or fill a small
-``/dev/shm``: the receiver opens them by the sender's process and descriptor. Whether it can is tried once per pair,
-when the first large piece is on its way; ranks that cannot go on by gloo. The receiver counts what it has copied out in
-the segment's first bytes, so that the sender knows when it may be written again.
+Segments have no name that could outlive the ranks or fill a small ``/dev/shm``: the receiver opens them by the sender's
+process and descriptor. Whether it can is tried once per pair, when the first large piece is on its way; ranks that
+cannot go on by gloo. At a segment's beginning each receiver counts the pieces that it has copied out, so that the
+sender knows when it may be written again.
 
 The order of writes that this relies on (data before the reference, copies before the count) is what x86 promises
 (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3, section 8.2); other processors go by gloo.
@@ -16,12 +16,10 @@ The order of writes that this relies on (data before the reference, copies befor
 
 from __future__ import annotations
 
-import mmap
 import os
 import platform
 import secrets
 import sys
-import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -31,21 +29,21 @@ import torch.distributed as dist
 from attrs import define, field, frozen
 from torch import Tensor
 
+from shardwright.runtime.comm import Exchange, TorchExchange
+from shardwright_plugins.comm_backends._segments import Segment, Segments
+
 VARIABLE = "SHARDWRIGHT_SHARED_MEMORY"
 LEAST_BYTES = 1 << 18
 """Smaller pieces travel by gloo: there a reference would take about as long."""
 MOST_BYTES = 1 << 25
 """So do larger ones, which would take as much memory again."""
-_MOST_SEGMENTS = 8  # of a pair and direction; a step has at most four large exchanges of a module under way
-_COUNT_BYTES = 64  # a cache line
+_FLOAT_BYTES = 4
 _REFERENCE = (
-    4  # int64: descriptor, serial number and bytes of the segment, and the oldest serial number still in use
+    5  # int64: a segment's descriptor and serial number, the oldest in use, its bytes, where the piece begins
 )
 _REFERENCE_BYTES = 8 * _REFERENCE
 _BY_GLOO = -1  # for a descriptor: there was no memory, and the piece is sent by itself
 _TAG = 0x5EED
-_SPARE = 1.25  # room for pieces that grow a little from step to step
-_STEP_BYTES = 1 << 18
 
 
 def is_possible() -> bool:
@@ -57,7 +55,7 @@ def is_possible() -> bool:
     )
 
 
-class SameHostExchange:
+class SameHostExchange(Exchange):
     """All-to-all over one process group; see the module.
 
     Args:
@@ -66,52 +64,67 @@ class SameHostExchange:
     """
 
     def __init__(self, process_group: Any, store: Any) -> None:
-        self._group, self._store = process_group, store
+        self._group, self._store, self._plain = process_group, store, TorchExchange(process_group)
         self._rank, self._world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-        self._pairs: dict[int, _Pair | None] = {}
+        self._peers: dict[int, _Peer | None] = {}
+        self._segments = Segments(self._world_size)
         self._offer: _Offer | None = None
 
-    def __call__(
+    def room(self, num_elements: int, device: torch.device) -> Tensor:
+        size = num_elements * _FLOAT_BYTES
+        is_alone = bool(self._peers) and not any(self._peers.values())
+        if is_alone or not LEAST_BYTES <= size <= self._world_size * MOST_BYTES:
+            return self._plain.room(num_elements, device)
+        try:
+            own = self._segments.free(size)
+        except OSError:
+            return self._plain.room(num_elements, device)
+        whole, own.lent = own.segment.lend()
+        return whole[:size].view(torch.float32)
+
+    def start(
         self,
-        output: Tensor,
+        output: Tensor | None,
         input: Tensor,
         output_splits: Sequence[int],
         input_splits: Sequence[int],
         patience: timedelta | None,
     ) -> Any:
-        """Start the collective; what is returned has ``wait(timeout)``."""
         leaving = self._by_memory(input_splits, input.element_size(), patience)
-        arriving = self._by_memory(output_splits, output.element_size(), patience)
+        arriving = self._by_memory(output_splits, input.element_size(), patience)
         if not leaving and not arriving:
-            return dist.all_to_all_single(
-                output, input, list(output_splits), list(input_splits), group=self._group, async_op=True
-            )
-        exchange = _Exchange(self._group)
-        pieces = _pieces(input, input_splits)
-        for peer, pair in leaving.items():
-            pieces[peer] = exchange.leave(peer, pair, pieces[peer])
-        exchange.start(pieces, _pieces(output, output_splits), arriving)
+            return self._plain.start(output, input, output_splits, input_splits, patience)
+        exchange = _Exchange(self._group, output, input.dtype)
+        pieces = _pieces(input, input_splits, input.element_size())
+        for peer in leaving:
+            pieces[peer] = exchange.leave(self._segments, peer, pieces[peer])
+        sizes = [count * input.element_size() for count in output_splits]
+        exchange.start(pieces, sizes, arriving)
         return exchange
+
+    def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
+        ranks = [num_elements] * self._world_size
+        return len(self._by_memory(ranks, _FLOAT_BYTES, patience)) == self._world_size - 1
 
     def _by_memory(
         self, splits: Sequence[int], element_size: int, patience: timedelta | None
-    ) -> dict[int, _Pair]:
+    ) -> dict[int, _Peer]:
         """The peers whose pieces go by memory; both ranks of a pair say the same."""
         found = {}
         for peer, count in enumerate(splits):
             if peer != self._rank and LEAST_BYTES <= count * element_size <= MOST_BYTES:
-                pair = self._pair(peer, patience)
-                if pair is not None:
-                    found[peer] = pair
+                known = self._peer(peer, patience)
+                if known is not None:
+                    found[peer] = known
         return found
 
-    def _pair(self, peer: int, patience: timedelta | None) -> _Pair | None:
+    def _peer(self, peer: int, patience: timedelta | None) -> _Peer | None:
         """What is shared with a peer; asked for on both sides when the first large piece goes either way."""
-        if peer not in self._pairs:
-            self._pairs[peer] = self._meet(peer, patience)
-        return self._pairs[peer]
+        if peer not in self._peers:
+            self._peers[peer] = self._meet(peer, patience)
+        return self._peers[peer]
 
-    def _meet(self, peer: int, patience: timedelta | None) -> _Pair | None:
+    def _meet(self, peer: int, patience: timedelta | None) -> _Peer | None:
         """Try on both sides whether one reads what the other wrote."""
         if self._offer is None:
             self._offer = _Offer.make()
@@ -120,7 +133,7 @@ class SameHostExchange:
         can_read = _can_read(theirs)
         self._store.set(_key(self._rank, peer), str(int(can_read)))
         is_read = self._read(_key(peer, self._rank), patience) == "1"
-        return _Pair(int(theirs.split()[0])) if can_read and is_read else None
+        return _Peer(int(theirs.split()[0]), self._rank, self._world_size) if can_read and is_read else None
 
     def _read(self, key: str, patience: timedelta | None) -> str:
         if patience is not None:
@@ -133,11 +146,10 @@ def _key(*ranks: int) -> str:
     return "/".join(["shardwright/memory", *map(str, ranks)])
 
 
-def _pieces(tensor: Tensor, splits: Sequence[int]) -> list[Tensor]:
+def _pieces(tensor: Tensor, splits: Sequence[int], element_size: int) -> list[Tensor]:
     """The bytes to (or from) each rank."""
-    size = tensor.element_size()
     flat = tensor.view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-    return list(flat.split([count * size for count in splits]))
+    return list(flat.split([count * element_size for count in splits]))
 
 
 @frozen(eq=False)
@@ -145,13 +157,13 @@ class _Offer:
     """Something for peers to try to read: a random word in shared memory."""
 
     text: str
-    segment: _Segment | None
+    segment: Segment | None
 
     @classmethod
     def make(cls) -> _Offer:
         word = secrets.token_bytes(16)
         try:
-            segment = _Segment.create(len(word), serial=0)
+            segment = Segment.create(len(word), serial=0, num_peers=1)
         except OSError:
             return cls(f"{os.getpid()} {_BY_GLOO} -", None)
         segment.data.copy_(torch.frombuffer(bytearray(word), dtype=torch.uint8))
@@ -162,139 +174,44 @@ def _can_read(text: str) -> bool:
     """Whether another rank's word stands where it says."""
     process, descriptor, word = text.split()
     try:
-        segment = _Segment.open(int(process), int(descriptor), serial=0, size=len(word) // 2)
+        segment = Segment.open(int(process), int(descriptor), len(word) // 2, serial=0, num_peers=1)
     except (OSError, ValueError):  # another machine, another container, another user
         return False
     return bytes(segment.data.tolist()).hex() == word
 
 
-@frozen(eq=False)
-class _Segment:
-    """Shared memory with room for one piece.
-
-    Args:
-        descriptor: the sender's.
-        serial: the sender's number of it.
-        count: ``[1]`` int64 at its beginning: the pieces that were copied out.
-        data: the room.
-    """
-
-    descriptor: int
-    serial: int
-    count: Tensor
-    data: Tensor
-
-    @classmethod
-    def create(cls, size: int, serial: int) -> _Segment:
-        """A new one; its descriptor is closed with it.
-
-        Raises:
-            OSError: there is no memory for it.
-        """
-        descriptor = os.memfd_create("shardwright")
-        try:
-            os.posix_fallocate(descriptor, 0, _COUNT_BYTES + size)
-            segment = cls._map(descriptor, descriptor, serial, size)
-        except OSError:
-            os.close(descriptor)
-            raise
-        weakref.finalize(segment, os.close, descriptor)
-        return segment
-
-    @classmethod
-    def open(cls, process: int, descriptor: int, serial: int, size: int) -> _Segment:
-        """Another process's.
-
-        Raises:
-            OSError: it cannot be opened.
-            ValueError: it is smaller.
-        """
-        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return cls._map(opened, descriptor, serial, size)
-        finally:
-            os.close(opened)  # the memory stays mapped
-
-    @classmethod
-    def _map(cls, opened: int, descriptor: int, serial: int, size: int) -> _Segment:
-        """The memory is unmapped when the last tensor in it is gone."""
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        memory = torch.frombuffer(mmap.mmap(opened, _COUNT_BYTES + size, flags), dtype=torch.uint8)
-        return cls(descriptor, serial, memory[:8].view(torch.int64), memory[_COUNT_BYTES:])
-
-
 @define(eq=False)
-class _Outgoing:
-    """A segment, and how many pieces were written into it."""
-
-    segment: _Segment
-    written: int = 0
-
-    @property
-    def is_free(self) -> bool:
-        """Whether the peer has copied out all of them."""
-        return int(self.segment.count) == self.written
-
-
-@define(eq=False)
-class _Pair:
-    """The segments between this rank and a peer of the same host, one list for each direction.
+class _Peer:
+    """A rank of the same host, whose segments this rank has mapped.
 
     Args:
         process: the peer's.
+        rank: this rank's.
+        world_size: ranks of the group.
     """
 
     process: int
-    _outgoing: list[_Outgoing] = field(factory=list)
-    _incoming: dict[int, _Segment] = field(factory=dict)
-    _last_serial: int = 0
+    rank: int
+    world_size: int
+    _mapped: dict[int, Segment] = field(factory=dict)
 
-    def write(self, piece: Tensor) -> Tensor:
-        """Put a piece into a free segment; returns the reference.
-
-        Raises:
-            OSError: there is no memory for it.
-        """
-        free = [own for own in self._outgoing if own.is_free]
-        chosen = next((own for own in free if own.segment.data.numel() >= piece.numel()), None)
-        if chosen is None:
-            chosen = self._grow(free, piece.numel())
-        segment = chosen.segment
-        segment.data[: piece.numel()].copy_(piece)
-        chosen.written += 1
-        return _reference(segment.descriptor, segment.serial, segment.data.numel(), self._oldest_serial)
-
-    @property
-    def _oldest_serial(self) -> int:
-        return min(own.segment.serial for own in self._outgoing)
-
-    def _grow(self, free: Sequence[_Outgoing], size: int) -> _Outgoing:
-        """A new segment in place of the free ones, which are too small."""
-        self._outgoing = [own for own in self._outgoing if own not in free]
-        if len(self._outgoing) >= _MOST_SEGMENTS:
-            raise OSError(f"{_MOST_SEGMENTS} pieces are waiting to be read")
-        self._last_serial += 1
-        whole = -(-int(size * _SPARE) // _STEP_BYTES) * _STEP_BYTES
-        grown = _Outgoing(_Segment.create(whole, self._last_serial))
-        self._outgoing.append(grown)
-        return grown
-
-    def read(self, reference: Tensor, target: Tensor) -> None:
-        """Copy out the piece that a reference stands for.
+    def segment(self, descriptor: int, serial: int, oldest: int, size: int) -> Segment:
+        """One of the peer's segments.
 
         Raises:
             RuntimeError: the peer is gone.
         """
-        descriptor, serial, size, oldest = reference.tolist()
-        if serial not in self._incoming:
-            try:
-                self._incoming[serial] = _Segment.open(self.process, descriptor, serial, size)
-            except (OSError, ValueError) as error:
-                raise RuntimeError(f"the memory of process {self.process} is gone: {error}") from error
-        segment = self._incoming[serial]
-        target.copy_(segment.data[: target.numel()])
-        segment.count.add_(1)
-        self._incoming = {known: own for known, own in self._incoming.items() if known >= oldest}
+        segment = self._mapped.get(serial)
+        if segment is None:
+            self._mapped = {known: own for known, own in self._mapped.items() if known >= oldest}
+            segment = self._mapped[serial] = self._open(descriptor, size, serial)
+        return segment
+
+    def _open(self, descriptor: int, size: int, serial: int) -> Segment:
+        try:
+            return Segment.open(self.process, descriptor, size, serial=serial, num_peers=self.world_size)
+        except (OSError, ValueError) as error:
+            raise RuntimeError(f"the memory of process {self.process} is gone: {error}") from error
 
 
 def _reference(*numbers: int) -> Tensor:
@@ -312,43 +229,76 @@ class _Exchange:
 
     Args:
         group: the process group.
+        output: where pieces belong; ``None``: where they are.
+        dtype: of their elements.
     """
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, group: Any, output: Tensor | None, dtype: torch.dtype) -> None:
+        self._group, self._output, self._dtype = group, output, dtype
+        self._read: list[tuple[Segment, int]] = []
         self._alone: list[Any] = []  # pieces for which there was no memory
 
-    def leave(self, peer: int, pair: _Pair, piece: Tensor) -> Tensor:
-        """Write a piece for a peer; returns its reference."""
+    def leave(self, segments: Segments, peer: int, piece: Tensor) -> Tensor:
+        """Have a piece stand where a peer can read it; returns its reference."""
         try:
-            return pair.write(piece)
+            own, start = segments.holding(piece) or (segments.free(piece.numel()), None)
         except OSError:
             self._alone.append(_under_way(dist.isend(piece, group=self._group, group_dst=peer, tag=_TAG)))
             return _reference(*[_BY_GLOO] * _REFERENCE)
-
-    def start(
-        self, pieces: Sequence[Tensor], targets: Sequence[Tensor], arriving: Mapping[int, _Pair]
-    ) -> None:
-        """Start the collective of references and small pieces."""
-        self._targets, self._arriving = targets, arriving
-        sizes = [_REFERENCE_BYTES if peer in arriving else own.numel() for peer, own in enumerate(targets)]
-        told = torch.empty(sum(sizes), dtype=torch.uint8)
-        self._told, self._sent = told.split(sizes), torch.cat(list(pieces))
-        leaving = [piece.numel() for piece in pieces]
-        self._work = dist.all_to_all_single(
-            told, self._sent, sizes, leaving, group=self._group, async_op=True
+        segment = own.segment
+        if start is None:
+            start = 0
+            segment.data[: piece.numel()].copy_(piece)
+        own.told[peer] += 1
+        return _reference(
+            segment.descriptor, segment.serial, segments.oldest_serial, segment.data.numel(), start
         )
 
-    def wait(self, *timeout: timedelta) -> None:
-        """Wait for it, and copy all pieces to where they belong."""
+    def start(self, pieces: Sequence[Tensor], sizes: Sequence[int], arriving: Mapping[int, _Peer]) -> None:
+        """Start the collective of references and small pieces.
+
+        Args:
+            pieces: to each rank.
+            sizes: the bytes from each.
+            arriving: those whose pieces come by reference.
+        """
+        self._sizes, self._arriving = sizes, arriving
+        told_sizes = [_REFERENCE_BYTES if peer in arriving else size for peer, size in enumerate(sizes)]
+        told, self._sent = torch.empty(sum(told_sizes), dtype=torch.uint8), torch.cat(list(pieces))
+        self._told, leaving = told.split(told_sizes), [piece.numel() for piece in pieces]
+        self._work = dist.all_to_all_single(
+            told, self._sent, told_sizes, leaving, group=self._group, async_op=True
+        )
+
+    def wait(self, *timeout: timedelta) -> Sequence[Tensor] | None:
+        """Wait for it; copy all pieces to where they belong, or return them where they are."""
         self._work.wait(*timeout)
-        for peer, (told, target) in enumerate(zip(self._told, self._targets, strict=True)):
-            pair = self._arriving.get(peer)
-            if pair is None:
-                target.copy_(told)
-            elif (reference := told.view(torch.int64))[0] == _BY_GLOO:
-                _under_way(dist.irecv(target, group=self._group, group_src=peer, tag=_TAG)).wait(*timeout)
-            else:
-                pair.read(reference, target)
+        pieces = [self._piece(peer, size, *timeout) for peer, size in enumerate(self._sizes)]
         for work in self._alone:
             work.wait(*timeout)
+        if self._output is None:
+            return [piece.view(self._dtype) for piece in pieces]
+        for target, piece in zip(_pieces(self._output, self._sizes, 1), pieces, strict=True):
+            target.copy_(piece)
+        self.release()
+        return None
+
+    def _piece(self, peer: int, size: int, *timeout: timedelta) -> Tensor:
+        """The bytes from a rank."""
+        source, told = self._arriving.get(peer), self._told[peer]
+        if source is None:
+            return told
+        reference = told.clone().view(torch.int64).tolist()  # it may stand anywhere
+        if reference[0] == _BY_GLOO:
+            piece = torch.empty(size, dtype=torch.uint8)
+            _under_way(dist.irecv(piece, group=self._group, group_src=peer, tag=_TAG)).wait(*timeout)
+            return piece
+        segment = source.segment(*reference[:-1])
+        self._read.append((segment, source.rank))
+        return segment.data[reference[-1] : reference[-1] + size]
+
+    def release(self) -> None:
+        """Tell the peers that their pieces are not read any more."""
+        for segment, rank in self._read:
+            segment.counts[rank, 0] += 1
+        self._read = []

@@ -149,19 +149,20 @@ class FusedNumbaLookup(Lookup):
         _in_threads(add_up, lambda: geometry.block_work(cells)[wanted], len(wanted), may_part=False)
         return True
 
-    def update_rows(self, sums: Tensor, blocks: tuple[int, ...], scale: float) -> None:
+    def update_rows(self, terms: Sequence[Tensor], blocks: tuple[int, ...], scale: float) -> None:
         if len(blocks) == len(self.blocks):
             self._num_steps += 1
         geometry, first, second = self._geometry, *self._state_addresses()
         wanted, starts = geometry.row_sums(blocks)
         optimizer, numbers = _OPTIMIZERS[self._optimizer.name], self._numbers()
+        sums = np.array([term.data_ptr() for term in terms], dtype=np.int64)
 
         def update(share: _Share) -> None:
             start, stop, *_ = share
             total = np.empty(geometry.widest_gradient, np.float32)
             loops.update_all(
                 optimizer, numbers, self._weights.data_ptr(), first, second, geometry.blocks, wanted[start:stop],
-                sums.data_ptr(), starts[start:stop], np.float32(scale), total.ctypes.data,
+                sums, starts[start:stop], np.float32(scale), total.ctypes.data,
             )  # fmt: skip
 
         _in_threads(update, lambda: geometry.elements[wanted], len(wanted), may_part=False)

@@ -392,6 +392,8 @@ def look_up(
             for number in range(first_bag, bags[cell] * (share[2] + 1) // share[3]):
                 place = start + number * stride
                 count = lengths[bag + number] if lengths.shape[0] else 1
+                if number + _AHEAD < bags[cell]:
+                    _prefetch_row(out, place + _AHEAD * stride, dim)
                 for position in range(at, at + count):
                     if num_rows * dim > _NEAR and position + _AHEAD < stop:
                         _prefetch_row(weights, base + ids[position + _AHEAD] * dim, dim)
@@ -668,6 +670,8 @@ def add_up_rows(
             position = first_id[slot]
             for number in range(bags[slot]):
                 count = lengths[bag + number] if lengths.shape[0] else 1
+                if number + _AHEAD < bags[slot]:
+                    _prefetch_row(gradients, (number + _AHEAD) * stride, own)
                 for at in range(position, position + count):
                     _set(sums, marks + ids[at], np.float32(1))
                 factors = id_weights.ctypes.data + 4 * position if id_weights.shape[0] else 0
@@ -685,6 +689,22 @@ def add_up_rows(
 
 
 @_compiled
+def _add_terms(sums: Any, place: int, size: int, scale: Any, total: int) -> None:
+    """Set ``total`` to ``scale`` times the sum of all terms' float32 at ``place``."""
+    last = sums.shape[0] - 1
+    first = sums[0]
+    for column in range(size if last == 0 else 0):
+        _set(total, column, scale * _get(first, place + column))
+    for term in range(1, last + 1):
+        other = sums[term]
+        for column in range(size):
+            value = (_get(first, place + column) if term == 1 else _get(total, column)) + _get(
+                other, place + column
+            )
+            _set(total, column, value * scale if term == last else value)
+
+
+@_compiled
 def update_all(
     optimizer: int,
     numbers: Any,
@@ -693,7 +713,7 @@ def update_all(
     second: int,
     blocks: Any,
     wanted: Any,
-    sums: int,
+    sums: Any,
     starts: Any,
     scale: Any,
     total: int,
@@ -708,9 +728,10 @@ def update_all(
         second: as there.
         blocks: as there.
         wanted: which blocks.
-        sums: of :func:`add_up_rows`, which has ``starts``, too.
+        sums: addresses of what :func:`add_up_rows`, which has ``starts``, too, wrote on one or several ranks; they are
+            added up in this order.
         starts: see there.
-        scale: what the sums are multiplied by.
+        scale: what their sum is multiplied by.
         total: room for the widest ``C``.
     """
     for index in range(wanted.shape[0]):
@@ -719,9 +740,11 @@ def update_all(
         offset, first_row = blocks[block, 5], blocks[block, 6]
         rows, marks, num_rows = starts[index]
         for number in range(num_rows):
-            if _get(sums, marks + number) != 0:
-                for column in range(own):
-                    _set(total, column, scale * _get(sums, rows + number * own + column))
+            touched = False
+            for term in range(sums.shape[0]):
+                touched = touched or _get(sums[term], marks + number) != 0
+            if touched:
+                _add_terms(sums, rows + number * own, own, scale, total)
                 row = base + number * dim
                 state = first_row + number if optimizer == ROW_WISE_ADAGRAD else row
                 _update_row(optimizer, numbers, weights, row, dim, total, own, offset, first, second, state)

@@ -1,0 +1,151 @@
+"""Shared memory that has no name: its owner writes pieces into it, peers map it and copy them out."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+MOST_PER_PEER = 8
+"""Segments of a rank in use at once, for each peer; a step has at most four large exchanges of a module under way."""
+_LINE_BYTES = 64  # of a cache line: so far apart are the counts of different peers, which write them
+_SPARE = 1.25  # room for pieces that grow a little from step to step
+_STEP_BYTES = 1 << 18
+
+
+@frozen(eq=False)
+class Segment:
+    """Shared memory, as its owner or a peer has it mapped.
+
+    Args:
+        descriptor: the owner's.
+        serial: the owner's number of it.
+        counts: int64 ``[peers, 8]``: in the first column, the pieces that each peer has copied out.
+        data: uint8, the room.
+    """
+
+    descriptor: int
+    serial: int
+    counts: Tensor
+    data: Tensor
+
+    @classmethod
+    def create(cls, size: int, *, serial: int, num_peers: int) -> Segment:
+        """A new one; its descriptor is closed with it.
+
+        Raises:
+            OSError: there is no memory for it.
+        """
+        descriptor = os.memfd_create("shardwright")
+        try:
+            os.posix_fallocate(descriptor, 0, num_peers * _LINE_BYTES + size)
+            segment = cls._map(descriptor, descriptor, serial, size, num_peers)
+        except OSError:
+            os.close(descriptor)
+            raise
+        weakref.finalize(segment, os.close, descriptor)
+        return segment
+
+    @classmethod
+    def open(cls, process: int, descriptor: int, size: int, *, serial: int, num_peers: int) -> Segment:
+        """Another process's.
+
+        Raises:
+            OSError: it cannot be opened.
+            ValueError: it is smaller.
+        """
+        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls._map(opened, descriptor, serial, size, num_peers)
+        finally:
+            os.close(opened)  # the memory stays mapped
+
+    @classmethod
+    def _map(cls, opened: int, descriptor: int, serial: int, size: int, num_peers: int) -> Segment:
+        """The memory is unmapped when the last tensor in it is gone."""
+        begin = num_peers * _LINE_BYTES
+        mapped = mmap.mmap(opened, begin + size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        memory = torch.frombuffer(mapped, dtype=torch.uint8)
+        return cls(descriptor, serial, memory[:begin].view(torch.int64).view(num_peers, -1), memory[begin:])
+
+    def lend(self) -> tuple[Tensor, weakref.finalize]:
+        """The room as a tensor of its own, and what says whether it, and all its views, are gone."""
+        array = self.data.numpy().view()  # a new object, which the tensor's storage keeps
+        return torch.from_numpy(array), weakref.finalize(array, _nothing)
+
+
+def _nothing() -> None:
+    """What is to be done when a lent tensor is gone: it is only asked whether it is."""
+
+
+@define(eq=False)
+class Own:
+    """A segment of this rank's, and the pieces that each peer was told of."""
+
+    segment: Segment
+    told: list[int]
+    lent: weakref.finalize | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no tensor is in it, and the peers have copied out all that was."""
+        if self.lent is not None and self.lent.alive:
+            return False
+        return self.segment.counts[:, 0].tolist() == self.told
+
+    def start_of(self, piece: Tensor) -> int | None:
+        """Where a piece stands in it, if it does."""
+        start = piece.data_ptr() - self.segment.data.data_ptr()
+        return start if 0 <= start < self.segment.data.numel() else None
+
+
+@define(eq=False)
+class Segments:
+    """This rank's segments.
+
+    Args:
+        num_peers: ranks of the group.
+    """
+
+    num_peers: int
+    _own: list[Own] = field(factory=list)
+    _last_serial: int = 0
+
+    def free(self, size: int) -> Own:
+        """A free segment with so much room.
+
+        Raises:
+            OSError: there is no memory for it.
+        """
+        free = [own for own in self._own if own.is_free]
+        fitting = [own for own in free if own.segment.data.numel() >= size]
+        return fitting[0] if fitting else self._grow(free, size)
+
+    def _grow(self, free: Sequence[Own], size: int) -> Own:
+        """A new one in place of the free ones, which are too small."""
+        self._own = [own for own in self._own if own not in free]
+        if len(self._own) >= MOST_PER_PEER * self.num_peers:
+            raise OSError(f"{len(self._own)} segments of shared memory are in use")
+        self._last_serial += 1
+        whole = -(-int(size * _SPARE) // _STEP_BYTES) * _STEP_BYTES
+        segment = Segment.create(whole, serial=self._last_serial, num_peers=self.num_peers)
+        self._own.append(Own(segment, [0] * self.num_peers))
+        return self._own[-1]
+
+    def holding(self, piece: Tensor) -> tuple[Own, int] | None:
+        """The lent segment in which a piece stands, and where."""
+        for own in self._own:
+            start = own.start_of(piece)
+            if start is not None:
+                return own, start
+        return None
+
+    @property
+    def oldest_serial(self) -> int:
+        """The number of the oldest that is still used."""
+        return min(own.segment.serial for own in self._own)

@@ -1,0 +1,136 @@
+"""What ranks do in the tests of pieces that travel through shared memory; importable by their processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from tests.distributed import faults
+from tests.distributed.workers import train_case
+from tests.equality import Case, RankResult
+
+from shardwright import ShardingEnv
+from shardwright.errors import DistributedError
+from shardwright.runtime.comm import TorchCommunicator
+from shardwright_plugins.comm_backends import _same_host as same_host
+
+LARGE = same_host.LEAST_BYTES // 4 + 5  # float32 values
+ROUNDS = 12
+
+
+@contextmanager
+def all_by_memory() -> Iterator[None]:
+    """However small a piece is."""
+    with mock.patch.object(same_host, "LEAST_BYTES", 8):
+        yield
+
+
+@contextmanager
+def circumstance(name: str) -> Iterator[None]:
+    """What may be in the way of shared memory, on one rank or on all."""
+    full = OSError(errno.ENOSPC, "no memory")
+    if name == "no memory on one rank" and dist.get_rank() == 1:
+        with mock.patch.object(same_host.Segment, "create", side_effect=full):
+            yield
+    elif name == "one rank's memory is used up" and dist.get_rank() == 1:
+        with mock.patch.object(same_host.Segments, "_grow", side_effect=full):
+            yield
+    elif name == "one rank cannot read" and dist.get_rank() == 1:
+        with mock.patch.object(same_host, "_can_read", return_value=False):
+            yield
+    elif name == "turned off":
+        with mock.patch.dict(os.environ, {same_host.VARIABLE: "off"}):
+            yield
+    else:
+        yield
+
+
+def count_of(source: int, to: int, salt: int) -> int:
+    """Some pieces are large, some small, some empty, and one is too large."""
+    kinds = (LARGE, 3, 0, LARGE + 7, same_host.MOST_BYTES // 4 + 1 if salt == 5 else 2 * LARGE)
+    return kinds[(source + 2 * to + salt) % len(kinds)]
+
+
+def piece_of(source: int, to: int, salt: int) -> torch.Tensor:
+    return torch.arange(count_of(source, to, salt), dtype=torch.float32) + 1000 * salt + 10 * source + to
+
+
+def exchange(communicator: Any, salt: int, *, how: str) -> Any:
+    """An exchange under way, and what looks at its pieces when it was waited for."""
+    rank, ranks = communicator.rank, range(communicator.world_size)
+    pieces = [piece_of(rank, to, salt) for to in ranks]
+    splits = [count_of(source, rank, salt) for source in ranks]
+    sent = [piece.numel() for piece in pieces]
+    made = torch.cat(pieces)
+    if how == "from its room":
+        made = communicator.room(made.numel(), "cpu").copy_(made)
+    if how == "copied":
+        output = torch.full((sum(splits),), -1.0)
+        work = communicator.all_to_all(output, made, splits, sent, label="values")
+        return lambda: (work.wait(), output.split(splits), lambda: None)
+    work = communicator.exchange(made, splits, sent, label="values")
+    del made
+    return lambda: (None, work.wait(), work.release)
+
+
+def exchange_all(hindrance: str, how: str) -> tuple[bool, int, int]:
+    """Several rounds of three exchanges under way, waited for in any order.
+
+    Returns:
+        Whether all arrived as it was sent; the peers whose memory is read; and the segments that were made here.
+    """
+    # Pieces that are too large, that are no burden on a test.
+    with circumstance(hindrance), mock.patch.object(same_host, "MOST_BYTES", 4 * same_host.LEAST_BYTES):
+        communicator = ShardingEnv.from_process_group().communicator
+        assert isinstance(communicator, TorchCommunicator)
+        right = True
+        for number in range(ROUNDS):
+            under_way = [(salt, exchange(communicator, salt, how=how)) for salt in (0, 1, number % 6)]
+            for salt, wait in under_way[:: 1 if number % 2 else -1]:
+                _, pieces, release = wait()
+                for source, piece in enumerate(pieces):
+                    right &= torch.equal(piece, piece_of(source, communicator.rank, salt))
+                release()
+        used = communicator._exchange
+        if not isinstance(used, same_host.SameHostExchange):
+            return right, 0, 0
+        return right, sum(peer is not None for peer in used._peers.values()), used._segments._last_serial
+
+
+def reads_in_place(hindrance: str) -> list[bool]:
+    """What the communicator says of one value, of many, and of too many."""
+    with circumstance(hindrance):
+        communicator = ShardingEnv.from_process_group().communicator
+        return [communicator.reads_in_place(count) for count in (1, LARGE, same_host.MOST_BYTES)]
+
+
+def train_by_memory(case: Case) -> RankResult:
+    with all_by_memory():
+        return train_case(case)
+
+
+def train_by_memory_until(label: str, fault: str, sharding_type: str, form: str | None) -> str:
+    with all_by_memory():
+        return faults.train_until(label, fault, sharding_type, form)
+
+
+def leave_before_meeting() -> str:
+    """Rank 1 is killed before the first large piece; returns what the other raised."""
+    group = dist.new_group(timeout=timedelta(seconds=faults.TIMEOUT_S))
+    communicator = ShardingEnv.from_process_group(group).communicator
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    sizes = [0, LARGE]
+    try:
+        communicator.all_to_all(torch.empty(LARGE), torch.ones(LARGE), sizes, sizes, label="values").wait()
+    except DistributedError as error:
+        return str(error)
+    return "nothing was raised"

@@ -1,0 +1,100 @@
+"""Large pieces between ranks of one host, through shared memory: what arrives is what was sent, come what may."""
+
+from __future__ import annotations
+
+import pytest
+from tests.distributed import faults, memory_workers
+from tests.distributed.test_faults import assert_all_name_the_victim
+from tests.distributed.test_training import TYPES
+from tests.equality import Case, Table, assert_equals_unsharded
+from tests.plugins.test_equality import tables_of
+
+from shardwright.testing.ranks import RankError, RankPool
+from shardwright_plugins.comm_backends import _same_host as same_host
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(not same_host.is_possible(), reason="this system goes by gloo"),
+]
+
+MOST_SEGMENTS = 12  # three exchanges under way to two peers, once more when they have grown
+
+
+@pytest.mark.parametrize("how", ["copied", "read in place", "from its room"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_pieces_of_any_size_arrive_and_memory_is_used_again(
+    pool: RankPool, world_size: int, how: str
+) -> None:
+    results = pool.run(memory_workers.exchange_all, world_size, "nothing", how, timeout_s=60)
+    for right, readable, segments in results:
+        assert right
+        assert readable == world_size - 1
+        assert 0 < segments <= MOST_SEGMENTS
+
+
+READABLE = {  # what may be in the way, and of how many peers each rank then reads the memory
+    "no memory on one rank": [1, 0, 1],
+    "one rank's memory is used up": [2, 2, 2],
+    "one rank cannot read": [1, 0, 1],
+    "turned off": [0, 0, 0],
+}
+
+
+@pytest.mark.parametrize("how", ["copied", "from its room"])
+@pytest.mark.parametrize("hindrance", READABLE)
+def test_pieces_arrive_by_gloo_where_memory_cannot_be_shared(
+    pool: RankPool, hindrance: str, how: str
+) -> None:
+    results = pool.run(memory_workers.exchange_all, 3, hindrance, how, timeout_s=60)
+    assert all(right for right, *_ in results)
+    assert [readable for _, readable, _ in results] == READABLE[hindrance]
+
+
+def test_reads_in_place_is_one_answer_on_all_ranks(pool: RankPool) -> None:
+    assert pool.run(memory_workers.reads_in_place, 2, "nothing", timeout_s=60) == [[False, True, False]] * 2
+    answers = pool.run(memory_workers.reads_in_place, 2, "one rank cannot read", timeout_s=60)
+    assert answers == [[False] * 3] * 2
+
+
+def test_training_by_memory_equals_unsharded(pool: RankPool) -> None:
+    tables = [tables_of(name, "fused_torch")[index % 3] for index, name in enumerate(TYPES)]
+    case = Case(tables, (3, 5, 2), optimizer="row_wise_adagrad")
+    assert_equals_unsharded(case, pool.run(memory_workers.train_by_memory, 3, case, timeout_s=120))
+
+
+@pytest.mark.parametrize("kernel", ["fused_torch", "fused_numba"])
+@pytest.mark.parametrize("pooling", ["MEAN", "NONE"])
+def test_two_ranks_that_add_up_in_each_others_memory_equal_unsharded(
+    pool: RankPool, kernel: str, pooling: str
+) -> None:
+    if kernel == "fused_numba":
+        pytest.importorskip("numba")
+    tables = [
+        Table(rows, 4, features, pooling, "data_parallel", kernel)
+        for rows, features in ((3, ("a", "b")), (3, ("c",)), (500, ("a",)))
+    ]
+    case = Case(tables, (9, 8), optimizer="row_wise_adagrad", max_length=9)
+    results = pool.run(memory_workers.train_by_memory, 2, case, timeout_s=60)
+    assert_equals_unsharded(case, results)
+    assert {count for result in results for count in result.collectives} == {
+        3
+    }  # headers, rows or batch, dense
+
+
+@pytest.mark.parametrize(
+    ("label", "sharding_type", "form"),
+    [("ids", "row_wise", None), ("dense gradients", "data_parallel", "DenseForm")],
+)
+def test_rank_that_is_killed_is_named_by_all_that_read_its_memory(
+    pool: RankPool, label: str, sharding_type: str, form: str | None
+) -> None:
+    with pytest.raises(RankError) as error:
+        pool.run(memory_workers.train_by_memory_until, 4, label, "kill", sharding_type, form, timeout_s=60)
+    assert error.value.errors == {faults.VICTIM: "the process died"}
+    assert_all_name_the_victim(error.value.results, label)
+
+
+def test_rank_that_is_killed_before_memory_is_shared_is_named(pool: RankPool) -> None:
+    with pytest.raises(RankError) as error:
+        pool.run(memory_workers.leave_before_meeting, 2, timeout_s=60)
+    assert error.value.results[0].startswith("rank 0: the exchange of values failed: no word from rank 1 in")

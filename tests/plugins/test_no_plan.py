@@ -30,7 +30,11 @@ def problem(sizes, kinds, part):
     tables = [TableSpec(f"t{i}", 100 * rows, dim, ["f"]) for i, (rows, dim) in enumerate(sizes)]
     weights = sum(table.weight_bytes for table in tables)
     topology = Topology(2, "cuda", hbm_cap=int(weights / 2 * part) + KIB, ddr_cap=0)
-    return tables, topology, {"*": ParameterConstraints(sharding_types=kinds, compute_kernels=["fused", "dense"])}
+    return (
+        tables,
+        topology,
+        {"*": ParameterConstraints(sharding_types=kinds, compute_kernels=["fused", "dense"])},
+    )
 
 
 def planned(tables, topology, constraints):

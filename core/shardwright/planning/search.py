@@ -126,7 +126,7 @@ def search(
     space.watch.tell(lower_bound_ms=space.prover.bound_ms)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
-    if state.proposal is None:
+    if state.proposal is None and space.prover.bound_ms <= space.most_ms:
         _resort(state, last_resorts)
     if state.best.value_ms > space.prover.bound_ms * (1 + CLOSE) and state.proposal is not None:
         space.prover.sharpen(state.best.value_ms)

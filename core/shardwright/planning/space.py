@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from shardwright.contracts.estimator import Estimator
 from shardwright.errors import PlanningError
+from shardwright.planning.codecs import FLOAT_BYTES, QCommsConfig
 from shardwright.planning.options import FREE, Bools, Floats, Ints, Options
 from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.topology import Topology
@@ -164,10 +165,22 @@ def _checked(estimator: Estimator, what: str, column: Floats, options: Options) 
 def vector_bytes(options: Options) -> tuple[Floats, Floats]:
     """What a vector of each shard takes on its way between ranks, as a result and as its gradient: ``[S]`` each.
 
-    Kernels sum in float32, and float32 is what travels, whatever the type of the weights.
+    Kernels sum in float32, and float32 is what travels, whatever the type of the weights; where a table has codecs, what
+    these make of it.
     """
-    size = (4 * options.num_columns).astype(np.float64)
-    return size, size
+    columns = options.num_columns
+    results = (FLOAT_BYTES * columns).astype(np.float64)
+    gradients = results.copy()
+    by_config: dict[QCommsConfig, list[int]] = {}
+    for table, spec in enumerate(options.tables):
+        if spec.qcomms_config is not None:
+            by_config.setdefault(spec.qcomms_config, []).append(table)
+    for config, tables in by_config.items():
+        mine = np.flatnonzero(np.isin(options.shard_table, tables))
+        widths, place = np.unique(columns[mine], return_inverse=True)
+        results[mine] = np.array([config.result_row_bytes(width) for width in widths.tolist()])[place]
+        gradients[mine] = np.array([config.gradient_row_bytes(width) for width in widths.tolist()])[place]
+    return results, gradients
 
 
 def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:

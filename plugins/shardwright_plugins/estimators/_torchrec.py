@@ -77,6 +77,20 @@ class Work:
         """Bytes of an element of the table, and of a vector that is returned."""
         return self.options.element_bytes[self.options.shard_table]
 
+    @cached_property
+    def travelling_bytes(self) -> tuple[Floats, Floats]:
+        """Bytes of an element of a result and of a gradient: what their codecs make of one more; not of copies."""
+        results, gradients = self.options.element_bytes.copy(), self.options.element_bytes.copy()
+        for table, spec in enumerate(self.options.tables):
+            codecs = spec.qcomms_config
+            if codecs is not None and codecs.forward_precision is not None:
+                results[table] = codecs.result_row_bytes(2) - codecs.result_row_bytes(1)
+            if codecs is not None and codecs.backward_precision is not None:
+                gradients[table] = codecs.gradient_row_bytes(2) - codecs.gradient_row_bytes(1)
+        travelling = (results[self.options.shard_table], gradients[self.options.shard_table])
+        of_result, of_gradient = (np.where(self.is_copy, self.element_bytes, own) for own in travelling)
+        return of_result, of_gradient
+
     def of_kernels(self, *names: str) -> Bools:
         """Whether the kernel is one of these."""
         options = self.options

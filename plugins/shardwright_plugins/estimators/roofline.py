@@ -9,8 +9,8 @@ nothing):
 - input: ``f N W`` ids of 8 bytes (12 with weights) and ``B W`` lengths of 4 bytes come in.
 - lookup: the ids, ``f N W`` rows, each a whole number of cache lines, from where the kernel reads them (a cache's
   misses from the host's memory), and ``B W D`` float32 sums written.
-- results: ``B W`` vectors go out. Where sums are made inside the host, these go to its ranks, and the sums, ``B``
-  for each other host, go across.
+- results: ``B W`` vectors go out, float32 or what their codec makes of them. Where sums are made inside the host, these
+  go to its ranks, and the sums, ``B`` for each other host, go across.
 - gradients: as many come back. Copies receive the ids and gradients of all ranks or the dense gradient, whichever is
   less.
 - update: ids are sorted, gradients gathered, each distinct row and its optimizer state read and written. Of ``f N W``

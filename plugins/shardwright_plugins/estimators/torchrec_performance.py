@@ -4,13 +4,13 @@ Source: TorchRec 1.8, ``torchrec/distributed/planner/estimator`` (formulas) and 
 (constants, which that file calls empirical). Written from the formulas:
 
 - ids read ``I = ids * W * 8`` bytes (twice that with weights); rows read ``L = ids * W * columns * element
-  bytes``; output ``U = bags * W * columns * element bytes``. A shard of cut rows reads ``1 / parts`` of the
-  ids.
+  bytes``; output ``U = bags * W * columns * element bytes``, those of the codec by which results (``U'``: gradients)
+  travel, if the table has one and is no copy. A shard of cut rows reads ``1 / parts`` of the ids.
 - forward compute ``(I + L + U) * penalty / B`` with ``B`` the bandwidth at which the kernel reads rows: of the
   device's memory, of the link to the host's, or, behind a cache that holds a part ``f``, ``f`` of the one and
   ``1 - f`` of the other; backward compute twice that, and 1.1 more with weights.
-- forward and backward communication ``U / C`` each, with ``C`` the bandwidth of the slowest link; a shard of
-  cut rows copies its gradients in the backward pass: ``+ U * 2.455 / B``.
+- forward and backward communication ``U / C`` and ``U' / C``, with ``C`` the bandwidth of the slowest link; a shard of
+  cut rows copies its gradients in the backward pass: ``+ U' * 2.455 / B``.
 - where sums are made inside a host of ``L`` ranks: rows are taken as cut, ``C`` is the link inside the host, and with
   ``H > 1`` hosts each way takes ``bags * H * columns * element bytes / C'`` more, ``C'`` the link between hosts.
 - a copy on every rank: ``I``, ``L`` and ``U`` of its own batch (no ``W``), no penalty, no forward communication; in the
@@ -71,17 +71,20 @@ class TorchRecPerformance(Estimator):
         """Milliseconds of each phase, ``[S]``."""
         work, table = Work(options, topology), options.shard_table
         bandwidth = _memory_bandwidth(work)
-        output = work.vectors * options.num_columns * work.element_bytes
-        forward = _bytes_looked_up(work, output) / bandwidth
+        elements = work.vectors * options.num_columns
+        of_result, of_gradient = work.travelling_bytes
+        forward = _bytes_looked_up(work, elements * of_result) / bandwidth
         weighted = WEIGHTED_BACKWARD_FACTOR * options.is_weighted[table]
-        travel = _travel_ms(work, output)
-        gradient_copies = np.where(work.cuts_rows, output * GRADIENT_COPY_FACTOR / bandwidth, 0.0)
+        copied = elements * of_gradient * GRADIENT_COPY_FACTOR / bandwidth
+        gradient_copies = np.where(work.cuts_rows, copied, 0.0)
         return {
             "forward_compute": forward,
-            "forward_communication": np.where(work.is_copy, 0.0, travel),
+            "forward_communication": np.where(work.is_copy, 0.0, _travel_ms(work, of_result)),
             "backward_compute": forward * (BACKWARD_FACTOR + weighted),
             "backward_communication": np.where(
-                work.is_copy, _synchronisation_ms(work, bandwidth), travel + gradient_copies
+                work.is_copy,
+                _synchronisation_ms(work, bandwidth),
+                _travel_ms(work, of_gradient) + gradient_copies,
             ),
             "prefetch": _prefetch_ms(work),
         }
@@ -106,12 +109,13 @@ def _bytes_looked_up(work: Work, output: Floats) -> Floats:
     return (ids + work.ids * width * work.element_bytes + output) * penalty
 
 
-def _travel_ms(work: Work, output_bytes: Floats) -> Floats:
-    """How long the vectors of each shard travel, one way: ``[S]``."""
+def _travel_ms(work: Work, element_bytes: Floats) -> Floats:
+    """How long the vectors of each shard, with so many bytes an element, travel one way: ``[S]``."""
     options, topology, links = work.options, work.topology, work.topology.link_bandwidths
+    output_bytes = work.vectors * options.num_columns * element_bytes
     direct = output_bytes / links[topology.link_between(topology.world_size)]
     inside = output_bytes / links[topology.link_between(topology.local_world_size)]
-    crossing = options.bags_per_batch[options.shard_table] * options.num_columns * work.element_bytes
+    crossing = options.bags_per_batch[options.shard_table] * options.num_columns * element_bytes
     num_sums = topology.num_hosts if topology.num_hosts > 1 else 0
     by_host = inside + crossing * num_sums / links["inter_host"]
     return np.where(options.sums_inside_host[options.option], by_host, direct)

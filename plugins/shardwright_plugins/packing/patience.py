@@ -1,34 +1,89 @@
-"""Packing what hardly fits: other options and other ranks in turn, as long as it takes."""
+"""Packing what hardly fits: from several choices of options, other options and other ranks in turn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from shardwright.planning.options import Floats
-from shardwright_plugins.packing.assignment import Assignment
+import numpy as np
+
+from shardwright.planning.options import Floats, Ints
+from shardwright.planning.space import SearchSpace
+from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.sharing import share_out
 
-# Of one turn: tables taken out and put back, and ranks shared out anew.
+# Of one turn: tables taken out and put back, and ranks shared out anew; so many more with each turn.
 _REBUILDS, _SHARINGS = 40, 200
+# Choices of options to begin with, turns of each, and of the one that came nearest.
+_STARTS, _TURNS, _LAST_TURNS = 10, 4, 12
+# A start is given up that is over by more than this, divided by its turns, in ranks.
+_HOPELESS = 0.3
+# Moves, swaps and sharings before the first turn, and options changed.
+_STEPS, _CHANGES, _PAIRS = 200, 30, 4
+# The largest part of tables cut finely in a mixed start, and what a large shard counts beside its table's memory.
+_MOST_FINE, _LUMP = 0.4, 0.05
 
 
-def pack(assignment: Assignment, price: Floats, turns: int, is_over: Callable[[], bool]) -> bool:
-    """Change options and ranks as long as something is over a limit; whether nothing is any more.
+def packed(
+    catalogue: Catalogue, proposal: Ints, limit_ms: float, is_over: Callable[[], bool]
+) -> Assignment | None:
+    """A plan within all memories, if patience finds one.
 
-    Either alone gets stuck where little room is left: the options that need least do not go together, or the ranks
-    that were chosen leave room in many places where it is needed in one.
+    Either options or ranks alone get stuck where little room is left: the options that need least do not go together,
+    or the ranks that were chosen leave room in many places where it is needed in one. And which tables must be cut
+    finely, so that the lumps of others go in, no price tells: hence several starts, the same on any machine.
 
     Args:
-        assignment: every shard has a rank.
-        price: of each option, to choose among ways that leave equally much over: ``[O]``.
-        turns: at most.
+        catalogue: of the space.
+        proposal: options that fit in memory as a whole: ``[A]``.
+        limit_ms: the time that no rank should exceed.
         is_over: whether to end.
     """
-    for seed in range(turns):
-        if assignment.rebuild(_REBUILDS, price, seed=seed) or share_out(
-            assignment.bins, _SHARINGS, seed=seed
-        ):
-            return True
+    nearest, least = None, np.inf
+    for start in _starts(catalogue.space, proposal):
+        trial = Assignment(catalogue, start, limit_ms)
+        trial.fill()
+        trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS)
+        if _turned(trial, range(_TURNS), is_over, hopeless=_HOPELESS):
+            return trial
+        over = float(trial.bins.over().sum())
+        if over < least:
+            nearest, least = trial, over
         if is_over():
+            return None
+    last = range(_TURNS, _LAST_TURNS)
+    return nearest if nearest is not None and _turned(nearest, last, is_over) else None
+
+
+def _turned(
+    trial: Assignment, turns: range, is_over: Callable[[], bool], *, hopeless: float = np.inf
+) -> bool:
+    """Change options and ranks in turn as long as something is over a limit; whether nothing is any more."""
+    price = trial.space.total_cost_ms
+    for turn in turns:
+        if trial.rebuild(_REBUILDS, price, seed=turn):
+            return True
+        if share_out(trial.bins, _SHARINGS * (1 + turn), seed=turn):
+            return True
+        if is_over() or float(trial.bins.over().sum()) > hopeless / (1 + turn):
             return False
     return False
+
+
+def _starts(space: SearchSpace, proposal: Ints) -> Iterator[Ints]:
+    """Choices of options: as given, with every table cut finely, and with some by chance."""
+    fine = _finest(space)
+    yield proposal
+    yield fine
+    random = np.random.default_rng(0)
+    for _ in range(_STARTS - 2):
+        part = random.uniform(0, _MOST_FINE)
+        yield np.where(random.random(len(proposal)) < part, fine, proposal)
+
+
+def _finest(space: SearchSpace) -> Ints:
+    """The option of each table that takes least memory, of about equal ones that with the smallest shards: ``[A]``."""
+    options, have = space.options, np.maximum(space.capacity_bytes.sum(axis=0), 1)
+    parts: Floats = ((space.total_bytes + _LUMP * space.largest_bytes) / have).sum(axis=1)
+    parts = np.where(space.fits_alone, parts, np.inf)
+    mine = (np.array(options.of_table(table)) for table in range(len(options.tables)))
+    return np.array([own[np.argmin(parts[own])] for own in mine], dtype=np.int64)[options.alike]

@@ -16,7 +16,7 @@ from shardwright_plugins.packing.bins import Bins
 from shardwright_plugins.packing.limits import excess
 
 # So many ways to share out are looked at together.
-_MOST_WAYS = 20_000
+_MOST_WAYS = 7_000
 _MOST_BINS = 3
 _ROUNDING = 1e-12
 # How often gangs are moved instead, and the moves and swaps that follow.
@@ -68,6 +68,8 @@ def _share(bins: Bins, group: Ints, over: float, random: np.random.Generator) ->
     items = np.flatnonzero(np.isin(bins.bin, group) & bins.movable_within(group))
     most = int(np.log(_MOST_WAYS) / np.log(len(group)))
     items = random.permutation(items)[:most]
+    if not len(items):
+        return
     left = _left_over(bins, group, items)
     best = int(np.argmin(left))
     if left[best] >= over - _ROUNDING:

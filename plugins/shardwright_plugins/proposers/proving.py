@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import ClassVar
 
 import numpy as np
@@ -16,11 +15,11 @@ from shardwright.planning.options import Floats, Ints
 from shardwright.planning.placement import Placed
 from shardwright.planning.program import MOST_NODES, Program
 from shardwright.planning.space import SearchSpace
+from shardwright_plugins.packing import patience
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Effort
-from shardwright_plugins.packing.patience import pack
+from shardwright_plugins.proposers import _patterns
 from shardwright_plugins.proposers._descent import descended
-from shardwright_plugins.proposers._patterns import packed
 
 # Times are tried at these parts above the bound until one is possible.
 _LADDER = (0.005, 0.015, 0.03, 0.08, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
@@ -60,8 +59,6 @@ _GOOD, _MOST_DESCENTS = 5e-3, 6
 _MOST_KICKS, _KICK_PART = 24, 0.2
 _NODE_COLUMNS, _LEAST_NODES = 150_000, 50
 _MOST_SECONDS = 30.0
-# What nothing else gets in is packed with patience: from so many choices of options, in so many turns each.
-_MOST_STARTS, _TURNS = 3, 12
 
 
 class Proving(Proposer):
@@ -269,16 +266,13 @@ class _Bisection:
         return None
 
     def _packed(self) -> Assignment | None:
-        """Any plan, by patience, whatever its time."""
+        """Any plan, by patience, whatever its time; none where it is proven that there is none."""
         limit = self.space.most_ms * (1 + _LEAST_GAIN)
         cases = self.space.prover.refute(limit, max_cases=_FEW_CASES)
-        for proposal, price in islice(self._with_margins(cases), _MOST_STARTS):
-            trial = self._filled(proposal, limit)
-            trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS)
-            is_packed = pack(trial, price, _TURNS, lambda: self.space.watch.is_over)
-            if is_packed and np.isfinite(trial.value_ms):
-                return trial
-        return None
+        if cases.possible is None or self._low_ms > self.space.most_ms:
+            return None
+        found = patience.packed(self.catalogue, cases.possible, limit, lambda: self.space.watch.is_over)
+        return found if found is not None and np.isfinite(found.value_ms) else None
 
     def _by_solver(self, limit_ms: float, most_columns: int, part: float = 1) -> Assignment | None:
         """What a solver finds within a time with a part of its nodes, if the problem is small; its bound is kept."""
@@ -398,7 +392,7 @@ class _Bisection:
         if len(proposal) < _ALIKE * distinct or world_size < _MANY_RANKS:
             yield self._filled(proposal, limit_ms)
             return
-        start = packed(self.catalogue, self.problem.covers, proposal, limit_ms, part=_ENOUGH_RANKS)
+        start = _patterns.packed(self.catalogue, self.problem.covers, proposal, limit_ms, part=_ENOUGH_RANKS)
         if start is not None:
             yield start
 

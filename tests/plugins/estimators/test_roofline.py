@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from shardwright.planning.caching import CacheParams, EmbeddingOffloadStats
+from shardwright.planning.codecs import QCommsConfig
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.space import traffic_bytes, vector_bytes
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
@@ -161,3 +163,42 @@ def test_roofline_asked_for_by_name_takes_what_kernels_declare_as_memory():
     assert Choice().resolve().storage.name == "weights_and_buffers"
     chosen = Choice(estimator="torchrec", storage_estimator="weights_and_buffers").resolve()
     assert chosen.storage.name == "weights_and_buffers"
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "result_bytes", "gradient_bytes"),
+    [
+        (None, None, 4 * COLUMNS, 4 * COLUMNS),
+        ("fp16", None, 2 * COLUMNS, 4 * COLUMNS),
+        (None, "bf16", 4 * COLUMNS, 2 * COLUMNS),
+        # A byte a column, and a scale and a least value of 4 bytes each.
+        ("int8", "fp16", COLUMNS + 8, 2 * COLUMNS),
+    ],
+)
+def test_roofline_counts_what_codecs_make_of_vectors(forward, backward, result_bytes, gradient_bytes):
+    codecs = QCommsConfig(forward, backward)
+    found, plain = phases("table_wise", qcomms_config=codecs), phases("table_wise")
+    for phase, row in (
+        ("forward_communication", result_bytes),
+        ("backward_communication", gradient_bytes),
+    ):
+        assert found[phase] == pytest.approx([4 * BAGS * row / 2 / ACROSS + LATENCY_ACROSS])
+    assert found["forward_compute"] == pytest.approx(plain["forward_compute"])
+    assert found["input_communication"] == pytest.approx(plain["input_communication"])
+
+
+def test_codecs_of_one_of_two_like_tables_change_its_costs_alone():
+    tables = [TableSpec(name, ROWS, COLUMNS, ["f"]) for name in ("plain", "coded")]
+    rules = {
+        "*": ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused"]),
+        "coded": ParameterConstraints(qcomms_config=QCommsConfig("fp16")),
+    }
+    topology = topology_of()
+    options = enumerate_options(tables, topology, Constraints(rules), host(), batch_size=BATCH)
+    plain, coded = (options.of_table(table).start for table in options.alike.tolist())
+    results, gradients = vector_bytes(options)
+    runs = options.first_shard[[plain, coded]]
+    assert results[runs].tolist() == [4 * COLUMNS, 2 * COLUMNS]
+    assert gradients[runs].tolist() == [4 * COLUMNS, 4 * COLUMNS]
+    sent = traffic_bytes(options, topology)[1][runs]
+    assert sent.tolist() == [4 * BAGS * 4 * COLUMNS, 4 * BAGS * 2 * COLUMNS]

@@ -19,6 +19,7 @@ import attrs
 import numpy as np
 from attrs import Factory, frozen
 
+from shardwright.planning.codecs import QCommsConfig
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.optimizers import OptimizerSpec
@@ -63,6 +64,8 @@ class Case:
     sharding_types: tuple[str, ...] | None = ALL_TYPES
     cache: dict[str, Any] | None = None
     bandwidths: dict[str, float] = Factory(dict)
+    codecs: tuple[str, str] | None = None
+    """Of results and of gradients."""
 
 
 def table(name: str, rows: int, columns: int, *pooling_factors: float) -> dict[str, Any]:
@@ -109,6 +112,9 @@ SMALL = (
     ),
     Case(SEQUENCES, ranks=8, local=4, pooling="NONE", optimizer="adagrad"),
     Case(TABLES, sharding_types=None),
+    Case(TABLES, ranks=16, local=4, codecs=("fp16", "bf16")),
+    Case(TABLES, ranks=8, local=8, codecs=("fp32", "fp16"), data_type="FP16", is_weighted=True),
+    Case(SEQUENCES, ranks=8, local=4, pooling="NONE", codecs=("bf16", "fp32")),
 )
 
 
@@ -207,6 +213,7 @@ def our_options(case: dict[str, Any], topology: Topology) -> Options:
             case["pooling"],
             is_weighted=case["is_weighted"],
             optimizer=OptimizerSpec(case["optimizer"]),
+            qcomms_config=QCommsConfig(*case["codecs"]) if case.get("codecs") else None,
         )
         for item in case["tables"]
     ]

@@ -22,6 +22,11 @@ import torch  # noqa: E402
 import torchrec  # noqa: E402
 from torchrec.distributed.embedding import EmbeddingCollectionSharder  # noqa: E402
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder  # noqa: E402
+from torchrec.distributed.fbgemm_qcomm_codec import (  # noqa: E402
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.planner import Topology  # noqa: E402
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator  # noqa: E402
 from torchrec.distributed.planner.shard_estimators import EmbeddingOffloadStats  # noqa: E402
@@ -72,6 +77,13 @@ def cache_of(case):
     return CacheParams(load_factor=given.get("load_factor"), stats=stats)
 
 
+def codecs_of(case):
+    if not case["codecs"]:
+        return None
+    forward, backward = (CommType[name.upper()] for name in case["codecs"])
+    return get_qcomm_codecs_registry(QCommsConfig(forward, backward), device=torch.device("cuda"))
+
+
 def options_of(case):
     topology = Topology(
         world_size=case["ranks"], local_world_size=case["local"], compute_device="cuda", **case["bandwidths"]
@@ -89,7 +101,11 @@ def options_of(case):
     enumerator = EmbeddingEnumerator(
         topology=topology, batch_size=case["batch_size"], constraints=constraints
     )
-    sharders = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+    codecs = codecs_of(case)
+    sharders = [
+        EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs),
+        EmbeddingCollectionSharder(qcomm_codecs_registry=codecs),
+    ]
     options = [
         [option.name, option.sharding_type, option.compute_kernel, shards_of(option)]
         for option in enumerator.enumerate(module_of(case), sharders)

@@ -1,0 +1,119 @@
+"""Where there is no plan the error says so, with a proof that is true: against all plans of small problems."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.errors import NoPlanError
+from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.inputs import Request
+from shardwright.planning.parts import Choice
+from shardwright.planning.placement import propose
+from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.preparation import prepare
+from shardwright.planning.reservations import FixedPercentageStorageReservation
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.text import bytes_text
+from shardwright.planning.topology import Topology
+
+TYPES = ["table_wise", "column_wise", "row_wise", "data_parallel"]
+KIB = 1 << 10
+
+
+def problem(sizes, kinds, part):
+    """Tables on two ranks with a part of the memory that their weights take, and the constraints."""
+    tables = [TableSpec(f"t{i}", 100 * rows, dim, ["f"]) for i, (rows, dim) in enumerate(sizes)]
+    weights = sum(table.weight_bytes for table in tables)
+    topology = Topology(2, "cuda", hbm_cap=int(weights / 2 * part) + KIB, ddr_cap=0)
+    return (
+        tables,
+        topology,
+        {"*": ParameterConstraints(sharding_types=kinds, compute_kernels=["fused", "dense"])},
+    )
+
+
+def planned(tables, topology, constraints):
+    planner = EmbeddingShardingPlanner(topology, 2, constraints=constraints, storage_reservation=0.0)
+    return planner.plan_tables(tables)
+
+
+def space_of(tables, topology, constraints):
+    request = Request(topology, Constraints(constraints), 2, FixedPercentageStorageReservation(0.0))
+    return prepare(tables, request, Choice().resolve())
+
+
+def has_plan(space):
+    """Whether some choice of options and ranks keeps within every memory, by trying all."""
+    for proposal in product(*(space.options.of_table(t) for t in space.options.alike.tolist())):
+        shards = propose(space, np.array(proposal))
+        if (shards.fixed_bytes > shards.capacity_bytes).any():
+            continue
+        for ranks in product(range(2), repeat=len(shards)):
+            if (shards.used_bytes(np.array(ranks, dtype=np.int64)) <= shards.capacity_bytes).all():
+                return True
+    return False
+
+
+def check_proof(text, space, tables):
+    """What the error claims, added up again."""
+    options, names = space.options, [table.name for table in tables]
+    each = [
+        min(int((space.memory_bytes * options.count[:, None])[options.shards_of(o), 0].sum()) for o in mine)
+        for mine in (options.of_table(t) for t in options.alike.tolist())
+    ]
+    have = int(space.capacity_bytes[:, 0].sum())
+    if "whatever is chosen" in text:
+        assert sum(each) > have
+        assert f"need at least {bytes_text(sum(each))} of hbm together" in text
+        assert f"the 2 ranks have {bytes_text(have)}" in text
+        assert "At least " in text
+    elif text.startswith("no plan: table"):
+        table = next(i for i, name in enumerate(names) if f"'{name}'" in text)
+        largest = min(
+            int(space.memory_bytes[options.shards_of(o), 0].max())
+            for o in options.of_table(int(options.alike[table]))
+        )
+        assert largest > space.capacity_bytes[:, 0].max()
+        assert f"needs {bytes_text(largest)} of hbm on one rank" in text
+        assert "would help" in text or "allow it in constraints" in text
+    else:
+        assert text.startswith("no plan: it is proven that no choice of options")
+        assert "would help" in text
+
+
+SIZES = st.lists(st.tuples(st.integers(5, 60), st.sampled_from([32, 64])), min_size=1, max_size=3)
+KINDS = st.lists(st.sampled_from(TYPES), min_size=1, max_size=4, unique=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=SIZES, kinds=KINDS, part=st.sampled_from([0.6, 0.95, 1.02, 1.2, 1.5, 2.0]))
+def test_no_plan_is_proven_where_there_is_none_and_nowhere_else(sizes, kinds, part):
+    asked = problem(sizes, kinds, part)
+    space = space_of(*asked)
+    if has_plan(space):
+        assert len(planned(*asked).plan[""]) == len(sizes)
+        return
+    with pytest.raises(NoPlanError) as caught:
+        planned(*asked)
+    check_proof(str(caught.value), space, asked[0])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kinds", "part", "text"),
+    [
+        ([(20, 32)] * 3, ["row_wise"], 0.9, "whatever is chosen"),
+        ([(50, 32), (10, 32)], ["table_wise"], 1.1, "no plan: table 't0'"),
+        ([(20, 32), (21, 32), (22, 32)], ["table_wise"], 1.2, "no plan: it is proven"),
+    ],
+)
+def test_no_plan_of_each_kind_is_told(sizes, kinds, part, text):
+    asked = problem(sizes, kinds, part)
+    with pytest.raises(NoPlanError) as caught:
+        planned(*asked)
+    assert text in str(caught.value)
+    check_proof(str(caught.value), space_of(*asked), asked[0])

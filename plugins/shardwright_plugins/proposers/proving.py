@@ -37,7 +37,7 @@ _ALIKE, _MANY_RANKS, _ENOUGH_RANKS = 4, 32, 0.985
 _CASES, _FEW_CASES = 40, 12
 # Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
 _NARROWINGS = 5
-_FEW_RANKS, _NARROW = 32, 0.03
+_FEW_RANKS, _NARROW = 32, 0.01
 # With so few tables, a plan that is close to the best is repaired to come closer.
 _FEW_TABLES = 64
 # Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
@@ -54,6 +54,8 @@ _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
 _LEAST_GAIN = 1e-4
 # A gap that is good enough for more than a few tables, and descents to reach it.
 _GOOD, _MOST_DESCENTS = 5e-3, 6
+# A gap that descents from a plan will not close.
+_TOO_FAR = 0.06
 # Descents with one table forced to another option, towards this part of the way from the bound to the best plan.
 _MOST_KICKS, _KICK_PART = 24, 0.2
 _NODE_COLUMNS, _LEAST_NODES = 150_000, 50
@@ -132,13 +134,14 @@ class _Bisection:
         if not self._is_close():
             yield from self._improvements()
         if not self._is_close() and self._gap > _SMALL_GAP:
-            yield from self._solved(2 * _MOST_COLUMNS if self._gap > _LARGE_GAP else _MOST_COLUMNS)
+            is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
+            yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
 
     def _tightened(self) -> Proposals:
         """Better plans by descent: at first from new choices, if the bound is better than theirs, then from the best."""
         assert self.best is not None
         bound = self._low_ms
-        if self._is_close():
+        if self._is_close() or self._gap > _TOO_FAR:
             return
         fresh, step = self._low_ms > bound * (1 + _LEAST_GAIN), 0
         for _ in range(_MOST_DESCENTS):
@@ -299,7 +302,7 @@ class _Bisection:
     def _better(self, limit_ms: float) -> Iterator[Assignment]:
         """Plans better than the best, from trying to keep within a time."""
         assert self.best is not None
-        for attempt in (self._improved, self._attempt):
+        for attempt in (self._improved,) if self._is_folded else (self._improved, self._attempt):
             found = attempt(limit_ms)
             if found is not None and found.value_ms < self.best.value_ms * (1 - 1e-6):
                 yield found
@@ -331,7 +334,7 @@ class _Bisection:
             return found
         for _ in range(_NARROWINGS):
             below_ms = max(below_ms, self.space.prover.bound_ms)
-            if found.value_ms <= below_ms * (1 + self._narrow_enough) or self.space.watch.is_over:
+            if found.value_ms <= below_ms * (1 + _NARROW) or self.space.watch.is_over:
                 break
             middle = (below_ms * found.value_ms) ** 0.5
             trial = self._quick(middle)
@@ -340,11 +343,6 @@ class _Bisection:
             if found.value_ms > middle * (1 + _NEAR):
                 below_ms = middle
         return found
-
-    @property
-    def _narrow_enough(self) -> float:
-        """What a plan found at once may exceed a time at which none was found by, in parts of it."""
-        return _NARROW
 
     def _is_done(self) -> bool:
         return self._is_close() or self.catalogue.effort.is_spent
@@ -378,8 +376,7 @@ class _Bisection:
 
     def _starts(self, proposal: Ints, limit_ms: float) -> Iterator[Assignment]:
         """Places for a choice of options; of many tables that are alike over many ranks, also by patterns."""
-        distinct, world_size = len(self.space.options.tables), len(self.space.capacity_bytes)
-        if len(proposal) < _ALIKE * distinct or world_size < _MANY_RANKS:
+        if not self._is_folded:
             yield self._filled(proposal, limit_ms)
             return
         start = packed(self.catalogue, self.problem.covers, proposal, limit_ms, part=_ENOUGH_RANKS)
@@ -399,6 +396,12 @@ class _Bisection:
             if proposal is not None and proposal.tobytes() not in seen:
                 seen.add(proposal.tobytes())
                 yield proposal, cases.price
+
+    @property
+    def _is_folded(self) -> bool:
+        """Whether there are so many tables alike, and so many ranks, that patterns are what counts."""
+        options, world_size = self.space.options, len(self.space.capacity_bytes)
+        return world_size >= _MANY_RANKS and len(options.all_tables) >= _ALIKE * len(options.tables)
 
     def _filled(self, proposal: Ints, limit_ms: float) -> Assignment:
         trial = Assignment(self.catalogue, proposal, limit_ms)

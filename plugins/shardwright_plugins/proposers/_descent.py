@@ -165,6 +165,11 @@ class Descent:
         touched = np.flatnonzero(used.any(axis=1))
         return Places(ranks, touched, used[touched])
 
+    @property
+    def measure(self) -> float:
+        """What descends."""
+        return float(self._weight().sum())
+
     # -- descending ------------------------------------------------------------------------------------------
 
     def run(self) -> bool:
@@ -174,16 +179,16 @@ class Descent:
             for _ in range(_MOST_ROUNDS):
                 if self.fullest <= 1:
                     return True
-                if not self._round():
+                if not self.round():
                     break
             if self.fullest > _HOPELESS:
                 break
         return self.fullest <= 1
 
-    def _round(self) -> int:
+    def round(self) -> int:
         """Change the tables that gain most; how many changed."""
         gain = self._gains()
-        least = _LEAST_GAIN * float(self._weight().sum())
+        least = _LEAST_GAIN * self.measure
         order = np.argsort(gain, kind="stable")
         order = order[(gain[order] < -least) & ~self._is_locked[order]]
         changed = failed = 0

@@ -38,6 +38,8 @@ _NUM_WEIGHTS = 12
 _MOST_NEW, _MOST_SEEN = 6, 100
 # So many of the best patterns are filled again after a few shards were taken out.
 _MOST_REFILLED = 5
+# Shards that cost nothing: so many of a kind in a pattern at most.
+_MOST_SHARDS = 1e4
 # Patterns are looked for harder where the best is worth no more.
 _MEAGRE = 1.005
 
@@ -169,7 +171,7 @@ class Program:
         slack[num_kinds + num_tables + np.arange(dims), num_kinds + np.arange(dims)] = 1
         self._fixed_columns = np.hstack([option, slack])
         alone = np.diag(np.floor((1 + _TOLERANCE) / kinds.size.max(axis=1))).astype(np.float64)
-        self._patterns: list[Floats] = list(np.minimum(alone, 1e6))
+        self._patterns: list[Floats] = list(np.minimum(alone, _MOST_SHARDS))
         self._orders = _orders(dims)
         self._patterns += self._fullest()
         self._known = {pattern.tobytes() for pattern in self._patterns}
@@ -247,9 +249,15 @@ class Program:
         self._inverse[row] = pivot
         self._basis[row] = entering
         self._pivots += 1
-        if self._pivots % _REFRESH == 0:
+        return self._pivots % _REFRESH != 0 or self._refresh()
+
+    def _refresh(self) -> bool:
+        """Make the inverse anew; whether there is one."""
+        try:
             self._inverse = np.linalg.inv(self._columns[:, self._basis])
-            self._value = self._inverse @ self._rhs
+        except np.linalg.LinAlgError:
+            return False
+        self._value = self._inverse @ self._rhs
         return True
 
     def _generate(self, prices: Floats) -> bool:
@@ -438,7 +446,7 @@ def _fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> 
         number = left[0] / columns[0][kind]
         for room, column in zip(left[1:], columns[1:], strict=True):
             np.minimum(number, room / column[kind], out=number)
-        number = np.floor(np.maximum(number, 0.0))
+        number = np.floor(np.clip(number, 0.0, _MOST_SHARDS))
         filling[rows, kind] += number
         for room, column in zip(left, columns, strict=True):
             room -= number * column[kind]

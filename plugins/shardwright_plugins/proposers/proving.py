@@ -40,6 +40,8 @@ _NARROWINGS = 5
 _FEW_RANKS, _NARROW = 32, 0.01
 # With so few tables, a plan that is close to the best is repaired to come closer.
 _FEW_TABLES = 64
+# With more tables than these, looking for the best other option of each on a rank takes too long.
+_SOME_TABLES = 400
 # Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
 _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 # Moves, swaps and sharings of an attempt.
@@ -131,7 +133,7 @@ class _Bisection:
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
             yield from self._polished()
-        if not self._is_close():
+        if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= _SOME_TABLES):
             yield from self._improvements()
         if not self._is_close() and self._gap > _SMALL_GAP:
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
@@ -177,7 +179,7 @@ class _Bisection:
         if start.repair(_FEW_STEPS, changes=0):
             return start
         result = descended(start, self.catalogue.is_efficient)
-        result.repair(_FEW_STEPS, changes=3)
+        result.repair(_FEW_STEPS, changes=3 if len(result.proposal) <= _SOME_TABLES else 0)
         return result
 
     def _kicked(self) -> Proposals:
@@ -302,7 +304,8 @@ class _Bisection:
     def _better(self, limit_ms: float) -> Iterator[Assignment]:
         """Plans better than the best, from trying to keep within a time."""
         assert self.best is not None
-        for attempt in (self._improved,) if self._is_folded else (self._improved, self._attempt):
+        is_small = len(self.best.proposal) <= _SOME_TABLES and not self._is_folded
+        for attempt in (self._improved, self._attempt) if is_small else (self._improved,):
             found = attempt(limit_ms)
             if found is not None and found.value_ms < self.best.value_ms * (1 - 1e-6):
                 yield found
@@ -330,7 +333,7 @@ class _Bisection:
 
     def _narrowed(self, below_ms: float, found: Assignment) -> Assignment:
         """A plan found at once, within a time between that of another and one at which none was found."""
-        if len(self.space.capacity_bytes) <= _FEW_RANKS:
+        if len(self.space.capacity_bytes) <= _FEW_RANKS and len(found.proposal) > _FEW_TABLES:
             return found
         for _ in range(_NARROWINGS):
             below_ms = max(below_ms, self.space.prover.bound_ms)
@@ -432,5 +435,6 @@ class _Bisection:
         assert self.best is not None
         trial = self.best.copy()
         trial.limit_ms = limit_ms
-        trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS)
+        changes = _CHANGES if len(trial.proposal) <= _SOME_TABLES else 0
+        trial.repair(_STEPS, changes=changes, pairs=_PAIRS)
         return trial

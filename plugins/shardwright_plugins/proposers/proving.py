@@ -37,7 +37,7 @@ _ALIKE, _MANY_RANKS, _ENOUGH_RANKS = 4, 32, 0.985
 _CASES, _FEW_CASES = 40, 12
 # Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
 _NARROWINGS = 5
-_FEW_RANKS, _NARROW = 32, 0.01
+_FEW_RANKS, _NARROW, _NARROW_FOLDED = 32, 0.03, 0.01
 # With so few tables, a plan that is close to the best is repaired to come closer.
 _FEW_TABLES = 64
 # With more tables than these, looking for the best other option of each on a rank takes too long.
@@ -163,9 +163,9 @@ class _Bisection:
 
     def _anew(self, limit_ms: float) -> Iterator[Assignment]:
         """New plans by the choices at a time."""
-        cases = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)
-        if cases.possible is not None:
-            yield from self._starts(cases.possible, limit_ms)
+        start = self._start(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES))
+        if start is not None:
+            yield start
 
     def _again(self, limit_ms: float) -> Iterator[Assignment]:
         """The best plan, to be brought within a time."""
@@ -179,7 +179,7 @@ class _Bisection:
         if start.repair(_FEW_STEPS, changes=0):
             return start
         result = descended(start, self.catalogue.is_efficient)
-        result.repair(_FEW_STEPS, changes=3 if len(result.proposal) <= _SOME_TABLES else 0)
+        result.repair(_FEW_STEPS, changes=self._few_changes)
         return result
 
     def _kicked(self) -> Proposals:
@@ -337,7 +337,7 @@ class _Bisection:
             return found
         for _ in range(_NARROWINGS):
             below_ms = max(below_ms, self.space.prover.bound_ms)
-            if found.value_ms <= below_ms * (1 + _NARROW) or self.space.watch.is_over:
+            if found.value_ms <= below_ms * (1 + (_NARROW_FOLDED if self._is_folded else _NARROW)) or self.space.watch.is_over:
                 break
             middle = (below_ms * found.value_ms) ** 0.5
             trial = self._quick(middle)
@@ -366,25 +366,36 @@ class _Bisection:
     def _quick(self, limit_ms: float) -> Assignment | None:
         """A plan about within a time, if little work is enough."""
         cases = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)
+        start = self._start(cases)
+        if start is None:
+            return None
+        found = self._descended(start)
+        return found if np.isfinite(found.value_ms) else None
+
+    def _start(self, cases: CaseSearch) -> Assignment | None:
+        """Places for choices of options that look possible: as good as little repair makes them.
+
+        Where many tables are alike over many ranks, patterns say what lies together.
+        """
         if cases.possible is None:
             return None
-        best: Assignment | None = None
-        for start in self._starts(cases.possible, limit_ms):
-            trial = self._descended(start)
-            if np.isfinite(trial.value_ms) and (best is None or trial.value_ms < best.value_ms):
-                best = trial
-            if best is not None and best.value_ms <= limit_ms * (1 + _NEAR):
-                break
-        return best
+        if self._is_folded:
+            covers, part = self.problem.covers, _ENOUGH_RANKS
+            return packed(self.catalogue, covers, cases.possible, cases.z_ms, part=part)
+        nearest: tuple[float, Assignment] | None = None
+        for proposal, _ in self._with_margins(cases):
+            trial = self._filled(proposal, cases.z_ms)
+            if trial.repair(_FEW_STEPS, changes=self._few_changes):
+                return trial
+            over = float(trial.bins.over().sum())
+            if nearest is None or over < nearest[0]:
+                nearest = over, trial
+        return None if nearest is None else nearest[1]
 
-    def _starts(self, proposal: Ints, limit_ms: float) -> Iterator[Assignment]:
-        """Places for a choice of options; of many tables that are alike over many ranks, also by patterns."""
-        if not self._is_folded:
-            yield self._filled(proposal, limit_ms)
-            return
-        start = packed(self.catalogue, self.problem.covers, proposal, limit_ms, part=_ENOUGH_RANKS)
-        if start is not None:
-            yield start
+    @property
+    def _few_changes(self) -> int:
+        """Options that a quick repair may change: none of many tables, since looking for them takes too long."""
+        return 3 if len(self.space.options.all_tables) <= _SOME_TABLES else 0
 
     def _with_margins(self, cases: CaseSearch) -> Iterator[tuple[Ints, Floats]]:
         """Choices of options that look possible, more and more of memory left free, with the options' prices."""

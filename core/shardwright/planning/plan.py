@@ -120,7 +120,7 @@ class ShardingPlan:
             PlanError: the document is malformed; the text names module, table and shard, and gives the
                 numbers.
         """
-        from shardwright.planning.document import read_plan
+        from shardwright.planning.document_reading import read_plan
 
         return read_plan(text)
 

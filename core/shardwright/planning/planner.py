@@ -105,8 +105,16 @@ class EmbeddingShardingPlanner:
         self._listener = listener
         self._progress = progress
         self._debug = debug
+        self._load_plugins()
         self.report: Report | None = None
         """The report of the last plan made in this process."""
+
+    @staticmethod
+    def _load_plugins() -> None:
+        """Find and import the plugins now, where the process starts to plan, and not in the first plan."""
+        from shardwright.plugins import host
+
+        host().plugins  # noqa: B018 - asking is what loads them
 
     def plan(self, module: Any, sharders: Sequence[Any]) -> ShardingPlan:
         """Plan all tables of ``module`` that ``sharders`` can shard.

@@ -96,6 +96,8 @@ class Program:
     def of(cls, space: SearchSpace, limit_ms: float, *, most_columns: int) -> Program | None:
         """The program, unless it is too large, or some table has no option."""
         program = cls(space, limit_ms)
+        if program._least_columns() > most_columns:
+            return None
         chosen = program._options()
         if program.is_empty or program._num_columns(chosen) > most_columns:
             return None
@@ -161,6 +163,14 @@ class Program:
         gang = np.where(gang == NO_GANG, NO_GANG, gang - gang.min(initial=0, where=gang != NO_GANG))
         columns = [options.count[runs], options.rank[runs], options.local_rank[runs], gang]
         return np.stack(columns).tobytes()
+
+    def _least_columns(self) -> float:
+        """No fewer columns are needed, whichever options are left: known without comparing them."""
+        options, world_size = self.space.options, len(self.space.capacity_bytes)
+        alone = (options.rank == FREE) & (options.gang == NO_GANG)
+        each = 1 + world_size * np.bincount(options.option[alone], minlength=options.num_options)
+        least = np.minimum.reduceat(np.where(self._can, each, np.inf), options.first_option[:-1])
+        return float(least[np.isfinite(least)].sum())
 
     def _num_columns(self, options: list[int]) -> int:
         topology, total = self.space.topology, 0

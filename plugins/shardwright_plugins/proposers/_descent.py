@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
+from shardwright.planning.distinct import distinct
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment
@@ -26,6 +27,8 @@ from shardwright_plugins.packing.assignment import Assignment
 _SHARPNESS = (24.0, 72.0, 200.0)
 # Rounds of a descent; tables that are tried in a round, as many as there are ranks, times; and tries in vain.
 _MOST_ROUNDS, _MOST_TRIED, _MOST_VAIN = 24, 2, 8
+# Tables that are asked in a round what they would gain: those that would take most away.
+_MOST_ASKED = 256
 # What is as full after a descent is given up.
 _HOPELESS = 1.25
 # A change must make the measure less by this part of it.
@@ -116,8 +119,7 @@ class Descent:
         self.local_size = space.topology.local_world_size
         self._alike = space.options.alike
         self._menus: dict[int, Menu] = {}
-        self._all = Menu.of(space, np.flatnonzero(allowed), self._most)
-        self._table_of_option = space.options.table[self._all.options]
+        self._joint: dict[bytes, Menu] = {}
         # Loads count from the limit of each rank down.
         self._used: Floats = 1 - self._limits / self._most
         self._sharpness = _SHARPNESS[0]
@@ -165,6 +167,11 @@ class Descent:
         touched = np.flatnonzero(used.any(axis=1))
         return Places(ranks, touched, used[touched])
 
+    @property
+    def measure(self) -> float:
+        """What descends."""
+        return float(self._weight().sum())
+
     # -- descending ------------------------------------------------------------------------------------------
 
     def run(self) -> bool:
@@ -174,16 +181,16 @@ class Descent:
             for _ in range(_MOST_ROUNDS):
                 if self.fullest <= 1:
                     return True
-                if not self._round():
+                if not self.round():
                     break
             if self.fullest > _HOPELESS:
                 break
         return self.fullest <= 1
 
-    def _round(self) -> int:
+    def round(self) -> int:
         """Change the tables that gain most; how many changed."""
         gain = self._gains()
-        least = _LEAST_GAIN * float(self._weight().sum())
+        least = _LEAST_GAIN * self.measure
         order = np.argsort(gain, kind="stable")
         order = order[(gain[order] < -least) & ~self._is_locked[order]]
         changed = failed = 0
@@ -209,11 +216,23 @@ class Descent:
     def _gains(self) -> Floats:
         """About what each table would add to the measure if it changed in the best way: ``[A]``."""
         weight = self._weight()
-        best = np.full(len(self._space.options.tables), np.inf)
-        np.minimum.at(best, self._table_of_option, self._entering(self._all, weight))
         leaving = self._leaving(weight)
+        asked = distinct(self._alike[np.argsort(leaving, kind="stable")[:_MOST_ASKED]])
+        menu = self._menu_of(asked)
+        best = np.full(len(self._space.options.tables), np.inf)
+        np.minimum.at(best, self._space.options.table[menu.options], self._entering(menu, weight))
         result: Floats = leaving + best[self._alike]
         return result
+
+    def _menu_of(self, tables: Ints) -> Menu:
+        """The menu of some distinct tables together."""
+        key = tables.tobytes()
+        if key not in self._joint:
+            of = self._space.options.table
+            asked = np.zeros(len(self._space.options.tables), dtype=bool)
+            asked[tables] = True
+            self._joint = {key: Menu.of(self._space, np.flatnonzero(self._allowed & asked[of]), self._most)}
+        return self._joint[key]
 
     def _leaving(self, weight: Floats) -> Floats:
         """What each table would take away from the measure if it were taken out: ``[A]``."""

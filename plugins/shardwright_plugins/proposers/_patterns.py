@@ -26,12 +26,20 @@ from shardwright_plugins.packing.bins import Bins
 
 # Kinds of shards at most: the work grows with their square.
 MOST_KINDS = 120
-_MOST_PIVOTS, _MOST_ROUNDS = 800, 80
+_MOST_PIVOTS = 1200
+# The inverse is made anew after so many pivots; a pivot is no less than this.
+_REFRESH, _LEAST_PIVOT = 60, 1e-7
+# New patterns are made as long as so many rounds of them make the ranks fewer by this part.
+_PATIENCE, _LEAST_PROGRESS = 12, 2e-3
 _TOLERANCE = 1e-9
 # Weights of the dimensions by which greedy fillings order shards: random directions, the same ones always.
 _NUM_WEIGHTS = 12
 # New patterns of a round, those that are worth most.
 _MOST_NEW, _MOST_SEEN = 6, 100
+# So many of the best patterns are filled again after a few shards were taken out.
+_MOST_REFILLED = 5
+# Shards that cost nothing: so many of a kind in a pattern at most.
+_MOST_SHARDS = 1e4
 # Patterns are looked for harder where the best is worth no more.
 _MEAGRE = 1.005
 
@@ -163,7 +171,9 @@ class Program:
         slack[num_kinds + num_tables + np.arange(dims), num_kinds + np.arange(dims)] = 1
         self._fixed_columns = np.hstack([option, slack])
         alone = np.diag(np.floor((1 + _TOLERANCE) / kinds.size.max(axis=1))).astype(np.float64)
-        self._patterns: list[Floats] = list(np.minimum(alone, 1e6))
+        self._patterns: list[Floats] = list(np.minimum(alone, _MOST_SHARDS))
+        self._orders = _orders(dims)
+        self._patterns += self._fullest()
         self._known = {pattern.tobytes() for pattern in self._patterns}
         num_options = len(kinds.options)
         # At first each table takes an option with the least spread load, and each kind of shards has ranks of its own.
@@ -175,7 +185,15 @@ class Program:
         self._columns = np.hstack([self._fixed_columns, self._as_columns(self._patterns)])
         self._inverse: Floats = np.linalg.inv(self._columns[:, self._basis])
         self._value: Floats = self._inverse @ rhs
-        self._orders = _orders(dims)
+        self._pivots = 0
+        self._looks_hard = False
+
+    def _fullest(self) -> list[Floats]:
+        """Ranks filled after one shard of each kind, for the size of what they hold: patterns to begin with."""
+        size = self._kinds.size
+        prices = np.clip(size.sum(axis=1), 1e-6, None)
+        found = _fillings(size, prices, self._orders, _starts(size, np.arange(len(size))))
+        return list({pattern.tobytes(): pattern for pattern in found}.values())
 
     def _as_columns(self, patterns: list[Floats]) -> Floats:
         columns = np.zeros((self._rows, len(patterns)))
@@ -190,7 +208,7 @@ class Program:
 
     def solve(self, enough: float) -> Solution:
         """The least number of ranks, or one that is enough."""
-        rounds = 0
+        history: list[float] = []
         for _ in range(_MOST_PIVOTS):
             cost = self._cost
             prices = cost[self._basis] @ self._inverse
@@ -200,8 +218,13 @@ class Program:
                 if not self._pivot(entering) or self._ranks <= enough:
                     break
                 continue
-            rounds += 1
-            if rounds > _MOST_ROUNDS or not self._generate(prices[: len(self._kinds.size)]):
+            history.append(self._ranks)
+            is_stuck = len(history) > _PATIENCE and history[-1] > history[-_PATIENCE] * (1 - _LEAST_PROGRESS)
+            if is_stuck and not self._looks_hard:
+                self._looks_hard, history = True, []
+            elif is_stuck:
+                break
+            if not self._generate(prices[: len(self._kinds.size)]):
                 break
         return self._solution()
 
@@ -211,11 +234,13 @@ class Program:
 
     def _pivot(self, entering: int) -> bool:
         column = self._inverse @ self._columns[:, entering]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(column > 1e-9, self._value / column, np.inf)
-        row = int(np.argmin(ratio))
-        if not np.isfinite(ratio[row]):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratio = np.where(column > _LEAST_PIVOT, np.maximum(self._value, 0.0) / column, np.inf)
+        least = float(ratio.min())
+        if not np.isfinite(least):
             return False
+        # Of rows that leave at about the same step, the largest pivot keeps the inverse accurate.
+        row = int(np.argmax(np.where(ratio <= least + 1e-9, column, 0.0)))
         pivot = self._inverse[row] / column[row]
         step = self._value[row] / column[row]
         self._value = self._value - step * column
@@ -223,15 +248,26 @@ class Program:
         self._inverse = self._inverse - np.outer(column, pivot)
         self._inverse[row] = pivot
         self._basis[row] = entering
+        self._pivots += 1
+        return self._pivots % _REFRESH != 0 or self._refresh()
+
+    def _refresh(self) -> bool:
+        """Make the inverse anew; whether there is one."""
+        try:
+            self._inverse = np.linalg.inv(self._columns[:, self._basis])
+        except np.linalg.LinAlgError:
+            return False
+        self._value = self._inverse @ self._rhs
         return True
 
     def _generate(self, prices: Floats) -> bool:
         """Add patterns that are worth more than a rank at some prices of shards; whether there are any."""
         size, prices = self._kinds.size, np.maximum(prices, 0.0)
         new, most = self._worthwhile(_fillings(size, prices, self._orders, np.zeros((1, len(size)))), prices)
-        if most <= _MEAGRE:
-            starts = _starts(size, np.flatnonzero(prices > 1e-9))
-            new, most = self._worthwhile(_fillings(size, prices, self._orders, starts), prices)
+        if most <= _MEAGRE or self._looks_hard:
+            found = _fillings(size, prices, self._orders, _starts(size, np.flatnonzero(prices > 1e-9)))
+            again = _fillings(size, prices, self._orders, _less(found, found @ prices))
+            new, most = self._worthwhile(np.concatenate([found, again]), prices)
         if not new:
             return False
         self._patterns += new
@@ -373,12 +409,17 @@ def _orders(dims: int) -> Floats:
 
 
 def _starts(size: Floats, worth: Ints) -> Floats:
-    """Ranks with one or two shards of one kind: ``[N, K]``."""
-    forced = [(kind, number) for kind in worth.tolist() for number in (1, 2) if number * size[kind].max() <= 1]
-    starts = np.zeros((len(forced), len(size)))
-    for row, (kind, number) in enumerate(forced):
-        starts[row, kind] = number
-    return starts
+    """Ranks with one shard of one kind: ``[N, K]``."""
+    return np.eye(len(size))[worth]
+
+
+def _less(filling: Floats, worth: Floats) -> Floats:
+    """The best of some patterns without one shard of one kind: ``[N, K]``."""
+    best = np.unique(filling[np.argsort(-worth, kind="stable")[:_MOST_REFILLED]], axis=0)
+    pattern, kind = np.nonzero(best)
+    less = best[pattern]
+    less[np.arange(len(pattern)), kind] -= 1
+    return np.unique(less, axis=0)
 
 
 def _fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> Floats:
@@ -405,7 +446,7 @@ def _fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> 
         number = left[0] / columns[0][kind]
         for room, column in zip(left[1:], columns[1:], strict=True):
             np.minimum(number, room / column[kind], out=number)
-        number = np.floor(np.maximum(number, 0.0))
+        number = np.floor(np.clip(number, 0.0, _MOST_SHARDS))
         filling[rows, kind] += number
         for room, column in zip(left, columns, strict=True):
             room -= number * column[kind]

@@ -38,9 +38,11 @@ _ALIKE, _MANY_RANKS, _ENOUGH_RANKS = 4, 32, 0.985
 _CASES, _FEW_CASES = 40, 12
 # Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
 _NARROWINGS = 5
-_FEW_RANKS, _NARROW = 32, 0.03
+_FEW_RANKS, _NARROW, _NARROW_FOLDED = 32, 0.03, 0.01
 # With so few tables, a plan that is close to the best is repaired to come closer.
 _FEW_TABLES = 64
+# With more tables than these, looking for the best other option of each on a rank takes too long.
+_SOME_TABLES = 400
 # Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
 _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 # Moves, swaps and sharings of an attempt.
@@ -55,6 +57,8 @@ _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
 _LEAST_GAIN = 1e-4
 # A gap that is good enough for more than a few tables, and descents to reach it.
 _GOOD, _MOST_DESCENTS = 5e-3, 6
+# A gap that descents from a plan will not close.
+_TOO_FAR = 0.06
 # Descents with one table forced to another option, towards this part of the way from the bound to the best plan.
 _MOST_KICKS, _KICK_PART = 24, 0.2
 _NODE_COLUMNS, _LEAST_NODES = 150_000, 50
@@ -130,16 +134,17 @@ class _Bisection:
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
             yield from self._polished()
-        if not self._is_close():
+        if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= _SOME_TABLES):
             yield from self._improvements()
         if not self._is_close() and self._gap > _SMALL_GAP:
-            yield from self._solved(2 * _MOST_COLUMNS if self._gap > _LARGE_GAP else _MOST_COLUMNS)
+            is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
+            yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
 
     def _tightened(self) -> Proposals:
         """Better plans by descent: at first from new choices, if the bound is better than theirs, then from the best."""
         assert self.best is not None
         bound = self._low_ms
-        if self._is_close():
+        if self._is_close() or self._gap > _TOO_FAR:
             return
         fresh, step = self._low_ms > bound * (1 + _LEAST_GAIN), 0
         for _ in range(_MOST_DESCENTS):
@@ -159,9 +164,9 @@ class _Bisection:
 
     def _anew(self, limit_ms: float) -> Iterator[Assignment]:
         """New plans by the choices at a time."""
-        cases = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)
-        if cases.possible is not None:
-            yield from self._starts(cases.possible, limit_ms)
+        start = self._start(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES))
+        if start is not None:
+            yield start
 
     def _again(self, limit_ms: float) -> Iterator[Assignment]:
         """The best plan, to be brought within a time."""
@@ -175,7 +180,7 @@ class _Bisection:
         if start.repair(_FEW_STEPS, changes=0):
             return start
         result = descended(start, self.catalogue.is_efficient)
-        result.repair(_FEW_STEPS, changes=3)
+        result.repair(_FEW_STEPS, changes=self._few_changes)
         return result
 
     def _kicked(self) -> Proposals:
@@ -309,7 +314,8 @@ class _Bisection:
     def _better(self, limit_ms: float) -> Iterator[Assignment]:
         """Plans better than the best, from trying to keep within a time."""
         assert self.best is not None
-        for attempt in (self._improved, self._attempt):
+        is_small = len(self.best.proposal) <= _SOME_TABLES and not self._is_folded
+        for attempt in (self._improved, self._attempt) if is_small else (self._improved,):
             found = attempt(limit_ms)
             if found is not None and found.value_ms < self.best.value_ms * (1 - 1e-6):
                 yield found
@@ -337,11 +343,11 @@ class _Bisection:
 
     def _narrowed(self, below_ms: float, found: Assignment) -> Assignment:
         """A plan found at once, within a time between that of another and one at which none was found."""
-        if len(self.space.capacity_bytes) <= _FEW_RANKS:
+        if len(self.space.capacity_bytes) <= _FEW_RANKS and len(found.proposal) > _FEW_TABLES:
             return found
         for _ in range(_NARROWINGS):
             below_ms = max(below_ms, self.space.prover.bound_ms)
-            if found.value_ms <= below_ms * (1 + self._narrow_enough) or self.space.watch.is_over:
+            if found.value_ms <= below_ms * (1 + (_NARROW_FOLDED if self._is_folded else _NARROW)) or self.space.watch.is_over:
                 break
             middle = (below_ms * found.value_ms) ** 0.5
             trial = self._quick(middle)
@@ -350,11 +356,6 @@ class _Bisection:
             if found.value_ms > middle * (1 + _NEAR):
                 below_ms = middle
         return found
-
-    @property
-    def _narrow_enough(self) -> float:
-        """What a plan found at once may exceed a time at which none was found by, in parts of it."""
-        return _NARROW
 
     def _is_done(self) -> bool:
         return self._is_close() or self.catalogue.effort.is_spent
@@ -375,26 +376,36 @@ class _Bisection:
     def _quick(self, limit_ms: float) -> Assignment | None:
         """A plan about within a time, if little work is enough."""
         cases = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)
+        start = self._start(cases)
+        if start is None:
+            return None
+        found = self._descended(start)
+        return found if np.isfinite(found.value_ms) else None
+
+    def _start(self, cases: CaseSearch) -> Assignment | None:
+        """Places for choices of options that look possible: as good as little repair makes them.
+
+        Where many tables are alike over many ranks, patterns say what lies together.
+        """
         if cases.possible is None:
             return None
-        best: Assignment | None = None
-        for start in self._starts(cases.possible, limit_ms):
-            trial = self._descended(start)
-            if np.isfinite(trial.value_ms) and (best is None or trial.value_ms < best.value_ms):
-                best = trial
-            if best is not None and best.value_ms <= limit_ms * (1 + _NEAR):
-                break
-        return best
+        if self._is_folded:
+            covers, part = self.problem.covers, _ENOUGH_RANKS
+            return _patterns.packed(self.catalogue, covers, cases.possible, cases.z_ms, part=part)
+        nearest: tuple[float, Assignment] | None = None
+        for proposal, _ in self._with_margins(cases):
+            trial = self._filled(proposal, cases.z_ms)
+            if trial.repair(_FEW_STEPS, changes=self._few_changes):
+                return trial
+            over = float(trial.bins.over().sum())
+            if nearest is None or over < nearest[0]:
+                nearest = over, trial
+        return None if nearest is None else nearest[1]
 
-    def _starts(self, proposal: Ints, limit_ms: float) -> Iterator[Assignment]:
-        """Places for a choice of options; of many tables that are alike over many ranks, also by patterns."""
-        distinct, world_size = len(self.space.options.tables), len(self.space.capacity_bytes)
-        if len(proposal) < _ALIKE * distinct or world_size < _MANY_RANKS:
-            yield self._filled(proposal, limit_ms)
-            return
-        start = _patterns.packed(self.catalogue, self.problem.covers, proposal, limit_ms, part=_ENOUGH_RANKS)
-        if start is not None:
-            yield start
+    @property
+    def _few_changes(self) -> int:
+        """Options that a quick repair may change: none of many tables, since looking for them takes too long."""
+        return 3 if len(self.space.options.all_tables) <= _SOME_TABLES else 0
 
     def _with_margins(self, cases: CaseSearch) -> Iterator[tuple[Ints, Floats]]:
         """Choices of options that look possible, more and more of memory left free, with the options' prices."""
@@ -409,6 +420,12 @@ class _Bisection:
             if proposal is not None and proposal.tobytes() not in seen:
                 seen.add(proposal.tobytes())
                 yield proposal, cases.price
+
+    @property
+    def _is_folded(self) -> bool:
+        """Whether there are so many tables alike, and so many ranks, that patterns are what counts."""
+        options, world_size = self.space.options, len(self.space.capacity_bytes)
+        return world_size >= _MANY_RANKS and len(options.all_tables) >= _ALIKE * len(options.tables)
 
     def _filled(self, proposal: Ints, limit_ms: float) -> Assignment:
         trial = Assignment(self.catalogue, proposal, limit_ms)
@@ -439,5 +456,6 @@ class _Bisection:
         assert self.best is not None
         trial = self.best.copy()
         trial.limit_ms = limit_ms
-        trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS)
+        changes = _CHANGES if len(trial.proposal) <= _SOME_TABLES else 0
+        trial.repair(_STEPS, changes=changes, pairs=_PAIRS)
         return trial

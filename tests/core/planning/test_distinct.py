@@ -1,0 +1,37 @@
+"""Distinct values, as NumPy finds them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.planning.distinct import distinct, without
+
+NUMBERS = st.lists(st.integers(0, 12), max_size=30)
+
+
+@given(values=NUMBERS)
+def test_distinct_is_what_numpy_calls_unique(values):
+    assert distinct(np.array(values, dtype=np.int64)).tolist() == np.unique(values).tolist()
+    assert distinct(np.array(values, dtype=np.float64)).tolist() == sorted(set(map(float, values)))
+
+
+@given(values=NUMBERS, others=NUMBERS)
+def test_without_is_the_difference_of_sets(values, others):
+    columns = (np.array(one, dtype=np.int64) for one in (values, others))
+    assert without(*columns).tolist() == sorted(set(values) - set(others))
+
+
+def test_distinct_imports_no_masked_arrays():
+    source = """
+import sys
+import numpy as np
+from shardwright.planning.distinct import distinct, without
+distinct(np.arange(3)), without(np.arange(3), np.arange(2))
+assert "numpy.ma" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=60)

@@ -1,0 +1,97 @@
+"""Descents over options and ranks: nothing gets lost, the measure falls, and a rank that is too full is relieved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.planning.constraints import Constraints
+from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.placement import propose
+from shardwright.planning.space import estimate_costs
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host
+from shardwright_plugins.packing.assignment import Assignment, Catalogue
+from shardwright_plugins.proposers._descent import Descent, descended
+
+MIB = 1 << 20
+TABLES = st.lists(st.tuples(st.integers(1, 20_000), st.sampled_from([16, 64, 128])), min_size=1, max_size=8)
+
+
+def space_of(shapes, *, ranks=4, local=2, mib=64):
+    topology = Topology(ranks, "cpu", ddr_cap=mib * MIB, local_world_size=local)
+    tables = [TableSpec(f"t{index}", rows, dim, ["f"]) for index, (rows, dim) in enumerate(shapes)]
+    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=64)
+    create = host().estimators.create
+    return estimate_costs(
+        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
+    )
+
+
+def start_in(space, limit_ms):
+    """The cheapest efficient option of each table, everything on the first ranks."""
+    catalogue = Catalogue(space)
+    cost = np.where(catalogue.is_efficient, space.total_cost_ms, np.inf)
+    first = space.options.first_option
+    cheapest = [int(first[t] + np.argmin(cost[first[t] : first[t + 1]])) for t in range(len(first) - 1)]
+    start = Assignment(catalogue, np.array(cheapest)[space.options.alike], limit_ms)
+    start.fill()
+    return start
+
+
+@settings(max_examples=50, deadline=None)
+@given(shapes=TABLES, local=st.sampled_from([1, 2, 4]), part=st.floats(0.3, 2.0))
+def test_descended_loads_are_those_of_its_plan(shapes, local, part):
+    space = space_of(shapes, local=local)
+    start = start_in(space, 1.0)
+    start.limit_ms = part * float(start.bins.used[:, 0].max())
+    result = descended(start, start.catalogue.is_efficient)
+    shards = propose(space, result.proposal)
+    loads = shards.fixed_ms + np.bincount(result.ranks, weights=shards.cost_ms, minlength=4)
+    assert result.bins.used[:, 0] == pytest.approx(loads)
+    gangs = {}
+    for gang, rank in zip(shards.gang.tolist(), result.ranks.tolist(), strict=True):
+        if gang >= 0:
+            gangs.setdefault(gang, set()).add(rank // local)
+    assert all(len(hosts) == 1 for hosts in gangs.values())
+
+
+@settings(max_examples=50, deadline=None)
+@given(shapes=TABLES, part=st.floats(0.3, 2.0))
+def test_descent_round_never_raises_its_measure(shapes, part):
+    space = space_of(shapes)
+    start = start_in(space, 1.0)
+    limit = part * float(start.bins.used[:, 0].max())
+    descent = Descent(space, start.catalogue.is_efficient, limit)
+    descent.begin(start.proposal, start.ranks_of_tables)
+    before = descent.measure
+    while descent.round():
+        assert descent.measure <= before * (1 + 1e-9)
+        before = descent.measure
+
+
+def test_descended_relieves_the_rank_that_has_everything():
+    space = space_of([(1000 + index, 64) for index in range(12)], ranks=4, local=4)
+    catalogue = Catalogue(space)
+    single = [catalogue.menu(table).singles[0] for table in range(12)]
+    even_ms = float(space.total_cost_ms[single].sum()) / 4
+    start = Assignment(catalogue, np.array(single), even_ms * 1.1)
+    start.place(np.zeros(12, dtype=np.int64))
+    result = descended(start, catalogue.is_efficient)
+    assert start.value_ms == pytest.approx(4 * even_ms)
+    assert result.value_ms <= even_ms * 1.2
+
+
+def test_descended_with_a_forced_option_keeps_it():
+    space = space_of([(1000 + index, 64) for index in range(6)])
+    start = start_in(space, 1.0)
+    other = next(
+        option
+        for option in space.options.of_table(2)
+        if start.catalogue.is_efficient[option] and option != start.proposal[2]
+    )
+    start.limit_ms = 4 * start.value_ms
+    assert descended(start, start.catalogue.is_efficient, [(2, other)]).proposal[2] == other

@@ -1,0 +1,109 @@
+"""Plans by patterns: the program's ranks against an exact solver's, and shards where the patterns say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.space import estimate_costs
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host
+from shardwright_plugins.packing.assignment import Catalogue
+from shardwright_plugins.proposers._patterns import Kinds, Program, packed, whole_tables
+
+MIB = 1 << 20
+
+
+def kinds_of(sizes, counts):
+    """Tables of one option with one shard each."""
+    number = len(sizes)
+    return Kinds(
+        options=np.arange(number),
+        table=np.arange(number),
+        needs=np.eye(number),
+        size=np.array(sizes, dtype=np.float64),
+        kind_of=np.arange(number),
+        is_gang=np.zeros(number, dtype=bool),
+        spread=np.zeros((number, len(sizes[0]))),
+        budget=np.zeros(len(sizes[0])),
+    ), np.array(counts)
+
+
+def least_ranks(sizes, counts):
+    """The same program with all patterns, by SciPy."""
+    size = np.array(sizes)
+    most = [int(1 / max(one)) for one in sizes]
+    patterns = np.array(np.meshgrid(*[range(count + 1) for count in most])).reshape(len(sizes), -1)
+    patterns = patterns[:, (size.T @ patterns <= 1 + 1e-9).all(axis=0)]
+    return linprog(np.ones(patterns.shape[1]), A_ub=-patterns, b_ub=-np.array(counts)).fun
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_program_needs_about_as_many_ranks_as_with_all_patterns(seed):
+    random = np.random.default_rng(seed)
+    sizes = random.uniform(0.12, 0.7, size=(5, 2)).tolist()
+    counts = random.integers(3, 40, size=5).tolist()
+    solution = Program(*kinds_of(sizes, counts)).solve(0)
+    least = least_ranks(sizes, counts)
+    assert least * (1 - 1e-6) <= solution.ranks <= least * 1.02 + 1e-3
+
+
+def test_program_patterns_fit_and_hold_all_shards():
+    sizes, counts = [[0.6, 0.1], [0.3, 0.5], [0.1, 0.05]], [20, 30, 50]
+    solution = Program(*kinds_of(sizes, counts)).solve(0)
+    held = sum(pattern.ranks * pattern.shards for pattern in solution.patterns)
+    assert all((pattern.shards @ np.array(sizes) <= 1 + 1e-6).all() for pattern in solution.patterns)
+    assert (held >= np.array(counts) - 1e-3).all()
+
+
+def test_program_stops_where_the_ranks_are_enough():
+    sizes, counts = [[0.6, 0.1], [0.3, 0.5], [0.1, 0.05]], [20, 30, 50]
+    best, some = (Program(*kinds_of(sizes, counts)).solve(enough) for enough in (0, 60))
+    assert best.ranks <= some.ranks <= 60
+
+
+def test_whole_tables_takes_each_option_about_as_often_as_asked():
+    kinds, _ = kinds_of([[0.1], [0.1], [0.1]], [0])
+    kinds = Kinds(**{**_fields(kinds), "table": np.array([0, 0, 1])})
+    proposal = whole_tables(np.array([2.4, 4.6, 3.0]), kinds, np.array([0] * 7 + [1] * 3))
+    assert np.bincount(proposal).tolist() == [2, 5, 3]
+
+
+def _fields(kinds):
+    return {name: getattr(kinds, name) for name in Kinds.__slots__ if not name.startswith("_")}
+
+
+def folded(number, ranks, *, local, mib):
+    topology = Topology(ranks, "cpu", ddr_cap=mib * MIB, local_world_size=local)
+    tables = [TableSpec(f"t{index}", (9000, 4000, 500)[index % 3], 64, ["f"]) for index in range(number)]
+    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=64)
+    create = host().estimators.create
+    return estimate_costs(
+        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
+    )
+
+
+@pytest.mark.parametrize("local", [4, 32])
+def test_packed_puts_every_shard_somewhere(local):
+    space = folded(240, 32, local=local, mib=64)
+    catalogue, problem = Catalogue(space), space.bound.problem
+    limit = space.bound.possible_ms * 1.1
+    base = problem.maximise(limit).proposal()
+    found = packed(catalogue, problem.covers, base, limit)
+    assert found is not None
+    assert (found.bins.bin >= 0).all()
+    assert np.isfinite(found.value_ms)
+
+
+@pytest.mark.parametrize(("local", "types"), [(4, None), (8, ["table_wise", "row_wise"])])
+def test_plan_many_equal_tables_over_many_ranks_is_near_its_bound(local, types):
+    rule = {"*": ParameterConstraints(sharding_types=types)} if types else None
+    topology = Topology(32, "cpu", ddr_cap=48 * MIB, local_world_size=local)
+    tables = [TableSpec(f"t{index}", (9000, 4000, 500)[index % 3], 64, ["f"]) for index in range(300)]
+    plan = EmbeddingShardingPlanner(topology, 64, constraints=rule).plan_tables(tables)
+    assert plan.document["objective"]["gap"] <= 0.03

@@ -23,6 +23,7 @@ from shardwright.plugins import GROUP
 ROOT = Path(__file__).parents[2] / "contrib"
 NAMES = sorted(path.parent.name for path in ROOT.glob("*/pyproject.toml"))
 OURS = ("shardwright", "shardwright_plugins")
+PUBLIC = ("shardwright", "shardwright.contracts", "shardwright.testing")
 _MISSING = object()
 
 
@@ -66,8 +67,8 @@ def _lines_of_code(tree: ast.AST) -> int:
 def private_uses(source: str) -> list[str]:
     """What a source takes from shardwright that is not public.
 
-    Public is what stands in the `__all__` of a module that has no underscore in its path; the built-ins are as private
-    as anybody else's insides.
+    Public is what stands in the `__all__` of the package, its contracts and its kit; the built-ins are as private as
+    anybody else's insides.
     """
     tree, found = ast.parse(source), []
     for node in ast.walk(tree):
@@ -95,10 +96,7 @@ def _is_ours(module: str | None) -> bool:
 
 
 def _is_public(module: str | None, name: str) -> bool:
-    path = (module or "").split(".")
-    if path[0] != "shardwright" or any(part.startswith("_") for part in path):
-        return False
-    return name in getattr(importlib.import_module(".".join(path)), "__all__", ())
+    return module in PUBLIC and name in importlib.import_module(module).__all__
 
 
 @contextmanager

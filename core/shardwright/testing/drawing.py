@@ -15,6 +15,7 @@ from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import DataType, TableSpec
+from shardwright.planning.topology import Topology
 from shardwright.plugins import host
 from shardwright.testing.loops import OPTIMIZERS
 from shardwright.testing.training import BATCHES, Case, Table
@@ -49,6 +50,17 @@ class Cluster:
         """All ranks."""
         return self.num_hosts * self.local_world_size
 
+    @property
+    def topology(self) -> Topology:
+        """The ranks on hosts, on the CPU."""
+        return Topology(self.world_size, "cpu", local_world_size=self.local_world_size)
+
+    @classmethod
+    def of(cls, case: Case) -> Cluster:
+        """That of a case."""
+        local = case.local_world_size or case.world_size
+        return cls(case.world_size // local, local)
+
 
 def clusters(*, most_hosts: int = 3, most_local: int = 4) -> st.SearchStrategy[Cluster]:
     """Hosts with equally many ranks."""
@@ -68,25 +80,36 @@ def table_specs(
     )
 
 
-def plain_kernel() -> str:
+def plain_kernel(*, takes_any_id: bool = False) -> str:
     """The name of a kernel that takes any table on the CPU, so that nothing but the sharding type is tested.
+
+    Args:
+        takes_any_id: a kernel of keys, which takes any table whose columns are not cut.
 
     Raises:
         LookupError: none is installed.
     """
     kernels = {name: host().compute_kernels.create(name) for name in sorted(host().compute_kernels)}
-    able = {name: kernel for name, kernel in kernels.items() if kernel.fuses_optimizer and _takes_any(kernel)}
+    able = {
+        name: kernel
+        for name, kernel in kernels.items()
+        if kernel.fuses_optimizer and kernel.takes_any_id == takes_any_id and _takes_any(kernel)
+    }
     if not able:
         raise LookupError(
             f"none of the compute kernels ({', '.join(kernels) or 'none'}) runs {', '.join(OPTIMIZERS)} on any "
-            "table on the CPU, so that there is nothing to train sharded tables with"
+            f"table{' of any id' if takes_any_id else ''} on the CPU, so that there is nothing to train sharded tables "
+            "with"
         )
     return min(able, key=lambda name: (able[name].preference, name))
 
 
 def _takes_any(kernel: ComputeKernel) -> bool:
     requests = [
-        KernelRequest("cpu", DataType.FP32, 10, 7, is_pooled=pooled, optimizer=OptimizerSpec(name), here=True)
+        KernelRequest(
+            "cpu", DataType.FP32, 10, columns, is_pooled=pooled, optimizer=OptimizerSpec(name), here=True
+        )
+        for columns in ((10,) if kernel.takes_any_id else (7, 10))
         for pooled in (True, False)
         for name in OPTIMIZERS
     ]

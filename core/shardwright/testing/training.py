@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
 from shardwright.contracts import ShardingType
@@ -26,10 +26,14 @@ from shardwright.runtime.sharders import (
     ModuleSharder,
 )
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright.testing import keyed_rows as keys
 from shardwright.testing.diagnosis import explain_output
+from shardwright.testing.keyed_rows import with_keys
 from shardwright.testing.simulated import SimulatedCommunicator, run_simulated
 
 NUM_STEPS = 5
+MOST_RANKS = 4
+"""Of the cases that are drawn."""
 
 BATCHES = ("even", "uneven", "empty bags", "empty batch on one rank", "a rank with no ids")
 """The kinds of batches that a case may train on, one after the other."""
@@ -62,7 +66,9 @@ def _sizes(values: Iterable[int]) -> tuple[int, ...]:
 class Case:
     """Tables, an optimizer, and each rank's batch size.
 
-    With `batches`, step `i` has the kind `batches[i]`, and `batch_sizes` are those of an uneven one.
+    With `batches`, step `i` has the kind `batches[i]`, and `batch_sizes` are those of an uneven one. If a case
+    `has_keys`, what is sharded are tables whose ids are keys, with room for all of them on each of `MOST_RANKS`, and
+    row `r` of the unsharded module is what has key `r`. `constraints` is what is asked beside sharding type and kernel.
     """
 
     tables: tuple[Table, ...] = field(converter=_tables)
@@ -73,6 +79,8 @@ class Case:
     local_world_size: int | None = None
     id_dtype: torch.dtype = torch.int64
     batches: tuple[str, ...] = ()
+    has_keys: bool = False
+    constraints: ParameterConstraints = field(factory=ParameterConstraints)
 
     @property
     def world_size(self) -> int:
@@ -95,10 +103,10 @@ class Case:
         """One vector a bag, else one an id."""
         return self.tables[0].pooling != "NONE"
 
-    def _common(self, index: int) -> dict[str, Any]:
+    def _common(self, index: int, times: int) -> dict[str, Any]:
         table = self.tables[index]
         return {
-            "num_embeddings": table.rows,
+            "num_embeddings": table.rows * times,
             "embedding_dim": table.dim,
             "name": f"t{index}",
             "feature_names": list(table.features),
@@ -107,14 +115,21 @@ class Case:
 
     def module(self) -> EmbeddingBagCollection | EmbeddingCollection:
         """The unsharded module, the same each time."""
+        return self._module(times=1)
+
+    def module_to_shard(self) -> EmbeddingBagCollection | EmbeddingCollection:
+        """The module that is sharded: the same, or, of keys, one of tables with more room."""
+        return self._module(times=MOST_RANKS if self.has_keys else 1)
+
+    def _module(self, times: int) -> EmbeddingBagCollection | EmbeddingCollection:
         torch.manual_seed(0)
         if self.is_pooled:
             bags = [
-                EmbeddingBagConfig(pooling=table.pooling, **self._common(i))
+                EmbeddingBagConfig(pooling=table.pooling, **self._common(i, times))
                 for i, table in enumerate(self.tables)
             ]
             return EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device="cpu")
-        configs = [EmbeddingConfig(**self._common(index)) for index in range(len(self.tables))]
+        configs = [EmbeddingConfig(**self._common(index, times)) for index in range(len(self.tables))]
         return EmbeddingCollection(configs, device="cpu")
 
     def sharder(self) -> ModuleSharder:
@@ -123,8 +138,8 @@ class Case:
         return kind(fused_params=self.fused_params)
 
     def specs(self) -> list[TableSpec]:
-        """The specifications of its tables."""
-        return self.sharder().tables(self.module())
+        """The specifications of the tables that are sharded."""
+        return self.sharder().tables(self.module_to_shard())
 
     def output(self, result: Any) -> Tensor:
         """A result of the module as one tensor: pooled columns, or the sequences' rows, flat, one after the other."""
@@ -154,7 +169,7 @@ class Case:
         generator = torch.Generator().manual_seed(1000 * step + rank)
         values, lengths = [], []
         for feature in self.features:
-            rows = min((table.rows for table in self.tables if feature in table.features), default=5)
+            rows = self.rows_of(feature)
             own = self.lengths(step, rank, generator)
             lengths.append(own)
             values.append(torch.randint(0, rows, (int(own.sum()),), generator=generator))
@@ -165,6 +180,15 @@ class Case:
         return KeyedJaggedTensor(
             keys=self.features, values=ids, lengths=torch.cat(lengths).to(torch.int32), weights=weights
         )
+
+    def rows_of(self, feature: str) -> int:
+        """How many rows are looked up by a feature: those that all its tables have."""
+        return min((table.rows for table in self.tables if feature in table.features), default=5)
+
+    def batch_to_shard(self, step: int, rank: int) -> KeyedJaggedTensor:
+        """The batch as the sharded module gets it."""
+        batch = self.batch(step, rank)
+        return with_keys(batch) if self.has_keys else batch
 
     def gradient(self, step: int, rank: int, like: Tensor) -> Tensor:
         """The gradient of the loss by an output, the same each time."""
@@ -182,6 +206,8 @@ class RankResult:
     optimizer: dict[str, Any]
     collectives: list[int]
     expected_collectives: set[int]
+    first_rows: dict[str, Tensor] = field(factory=dict)
+    """What rows began with, if the unsharded module does not say."""
 
 
 def layouts_of(
@@ -207,7 +233,7 @@ def shardings_of(case: Case, specs: Sequence[TableSpec]) -> dict[str, ParameterS
             spec,
             case.world_size,
             local_world_size=case.local_world_size,
-            constraints=ParameterConstraints(min_partition=1, sharding_types=[table.sharding_type]),
+            constraints=evolve(case.constraints, min_partition=1, sharding_types=[table.sharding_type]),
         )
         layout = choices[table.variant % len(choices)]
         ranks = [_rank_of(block, index, table.offset, case) for index, block in enumerate(layout.blocks)]
@@ -233,7 +259,7 @@ def shard_case(case: Case, env: ShardingEnv, module: nn.Module) -> Any:
 
 def train_simulated(case: Case) -> list[RankResult]:
     """Train the case on simulated ranks."""
-    module = case.module()  # made once: its random numbers come from one generator for all threads
+    module = case.module_to_shard()  # made once: its random numbers come from one generator for all threads
     return run_simulated(
         lambda env: train_rank(case, env, module, count_simulated(env)),
         case.world_size,
@@ -250,9 +276,10 @@ def train_rank(
     optimizer = spec_to_torch(sharder_spec(case), dense) if dense else None
     outputs: list[Tensor] = []
     collectives: list[int] = []
+    first_rows = keys.born_rows(case, sharded) if case.has_keys else {}
 
     def step(number: int) -> None:
-        values = case.output(sharded(case.batch(number, env.rank)))
+        values = case.output(sharded(case.batch_to_shard(number, env.rank)))
         outputs.append(values.detach().clone())
         values.backward(case.gradient(number, env.rank, values))
 
@@ -263,15 +290,22 @@ def train_rank(
         if optimizer is not None:
             optimizer.step()
         if number == 0:
-            first_weights = sharded.state_dict()
+            first_weights = weights_of(case, sharded)
     return RankResult(
         outputs=outputs,
         first_weights=first_weights,
-        weights=sharded.state_dict(),
-        optimizer=sharded.fused_optimizer.state_dict(),
+        weights=weights_of(case, sharded),
+        optimizer={"state": {}} if case.has_keys else sharded.fused_optimizer.state_dict(),
+        first_rows=first_rows,
         collectives=collectives,
         expected_collectives=expected_collectives(case),
     )
+
+
+def weights_of(case: Case, sharded: Any) -> dict[str, Tensor]:
+    """The rows under the names of the unsharded module's state: of keys, what is looked up."""
+    found: dict[str, Tensor] = keys.looked_up_rows(case, sharded) if case.has_keys else sharded.state_dict()
+    return found
 
 
 def sharder_spec(case: Case) -> Any:
@@ -304,6 +338,8 @@ def count_profiled(function: Callable[[], Any]) -> int:
 def assert_equals_unsharded(case: Case, results: Sequence[RankResult]) -> None:
     """Compare all ranks with one process that trains on the whole batch with a mean loss over ranks."""
     module = case.module()
+    if case.has_keys:
+        module.load_state_dict(results[0].first_rows)
     parameters = dict(module.named_parameters())
     optimizer = spec_to_torch(sharder_spec(case), list(parameters.values()))
     tolerance: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
@@ -385,7 +421,7 @@ def expected_collectives(case: Case) -> set[int]:
     Results of tables that sum inside the host take two each way if there are several hosts. Copies of replicated tables
     are synchronised in one collective, or two for the dense form, if there is anybody to talk to.
     """
-    specs = case.sharder().tables(case.module())
+    specs = case.specs()
     flows_of = {name: own.layout.dataflows for name, own in shardings_of(case, specs).items()}
     routed = {flow for flows in flows_of.values() for flow in flows if isinstance(flow, Routed)}
     ways = {flow.return_path(is_pooled=case.is_pooled).__name__ for flow in routed}

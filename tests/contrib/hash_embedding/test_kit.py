@@ -27,3 +27,11 @@ class TestHashTable(ComputeKernelTests):
     @pytest.fixture
     def compute_kernel(self) -> sw.ComputeKernel:
         return HashTable()
+
+
+class TestHashRows(ShardingTypeTests):
+    constraints = HashSettings().constraints()
+
+    @pytest.fixture
+    def sharding_type(self) -> sw.ShardingType:
+        return HashRows()

@@ -10,7 +10,7 @@ from torch import Tensor
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.testing.keyed_rows import born_rows, every_row, looked_up_rows, with_keys
 from shardwright.testing.simulated import run_simulated
-from shardwright.testing.training import NUM_STEPS, Case, shard_case, train_simulated
+from shardwright.testing.training import NUM_STEPS, Case, prefixed, shard_case, train_simulated
 
 
 def check_checkpoint(name: str, case: Case, moved: Case) -> None:
@@ -70,14 +70,10 @@ def _check_keys(where: str, case: Case, moved: Case) -> None:
     ):
         for name, rows in written.items():
             _check_loaded(f"{where}, rank {rank}: what keys bring of {name}", loaded[name], rows)
-            after = f"{where}, rank {rank}: after one more step, so that optimizer state is lost: {name}"
-            torch.testing.assert_close(
-                later[name],
-                then[name],
-                rtol=1e-4,
-                atol=1e-5,
-                msg=lambda text, after=after: f"{after}: {text}",
+            after = prefixed(
+                f"{where}, rank {rank}: after one more step, so that optimizer state is lost: {name}"
             )
+            torch.testing.assert_close(later[name], then[name], rtol=1e-4, atol=1e-5, msg=after)
 
 
 def _after_a_step(case: Case, sharded: Any) -> dict[str, Tensor]:

@@ -365,7 +365,7 @@ def assert_equals_unsharded(case: Case, results: Sequence[RankResult]) -> None:
         for name, weight in parameters.items():
             assert result.weights[name].dtype == weight.dtype
             torch.testing.assert_close(
-                result.weights[name], weight.detach(), **tolerance, msg=_prefixed(f"{name}, rank {rank}")
+                result.weights[name], weight.detach(), **tolerance, msg=prefixed(f"{name}, rank {rank}")
             )
         _assert_states(result.optimizer["state"], parameters, optimizer.state, tolerance)
 
@@ -399,7 +399,7 @@ def _assert_first_step(
     rate = case.fused_params["learning_rate"]
     for rank, result in enumerate(results):
         for name, weight in parameters.items():
-            where = _prefixed(f"{name} after one step, rank {rank}")
+            where = prefixed(f"{name} after one step, rank {rank}")
             torch.testing.assert_close(result.first_weights[name], weight.detach(), **tolerance, msg=where)
             if case.optimizer != "sgd" or weight.grad is None:
                 continue
@@ -411,7 +411,7 @@ def _assert_first_step(
                 weight.grad.float(),
                 rtol=tolerance["rtol"],
                 atol=tolerance["atol"] + rounding,
-                msg=_prefixed(f"gradient of {name}, rank {rank}"),
+                msg=prefixed(f"gradient of {name}, rank {rank}"),
             )
 
 
@@ -452,8 +452,9 @@ def _assert_states(
         for entry, value in entries.items():
             reference = torch.as_tensor(expected[parameters[name]][entry], dtype=value.dtype)
             assert value.shape == reference.shape, f"{entry} of {name}"
-            torch.testing.assert_close(value, reference, **tolerance, msg=_prefixed(f"{entry} of {name}"))
+            torch.testing.assert_close(value, reference, **tolerance, msg=prefixed(f"{entry} of {name}"))
 
 
-def _prefixed(what: str) -> Callable[[str], str]:
+def prefixed(what: str) -> Callable[[str], str]:
+    """For ``torch.testing``: its message, after what it is of."""
     return lambda message: f"{what}: {message}"

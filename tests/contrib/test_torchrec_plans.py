@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -26,10 +27,12 @@ TYPES = (
     "grid_shard",
     "data_parallel",
 )
+KIT = Path(__file__).parent / "torchrec_scripts" / "live_kit.py"
 TOPOLOGY = sw.Topology(world_size=4, compute_device="cuda", local_world_size=2)
 PYTHON = os.environ.get("SHARDWRIGHT_TORCHREC_PYTHON") or (sys.executable if why_not() is None else None)
 needs_torchrec = pytest.mark.skipif(
-    PYTHON is None, reason="SHARDWRIGHT_TORCHREC_PYTHON names no Python with TorchRec, attrs and pluggy"
+    PYTHON is None,
+    reason="SHARDWRIGHT_TORCHREC_PYTHON names no Python with TorchRec, attrs, pluggy and SciPy",
 )
 
 
@@ -250,6 +253,24 @@ def test_live_is_what_the_published_model_says() -> None:
     assert worst < 1e-6
     kinds = {kind for kind, _ in offered}
     assert kinds >= {"table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel"}
+
+
+@needs_torchrec
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_live_estimators_pass_the_kit() -> None:
+    source = """
+import importlib.util, json, sys
+missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
+print(json.dumps(missing))
+"""
+    if missing := in_torchrecs_python(source):
+        pytest.skip(f"{PYTHON} has no {' and no '.join(missing)}")
+    kit = f"""
+import json, pytest
+print(json.dumps(pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", {str(KIT.parent)!r}, {str(KIT)!r}])))
+"""
+    assert in_torchrecs_python(kit) == 0
 
 
 OBJECTS = """

@@ -299,8 +299,8 @@ def test_plan_as_torchrecs_objects_is_what_torchrec_serialises() -> None:
 def test_names_are_where_torchrec_has_them() -> None:
     source = """
 import importlib, json
-from shardwright_torchrec.names import MODULES
-modules = {name: importlib.import_module(name) for name in MODULES}
-print(json.dumps([f"{m}.{n}" for m, names in MODULES.items() for n in names if not hasattr(modules[m], n)]))
+from shardwright_torchrec.names import MODULES, QUANTIZED
+pairs = [(m, n) for known in (MODULES, QUANTIZED) for m, names in known.items() for n in names]
+print(json.dumps([f"{m}.{n}" for m, n in pairs if not hasattr(importlib.import_module(m), n)]))
 """
     assert in_torchrecs_python(source) == []

@@ -1,6 +1,8 @@
 """The distributions next door, and the rules that hold for all of them.
 
 They import public names only, and nothing of core or of a plugin is changed by having or using them.
+
+`python -m tests.contrib.distributions` prints how many lines of code each has.
 """
 
 from __future__ import annotations
@@ -136,3 +138,15 @@ def _class_attributes(module: str, owner: type) -> Iterator[tuple[tuple[str, ...
     for name in list(members):
         if not name.startswith("_abc"):
             yield (module, owner.__name__, name), (owner, members[name])
+
+
+def main() -> None:
+    """Print the lines of code of each distribution, and where they are."""
+    for name in NAMES:
+        files = {path.name: _lines_of_code(ast.parse(path.read_text())) for path in sources(name)}
+        parts = ", ".join(f"{file} {lines}" for file, lines in files.items() if lines)
+        print(f"{name:<18} {sum(files.values()):5}  ({parts})")
+
+
+if __name__ == "__main__":
+    main()

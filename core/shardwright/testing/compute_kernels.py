@@ -475,7 +475,7 @@ def _close(what: str, actual: Tensor, expected: Tensor, *, hint: str = "") -> No
     assert actual.shape == expected.shape, (
         f"{what}: the shape is {list(actual.shape)}, not {list(expected.shape)}"
     )
-    torch.testing.assert_close(actual, expected, **_CLOSE, msg=lambda text: f"{what}: {text}{hint}")
+    torch.testing.assert_close(actual, expected, **_CLOSE, msg=lambda text: f"{what}: {hint}{text}")
 
 
 def _check_sums(
@@ -499,7 +499,7 @@ def _looks_like(sums: Tensor, loops: Loops, batch: Batch) -> str:
     for text, guess in guesses:
         expected = loops.sums(guess)
         if sums.shape == expected.shape and torch.allclose(sums, expected, **_CLOSE):
-            return f"\n{text}"
+            return f"{text}. "
     return ""
 
 

@@ -5,11 +5,12 @@ Everything is drawn from a fixed seed, so that a test gives the same in every ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import frozen
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
@@ -36,6 +37,17 @@ TRAININGS = settings(LAWS, max_examples=12, phases=(Phase.explicit, Phase.genera
 """Of models that are trained: what breaks is told as it was drawn."""
 
 FEATURES = ("a", "b", "c")
+
+
+def run_drawn(check: Callable[[], None]) -> None:
+    """Run a drawn test of something that may depend on chance, and tell what was wrong the first time.
+
+    Hypothesis runs what failed again, and where it then passes says that the test is unreliable, not what failed.
+    """
+    try:
+        check()
+    except FlakyFailure as error:
+        raise error.exceptions[0] from None
 
 
 @frozen

@@ -23,7 +23,7 @@ from shardwright.planning.options import Floats, Options
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
-from shardwright.testing.drawing import LAWS
+from shardwright.testing.drawing import LAWS, run_drawn
 from shardwright.testing.loops import OPTIMIZERS
 
 _ROUNDING = 1e-9
@@ -151,7 +151,7 @@ class EstimatorTests:
             for what, column in _arrays(options).items():
                 assert np.array_equal(column, before[what]), f"{estimator.name}: changes the options' {what}"
 
-        check()
+        run_drawn(check)
 
     @pytest.mark.parametrize("what", ["rows", "columns", "ids", "samples"])
     def test_estimates_never_fall_with_more_bytes(self, estimator: Estimator, what: str) -> None:
@@ -212,10 +212,10 @@ def _of_options(estimator: Estimator, options: Options, topology: Topology) -> F
     return sums
 
 
-def _shapes(options: Options) -> list[tuple[str, str, int]]:
+def _shapes(options: Options) -> list[str]:
     """What tells options of one table apart, but for sizes."""
     return [
-        (options.type_of(o).name, options.kernel_of(o).name, int(options.shards_per_option[o]))
+        f"{options.type_of(o).name} with {options.kernel_of(o).name} in {options.shards_per_option[o]} shards"
         for o in range(options.num_options)
     ]
 

@@ -25,7 +25,15 @@ from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables import TableSpec
 from shardwright.testing.asked import PLAIN, SHAPES, Asked, dataflow_of
 from shardwright.testing.checkpoints import check_checkpoint
-from shardwright.testing.drawing import LAWS, TRAININGS, Cluster, clusters, table_specs, training_cases
+from shardwright.testing.drawing import (
+    LAWS,
+    TRAININGS,
+    Cluster,
+    clusters,
+    run_drawn,
+    table_specs,
+    training_cases,
+)
 from shardwright.testing.guests import installed
 from shardwright.testing.row_maps import check_row_map
 from shardwright.testing.traffic import check_traffic
@@ -104,7 +112,7 @@ class ShardingTypeTests:
                     f"{sharding_type.name}: says answers_by_shape, but looks at a table's name, module or features"
                 )
 
-        check()
+        run_drawn(check)
 
     def test_row_maps_and_dataflows_come_back_from_a_plan(self, sharding_type: ShardingType) -> None:
         """They are plain data, and of classes that the type lists."""

@@ -70,6 +70,12 @@ MUTANTS = [
         r"INT8, pooling SUM, columns .*: is supported, but build\(\) raised",
     ),
     (
+        mutants.HalvesNeverTrained,
+        "ComputeKernelTests",
+        "test_backward_updates_rows_or_shows_their_gradients",
+        r"adagrad, step 0 of batches of .*: weights of block 0 after the update: ",
+    ),
+    (
         mutants.NotFinite,
         "EstimatorTests",
         "test_estimates_are_finite_and_not_negative",

@@ -1,6 +1,8 @@
 """The distributions next door, and the rules that hold for all of them.
 
 They import public names only, and nothing of core or of a plugin is changed by having or using them.
+
+`python -m tests.contrib.distributions` prints how many lines of code each has.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from shardwright.plugins import GROUP
 ROOT = Path(__file__).parents[2] / "contrib"
 NAMES = sorted(path.parent.name for path in ROOT.glob("*/pyproject.toml"))
 OURS = ("shardwright", "shardwright_plugins")
+PUBLIC = ("shardwright", "shardwright.contracts", "shardwright.testing")
 _MISSING = object()
 
 
@@ -66,8 +69,8 @@ def _lines_of_code(tree: ast.AST) -> int:
 def private_uses(source: str) -> list[str]:
     """What a source takes from shardwright that is not public.
 
-    Public is what stands in the `__all__` of a module that has no underscore in its path; the built-ins are as private
-    as anybody else's insides.
+    Public is what stands in the `__all__` of the package, its contracts and its kit; the built-ins are as private as
+    anybody else's insides.
     """
     tree, found = ast.parse(source), []
     for node in ast.walk(tree):
@@ -95,10 +98,7 @@ def _is_ours(module: str | None) -> bool:
 
 
 def _is_public(module: str | None, name: str) -> bool:
-    path = (module or "").split(".")
-    if path[0] != "shardwright" or any(part.startswith("_") for part in path):
-        return False
-    return name in getattr(importlib.import_module(".".join(path)), "__all__", ())
+    return module in PUBLIC and name in importlib.import_module(module).__all__
 
 
 @contextmanager
@@ -138,3 +138,15 @@ def _class_attributes(module: str, owner: type) -> Iterator[tuple[tuple[str, ...
     for name in list(members):
         if not name.startswith("_abc"):
             yield (module, owner.__name__, name), (owner, members[name])
+
+
+def main() -> None:
+    """Print the lines of code of each distribution, and where they are."""
+    for name in NAMES:
+        files = {path.name: _lines_of_code(ast.parse(path.read_text())) for path in sources(name)}
+        parts = ", ".join(f"{file} {lines}" for file, lines in files.items() if lines)
+        print(f"{name:<18} {sum(files.values()):5}  ({parts})")
+
+
+if __name__ == "__main__":
+    main()

@@ -24,6 +24,7 @@ from sklearn.utils import all_estimators
 from tests.contrib import distributions, learned_workers
 
 import shardwright as sw
+from shardwright.testing import EstimatorTests
 from shardwright.testing.ranks import RankPool
 
 KERNEL, TYPES = "fused_torch", ("table_wise", "row_wise", "data_parallel")
@@ -43,6 +44,12 @@ def drawn_measurements(count: int = 30, kernel: str = KERNEL) -> list[Measuremen
         features = dict(zip(FEATURES, (10 ** generator.uniform(2, 7, len(FEATURES))).tolist(), strict=True))
         found.append(Measurement(kernel, TYPES[index % len(TYPES)], features, milliseconds(features)))
     return found
+
+
+class TestLearnedEstimator(EstimatorTests):
+    @pytest.fixture
+    def estimator(self) -> sw.Estimator:
+        return LearnedEstimator.fit([*drawn_measurements(), *drawn_measurements(20, "dense")])
 
 
 def tables() -> list[sw.TableSpec]:

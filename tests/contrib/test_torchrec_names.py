@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import shardwright_torchrec
-from shardwright_torchrec.names import MODULES
+from shardwright_torchrec import quant
+from shardwright_torchrec.names import MODULES, QUANTIZED
 from tests.contrib import distributions
 
 import shardwright
@@ -57,6 +58,15 @@ def test_install_serves_shardwrights_own_classes(module: str) -> None:
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("module", sorted(QUANTIZED))
+def test_install_serves_quantized_modules(module: str) -> None:
+    names = importlib.import_module(module)
+    for name, own in QUANTIZED[module].items():
+        assert getattr(names, name) is getattr(quant, own)
+        assert name in dir(names)
+
+
+@pytest.mark.usefixtures("installed")
 def test_install_submodules_are_attributes_as_in_torchrec() -> None:
     import torchrec
 
@@ -68,8 +78,8 @@ def test_install_submodules_are_attributes_as_in_torchrec() -> None:
 def test_install_what_is_missing_says_so_with_the_nearest() -> None:
     import torchrec
 
-    with pytest.raises(ModuleNotFoundError, match=r"nothing for 'torchrec\.quant'.*uninstall\(\)"):
-        importlib.import_module("torchrec.quant")
+    with pytest.raises(ModuleNotFoundError, match=r"nothing for 'torchrec\.metrics'.*uninstall\(\)"):
+        importlib.import_module("torchrec.metrics")
     with pytest.raises(ModuleNotFoundError, match=r"Did you mean 'torchrec\.distributed\.embedding'"):
         importlib.import_module("torchrec.distributed.embeddin")
     with pytest.raises(AttributeError, match="Did you mean 'KeyedTensor'"):
@@ -99,7 +109,7 @@ def test_install_after_torchrec_itself_is_an_error(monkeypatch: pytest.MonkeyPat
 def test_install_and_use_change_nothing() -> None:
     with distributions.nothing_changes():
         shardwright_torchrec.install()
-        for module in MODULES:
+        for module in {*MODULES, *QUANTIZED}:
             names = importlib.import_module(module)
             for name in dir(names):
                 getattr(names, name)
@@ -167,7 +177,7 @@ def test_planner_tutorial_plans_as_it_prints() -> None:
 
 @pytest.mark.distributed
 @pytest.mark.timeout(300)
-def test_introduction_runs_up_to_quantization() -> None:
+def test_introduction_runs_up_to_torchscript() -> None:
     output = run_script("-m", "shardwright_torchrec", str(SCRIPTS / "introduction.py"))
     assert "List of Values:  [tensor([5]), tensor([7, 1])]" in output
     assert "Lengths:  tensor([3, 1, 2, 2]" in output
@@ -178,6 +188,11 @@ def test_introduction_runs_up_to_quantization() -> None:
     assert "Non Fused Model Parameters:\ndict_keys([])" in output
     first, second = (float(text) for text in re.findall(r"Iteration Loss: ([\d.]+)", output))
     assert second < first
-    assert output.rstrip().endswith(
-        "ebc_.embedding_bags.user_table.weight torch.Size([4096, 64]) torch.float32"
-    )
+    for kind in ("float32", "uint8"):
+        assert f"ebc_.embedding_bags.user_table.weight torch.Size([4096, 64]) torch.{kind}" in output
+    (error,) = (float(text) for text in re.findall(r"largest error: (\S+)", output))
+    # Tables of 4096 rows begin between -1 / 64 and 1 / 64: half a step is 1 / 16320 at most, and bags have 3 ids.
+    assert 0 < error < 3.1 / 16320
+    assert "sharded equal: True" in output
+    assert "ebc_ = self.ebc_(kjt)" in output
+    assert "traced equal: True" in output

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -26,10 +27,12 @@ TYPES = (
     "grid_shard",
     "data_parallel",
 )
+KIT = Path(__file__).parent / "torchrec_scripts" / "live_kit.py"
 TOPOLOGY = sw.Topology(world_size=4, compute_device="cuda", local_world_size=2)
 PYTHON = os.environ.get("SHARDWRIGHT_TORCHREC_PYTHON") or (sys.executable if why_not() is None else None)
 needs_torchrec = pytest.mark.skipif(
-    PYTHON is None, reason="SHARDWRIGHT_TORCHREC_PYTHON names no Python with TorchRec, attrs and pluggy"
+    PYTHON is None,
+    reason="SHARDWRIGHT_TORCHREC_PYTHON names no Python with TorchRec, attrs, pluggy and SciPy",
 )
 
 
@@ -252,6 +255,24 @@ def test_live_is_what_the_published_model_says() -> None:
     assert kinds >= {"table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel"}
 
 
+@needs_torchrec
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_live_estimators_pass_the_kit() -> None:
+    source = """
+import importlib.util, json, sys
+missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
+print(json.dumps(missing))
+"""
+    if missing := in_torchrecs_python(source):
+        pytest.skip(f"{PYTHON} has no {' and no '.join(missing)}")
+    kit = f"""
+import json, pytest
+print(json.dumps(pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", {str(KIT.parent)!r}, {str(KIT)!r}])))
+"""
+    assert in_torchrecs_python(kit) == 0
+
+
 OBJECTS = """
 import json, shardwright as sw, shardwright_torchrec as st
 from importlib.metadata import EntryPoint
@@ -278,8 +299,8 @@ def test_plan_as_torchrecs_objects_is_what_torchrec_serialises() -> None:
 def test_names_are_where_torchrec_has_them() -> None:
     source = """
 import importlib, json
-from shardwright_torchrec.names import MODULES
-modules = {name: importlib.import_module(name) for name in MODULES}
-print(json.dumps([f"{m}.{n}" for m, names in MODULES.items() for n in names if not hasattr(modules[m], n)]))
+from shardwright_torchrec.names import MODULES, QUANTIZED
+pairs = [(m, n) for known in (MODULES, QUANTIZED) for m, names in known.items() for n in names]
+print(json.dumps([f"{m}.{n}" for m, n in pairs if not hasattr(importlib.import_module(m), n)]))
 """
     assert in_torchrecs_python(source) == []

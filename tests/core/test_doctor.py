@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from shardwright.cli import fbgemm_check
+from shardwright.cli.doctor import examine
 from shardwright.cli.fbgemm_check import Installed, diagnose, goes_with
 
 CPU_COMMAND = "pip install 'fbgemm-gpu-cpu==1.8.*'"
@@ -211,3 +212,12 @@ def test_doctor_two_plugins_with_one_name_are_broken(site: Path) -> None:
     done = run("-m", "shardwright", "doctor", "--json", path=site, SHARDWRIGHT_PLUGINS=chosen)
     assert done.returncode == 1
     assert "acme-duplicate-two 2.0" in findings(done)["plugins", "contested"]["reason"]
+
+
+def test_doctor_without_torch_breaks_nothing_and_says_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = list(examine({"SHARDWRIGHT_INPUT_CHECKS": "off"}))
+    assert [one for one in found if one.state == "broken"] == []
+    (told,) = (one for one in found if one.part == "torch")
+    assert (told.state, told.command) == ("absent", "pip install 'shardwright[cpu]'")
+    assert {one.part for one in found} >= {"python", "plugins", "environment"}

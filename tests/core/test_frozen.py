@@ -11,8 +11,10 @@ from shardwright import contracts, hookspecs, testing
 
 PUBLIC_NAMES = """
     Awaitable
+    Bags
     Block
     BlockRun
+    BlockSpec
     CacheParams
     CacheStatistics
     CheckedPlan
@@ -21,6 +23,7 @@ PUBLIC_NAMES = """
     CombinedOptimizer
     CommBackend
     CommType
+    Communicator
     ComputeKernel
     DataType
     Dataflow
@@ -41,6 +44,7 @@ PUBLIC_NAMES = """
     Estimator
     Exchange
     Explanation
+    Feedback
     Fingerprint
     FixedAbsoluteStorageReservation
     FixedPercentageStorageReservation
@@ -57,6 +61,8 @@ PUBLIC_NAMES = """
     Layout
     LazyAdam
     LazyAwaitable
+    Lookup
+    Misfit
     ModuleSharder
     NoPlanError
     OptimizerSpec
@@ -66,6 +72,7 @@ PUBLIC_NAMES = """
     ParameterConstraints
     ParameterSharding
     Partitioner
+    Placed
     PlanDifference
     PlanError
     PlanningError
@@ -74,6 +81,8 @@ PUBLIC_NAMES = """
     PluginMismatchError
     PoolingType
     Progress
+    Proposals
+    ProposedShards
     Proposer
     QCommsConfig
     Registry
@@ -85,6 +94,7 @@ PUBLIC_NAMES = """
     RowsModulo
     RowsRange
     RowsSplit
+    SearchSpace
     ShardMetadata
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
@@ -95,11 +105,13 @@ PUBLIC_NAMES = """
     StorageReservation
     TableSpec
     Topology
+    TorchCommunicator
     TrainPipelineBase
     TrainPipelineSparseDist
     UnknownNameError
     UnknownPluginError
     UnsupportedError
+    Work
     Workload
     __version__
     apply_optimizer_in_backward
@@ -129,6 +141,7 @@ CONTRACTS = """
     Estimator
     KernelRequest
     Partitioner
+    Proposals
     Proposer
     ShardingType
     Work

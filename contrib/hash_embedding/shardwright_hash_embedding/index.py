@@ -35,7 +35,9 @@ class RowIndex:
         self.keys, self.uses, self.last_use = (np.zeros(num_rows, dtype=np.int64) for _ in range(3))
         self._step = 0
         self.num_evicted = 0
-        self._trial_keys = self._trial_counts = np.empty(0, dtype=np.int64)
+        room = num_rows if settings.min_sightings > 1 else 0
+        self._trial_keys, self._trial_counts = (np.zeros(room, dtype=np.int64) for _ in range(2))
+        self._num_on_trial = 0
         self._sort(0)
 
     def _sort(self, num_used: int) -> None:
@@ -78,12 +80,14 @@ class RowIndex:
         """Those of new ids that were seen often enough; the others are on trial, as many as there are rows."""
         if self._settings.min_sightings == 1:
             return keys, counts
-        merged, place = np.unique(np.concatenate([self._trial_keys, keys]), return_inverse=True)
-        seen = np.bincount(place, np.concatenate([self._trial_counts, counts])).astype(np.int64)
+        before = slice(self._num_on_trial)
+        merged, place = np.unique(np.concatenate([self._trial_keys[before], keys]), return_inverse=True)
+        seen = np.bincount(place, np.concatenate([self._trial_counts[before], counts])).astype(np.int64)
         ready = seen >= self._settings.min_sightings
         kept = np.flatnonzero(~ready)
         kept = np.sort(kept[np.argsort(-seen[kept], kind="stable")][: len(self.keys)])
-        self._trial_keys, self._trial_counts = merged[kept], seen[kept]
+        self._num_on_trial = len(kept)
+        self._trial_keys[: len(kept)], self._trial_counts[: len(kept)] = merged[kept], seen[kept]
         return merged[ready], seen[ready]
 
     def _bear(self, keys: Ints, counts: Ints) -> Ints:
@@ -149,6 +153,6 @@ class RowIndex:
         for own, given in ((self.keys, keys), (self.uses, uses), (self.last_use, last_use)):
             own[:] = np.where(source == NONE, 0, given[source])
         self._step = int(last_use.max(initial=0))
-        self._trial_keys = self._trial_counts = np.empty(0, dtype=np.int64)
+        self._num_on_trial = 0
         self._sort(len(kept))
         return source

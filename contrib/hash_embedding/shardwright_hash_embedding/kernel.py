@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import shardwright as sw
-from shardwright.contracts.compute_kernel import KernelRequest
-
-if TYPE_CHECKING:
-    from shardwright.runtime.lookup import BlockSpec, Lookup
 
 INDEX_BYTES_A_ROW = 56
 """Key, uses, last use and two of the sorted index, 8 bytes each; and an id on trial with its count."""
 
 
-def rows_kernel(request: KernelRequest) -> sw.ComputeKernel | None:
+def rows_kernel(request: sw.KernelRequest) -> sw.ComputeKernel | None:
     """The kernel that keeps the rows: of those that take rows and run the optimizer, the preferred."""
     registry = sw.host().compute_kernels
     kernels = [registry.create(name) for name in sorted(registry)]
@@ -23,7 +19,7 @@ def rows_kernel(request: KernelRequest) -> sw.ComputeKernel | None:
     return max(fitting, key=lambda kernel: (kernel.preference, kernel.name), default=None)
 
 
-def _fits(kernel: sw.ComputeKernel, request: KernelRequest) -> bool:
+def _fits(kernel: sw.ComputeKernel, request: sw.KernelRequest) -> bool:
     is_plain = kernel.fuses_optimizer and not kernel.takes_any_id and not kernel.batch_major
     return is_plain and kernel.supports(request) is True
 
@@ -38,7 +34,7 @@ class HashTable(sw.ComputeKernel):
     takes_any_id: ClassVar[bool] = True
     row_state: ClassVar[tuple[str, ...]] = ("row_keys", "row_uses", "row_last_use")
 
-    def supports(self, request: KernelRequest) -> Literal[True] | str:
+    def supports(self, request: sw.KernelRequest) -> Literal[True] | str:
         """On the CPU, for what some kernel of rows supports."""
         if request.device != "cpu":
             return "its index of ids is in NumPy, for the CPU"
@@ -46,7 +42,7 @@ class HashTable(sw.ComputeKernel):
             return "it keeps whole rows"
         return True if rows_kernel(request) else "no other kernel keeps such rows and runs their optimizer"
 
-    def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
+    def memory_bytes(self, request: sw.KernelRequest, num_rows: int) -> Mapping[str, int]:
         """What the kernel of rows takes, with a row for ids that have none, and the index."""
         rows = rows_kernel(request)
         assert rows is not None  # supports()
@@ -54,19 +50,19 @@ class HashTable(sw.ComputeKernel):
         declared["device"] = declared.get("device", 0) + num_rows * INDEX_BYTES_A_ROW
         return declared
 
-    def bandwidth_fraction(self, request: KernelRequest) -> float:
+    def bandwidth_fraction(self, request: sw.KernelRequest) -> float:
         """That of the kernel of rows; the search in the index is not counted."""
         rows = rows_kernel(request)
         assert rows is not None
         return rows.bandwidth_fraction(request)
 
-    def group_key(self, request: KernelRequest) -> Hashable:
+    def group_key(self, request: sw.KernelRequest) -> Hashable:
         """As the kernel of rows wants it."""
         rows = rows_kernel(request)
         assert rows is not None
         return (rows.name, rows.group_key(request))
 
-    def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:
+    def build(self, blocks: Sequence[sw.BlockSpec], *, device: Any) -> sw.Lookup:
         """Allocate rows and index."""
         from shardwright_hash_embedding.lookup import HashTableLookup
 

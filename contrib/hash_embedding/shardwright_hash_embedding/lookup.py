@@ -15,7 +15,6 @@ from attrs import evolve
 from torch import Tensor
 
 import shardwright as sw
-from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
 from shardwright_hash_embedding.hashing import first_values
 from shardwright_hash_embedding.index import NONE, RowIndex
 from shardwright_hash_embedding.settings import HashSettings
@@ -23,7 +22,7 @@ from shardwright_hash_embedding.settings import HashSettings
 _STEP = "step"
 
 
-class HashTableLookup(Lookup):
+class HashTableLookup(sw.Lookup):
     """Blocks whose ids are keys.
 
     Args:
@@ -33,7 +32,7 @@ class HashTableLookup(Lookup):
     """
 
     def __init__(
-        self, blocks: Sequence[BlockSpec], kernel: sw.ComputeKernel, *, device: torch.device
+        self, blocks: Sequence[sw.BlockSpec], kernel: sw.ComputeKernel, *, device: torch.device
     ) -> None:
         self.blocks = blocks
         self._rows = kernel.build([_with_one_more(spec) for spec in blocks], device=device)
@@ -50,7 +49,7 @@ class HashTableLookup(Lookup):
             for block in range(len(blocks))
         ]
 
-    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
+    def forward(self, bags: sw.Bags, *, training: bool) -> tuple[Tensor, Any]:
         """Sums; in training rows are born and evicted first."""
         found = self._found(bags, learn=training)
         result, saved = self._rows.forward(found, training=training)
@@ -118,7 +117,7 @@ class HashTableLookup(Lookup):
         whole = self._rows.optimizer_state(block)
         return {name: value for name, value in whole.items() if name != _STEP}
 
-    def _found(self, bags: Bags, *, learn: bool) -> Bags:
+    def _found(self, bags: sw.Bags, *, learn: bool) -> sw.Bags:
         """The bags with rows for ids."""
         blocks = _block_of_each(bags, self.blocks)
         rows = torch.empty_like(bags.ids)
@@ -152,13 +151,13 @@ class HashTableLookup(Lookup):
                 value[chosen] = self._first_state[block][name]
 
 
-def _with_one_more(spec: BlockSpec) -> BlockSpec:
+def _with_one_more(spec: sw.BlockSpec) -> sw.BlockSpec:
     """The block with a row for ids that have none."""
     rows = sw.RowsRange(spec.block.num_rows + 1)
     return evolve(spec, block=sw.Block(rows[0], spec.block.columns, spec.block.rank))
 
 
-def _block_of_each(bags: Bags, blocks: Sequence[BlockSpec]) -> Tensor:
+def _block_of_each(bags: sw.Bags, blocks: Sequence[sw.BlockSpec]) -> Tensor:
     """The block that each id is looked up in: ``[N]``."""
     of_slot = torch.tensor([block for block, spec in enumerate(blocks) for _ in range(spec.num_slots)])
     of_bag = of_slot.repeat(len(bags.counts)).repeat_interleave(torch.tensor(bags.flat_counts))

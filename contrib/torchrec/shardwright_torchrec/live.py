@@ -58,6 +58,10 @@ class TorchRecLiveStorage(sw.Estimator):
     measures: ClassVar[str] = "storage"
     answers_by_shape: ClassVar[bool] = True
 
+    def space(self, topology: sw.Topology) -> sw.OptionSpace:
+        """That of :class:`TorchRecLive`."""
+        return _space(topology)
+
     def estimate(self, options: sw.Options, topology: sw.Topology) -> Mapping[str, np.ndarray]:
         """Bytes of each memory tier, ``[S]``."""
         estimated = _Asked.of(options, topology, "EmbeddingStorageEstimator")

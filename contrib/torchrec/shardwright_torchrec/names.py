@@ -1,7 +1,7 @@
 """`import torchrec` gives shardwright: TorchRec's module paths, served by an import hook.
 
 Nothing is patched: a finder answers for `torchrec` and what is below it, and its modules look each name up in
-`shardwright` when it is asked for.
+`shardwright` when it is asked for, or, of quantised tables, in `shardwright_torchrec.quant`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import shardwright
 
-__all__ = ["MODULES", "install", "is_installed", "uninstall"]
+__all__ = ["MODULES", "QUANTIZED", "install", "is_installed", "uninstall"]
 
 ROOT = "torchrec"
 
@@ -68,6 +68,36 @@ MODULES: Mapping[str, Sequence[str]] = {
 }
 """TorchRec 1.8's module paths -> the names of theirs that shardwright has."""
 
+_QUANT = {
+    "EmbeddingBagCollection": "QuantEmbeddingBagCollection",
+    "EmbeddingCollection": "QuantEmbeddingCollection",
+}
+_TRACING = {"Tracer": "Tracer", "symbolic_trace": "symbolic_trace"}
+
+QUANTIZED: Mapping[str, Mapping[str, str]] = {
+    "torchrec.distributed.quant_embedding": {
+        "QuantEmbeddingCollectionSharder": "QuantEmbeddingCollectionSharder",
+        "ShardedQuantEmbeddingCollection": "QuantEmbeddingCollection",
+    },
+    "torchrec.distributed.quant_embeddingbag": {
+        "QuantEmbeddingBagCollectionSharder": "QuantEmbeddingBagCollectionSharder",
+        "ShardedQuantEmbeddingBagCollection": "QuantEmbeddingBagCollection",
+    },
+    "torchrec.distributed.shard": {"_shard_modules": "shard_modules", "shard_modules": "shard_modules"},
+    "torchrec.fx": _TRACING,
+    "torchrec.fx.tracer": _TRACING,
+    "torchrec.inference": {},
+    "torchrec.inference.modules": {
+        name: name for name in ("quantize_embeddings", "quantize_inference_model", "shard_quant_model")
+    },
+    "torchrec.modules.embedding_configs": {"QuantConfig": "QuantConfig"},
+    "torchrec.quant": _QUANT,
+    "torchrec.quant.embedding_modules": _QUANT,
+}
+"""TorchRec's module paths -> names of theirs -> what `shardwright_torchrec.quant` calls them."""
+
+_PATHS = sorted({*MODULES, *QUANTIZED})
+
 
 class _Names(ModuleType):
     """One of TorchRec's modules; its names are looked up in shardwright."""
@@ -75,16 +105,20 @@ class _Names(ModuleType):
     __version__ = f"shardwright {shardwright.__version__}"
 
     def __getattr__(self, name: str) -> Any:
-        if name in MODULES[self.__name__]:
+        if name in MODULES.get(self.__name__, ()):
             return getattr(shardwright, name)
+        if name in QUANTIZED.get(self.__name__, ()):
+            return getattr(
+                importlib.import_module("shardwright_torchrec.quant"), QUANTIZED[self.__name__][name]
+            )
         below = f"{self.__name__}.{name}"
-        if below in MODULES:
+        if below in _PATHS:
             return importlib.import_module(below)
         hint = "" if name.startswith("__") else f" {_whereabouts(self.__name__, name)}"
         raise AttributeError(f"{self.__name__!r} is shardwright here, which has no {name!r} there.{hint}")
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *MODULES[self.__name__]})
+        return sorted({*super().__dir__(), *_names(self.__name__)})
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -98,10 +132,10 @@ class _Finder(MetaPathFinder, Loader):
         """
         if fullname.partition(".")[0] != ROOT:
             return None
-        if fullname not in MODULES:
+        if fullname not in _PATHS:
             raise ModuleNotFoundError(
                 f"{ROOT!r} is shardwright here, which has nothing for {fullname!r}. "
-                f"Known: {', '.join(sorted(MODULES))}.{_nearest(fullname, MODULES)} "
+                f"Known: {', '.join(_PATHS)}.{_nearest(fullname, _PATHS)} "
                 f"shardwright_torchrec.uninstall() gives the name back to TorchRec.",
                 name=fullname,
             )
@@ -156,15 +190,20 @@ def _imported() -> Iterator[str]:
 
 
 def _is_package(name: str) -> bool:
-    return any(other.startswith(f"{name}.") for other in MODULES)
+    return any(other.startswith(f"{name}.") for other in _PATHS)
 
 
 def _whereabouts(module: str, name: str) -> str:
     """Where else a name is, or what it may have been meant to be."""
-    elsewhere = [path for path, names in MODULES.items() if name in names]
+    elsewhere = [path for path in _PATHS if name in _names(path)]
     if elsewhere:
         return f"It is in {', '.join(elsewhere)}."
-    return f"Known: {', '.join(sorted(MODULES[module])) or 'none'}.{_nearest(name, MODULES[module])}"
+    return f"Known: {', '.join(sorted(_names(module))) or 'none'}.{_nearest(name, _names(module))}"
+
+
+def _names(path: str) -> list[str]:
+    """All names in one of the modules."""
+    return [*MODULES.get(path, ()), *QUANTIZED.get(path, ())]
 
 
 def _nearest(name: str, known: Sequence[str] | Mapping[str, object]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import json as json_format
 import logging
 import os
@@ -91,7 +92,10 @@ def examine(environment: Mapping[str, str]) -> Iterator[Finding]:
         ("comm backends", lambda: _comm_backends(environment)),
         ("environment", lambda: _variables(environment)),
     )
+    has_torch = importlib.util.find_spec("torch") is not None
     for part, look in looks:
+        if not has_torch and part in _OF_TORCH:
+            continue
         try:
             yield from look()
         except Exception as error:
@@ -108,7 +112,15 @@ def _python() -> Iterator[Finding]:
     yield Finding("shardwright", "shardwright", shardwright.__version__, reason=folder)
 
 
+_OF_TORCH = ("FBGEMM", "devices", "comm backends")
+"""What there is nothing to say of without torch."""
+
+
 def _torch() -> Iterator[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        reason = "not installed; plans can be made and checked without it, nothing can be trained"
+        yield Finding("torch", "torch", "", "absent", reason, "pip install 'shardwright[cpu]'")
+        return
     import torch
 
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
@@ -227,7 +239,11 @@ def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _runtime_readers(environment: Mapping[str, str]) -> Mapping[str, Callable[[], Any]]:
-    from shardwright.runtime.inputs import CHECKS_VARIABLE, InputChecks
+    from shardwright.settings import CHECKS_VARIABLE
+
+    if importlib.util.find_spec("torch") is None:
+        return {CHECKS_VARIABLE: lambda: None}  # it is read where models are trained
+    from shardwright.runtime.inputs import InputChecks
 
     return {CHECKS_VARIABLE: lambda: InputChecks.of(None, environment)}
 

@@ -5,7 +5,7 @@ from shardwright.contracts.comm_backend import CommBackend, Communicator, Work
 from shardwright.contracts.compute_kernel import ComputeKernel, EmbeddingComputeKernel, KernelRequest
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
-from shardwright.contracts.proposer import Proposer
+from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.contracts.sharding_type import ShardingType
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Estimator",
     "KernelRequest",
     "Partitioner",
+    "Proposals",
     "Proposer",
     "ShardingType",
     "Work",

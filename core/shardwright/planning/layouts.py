@@ -530,7 +530,7 @@ def from_data(data: Mapping[str, Any], known: Iterable[type[_Named]]) -> _Named:
     name = data.get("name")
     if name not in classes:
         raise InvalidInputError(
-            f"unknown name {name!r}. Known: {', '.join(sorted(classes))}.{nearest(str(name), classes)}"
+            f"unknown name {name!r}. Known: {', '.join(sorted(classes)) or 'none'}.{nearest(str(name), classes)}"
         )
     try:
         return classes[name](**{key: value for key, value in data.items() if key != "name"})

@@ -188,7 +188,8 @@ def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]
 
     Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out; if they are added
     inside the host, then also the sums for this rank's counterparts on all hosts. A copy of the whole table has its own
-    rank's ids and vectors only. A shard without rows has neither.
+    rank's ids and vectors only. A shard without rows has neither, but where sums are made inside the host: all ranks of
+    it take part in them, those without rows with zeros.
     """
     table = options.shard_table
     fraction = options.id_fraction
@@ -198,7 +199,8 @@ def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]
     crossing = topology.num_hosts if topology.num_hosts > 1 else 0
     crosses = options.sums_inside_host[options.option] & ~options.is_copy
     num_sums = num_batches + np.where(crosses, crossing, 0)
-    vectors = np.where(pooled, options.bags_per_batch[table] * num_sums * (options.num_rows > 0), ids)
+    sends = (options.num_rows > 0) | (crosses & (crossing > 0))
+    vectors = np.where(pooled, options.bags_per_batch[table] * num_sums * sends, ids)
     input_bytes = ids * _input_bytes_of_id(options)
     return input_bytes, vectors * vector_bytes(options)[0]
 

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from shardwright.errors import InvalidInputError, nearest
 from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.settings import CHECKS_VARIABLE
 from shardwright.sparse import KeyedJaggedTensor
-
-CHECKS_VARIABLE = "SHARDWRIGHT_INPUT_CHECKS"
 
 _ANY = -1
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
 from shardwright.contracts import ShardingType
@@ -25,6 +25,10 @@ from shardwright.runtime.sharders import (
     ModuleSharder,
 )
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright.testing.keyed_rows import with_keys
+
+MOST_RANKS = 4
+"""Of the cases that are drawn."""
 
 BATCHES = ("even", "uneven", "empty bags", "empty batch on one rank", "a rank with no ids")
 """The kinds of batches that a case may train on, one after the other."""
@@ -57,7 +61,9 @@ def _sizes(values: Iterable[int]) -> tuple[int, ...]:
 class Case:
     """Tables, an optimizer, and each rank's batch size.
 
-    With `batches`, step `i` has the kind `batches[i]`, and `batch_sizes` are those of an uneven one.
+    With `batches`, step `i` has the kind `batches[i]`, and `batch_sizes` are those of an uneven one. If a case
+    `has_keys`, what is sharded are tables whose ids are keys, with room for all of them on each of `MOST_RANKS`, and
+    row `r` of the unsharded module is what has key `r`. `constraints` is what is asked beside sharding type and kernel.
     """
 
     tables: tuple[Table, ...] = field(converter=_tables)
@@ -68,6 +74,8 @@ class Case:
     local_world_size: int | None = None
     id_dtype: torch.dtype = torch.int64
     batches: tuple[str, ...] = ()
+    has_keys: bool = False
+    constraints: ParameterConstraints = field(factory=ParameterConstraints)
 
     @property
     def world_size(self) -> int:
@@ -90,10 +98,10 @@ class Case:
         """One vector a bag, else one an id."""
         return self.tables[0].pooling != "NONE"
 
-    def _common(self, index: int) -> dict[str, Any]:
+    def _common(self, index: int, times: int) -> dict[str, Any]:
         table = self.tables[index]
         return {
-            "num_embeddings": table.rows,
+            "num_embeddings": table.rows * times,
             "embedding_dim": table.dim,
             "name": f"t{index}",
             "feature_names": list(table.features),
@@ -102,14 +110,21 @@ class Case:
 
     def module(self) -> EmbeddingBagCollection | EmbeddingCollection:
         """The unsharded module, the same each time."""
+        return self._module(times=1)
+
+    def module_to_shard(self) -> EmbeddingBagCollection | EmbeddingCollection:
+        """The module that is sharded: the same, or, of keys, one of tables with more room."""
+        return self._module(times=MOST_RANKS if self.has_keys else 1)
+
+    def _module(self, times: int) -> EmbeddingBagCollection | EmbeddingCollection:
         torch.manual_seed(0)
         if self.is_pooled:
             bags = [
-                EmbeddingBagConfig(pooling=table.pooling, **self._common(i))
+                EmbeddingBagConfig(pooling=table.pooling, **self._common(i, times))
                 for i, table in enumerate(self.tables)
             ]
             return EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device="cpu")
-        configs = [EmbeddingConfig(**self._common(index)) for index in range(len(self.tables))]
+        configs = [EmbeddingConfig(**self._common(index, times)) for index in range(len(self.tables))]
         return EmbeddingCollection(configs, device="cpu")
 
     def sharder(self) -> ModuleSharder:
@@ -118,8 +133,8 @@ class Case:
         return kind(fused_params=self.fused_params)
 
     def specs(self) -> list[TableSpec]:
-        """The specifications of its tables."""
-        return self.sharder().tables(self.module())
+        """The specifications of the tables that are sharded."""
+        return self.sharder().tables(self.module_to_shard())
 
     def output(self, result: Any) -> Tensor:
         """A result of the module as one tensor: pooled columns, or the sequences' rows, flat, one after the other."""
@@ -149,7 +164,7 @@ class Case:
         generator = torch.Generator().manual_seed(1000 * step + rank)
         values, lengths = [], []
         for feature in self.features:
-            rows = min((table.rows for table in self.tables if feature in table.features), default=5)
+            rows = self.rows_of(feature)
             own = self.lengths(step, rank, generator)
             lengths.append(own)
             values.append(torch.randint(0, rows, (int(own.sum()),), generator=generator))
@@ -160,6 +175,15 @@ class Case:
         return KeyedJaggedTensor(
             keys=self.features, values=ids, lengths=torch.cat(lengths).to(torch.int32), weights=weights
         )
+
+    def rows_of(self, feature: str) -> int:
+        """How many rows are looked up by a feature: those that all its tables have."""
+        return min((table.rows for table in self.tables if feature in table.features), default=5)
+
+    def batch_to_shard(self, step: int, rank: int) -> KeyedJaggedTensor:
+        """The batch as the sharded module gets it."""
+        batch = self.batch(step, rank)
+        return with_keys(batch) if self.has_keys else batch
 
     def gradient(self, step: int, rank: int, like: Tensor) -> Tensor:
         """The gradient of the loss by an output, the same each time."""
@@ -195,7 +219,7 @@ def shardings_of(case: Case, specs: Sequence[TableSpec]) -> dict[str, ParameterS
             spec,
             case.world_size,
             local_world_size=case.local_world_size,
-            constraints=ParameterConstraints(min_partition=1, sharding_types=[table.sharding_type]),
+            constraints=evolve(case.constraints, min_partition=1, sharding_types=[table.sharding_type]),
         )
         layout = choices[table.variant % len(choices)]
         ranks = [_rank_of(block, index, table.offset, case) for index, block in enumerate(layout.blocks)]

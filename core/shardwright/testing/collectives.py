@@ -26,7 +26,7 @@ def expected_collectives(case: Case, num_steps: int) -> list[int]:
     there is anybody to talk to, in whichever form moves the fewest bytes: one collective for all that send the batch's
     ids or the rows touched (none, if nobody has any), two for all that sum dense gradients.
     """
-    specs = case.sharder().tables(case.module())
+    specs = case.specs()
     plan = shardings_of(case, specs)
     routed = {flow for own in plan.values() for flow in own.layout.dataflows if isinstance(flow, Routed)}
     ways = {flow.return_path(is_pooled=case.is_pooled).__name__ for flow in routed}
@@ -47,7 +47,7 @@ def _of_copies(
     kernels: Mapping[str, str],
 ) -> int:
     """The collectives in which the copies of a step are synchronised."""
-    batches = [case.batch(step, rank) for rank in range(case.world_size)]
+    batches = [case.batch_to_shard(step, rank) for rank in range(case.world_size)]
     groups: dict[Hashable, list[_Copy]] = {}
     for spec in specs:
         for part in copied.get(spec.name, ()):

@@ -51,7 +51,8 @@ def _run(check: Any, backend: CommBackend) -> None:
         try:
             pool.run(check, WORLD_SIZE, backend, timeout_s=90.0)
         except RankError as error:
-            raise AssertionError(f"{backend.name}: {error}") from None
+            first = next(iter(error.errors.values())).strip().splitlines()[-1]
+            raise AssertionError(f"{backend.name}: {first}\n{error}") from None
 
 
 def _skip_without(device: str) -> None:

@@ -5,16 +5,18 @@ Everything is drawn from a fixed seed, so that a test gives the same in every ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import frozen
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import DataType, TableSpec
+from shardwright.planning.topology import Topology
 from shardwright.plugins import host
 from shardwright.testing.cases import BATCHES, Case, Table
 from shardwright.testing.loops import OPTIMIZERS
@@ -37,6 +39,17 @@ TRAININGS = settings(LAWS, max_examples=12, phases=(Phase.explicit, Phase.genera
 FEATURES = ("a", "b", "c")
 
 
+def run_drawn(check: Callable[[], None]) -> None:
+    """Run a drawn test of something that may depend on chance, and tell what was wrong the first time.
+
+    Hypothesis runs what failed again, and where it then passes says that the test is unreliable, not what failed.
+    """
+    try:
+        check()
+    except FlakyFailure as error:
+        raise error.exceptions[0] from None
+
+
 @frozen
 class Cluster:
     """How many ranks there are on how many hosts."""
@@ -48,6 +61,17 @@ class Cluster:
     def world_size(self) -> int:
         """All ranks."""
         return self.num_hosts * self.local_world_size
+
+    @property
+    def topology(self) -> Topology:
+        """The ranks on hosts, on the CPU."""
+        return Topology(self.world_size, "cpu", local_world_size=self.local_world_size)
+
+    @classmethod
+    def of(cls, case: Case) -> Cluster:
+        """That of a case."""
+        local = case.local_world_size or case.world_size
+        return cls(case.world_size // local, local)
 
 
 def clusters(*, most_hosts: int = 3, most_local: int = 4) -> st.SearchStrategy[Cluster]:
@@ -68,25 +92,36 @@ def table_specs(
     )
 
 
-def plain_kernel() -> str:
+def plain_kernel(*, takes_any_id: bool = False) -> str:
     """The name of a kernel that takes any table on the CPU, so that nothing but the sharding type is tested.
+
+    Args:
+        takes_any_id: a kernel of keys, which takes any table whose columns are not cut.
 
     Raises:
         LookupError: none is installed.
     """
     kernels = {name: host().compute_kernels.create(name) for name in sorted(host().compute_kernels)}
-    able = {name: kernel for name, kernel in kernels.items() if kernel.fuses_optimizer and _takes_any(kernel)}
+    able = {
+        name: kernel
+        for name, kernel in kernels.items()
+        if kernel.fuses_optimizer and kernel.takes_any_id == takes_any_id and _takes_any(kernel)
+    }
     if not able:
         raise LookupError(
             f"none of the compute kernels ({', '.join(kernels) or 'none'}) runs {', '.join(OPTIMIZERS)} on any "
-            "table on the CPU, so that there is nothing to train sharded tables with"
+            f"table{' of any id' if takes_any_id else ''} on the CPU, so that there is nothing to train sharded tables "
+            "with"
         )
     return min(able, key=lambda name: (able[name].preference, name))
 
 
 def _takes_any(kernel: ComputeKernel) -> bool:
     requests = [
-        KernelRequest("cpu", DataType.FP32, 10, 7, is_pooled=pooled, optimizer=OptimizerSpec(name), here=True)
+        KernelRequest(
+            "cpu", DataType.FP32, 10, columns, is_pooled=pooled, optimizer=OptimizerSpec(name), here=True
+        )
+        for columns in ((10,) if kernel.takes_any_id else (7, 10))
         for pooled in (True, False)
         for name in OPTIMIZERS
     ]

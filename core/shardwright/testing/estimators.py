@@ -23,7 +23,7 @@ from shardwright.planning.options import Floats, Options
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
-from shardwright.testing.drawing import LAWS
+from shardwright.testing.drawing import LAWS, run_drawn
 from shardwright.testing.loops import OPTIMIZERS
 
 _ROUNDING = 1e-9
@@ -78,7 +78,8 @@ def _topologies() -> list[Topology]:
 class EstimatorTests:
     """The tests of an estimator: give the fixture ``estimator``, an instance.
 
-    The options of drawn tables are those of all sharding types and kernels that are installed.
+    The options of drawn tables are those of all sharding types and kernels that are installed, or, of them, those that
+    the estimator's ``space`` offers.
     """
 
     def test_measures_time_or_memory(self, estimator: Estimator) -> None:
@@ -87,7 +88,7 @@ class EstimatorTests:
             f"{estimator.name}: measures must be {PERFORMANCE!r} or {STORAGE!r}, it is {estimator.measures!r}"
         )
         for topology in _topologies():
-            columns = estimator.estimate(_options([_PLAIN], topology), topology)
+            columns = estimator.estimate(_options(estimator, [_PLAIN], topology), topology)
             assert columns, f"{estimator.name}: estimates nothing"
             if estimator.measures == STORAGE:
                 for tier in columns:
@@ -99,7 +100,7 @@ class EstimatorTests:
         @_COSTS
         @given(st.lists(_drawn(columns=4), min_size=1, max_size=3), st.sampled_from(_topologies()))
         def check(drawn: Sequence[Drawn], topology: Topology) -> None:
-            options = _options(drawn, topology)
+            options = _options(estimator, drawn, topology)
             for what, column in estimator.estimate(options, topology).items():
                 values = np.asarray(column)
                 assert values.shape == (options.num_shards,), (
@@ -120,9 +121,9 @@ class EstimatorTests:
         @_COSTS
         @given(st.lists(_drawn(columns=4), min_size=2, max_size=3), st.sampled_from(_topologies()))
         def check(drawn: Sequence[Drawn], topology: Topology) -> None:
-            options = _options(drawn, topology)
+            options = _options(estimator, drawn, topology)
             together = estimator.estimate(options, topology)
-            alone = [estimator.estimate(_options([one], topology), topology) for one in drawn]
+            alone = [estimator.estimate(_options(estimator, [one], topology), topology) for one in drawn]
             for what, column in together.items():
                 joined = np.concatenate([columns[what] for columns in alone])
                 wrong = np.flatnonzero(~np.isclose(column, joined, rtol=_ROUNDING, atol=0))
@@ -140,7 +141,7 @@ class EstimatorTests:
         @_COSTS
         @given(st.lists(_drawn(columns=4), min_size=1, max_size=3), st.sampled_from(_topologies()))
         def check(drawn: Sequence[Drawn], topology: Topology) -> None:
-            options = _options(drawn, topology)
+            options = _options(estimator, drawn, topology)
             before = {what: column.copy() for what, column in _arrays(options).items()}
             first, again = (dict(estimator.estimate(options, topology)) for _ in range(2))
             for what, column in first.items():
@@ -150,7 +151,7 @@ class EstimatorTests:
             for what, column in _arrays(options).items():
                 assert np.array_equal(column, before[what]), f"{estimator.name}: changes the options' {what}"
 
-        check()
+        run_drawn(check)
 
     @pytest.mark.parametrize("what", ["rows", "columns", "ids", "samples"])
     def test_estimates_never_fall_with_more_bytes(self, estimator: Estimator, what: str) -> None:
@@ -163,7 +164,9 @@ class EstimatorTests:
             st.sampled_from(_topologies()),
         )
         def check(drawn: Drawn, factor: int, topology: Topology) -> None:
-            small, large = (_options([one], topology) for one in (drawn, drawn.times(what, factor)))
+            small, large = (
+                _options(estimator, [one], topology) for one in (drawn, drawn.times(what, factor))
+            )
             assume(_shapes(small) == _shapes(large))
             before, after = (_of_options(estimator, options, topology) for options in (small, large))
             wrong = np.flatnonzero(after < before * (1 - _ROUNDING))
@@ -180,7 +183,7 @@ class EstimatorTests:
 _PLAIN = Drawn(TableSpec("t", 1000, 64, ["f", "g"]), 10.0, 100)
 
 
-def _options(drawn: Sequence[Drawn], topology: Topology) -> Options:
+def _options(estimator: Estimator, drawn: Sequence[Drawn], topology: Topology) -> Options:
     specs = [attrs.evolve(one.table, name=f"t{index}") for index, one in enumerate(drawn)]
     rules = {
         spec.name: ParameterConstraints(
@@ -190,7 +193,10 @@ def _options(drawn: Sequence[Drawn], topology: Topology) -> Options:
         )
         for spec, one in zip(specs, drawn, strict=True)
     }
-    return enumerate_options(specs, topology, Constraints(rules), host(), batch_size=1, fold_tables=False)
+    space = estimator.space(topology)
+    return enumerate_options(
+        specs, topology, Constraints(rules), host(), batch_size=1, fold_tables=False, space=space
+    )
 
 
 def _arrays(options: Options) -> Mapping[str, Any]:
@@ -206,10 +212,10 @@ def _of_options(estimator: Estimator, options: Options, topology: Topology) -> F
     return sums
 
 
-def _shapes(options: Options) -> list[tuple[str, str, int]]:
+def _shapes(options: Options) -> list[str]:
     """What tells options of one table apart, but for sizes."""
     return [
-        (options.type_of(o).name, options.kernel_of(o).name, int(options.shards_per_option[o]))
+        f"{options.type_of(o).name} with {options.kernel_of(o).name} in {options.shards_per_option[o]} shards"
         for o in range(options.num_options)
     ]
 

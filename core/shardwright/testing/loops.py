@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from attrs import field, frozen
@@ -15,6 +17,7 @@ from shardwright.planning.layouts import Block
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import TableSpec
 from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
+from shardwright.testing.keys import AllKeys, RowsOfKeys
 
 CPU = torch.device("cpu")
 OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam")
@@ -31,13 +34,16 @@ def block_spec(
     data_type: str = "FP32",
     device: str = "cpu",
     pooling: str = "SUM",
+    takes_any_id: bool = False,
+    extras: Mapping[str, Any] = MappingProxyType({}),
 ) -> BlockSpec:
     """A block of a table of its own, as the engine gives it to a kernel."""
     names = tuple(f"f{slot}" for slot in range(slots))
     table = TableSpec("t", rows, dim, names, data_type, pooling, optimizer=optimizer)
     span = table.columns(*(columns or (0, dim)))
     request = KernelRequest.of(table, len(span), device=device, here=True, first_column=span.start)
-    return BlockSpec(table, Block(table.all_rows, span, rank=0), request, slots)
+    part = AllKeys(rows)[0] if takes_any_id else table.all_rows
+    return BlockSpec(table, Block(part, span, rank=0), request, slots, extras)
 
 
 @frozen(eq=False)
@@ -173,6 +179,14 @@ class Loops:
                 result[start:stop] += self.weights[block][row] * weight
         return result
 
+    def reorder(self, block: int, source: Tensor) -> None:
+        """Put the rows of a block in another order: row `r` becomes what row `source[r]` was."""
+        self.weights[block] = self.weights[block][source]
+        old = {row: self.state.pop((block, row), None) for row in range(len(source))}
+        self.state.update(
+            {(block, row): own for row, was in enumerate(source.tolist()) if (own := old[was]) is not None}
+        )
+
     def row_gradients(self, batch: Batch, gradient: Tensor) -> dict[tuple[int, int], Tensor]:
         """For each row that was looked up, (block, row), its gradient."""
         gradients: dict[tuple[int, int], Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
@@ -211,8 +225,10 @@ def _change(optimizer: OptimizerSpec, whole: Tensor, own: Tensor, state: list[Te
 def build(
     kernel: ComputeKernel, blocks: Sequence[BlockSpec], *, seed: int = 1, device: torch.device = CPU
 ) -> tuple[Lookup, Loops]:
-    """The kernel's lookup and the loops, with the same random weights."""
+    """The kernel's lookup and the loops, with the same random weights; if ids are keys, those of all rows are known."""
     lookup = kernel.build(blocks, device=device)
+    if kernel.takes_any_id:
+        lookup = RowsOfKeys(lookup, kernel.name)
     generator = torch.Generator().manual_seed(seed)
     for index in range(len(blocks)):
         weight = lookup.weight(index)

@@ -15,7 +15,7 @@ from shardwright.contracts import Partitioner
 from shardwright.errors import UnknownPluginError
 from shardwright.planning.options import FREE, NO_GANG, Ints
 from shardwright.planning.placement import Misfit, ProposedShards
-from shardwright.testing.drawing import LAWS, Cluster, clusters
+from shardwright.testing.drawing import LAWS, Cluster, clusters, run_drawn
 
 _TIERS = ("hbm", "ddr")
 _PLACEMENTS = settings(LAWS, max_examples=50)
@@ -84,7 +84,7 @@ class PartitionerTests:
                     f"{partitioner.name}: is not deterministic: {results[0]}, and {again} when it is asked again"
                 )
 
-        check()
+        run_drawn(check)
 
 
 @st.composite

@@ -24,7 +24,7 @@ from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.planning.watch import Watch
 from shardwright.plugins import host
-from shardwright.testing.drawing import LAWS
+from shardwright.testing.drawing import LAWS, run_drawn
 
 MAX_PROPOSALS = 5_000
 """A proposer that has not ended for two small tables by then does not end."""
@@ -93,7 +93,7 @@ class ProposerTests:
             for again in runs[1:]:
                 _check_same(proposer, runs[0], again)
 
-        check()
+        run_drawn(check)
 
     def test_generators_hold_no_common_state(self, proposer: Proposer) -> None:
         """Two searches that take turns propose what each would alone."""

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright.testing import keyed_rows as keys
 from shardwright.testing.cases import Case, shard_case
 from shardwright.testing.collectives import expected_collectives
 from shardwright.testing.diagnosis import explain_output
@@ -30,11 +31,13 @@ class RankResult:
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     collectives: list[int]
+    first_rows: dict[str, Tensor] = field(factory=dict)
+    """What rows began with, if the unsharded module does not say."""
 
 
 def train_simulated(case: Case) -> list[RankResult]:
     """Train the case on simulated ranks."""
-    module = case.module()  # made once: its random numbers come from one generator for all threads
+    module = case.module_to_shard()  # made once: its random numbers come from one generator for all threads
     return run_simulated(
         lambda env: train_rank(case, env, module, count_simulated(env)),
         case.world_size,
@@ -51,9 +54,10 @@ def train_rank(
     optimizer = spec_to_torch(sharder_spec(case), dense) if dense else None
     outputs: list[Tensor] = []
     collectives: list[int] = []
+    first_rows = keys.born_rows(case, sharded) if case.has_keys else {}
 
     def step(number: int) -> None:
-        values = case.output(sharded(case.batch(number, env.rank)))
+        values = case.output(sharded(case.batch_to_shard(number, env.rank)))
         outputs.append(values.detach().clone())
         values.backward(case.gradient(number, env.rank, values))
 
@@ -64,14 +68,21 @@ def train_rank(
         if optimizer is not None:
             optimizer.step()
         if number == 0:
-            first_weights = sharded.state_dict()
+            first_weights = weights_of(case, sharded)
     return RankResult(
         outputs=outputs,
         first_weights=first_weights,
-        weights=sharded.state_dict(),
-        optimizer=sharded.fused_optimizer.state_dict(),
+        weights=weights_of(case, sharded),
+        optimizer={"state": {}} if case.has_keys else sharded.fused_optimizer.state_dict(),
+        first_rows=first_rows,
         collectives=collectives,
     )
+
+
+def weights_of(case: Case, sharded: Any) -> dict[str, Tensor]:
+    """The rows under the names of the unsharded module's state: of keys, what is looked up."""
+    found: dict[str, Tensor] = keys.looked_up_rows(case, sharded) if case.has_keys else sharded.state_dict()
+    return found
 
 
 def sharder_spec(case: Case) -> Any:
@@ -108,8 +119,10 @@ class _Unsharded:
     make of them, come from a module of the same weights in float32.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, first_rows: Mapping[str, Tensor]) -> None:
         self._case, self.module = case, case.module()
+        if first_rows:
+            self.module.load_state_dict(first_rows)
         self._exact = self.module
         if any(table.data_type != "FP32" for table in case.tables):
             self._exact = evolve(case, tables=[evolve(own, data_type="FP32") for own in case.tables]).module()
@@ -144,7 +157,7 @@ class _Unsharded:
 
 def assert_equals_unsharded(case: Case, results: Sequence[RankResult]) -> None:
     """Compare all ranks with one process that trains on the whole batch with a mean loss over ranks."""
-    unsharded = _Unsharded(case)
+    unsharded = _Unsharded(case, results[0].first_rows)
     tolerance: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
     if any(table.data_type != "FP32" for table in case.tables):
         tolerance = {"rtol": 3e-2, "atol": 3e-2}
@@ -168,7 +181,7 @@ def assert_equals_unsharded(case: Case, results: Sequence[RankResult]) -> None:
         for name, weight in unsharded.weights.items():
             assert result.weights[name].dtype == weight.dtype
             torch.testing.assert_close(
-                result.weights[name], weight.detach(), **tolerance, msg=_prefixed(f"{name}, rank {rank}")
+                result.weights[name], weight.detach(), **tolerance, msg=prefixed(f"{name}, rank {rank}")
             )
         _assert_states(result.optimizer["state"], unsharded, tolerance)
 
@@ -202,7 +215,7 @@ def _assert_first_step(
     rate = case.fused_params["learning_rate"]
     for rank, result in enumerate(results):
         for name, weight in unsharded.weights.items():
-            where = _prefixed(f"{name} after one step, rank {rank}")
+            where = prefixed(f"{name} after one step, rank {rank}")
             torch.testing.assert_close(result.first_weights[name], weight.detach(), **tolerance, msg=where)
             expected = unsharded.gradient(name)
             if case.optimizer != "sgd" or expected is None:
@@ -215,7 +228,7 @@ def _assert_first_step(
                 expected,
                 rtol=tolerance["rtol"],
                 atol=tolerance["atol"] + rounding,
-                msg=_prefixed(f"gradient of {name}, rank {rank}"),
+                msg=prefixed(f"gradient of {name}, rank {rank}"),
             )
 
 
@@ -226,8 +239,9 @@ def _assert_states(
         for entry, value in entries.items():
             reference = torch.as_tensor(unsharded.state(name)[entry], dtype=value.dtype)
             assert value.shape == reference.shape, f"{entry} of {name}"
-            torch.testing.assert_close(value, reference, **tolerance, msg=_prefixed(f"{entry} of {name}"))
+            torch.testing.assert_close(value, reference, **tolerance, msg=prefixed(f"{entry} of {name}"))
 
 
-def _prefixed(what: str) -> Callable[[str], str]:
+def prefixed(what: str) -> Callable[[str], str]:
+    """For ``torch.testing``: its message, after what it is of."""
     return lambda message: f"{what}: {message}"

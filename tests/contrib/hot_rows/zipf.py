@@ -39,16 +39,17 @@ class Traffic:
         return sum(self.bytes_of.values())
 
 
-def zipf_ids(count: int, seed: int, *, num_rows: int = ROWS) -> torch.Tensor:
-    """Ids whose ranks in frequency follow Zipf's law with exponent 1; which row has which rank is drawn once."""
-    weights = 1.0 / np.arange(1, num_rows + 1)
+def zipf_ids(count: int, seed: int, *, num_rows: int = ROWS, exponent: float = 1.0) -> torch.Tensor:
+    """Ids whose ranks in frequency follow Zipf's law; which row has which rank is drawn once."""
+    weights = np.arange(1.0, num_rows + 1) ** -exponent
     drawn = np.random.default_rng(seed).choice(num_rows, size=count, p=weights / weights.sum())
     return torch.from_numpy(np.random.default_rng(7).permutation(num_rows)[drawn])
 
 
-def measured_counts(batches: int = 50, *, num_rows: int = ROWS) -> AccessCounts:
+def measured_counts(batches: int = 50, *, num_rows: int = ROWS, exponent: float = 1.0) -> AccessCounts:
     """From batches of another time than those that are trained on."""
-    ids = [zipf_ids(10_000, 1000 + batch, num_rows=num_rows) for batch in range(batches)]
+    seeds = range(1000, 1000 + batches)
+    ids = [zipf_ids(10_000, seed, num_rows=num_rows, exponent=exponent) for seed in seeds]
     return AccessCounts.measured(ids, num_rows)
 
 
@@ -71,7 +72,12 @@ def layouts(pooling: str, counts: AccessCounts) -> dict[str, sw.ParameterShardin
 
 
 def step_traffic(
-    pooling: str, sharding: sw.ParameterSharding, *, batch_size: int, ids_per_bag: int
+    pooling: str,
+    sharding: sw.ParameterSharding,
+    *,
+    batch_size: int,
+    ids_per_bag: int,
+    exponent: float = 1.0,
 ) -> Traffic:
     """The bytes of one training step."""
     common: dict[str, Any] = {"name": "item", "num_embeddings": ROWS, "embedding_dim": DIM}
@@ -90,7 +96,7 @@ def step_traffic(
         sharded = sharder.shard(module, {"item": sharding}, env, "cpu")
         features = sw.KeyedJaggedTensor(
             keys=["item"],
-            values=zipf_ids(batch_size * ids_per_bag, env.rank),
+            values=zipf_ids(batch_size * ids_per_bag, env.rank, exponent=exponent),
             lengths=torch.full((batch_size,), ids_per_bag, dtype=torch.int32),
         )
         first = len(communicator.sent_bytes)
@@ -109,22 +115,33 @@ def _to_others(sent: Sequence[tuple[str, Sequence[int]]], rank: int) -> Counter[
     return found
 
 
+CASES = (("NONE", 512, 20), ("SUM", 512, 20), ("SUM", 512, 100))
+"""Pooling, samples of a rank, ids of a sample."""
+
+EXPONENTS = (1.0, 1.2, 1.5)
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    counts = measured_counts()
-    with use_host(PluginHost(plugins={"hot_rows": shardwright_hot_rows})):
-        for pooling, batch_size, ids_per_bag in (("NONE", 512, 20), ("SUM", 512, 20), ("SUM", 512, 100)):
-            print(
-                f"{pooling}, {WORLD_SIZE} ranks, {batch_size} bags of {ids_per_bag}, {ROWS} x {DIM}: kB a step"
-            )
-            base = 0
-            for name, sharding in layouts(pooling, counts).items():
-                traffic = step_traffic(pooling, sharding, batch_size=batch_size, ids_per_bag=ids_per_bag)
-                base = base or traffic.total
-                parts = ", ".join(f"{label} {size / 1e3:.0f}" for label, size in traffic.bytes_of.items())
-                print(
-                    f"  {name:<36} {traffic.total / 1e3:8.0f}  {1 - traffic.total / base:5.0%} saved  ({parts})"
-                )
+    for exponent in EXPONENTS:
+        counts = measured_counts(exponent=exponent)
+        with use_host(PluginHost(plugins={"hot_rows": shardwright_hot_rows})):
+            for case in CASES:
+                _print_case(counts, exponent, *case)
+
+
+def _print_case(
+    counts: AccessCounts, exponent: float, pooling: str, batch_size: int, ids_per_bag: int
+) -> None:
+    print(f"{pooling}, {WORLD_SIZE} ranks, {batch_size} x {ids_per_bag} ids, exponent {exponent}: kB a step")
+    base = 0
+    for name, sharding in layouts(pooling, counts).items():
+        traffic = step_traffic(
+            pooling, sharding, batch_size=batch_size, ids_per_bag=ids_per_bag, exponent=exponent
+        )
+        base = base or traffic.total
+        parts = ", ".join(f"{label} {size / 1e3:.0f}" for label, size in traffic.bytes_of.items())
+        print(f"  {name:<36} {traffic.total / 1e3:8.0f}  {1 - traffic.total / base:5.0%} saved  ({parts})")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""TorchRec's introduction, up to the heading 'Quantization'. Adapted: the CPU for CUDA, a free port; and, where FBGEMM
-is not installed, the optimizer's name for its EmbOptimType."""
+"""TorchRec's introduction, without its last step, TorchScript. Adapted: the CPU for CUDA, a free port; and, where
+FBGEMM is not installed, the optimizer's name for its EmbOptimType."""
 
 import os
 import warnings
@@ -194,4 +194,56 @@ class InferenceModule(torch.nn.Module):
 module = InferenceModule(ebc)
 for name, param in module.named_parameters():
     print(name, param.shape, param.dtype)
+
+warnings.simplefilter("ignore", DeprecationWarning)  # torch.ao's, which moves to torchao
+from torch import quantization as quant  # noqa: E402
+from torchrec.modules.embedding_configs import QuantConfig  # noqa: E402
+from torchrec.quant.embedding_modules import (  # noqa: E402
+    EmbeddingBagCollection as QuantEmbeddingBagCollection,
+)
+
+quant_dtype = torch.int8
+qconfig = QuantConfig(
+    activation=quant.PlaceholderObserver.with_args(dtype=torch.float),
+    weight=quant.PlaceholderObserver.with_args(dtype=quant_dtype),
+)
+qconfig_spec = {
+    torchrec.EmbeddingBagCollection: qconfig,
+}
+mapping = {
+    torchrec.EmbeddingBagCollection: QuantEmbeddingBagCollection,
+}
+module = InferenceModule(ebc)
+qebc = quant.quantize_dynamic(
+    module,
+    qconfig_spec=qconfig_spec,
+    mapping=mapping,
+    inplace=False,
+)
+print(f"Quantized EBC: {qebc}")
+kjt = kjt.to("cpu")
+quantized_result = qebc(kjt)
+for name, buffer in qebc.named_buffers():
+    print(name, buffer.shape, buffer.dtype)
+print("largest error:", float((quantized_result.values() - module(kjt).values()).abs().max()))
+
+from torchrec import distributed as trec_dist  # noqa: E402
+from torchrec.distributed.shard import _shard_modules  # noqa: E402
+
+sharded_qebc = _shard_modules(
+    module=qebc,
+    sharders=[trec_dist.quant_embeddingbag.QuantEmbeddingBagCollectionSharder()],
+    device=torch.device("cpu"),
+)
+print(f"Sharded Quantized EBC: {sharded_qebc}")
+print("sharded equal:", torch.equal(sharded_qebc(kjt).values(), quantized_result.values()))
+
+from torchrec.fx import Tracer  # noqa: E402
+
+tracer = Tracer(leaf_modules=["IntNBitTableBatchedEmbeddingBagsCodegen"])
+graph = tracer.trace(sharded_qebc)
+gm = torch.fx.GraphModule(sharded_qebc, graph)
+print("Graph Module Created!")
+print(gm.code)
+print("traced equal:", torch.equal(gm(kjt).values(), quantized_result.values()))
 dist.destroy_process_group()

@@ -16,7 +16,7 @@ from shardwright.errors import InvalidInputError
 from shardwright.planning.caching import CacheParams, EmbeddingOffloadStats
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import DataType
-from shardwright.testing.compute_kernels import held_bytes
+from shardwright.testing.memory import held_bytes
 
 UVM = ["fused_uvm", "fused_uvm_caching"]
 

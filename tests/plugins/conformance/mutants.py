@@ -220,6 +220,25 @@ class RateOfTheLastForward(RightKernel):
         return _RateOfTheLastForward(lookup)
 
 
+class _NoUpdate(Delegate):
+    def backward(self, saved: Any, gradient: torch.Tensor) -> Any:
+        return ()
+
+
+class HalvesNeverTrained(RightKernel):
+    """Takes nothing but float16 and Adagrad, and forgets to update."""
+
+    name = "halves_never_trained"
+
+    def supports(self, request: KernelRequest) -> Any:
+        if request.data_type.name != "FP16" or not request.optimizer or request.optimizer.name != "adagrad":
+            return "float16 and Adagrad only"
+        return super().supports(request)
+
+    def changed(self, lookup: Lookup) -> Any:
+        return _NoUpdate(lookup)
+
+
 # --- estimators -----------------------------------------------------------------------------------------------------
 
 

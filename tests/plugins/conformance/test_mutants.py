@@ -76,6 +76,12 @@ MUTANTS = [
         r"forward pass at the learning rate 0.1, then others: weights of block 0 after the update",
     ),
     (
+        mutants.HalvesNeverTrained,
+        "ComputeKernelTests",
+        "test_backward_updates_rows_or_shows_their_gradients",
+        r"adagrad, step 0 of batches of .*: weights of block 0 after the update: ",
+    ),
+    (
         mutants.NotFinite,
         "EstimatorTests",
         "test_estimates_are_finite_and_not_negative",

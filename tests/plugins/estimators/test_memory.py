@@ -18,7 +18,7 @@ from shardwright.planning.tables import DataType, TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
 from shardwright.runtime.lookup import BlockSpec
-from shardwright.testing.compute_kernels import held_bytes
+from shardwright.testing.memory import held_bytes
 
 TOLERATED = 0.03  # the planner's promise
 KERNELS = ["dense", "fused", "fused_torch"]

@@ -1,0 +1,116 @@
+"""Models for serving: quantised in one call, and cut in another."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright_torchrec.quant.collections import (
+    QuantConfig,
+    QuantEmbeddingBagCollection,
+    QuantEmbeddingCollection,
+)
+from shardwright_torchrec.quant.sharding import QuantizedSharder, placed, shard_modules
+
+__all__ = ["quantize_embeddings", "quantize_inference_model", "shard_quant_model"]
+
+MAPPING: Mapping[type[nn.Module], type[Any]] = {
+    sw.EmbeddingBagCollection: QuantEmbeddingBagCollection,
+    sw.EmbeddingCollection: QuantEmbeddingCollection,
+}
+"""Collections -> what they become."""
+
+
+def quantize_embeddings(
+    module: nn.Module,
+    dtype: torch.dtype = torch.int8,
+    inplace: bool = False,
+    additional_mapping: Mapping[type[nn.Module], type[Any]] | None = None,
+    output_dtype: torch.dtype = torch.float,
+    per_table_weight_dtype: dict[str, torch.dtype] | None = None,
+) -> nn.Module:
+    """Put quantised collections in the place of all collections of tables.
+
+    Args:
+        module: a model, or a collection.
+        dtype: of the weights: 8-bit integers.
+        inplace: change this model, and make no copy.
+        additional_mapping: other classes of collections -> what they become, by their ``from_float``.
+        output_dtype: of the results.
+        per_table_weight_dtype: table -> another type.
+
+    Raises:
+        UnsupportedError: of the types asked for one is not to be had.
+    """
+    config = QuantConfig(_observer(output_dtype), _observer(dtype), per_table_weight_dtype)
+    mapping = {**MAPPING, **(additional_mapping or {})}
+    model = module if inplace else copy.deepcopy(module)
+    for path, found in list(model.named_modules()):
+        if type(found) not in mapping:
+            continue
+        found.qconfig = config
+        made = mapping[type(found)].from_float(found)
+        if not path:
+            return made
+        model.set_submodule(path, made)
+    return model
+
+
+def quantize_inference_model(
+    model: nn.Module,
+    quantization_mapping: Mapping[type[nn.Module], type[Any]] | None = None,
+    per_table_weight_dtype: dict[str, torch.dtype] | None = None,
+    quantization_dtype: torch.dtype = torch.int8,
+    output_dtype: torch.dtype = torch.float,
+) -> nn.Module:
+    """`quantize_embeddings`, in place, under the name that TorchRec's later releases have for it."""
+    return quantize_embeddings(
+        model,
+        quantization_dtype,
+        inplace=True,
+        additional_mapping=quantization_mapping,
+        output_dtype=output_dtype,
+        per_table_weight_dtype=per_table_weight_dtype,
+    )
+
+
+def shard_quant_model(
+    model: nn.Module,
+    world_size: int = 1,
+    compute_device: str = "cpu",
+    sharders: Sequence[QuantizedSharder] | None = None,
+    constraints: Mapping[str, sw.ParameterConstraints] | None = None,
+    sharding_plan: sw.ShardingPlan | None = None,
+) -> tuple[nn.Module, sw.ShardingPlan]:
+    """Cut the quantised tables of a model over devices.
+
+    Args:
+        model: the quantised model.
+        world_size: how many devices; those of this process.
+        compute_device: their type. All blocks of ``"cpu"`` share its memory.
+        sharders: by default one for each class of quantised collections.
+        constraints: table -> what is asked for it; by default tables stay whole.
+        sharding_plan: how they are cut, if that is known.
+
+    Returns:
+        The model, and the plan by which it is cut.
+
+    Raises:
+        UnsupportedError: there are tables for devices of another type.
+    """
+    if compute_device != "cpu":
+        raise sw.UnsupportedError(f"quantised tables are served from 'cpu', not from {compute_device!r}")
+    topology = sw.Topology(world_size=world_size, compute_device=compute_device)
+    plan = sharding_plan or placed(model, topology, constraints or {})
+    return shard_modules(model, device=compute_device, plan=plan, sharders=sharders), plan
+
+
+def _observer(dtype: torch.dtype) -> Any:
+    from torch.ao.quantization import PlaceholderObserver
+
+    return PlaceholderObserver.with_args(dtype=dtype)

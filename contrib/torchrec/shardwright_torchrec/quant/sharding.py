@@ -1,0 +1,179 @@
+"""Quantised tables cut by a plan, over the devices of one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright_torchrec.quant.collections import (
+    QuantEmbeddingBagCollection,
+    QuantEmbeddingCollection,
+    QuantizedCollection,
+)
+from shardwright_torchrec.quant.rows import QuantizedBlock
+
+__all__ = [
+    "KERNEL",
+    "QuantEmbeddingBagCollectionSharder",
+    "QuantEmbeddingCollectionSharder",
+    "QuantizedSharder",
+    "default_sharders",
+    "placed",
+    "shard_modules",
+    "whole_tables",
+]
+
+KERNEL = "quant"
+"""What plans call the kernel of quantised tables: TorchRec's name."""
+
+
+class QuantizedSharder:
+    """Cuts the tables of a quantised collection as a plan says; each block keeps the scales of its whole rows.
+
+    Args:
+        fused_params: taken, as by TorchRec's sharder, and of no use: nothing is trained.
+    """
+
+    module_type: ClassVar[type[QuantizedCollection]]
+
+    def __init__(self, fused_params: Mapping[str, Any] | None = None) -> None:
+        self.fused_params = fused_params
+
+    def shard(
+        self, module: QuantizedCollection, params: Mapping[str, sw.ParameterSharding], device: Any = None
+    ) -> QuantizedCollection:
+        """The collection, cut.
+
+        Args:
+            module: a quantised collection that is not cut yet.
+            params: table name -> how it is cut.
+            device: where the blocks are to be; those of all ranks, since they are of one process.
+
+        Raises:
+            UnsupportedError: the row map gives keys, or the collection was cut before.
+        """
+        blocks = {name: _cut(module, name, sharding) for name, sharding in params.items()}
+        return type(module)(module, blocks, module.output_dtype).to(device or module.device)
+
+
+class QuantEmbeddingBagCollectionSharder(QuantizedSharder):
+    """Of bags."""
+
+    module_type = QuantEmbeddingBagCollection
+
+
+class QuantEmbeddingCollectionSharder(QuantizedSharder):
+    """Of sequences."""
+
+    module_type = QuantEmbeddingCollection
+
+
+def _cut(module: QuantizedCollection, table: str, sharding: sw.ParameterSharding) -> list[QuantizedBlock]:
+    layout, blocks = sharding.layout, module.blocks_of(table)
+    if layout.row_map.takes_any_id or len(blocks) > 1:
+        why = "its ids are keys, and quantised tables have rows" if len(blocks) == 1 else "it is cut already"
+        raise sw.UnsupportedError(f"table {table!r} cannot be cut by {sharding.sharding_type!r}: {why}")
+    (whole,) = blocks
+    cut = {}
+    for block in layout.blocks:
+        chosen = block.rows.rows
+        rows = whole.rows.rows(chosen if isinstance(chosen, slice) else torch.as_tensor(chosen))
+        span = (block.columns.start, block.columns.stop)
+        part = block.rows if block.rows.row_map.num_parts > 1 else None
+        cut[block.rows.index, span] = QuantizedBlock(rows.columns(*span), span[0], part)
+    return list(cut.values())  # of copies one: they are of one process
+
+
+def default_sharders() -> list[QuantizedSharder]:
+    """One of each."""
+    return [QuantEmbeddingBagCollectionSharder(), QuantEmbeddingCollectionSharder()]
+
+
+def shard_modules(
+    module: nn.Module,
+    env: Any = None,
+    device: torch.device | str | None = None,
+    plan: sw.ShardingPlan | None = None,
+    sharders: Sequence[QuantizedSharder] | None = None,
+) -> nn.Module:
+    """A copy of a model whose quantised collections are cut by a plan.
+
+    Args:
+        module: the model.
+        env: is of no use: quantised tables are served by one process.
+        device: where the tables are to be.
+        plan: by default every table is whole.
+        sharders: by default one for each class of quantised collections.
+
+    Raises:
+        InvalidInputError: the plan has nothing of a table.
+    """
+    sharded = copy.deepcopy(module)
+    by_type = {sharder.module_type: sharder for sharder in sharders or default_sharders()}
+    plan = plan or whole_tables(module)
+    for path, found in list(sharded.named_modules()):
+        if type(found) not in by_type:
+            continue
+        made = by_type[type(found)].shard(found, _of(plan, path, found), device)
+        if not path:
+            return made
+        sharded.set_submodule(path, made)
+    return sharded
+
+
+def _of(plan: sw.ShardingPlan, path: str, module: QuantizedCollection) -> Mapping[str, sw.ParameterSharding]:
+    params = plan.get_plan_for_module(path) or {}
+    missing = [table.name for table in module.tables if table.name not in params]
+    if missing:
+        raise sw.InvalidInputError(
+            f"the plan has nothing of the tables {', '.join(missing)} of module {path!r}"
+        )
+    return params
+
+
+def whole_tables(module: nn.Module) -> sw.ShardingPlan:
+    """The plan of uncut tables."""
+    return placed(module, sw.Topology(world_size=1, compute_device="cpu"), {})
+
+
+def placed(
+    model: nn.Module, topology: sw.Topology, constraints: Mapping[str, sw.ParameterConstraints]
+) -> sw.ShardingPlan:
+    """A plan: each table by the first sharding type that its constraints name, the largest first where least is held.
+
+    Raises:
+        UnsupportedError: that sharding type has no layout for a table.
+    """
+    held = [0] * topology.world_size
+    plans: dict[str, dict[str, sw.ParameterSharding]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, QuantizedCollection):
+            biggest = sorted(module.tables, key=lambda table: -table.num_embeddings * table.embedding_dim)
+            own = {table.name: _sharding(table, topology, constraints, held) for table in biggest}
+            plans[path] = {table.name: own[table.name] for table in module.tables}
+    return sw.ShardingPlan({path: sw.EmbeddingModuleShardingPlan(own) for path, own in plans.items()})
+
+
+def _sharding(
+    table: Any, topology: sw.Topology, constraints: Mapping[str, sw.ParameterConstraints], held: list[int]
+) -> sw.ParameterSharding:
+    rule = constraints.get(table.name, sw.ParameterConstraints())
+    name = (rule.sharding_types or ["table_wise"])[0]
+    spec = sw.TableSpec(table.name, table.num_embeddings, table.embedding_dim, table.feature_names, "INT8")
+    kind = sw.host().sharding_types.create(name)
+    layout = next(iter(kind.layouts(spec, topology, rule)), None)
+    if layout is None:
+        raise sw.UnsupportedError(
+            f"{name!r} has no layout for table {spec.describe()} on {topology.world_size} devices"
+        )
+    ranks = []
+    for block in layout.blocks:
+        rank = block.rank if block.rank is not None else held.index(min(held))
+        held[rank] += block.num_rows * block.num_columns
+        ranks.append(rank)
+    return sw.ParameterSharding(name, KERNEL, layout.placed(ranks))

@@ -1,0 +1,54 @@
+"""`torch.fx` traces of models with quantised tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.fx
+from torch import nn
+
+import shardwright as sw
+from shardwright_torchrec.quant.collections import QuantizedCollection
+
+__all__ = ["Tracer", "symbolic_trace"]
+
+
+class Tracer(torch.fx.Tracer):
+    """Traces a model; collections of tables are leaves, whose calls stand in the graph as they are.
+
+    Args:
+        leaf_modules: the names of further classes that are leaves.
+    """
+
+    def __init__(self, leaf_modules: Sequence[str] | None = None) -> None:
+        super().__init__()
+        self._leaf_modules = tuple(leaf_modules or ())
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module's call is one node."""
+        is_ours = isinstance(m, QuantizedCollection | sw.EmbeddingBagCollection | sw.EmbeddingCollection)
+        named = type(m).__name__ in self._leaf_modules
+        return is_ours or named or super().is_leaf_module(m, module_qualified_name)
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> torch.fx.Graph:
+        """The graph of a model.
+
+        Raises:
+            UnsupportedError: it is a collection by itself, whose call would be the whole graph.
+        """
+        if isinstance(root, nn.Module) and self.is_leaf_module(root, ""):
+            raise sw.UnsupportedError(
+                f"{type(root).__name__} is a leaf of traces, so that there is none of it alone: "
+                "trace the model around it"
+            )
+        return super().trace(root, concrete_args)
+
+
+def symbolic_trace(
+    root: nn.Module,
+    concrete_args: dict[str, Any] | None = None,
+    leaf_modules: Sequence[str] | None = None,
+) -> torch.fx.GraphModule:
+    """Trace a model and make a module of the graph."""
+    return torch.fx.GraphModule(root, Tracer(leaf_modules).trace(root, concrete_args))

@@ -1,0 +1,114 @@
+"""Declared traffic beside counted bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from shardwright.planning.constraints import Constraints
+from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.layouts import Layout
+from shardwright.planning.row_maps import RowMap
+from shardwright.planning.space import traffic_bytes
+from shardwright.planning.tables import TableSpec
+from shardwright.runtime.environment import ShardingEnv
+from shardwright.sparse import KeyedJaggedTensor
+from shardwright.testing.asked import Asked, dataflow_of
+from shardwright.testing.cases import Case, Table, shard_case, shardings_of
+from shardwright.testing.drawing import Cluster
+from shardwright.testing.guests import installed
+from shardwright.testing.keys import keys_of
+from shardwright.testing.simulated import SimulatedCommunicator, run_simulated
+
+_CANDIDATES = 10_000
+"""Keys to choose from: of those, each of a few parts gets as many as it has rows."""
+
+
+def check_traffic(asked: Asked, table: TableSpec, cluster: Cluster, *, is_weighted: bool) -> None:
+    """Of each layout: each rank looks every row up once in each of two bags, so that ids are spread as reckoned."""
+    first = _case(asked, table, cluster, is_weighted)
+    for index in range(len(asked.layouts(first.specs()[0], cluster, 1))):
+        case = evolve(first, tables=[evolve(first.tables[0], variant=index)])
+        (layout,) = (sharding.layout for sharding in shardings_of(case, case.specs()).values())
+        # Copies look up their own batch: nothing of it travels.
+        if not any(dataflow_of(block, layout).is_replicated for block in layout.blocks):
+            _compare(asked, case, cluster, layout)
+
+
+def _case(asked: Asked, table: TableSpec, cluster: Cluster, is_weighted: bool) -> Case:
+    tested = Table(table.num_embeddings, table.embedding_dim, ("f",), "SUM", asked.name, asked.kernel)
+    sizes = (2,) * cluster.world_size
+    case = Case([tested], sizes, "sgd", is_weighted, local_world_size=cluster.local_world_size)
+    return asked.asking(case)
+
+
+def _compare(asked: Asked, case: Case, cluster: Cluster, layout: Layout) -> None:
+    bag = _ids(layout.row_map)
+    declared = _declared_bytes(asked, case, cluster, layout.variant)
+    twice, once = _sent(case, torch.cat([bag, bag])), _sent(case, bag)
+    counted = {"ids": twice["ids"] - once["ids"], "results": once["results"]}
+    for what, said in declared.items():
+        assert said == counted[what], (
+            f"{asked.name}: {case.specs()[0].describe()} on {cluster.world_size} ranks, layout {layout.variant!r}: "
+            f"the planner reckons with {said:.0f} bytes of {what} a step, ranks sent {counted[what]}"
+        )
+
+
+def _declared_bytes(asked: Asked, case: Case, cluster: Cluster, variant: str) -> dict[str, float]:
+    (spec,) = case.specs()
+    rule = asked.rule(
+        compute_kernels=[case.tables[0].kernel],
+        min_partition=1,
+        pooling_factors=[float(spec.num_embeddings)],
+        is_weighted=case.is_weighted,
+    )
+    with installed(asked.sharding_type) as plugins:
+        rules = Constraints({spec.path: rule})
+        options = enumerate_options([spec], cluster.topology, rules, plugins, batch_size=2)
+    option = next(o for o in range(options.num_options) if options.layouts[o].variant == variant)
+    runs = options.shards_of(option)
+    received, sent = (
+        column[runs] @ options.count[runs] for column in traffic_bytes(options, cluster.topology)
+    )
+    return {"ids": float(received), "results": float(sent)}
+
+
+def _ids(row_map: RowMap) -> Tensor:
+    """Each row once; or as many keys, of which each part gets those that it has rows for."""
+    if not row_map.takes_any_id:
+        return torch.arange(row_map.num_rows)
+    keys = keys_of(_CANDIDATES)
+    parts = row_map.part_of(keys)
+    chosen = [keys[parts == part][: row_map.num_rows_of(part)] for part in range(row_map.num_parts)]
+    return torch.cat(chosen)
+
+
+def _sent(case: Case, bag: Tensor) -> Counter[str]:
+    """The bytes that all ranks sent in one forward pass on two such bags, by the first word of the label."""
+    module = case.module_to_shard()
+    features = KeyedJaggedTensor(
+        keys=["f"],
+        values=bag.repeat(2),
+        lengths=torch.full((2,), len(bag), dtype=torch.int32),
+        weights=torch.ones(2 * len(bag)) if case.is_weighted else None,
+    )
+
+    def look_up(env: ShardingEnv) -> Counter[str]:
+        communicator = env.communicator
+        assert isinstance(communicator, SimulatedCommunicator)
+        sharded = shard_case(case, env, module)
+        first = len(communicator.sent_bytes)
+        with torch.no_grad():
+            sharded(features).values()
+        counted: Counter[str] = Counter()
+        for label, by_rank in communicator.sent_bytes[first:]:
+            # On one host there is nothing to cross: that leg only hands a rank its own sums.
+            if not (label.endswith("across hosts") and env.local_world_size == env.world_size):
+                counted[label.split()[0]] += sum(by_rank)
+        return counted
+
+    by_rank = run_simulated(look_up, case.world_size, local_world_size=case.local_world_size)
+    return sum(by_rank, Counter())

@@ -1,0 +1,119 @@
+"""hash_table and hash_rows keep what every kernel and every sharding type must."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import pytest
+import shardwright_hash_embedding
+from shardwright_hash_embedding import HashedIds, HashRows, HashSettings, HashTable
+from tests.plugins.conformance.test_mutants import failure_of
+
+import shardwright as sw
+from shardwright.plugins import PluginHost, use_host
+from shardwright.testing import ComputeKernelTests, ShardingTypeTests
+
+
+@pytest.fixture(autouse=True)
+def plugins() -> Iterator[PluginHost]:
+    with use_host(PluginHost(plugins={"hash_embedding": shardwright_hash_embedding})) as own:
+        yield own
+
+
+class TestHashTable(ComputeKernelTests):
+    extras = HashSettings(
+        min_sightings=2
+    ).to_extras()  # the memory that is planned with is that of ids on trial
+
+    @pytest.fixture
+    def compute_kernel(self) -> sw.ComputeKernel:
+        return HashTable()
+
+
+class TestHashRows(ShardingTypeTests):
+    constraints = HashSettings().constraints()
+
+    @pytest.fixture
+    def sharding_type(self) -> sw.ShardingType:
+        return HashRows()
+
+
+@attrs.frozen
+class CutKeys(HashedIds):
+    """The kernel gets less than the key."""
+
+    name = "cut_keys"
+
+    def local_row_of(self, ids: Any) -> Any:
+        return ids // self.parts
+
+
+class CutsKeys(HashRows):
+    name, abbreviation, row_maps = "cuts_keys", "CUT", (CutKeys,)
+
+    def layouts(self, table: Any, topology: Any, constraints: Any) -> Iterator[sw.Layout]:
+        rows = CutKeys(table.num_embeddings, parts=topology.world_size)
+        yield sw.Layout([sw.BlockRun(rows, table.all_columns, rows.num_parts, rank=0)])
+
+
+class Changed(HashTable):
+    """Builds a lookup one of whose methods is another."""
+
+    method: str
+
+    def build(self, blocks: Any, *, device: Any) -> Any:
+        lookup = super().build(blocks, device=device)
+        right = getattr(lookup, self.method)
+        setattr(lookup, self.method, lambda *given, **named: self.changed(right, *given, **named))
+        return lookup
+
+    def changed(self, right: Any, *given: Any, **named: Any) -> Any:
+        raise NotImplementedError
+
+
+class BearsWhenServing(Changed):
+    name, method = "bears_when_serving", "forward"
+
+    def changed(self, right: Any, bags: Any, *, training: bool) -> Any:
+        return right(bags, training=True)
+
+
+class ForgetsKeys(Changed):
+    name, method = "forgets_keys", "load_rows"
+
+    def changed(self, right: Any, block: int, state: Any) -> Any:
+        return right(block, state) * 0 - 1
+
+
+@pytest.mark.parametrize(
+    ("mutant", "kit", "test", "message"),
+    [
+        (
+            CutsKeys,
+            "ShardingTypeTests",
+            "test_row_maps_are_bijections_onto_their_parts",
+            r"local_row_of gives -?\d+ for the key -?\d+; the kernel needs the key itself",
+        ),
+        (
+            BearsWhenServing,
+            "ComputeKernelTests",
+            "test_key_without_a_row_brings_zeros_and_gets_none_without_training",
+            r"keys that were never trained: bring \[.*\], they must bring zeros",
+        ),
+        (
+            ForgetsKeys,
+            "ComputeKernelTests",
+            "test_optimizer_state_is_of_the_rows_and_continues_in_another_lookup",
+            r"load_rows\(\) takes over rows \[-1, .*\] of the \d that row_state\(\) has",
+        ),
+    ],
+)
+def test_kernel_or_row_map_that_loses_keys_fails_the_kit(
+    mutant: Any, kit: str, test: str, message: str
+) -> None:
+    failure = failure_of(kit, test, mutant())
+    assert mutant.name in failure
+    assert re.search(message, failure), failure

@@ -1,0 +1,33 @@
+"""The kit of estimators, for a Python in which TorchRec is installed and shardwright may not be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+
+import pytest
+from shardwright_torchrec.live import TorchRecLive, TorchRecLiveStorage
+
+import shardwright as sw
+from shardwright.testing import EstimatorTests
+
+KINDS = ("sharding_types", "proposers", "estimators", "partitioners", "compute_kernels", "comm_backends")
+BUILT_IN = [EntryPoint(f"builtin_{kind}", f"shardwright_plugins.{kind}", "shardwright") for kind in KINDS]
+
+
+@pytest.fixture(autouse=True)
+def plugins() -> Iterator[None]:
+    with sw.use_host(sw.PluginHost(entry_points=BUILT_IN)):
+        yield
+
+
+class TestLive(EstimatorTests):
+    @pytest.fixture
+    def estimator(self) -> sw.Estimator:
+        return TorchRecLive()
+
+
+class TestLiveStorage(EstimatorTests):
+    @pytest.fixture
+    def estimator(self) -> sw.Estimator:
+        return TorchRecLiveStorage()

@@ -5,7 +5,7 @@ Legend: W ranks, B bags of a rank, N ids of a rank, R rows of a copy, D columns 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import frozen
 
@@ -48,12 +48,13 @@ def _of_copies(
 ) -> int:
     """The collectives in which the copies of a step are synchronised."""
     batches = [case.batch_to_shard(step, rank) for rank in range(case.world_size)]
-    groups: dict[Hashable, list[_Copy]] = {}
-    for spec in specs:
-        for part in copied.get(spec.name, ()):
-            for key, copy in _copies_of(spec, part, kernels[spec.name], batches):
-                groups.setdefault(key, []).append(copy)
-    sizes = [_bytes_of_forms(copies, case, batches) for copies in groups.values()]
+    copies = [
+        copy
+        for spec in specs
+        for part in copied.get(spec.name, ())
+        for copy in _copies_of(spec, part, kernels[spec.name], batches)
+    ]
+    sizes = [_bytes_of_forms(copy, case, batches) for copy in copies]
     chosen = [min(own, key=own.__getitem__) for own in sizes]
     sends = any(own[form] for own, form in zip(sizes, chosen, strict=True) if form != "dense")
     return sends + 2 * ("dense" in chosen)
@@ -85,8 +86,8 @@ def _replicated(layout: Layout) -> list[Layout]:
 
 def _copies_of(
     spec: TableSpec, part: Layout, kernel_name: str, batches: Sequence[KeyedJaggedTensor]
-) -> Iterator[tuple[Hashable, _Copy]]:
-    """A table's copies, and what those that are synchronised together have in common."""
+) -> Iterator[_Copy]:
+    """A table's copies."""
     kernel = host().compute_kernels.create(kernel_name)
     ids = [[batch[name].values() for name in spec.feature_names] for batch in batches]
     for block in part.distinct_blocks():
@@ -94,25 +95,22 @@ def _copies_of(
             spec, block.num_columns, device="cpu", here=True, first_column=block.columns.start
         )
         dim = spec.embedding_dim if kernel.needs_whole_rows(request) else block.num_columns
-        key = (part.blocks[0].num_rows, kernel_name, kernel.group_key(request))
         found = [
             tuple(int((part.row_map.part_of(values) == block.rows.index).sum()) for values in own)
             for own in ids
         ]
         if block.num_rows:
-            yield key, _Copy(block.num_rows, dim, found)
+            yield _Copy(block.num_rows, dim, found)
 
 
-def _bytes_of_forms(
-    copies: Sequence[_Copy], case: Case, batches: Sequence[KeyedJaggedTensor]
-) -> dict[str, int]:
+def _bytes_of_forms(copy: _Copy, case: Case, batches: Sequence[KeyedJaggedTensor]) -> dict[str, int]:
     """What all ranks together send in each form; the first of two that send as many is taken."""
     others = case.world_size - 1
     return {
-        "batch": others * sum(_batch_bytes(copies, case, *each) for each in enumerate(batches)),
-        "rows": others * sum(_row_bytes(room, copy.dim) for copy in copies for room in copy.rooms()),
+        "batch": others * sum(_batch_bytes(copy, case, *each) for each in enumerate(batches)),
+        "rows": others * sum(_row_bytes(room, copy.dim) for room in copy.rooms()),
         # Summed in slices: each rank sends and receives (W - 1) / W of it twice, with a flag a row.
-        "dense": 2 * others * sum(_FLOAT_BYTES * copy.num_rows * (copy.dim + 1) for copy in copies),
+        "dense": 2 * others * _FLOAT_BYTES * copy.num_rows * (copy.dim + 1),
     }
 
 
@@ -120,17 +118,14 @@ def _row_bytes(room: int, dim: int) -> int:
     return _ID_BYTES * room + _whole_words(_FLOAT_BYTES * room * dim)
 
 
-def _batch_bytes(copies: Sequence[_Copy], case: Case, rank: int, batch: KeyedJaggedTensor) -> int:
+def _batch_bytes(copy: _Copy, case: Case, rank: int, batch: KeyedJaggedTensor) -> int:
     """Ids; lengths of bags; weights; and the gradient of each bag or, of sequences, id."""
-    num_ids = sum(sum(copy.num_ids[rank]) for copy in copies)
-    bags = [
-        (batch.stride() if case.is_pooled else number, copy.dim)
-        for copy in copies
-        for number in copy.num_ids[rank]
-    ]
-    size = _ID_BYTES * num_ids + _whole_words(_FLOAT_BYTES * sum(number * dim for number, dim in bags))
+    own = copy.num_ids[rank]
+    num_ids = sum(own)
+    num_bags = batch.stride() * len(own) if case.is_pooled else num_ids
+    size = _ID_BYTES * num_ids + _whole_words(_FLOAT_BYTES * num_bags * copy.dim)
     if case.is_pooled:
-        size += _whole_words(_LENGTH_BYTES * sum(number for number, _ in bags))
+        size += _whole_words(_LENGTH_BYTES * num_bags)
     return size + _whole_words(_FLOAT_BYTES * num_ids) * case.is_weighted
 
 

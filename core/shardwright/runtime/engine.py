@@ -161,7 +161,7 @@ class EngineStep:
             [*fixed, *(field for part in by_part for field in part[rank]), *unused]
             for rank in range(env.world_size)
         ]
-        sent = torch.tensor(rows, dtype=torch.int64).view(-1).to(self._engine.device)
+        sent = _sent_to(self._engine.device, torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1))
         self._headers = torch.empty_like(sent)
         splits = [len(rows[0])] * env.world_size
         self._work = env.communicator.all_to_all(self._headers, sent, splits, splits, label="headers")
@@ -301,6 +301,11 @@ class _Outputs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         _ = ctx.saved_tensors  # raises if the graph was freed: fused kernels must not update twice
         return None, None, *ctx.step.backward(gradients)
+
+
+def _sent_to(device: torch.device, values: Tensor) -> Tensor:
+    """Host values on a device; from page-locked memory, so that the host does not wait for the device's stream."""
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
 
 
 def _read(

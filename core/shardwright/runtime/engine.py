@@ -153,7 +153,8 @@ class EngineStep:
         """Collective 1, started."""
         env, number = self._engine.env, self._engine.number
         env.lockstep.note("headers", number)
-        fixed = [*env.lockstep.words(number), batch_size, int(self._status), extra_word]
+        words = env.lockstep.words(number, with_gradients=torch.is_grad_enabled())
+        fixed = [*words, batch_size, int(self._status), extra_word]
         by_part = [part.headers() for part in self._parts]
         # As long as any collection's, so that one that is taken for another's is read to its end.
         unused = [0] * (env.lockstep.header_size - self._engine.header_size)

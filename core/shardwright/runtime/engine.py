@@ -153,7 +153,8 @@ class EngineStep:
         """Collective 1, started."""
         env, number = self._engine.env, self._engine.number
         env.lockstep.note("headers", number)
-        fixed = [*env.lockstep.words(number), batch_size, int(self._status), extra_word]
+        words = env.lockstep.words(number, with_gradients=torch.is_grad_enabled())
+        fixed = [*words, batch_size, int(self._status), extra_word]
         by_part = [part.headers() for part in self._parts]
         # As long as any collection's, so that one that is taken for another's is read to its end.
         unused = [0] * (env.lockstep.header_size - self._engine.header_size)
@@ -161,7 +162,7 @@ class EngineStep:
             [*fixed, *(field for part in by_part for field in part[rank]), *unused]
             for rank in range(env.world_size)
         ]
-        sent = torch.tensor(rows, dtype=torch.int64).view(-1).to(self._engine.device)
+        sent = _sent_to(self._engine.device, torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1))
         self._headers = torch.empty_like(sent)
         splits = [len(rows[0])] * env.world_size
         self._work = env.communicator.all_to_all(self._headers, sent, splits, splits, label="headers")
@@ -301,6 +302,11 @@ class _Outputs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         _ = ctx.saved_tensors  # raises if the graph was freed: fused kernels must not update twice
         return None, None, *ctx.step.backward(gradients)
+
+
+def _sent_to(device: torch.device, values: Tensor) -> Tensor:
+    """Host values on a device; from page-locked memory, so that the host does not wait for the device's stream."""
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
 
 
 def _read(

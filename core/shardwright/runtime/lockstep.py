@@ -16,6 +16,9 @@ from shardwright.errors import DistributedError
 _TAG = 0x53_48_52_44 << 24
 """Stands before the collection's number in a header, so that what is no header is known as such."""
 
+_WITHOUT_GRADIENTS = 1 << 23
+"""Stands beside the number in headers of a forward pass that no backward pass will follow."""
+
 _NUM_RECENT = 8
 
 
@@ -50,9 +53,14 @@ class Lockstep:
         """What the collection of that number is called."""
         return self._names[number]
 
-    def words(self, number: int) -> tuple[int, int]:
-        """The collection's number, tagged, and the checksum of the calls until now."""
-        return _TAG | number, self._checksum
+    def words(self, number: int, *, with_gradients: bool = True) -> tuple[int, int]:
+        """The collection's number, tagged, and the checksum of the calls until now.
+
+        Args:
+            number: the collection's.
+            with_gradients: its results will be differentiable, so that a backward pass may follow.
+        """
+        return _TAG | number | (0 if with_gradients else _WITHOUT_GRADIENTS), self._checksum
 
     def check_collections(self, tagged: Sequence[int]) -> None:
         """Check that all ranks' headers are for one collection.
@@ -67,15 +75,20 @@ class Lockstep:
             return
         numbers = [other - _TAG for other in tagged]
         for rank, number in enumerate(numbers):
-            if number not in range(len(self._names)):
+            if number & ~_WITHOUT_GRADIENTS not in range(len(self._names)):
                 raise DistributedError(
                     f"what arrived from rank {rank} in the exchange of headers is no header: it makes another call. "
                     f"The last calls here: {', '.join(self._recent)}. {_SAME_ORDER}"
                 )
         raise DistributedError(
-            f"the ranks called different collections: {by_rank([self._names[number] for number in numbers])}. "
-            f"{_SAME_ORDER}"
+            f"the ranks called different collections: {by_rank([self._called(number) for number in numbers])}. "
+            f"{_SAME_ORDER}, and all with gradients or none"
         )
+
+    def _called(self, number: int) -> str:
+        """What a header's number says was called."""
+        name = self._names[number & ~_WITHOUT_GRADIENTS]
+        return f"{name} without gradients" if number & _WITHOUT_GRADIENTS else name
 
     def check_calls(self, checksums: Sequence[int], communicator: Communicator) -> None:
         """Check that all ranks made the same calls before their headers.

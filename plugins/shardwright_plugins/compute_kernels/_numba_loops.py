@@ -405,13 +405,13 @@ def look_up(
 
 
 @_compiled
-def _hash(row: int) -> int:
+def _hash(row: int) -> Any:
     """32 bits, by Fibonacci hashing: 2^64 divided by the golden ratio."""
     return (np.uint64(row) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
 
 
 @_compiled
-def _part_of(row: int, num_parts: int) -> int:
+def _part_of(row: int, num_parts: int) -> Any:
     """The part that a row is in, by the upper bits of its hash; its place in a part's table is by the lower ones."""
     return np.int64((_hash(row) * np.uint64(num_parts)) >> np.uint64(32))
 

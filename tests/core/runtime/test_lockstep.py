@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -63,6 +64,21 @@ def test_collections_called_in_different_orders_are_an_error_on_all_ranks():
         assert texts[0].startswith(
             f"the ranks called different collections: rank 0: {expected[0]}; rank 1: {expected[1]}. Every rank must"
         )
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_rank_that_evaluates_alone_is_told_on_all_ranks(mode):
+    def work(env, sharded, batches):
+        with pytest.raises(DistributedError) as error, mode() if env.rank == 0 else nullcontext():
+            sharded[0](batches[0])
+        return str(error.value)
+
+    texts = simulate(work)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(
+        "the ranks called different collections: rank 0: the tables 't0', 't1' without gradients; rank 1: the tables "
+        "'t0', 't1'. Every rank must"
+    )
 
 
 def test_backward_passes_in_different_orders_are_an_error_on_all_ranks_with_the_next_batch():

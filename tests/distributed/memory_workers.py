@@ -20,7 +20,7 @@ from tests.equality import Case, RankResult
 
 from shardwright import ShardingEnv
 from shardwright.errors import DistributedError
-from shardwright.runtime.comm import TorchCommunicator
+from shardwright.runtime.comm import SHARED_MEMORY_VARIABLE, TorchCommunicator
 from shardwright_plugins.comm_backends import _same_host as same_host
 
 LARGE = same_host.LEAST_BYTES // 4 + 5  # float32 values
@@ -48,7 +48,7 @@ def circumstance(name: str) -> Iterator[None]:
         with mock.patch.object(same_host, "_can_read", return_value=False):
             yield
     elif name == "turned off":
-        with mock.patch.dict(os.environ, {same_host.VARIABLE: "off"}):
+        with mock.patch.dict(os.environ, {SHARED_MEMORY_VARIABLE: "off"}):
             yield
     else:
         yield

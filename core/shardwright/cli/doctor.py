@@ -227,9 +227,13 @@ def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _runtime_readers(environment: Mapping[str, str]) -> Mapping[str, Callable[[], Any]]:
+    from shardwright.runtime.comm import SHARED_MEMORY_VARIABLE, may_share_memory
     from shardwright.runtime.inputs import CHECKS_VARIABLE, InputChecks
 
-    return {CHECKS_VARIABLE: lambda: InputChecks.of(None, environment)}
+    return {
+        CHECKS_VARIABLE: lambda: InputChecks.of(None, environment),
+        SHARED_MEMORY_VARIABLE: lambda: may_share_memory(environment),
+    }
 
 
 def _variable(name: str, value: str, readers: Mapping[str, Callable[[], Any]]) -> Finding:

@@ -29,10 +29,9 @@ import torch.distributed as dist
 from attrs import define, field, frozen
 from torch import Tensor
 
-from shardwright.runtime.comm import Exchange, TorchExchange
+from shardwright.runtime.comm import Exchange, TorchExchange, may_share_memory
 from shardwright_plugins.comm_backends._segments import Segment, Segments
 
-VARIABLE = "SHARDWRIGHT_SHARED_MEMORY"
 LEAST_BYTES = 1 << 18
 """Smaller pieces travel by gloo: there a reference would take about as long."""
 MOST_BYTES = 1 << 25
@@ -50,11 +49,7 @@ _TAGS = (
 
 def is_possible() -> bool:
     """Whether this system can, and the user did not turn it off."""
-    return (
-        sys.platform == "linux"
-        and platform.machine() in ("x86_64", "AMD64")
-        and os.environ.get(VARIABLE, "on").lower() not in ("0", "off", "false", "no")
-    )
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64") and may_share_memory()
 
 
 class SameHostExchange(Exchange):

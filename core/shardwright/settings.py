@@ -11,18 +11,20 @@ It is three environment variables, so that it reaches every rank that a launcher
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 
 import attrs
 
 from shardwright.errors import InvalidInputError, UnknownPluginError, nearest
 
-__all__ = ["CHECKS_VARIABLE", "PLUGINS_VARIABLE", "PREFER_VARIABLE", "STRICT_VARIABLE", "PluginSettings"]
+__all__ = ["CHECKS_VARIABLE", "PLUGINS_VARIABLE", "PREFER_VARIABLE", "SHARED_MEMORY_VARIABLE", "STRICT_VARIABLE", "PluginSettings", "may_share_memory"]
 
 PLUGINS_VARIABLE = "SHARDWRIGHT_PLUGINS"
 STRICT_VARIABLE = "SHARDWRIGHT_STRICT_PLUGINS"
 PREFER_VARIABLE = "SHARDWRIGHT_PREFER"
 CHECKS_VARIABLE = "SHARDWRIGHT_INPUT_CHECKS"
+SHARED_MEMORY_VARIABLE = "SHARDWRIGHT_SHARED_MEMORY"
 
 
 @attrs.frozen
@@ -102,3 +104,15 @@ def _read_preferences(value: str) -> Mapping[str, str]:
         if preferred.setdefault(name, distribution) != distribution:
             raise InvalidInputError(f"{PREFER_VARIABLE}={value!r} gives {name!r} to two distributions.")
     return preferred
+
+
+def may_share_memory(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether ranks of one host may exchange through memory they share: yes, unless the variable says ``off``.
+
+    Raises:
+        InvalidInputError: it says neither ``on`` nor ``off``.
+    """
+    told = environment.get(SHARED_MEMORY_VARIABLE) or "on"
+    if told not in ("on", "off"):
+        raise InvalidInputError(f"{SHARED_MEMORY_VARIABLE} is {told!r}; it must be 'on' or 'off'")
+    return told == "on"

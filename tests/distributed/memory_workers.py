@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from tests.equality import Case, RankResult
 
 from shardwright import ShardingEnv
 from shardwright.errors import DistributedError
-from shardwright.runtime.comm import TorchCommunicator
+from shardwright.runtime.comm import SHARED_MEMORY_VARIABLE, TorchCommunicator
 from shardwright_plugins.comm_backends import _same_host as same_host
 
 LARGE = same_host.LEAST_BYTES // 4 + 5  # float32 values
@@ -47,7 +48,7 @@ def circumstance(name: str) -> Iterator[None]:
         with mock.patch.object(same_host, "_can_read", return_value=False):
             yield
     elif name == "turned off":
-        with mock.patch.dict(os.environ, {same_host.VARIABLE: "off"}):
+        with mock.patch.dict(os.environ, {SHARED_MEMORY_VARIABLE: "off"}):
             yield
     else:
         yield
@@ -134,3 +135,19 @@ def leave_before_meeting() -> str:
     except DistributedError as error:
         return str(error)
     return "nothing was raised"
+
+
+def read_late() -> bool:
+    """Rank 0 forgets the group as soon as it can; rank 1 reads what it was sent only then."""
+    communicator = ShardingEnv.from_process_group(dist.new_group()).communicator
+    to_each = [LARGE, LARGE]
+    output = torch.zeros(2 * LARGE)
+    work = communicator.all_to_all(output, torch.ones(2 * LARGE), to_each, to_each, label="values")
+    if dist.get_rank() == 0:
+        work.wait()
+        del work, communicator
+        gc.collect()
+    dist.barrier()
+    if dist.get_rank() == 1:
+        work.wait()
+    return bool((output == 1).all())

@@ -98,3 +98,7 @@ def test_rank_that_is_killed_before_memory_is_shared_is_named(pool: RankPool) ->
     with pytest.raises(RankError) as error:
         pool.run(memory_workers.leave_before_meeting, 2, timeout_s=60)
     assert error.value.results[0].startswith("rank 0: the exchange of values failed: no word from rank 1 in")
+
+
+def test_what_was_sent_outlives_the_group_of_its_sender(pool: RankPool) -> None:
+    assert pool.run(memory_workers.read_late, 2, timeout_s=60) == [True, True]

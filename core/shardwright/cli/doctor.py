@@ -239,13 +239,14 @@ def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _runtime_readers(environment: Mapping[str, str]) -> Mapping[str, Callable[[], Any]]:
-    from shardwright.settings import CHECKS_VARIABLE
+    from shardwright.settings import CHECKS_VARIABLE, SHARED_MEMORY_VARIABLE, may_share_memory
 
+    readers: dict[str, Callable[[], Any]] = {SHARED_MEMORY_VARIABLE: lambda: may_share_memory(environment)}
     if importlib.util.find_spec("torch") is None:
-        return {CHECKS_VARIABLE: lambda: None}  # it is read where models are trained
+        return {**readers, CHECKS_VARIABLE: lambda: None}  # it is read where models are trained
     from shardwright.runtime.inputs import InputChecks
 
-    return {CHECKS_VARIABLE: lambda: InputChecks.of(None, environment)}
+    return {**readers, CHECKS_VARIABLE: lambda: InputChecks.of(None, environment)}
 
 
 def _variable(name: str, value: str, readers: Mapping[str, Callable[[], Any]]) -> Finding:

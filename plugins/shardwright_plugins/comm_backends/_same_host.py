@@ -29,10 +29,9 @@ import torch.distributed as dist
 from attrs import define, field, frozen
 from torch import Tensor
 
-from shardwright.runtime.comm import Exchange, TorchExchange
+from shardwright.runtime.comm import Exchange, TorchExchange, may_share_memory
 from shardwright_plugins.comm_backends._segments import Segment, Segments
 
-VARIABLE = "SHARDWRIGHT_SHARED_MEMORY"
 LEAST_BYTES = 1 << 18
 """Smaller pieces travel by gloo: there a reference would take about as long."""
 MOST_BYTES = 1 << 25
@@ -43,16 +42,14 @@ _REFERENCE = (
 )
 _REFERENCE_BYTES = 8 * _REFERENCE
 _BY_GLOO = -1  # for a descriptor: there was no memory, and the piece is sent by itself
-_TAG = 0x5EED
+_TAGS = (
+    1 << 20
+)  # of exchanges, so that pieces sent by themselves are those of the exchange that is waited for
 
 
 def is_possible() -> bool:
     """Whether this system can, and the user did not turn it off."""
-    return (
-        sys.platform == "linux"
-        and platform.machine() in ("x86_64", "AMD64")
-        and os.environ.get(VARIABLE, "on").lower() not in ("0", "off", "false", "no")
-    )
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64") and may_share_memory()
 
 
 class SameHostExchange(Exchange):
@@ -69,6 +66,7 @@ class SameHostExchange(Exchange):
         self._peers: dict[int, _Peer | None] = {}
         self._segments = Segments(self._world_size)
         self._offer: _Offer | None = None
+        self._started = 0
 
     def room(self, num_elements: int, device: torch.device) -> Tensor:
         size = num_elements * _FLOAT_BYTES
@@ -90,11 +88,12 @@ class SameHostExchange(Exchange):
         input_splits: Sequence[int],
         patience: timedelta | None,
     ) -> Any:
+        self._started += 1
         leaving = self._by_memory(input_splits, input.element_size(), patience)
         arriving = self._by_memory(output_splits, input.element_size(), patience)
         if not leaving and not arriving:
             return self._plain.start(output, input, output_splits, input_splits, patience)
-        exchange = _Exchange(self._group, output, input.dtype)
+        exchange = _Exchange(self._group, self._started % _TAGS, output, input.dtype)
         pieces = _pieces(input, input_splits, input.element_size())
         for peer in leaving:
             pieces[peer] = exchange.leave(self._segments, peer, pieces[peer])
@@ -229,12 +228,13 @@ class _Exchange:
 
     Args:
         group: the process group.
+        tag: of this exchange's pieces that are sent by themselves.
         output: where pieces belong; ``None``: where they are.
         dtype: of their elements.
     """
 
-    def __init__(self, group: Any, output: Tensor | None, dtype: torch.dtype) -> None:
-        self._group, self._output, self._dtype = group, output, dtype
+    def __init__(self, group: Any, tag: int, output: Tensor | None, dtype: torch.dtype) -> None:
+        self._group, self._tag, self._output, self._dtype = group, tag, output, dtype
         self._read: list[tuple[Segment, int]] = []
         self._alone: list[Any] = []  # pieces for which there was no memory
 
@@ -243,7 +243,9 @@ class _Exchange:
         try:
             own, start = segments.holding(piece) or (segments.free(piece.numel()), None)
         except OSError:
-            self._alone.append(_under_way(dist.isend(piece, group=self._group, group_dst=peer, tag=_TAG)))
+            self._alone.append(
+                _under_way(dist.isend(piece, group=self._group, group_dst=peer, tag=self._tag))
+            )
             return _reference(*[_BY_GLOO] * _REFERENCE)
         segment = own.segment
         if start is None:
@@ -291,7 +293,7 @@ class _Exchange:
         reference = told.clone().view(torch.int64).tolist()  # it may stand anywhere
         if reference[0] == _BY_GLOO:
             piece = torch.empty(size, dtype=torch.uint8)
-            _under_way(dist.irecv(piece, group=self._group, group_src=peer, tag=_TAG)).wait(*timeout)
+            _under_way(dist.irecv(piece, group=self._group, group_src=peer, tag=self._tag)).wait(*timeout)
             return piece
         segment = source.segment(*reference[:-1])
         self._read.append((segment, source.rank))

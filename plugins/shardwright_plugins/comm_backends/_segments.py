@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import os
+import time
 import weakref
 from collections.abc import Sequence
 
@@ -48,7 +50,9 @@ class Segment:
         except OSError:
             os.close(descriptor)
             raise
-        weakref.finalize(segment, os.close, descriptor)
+        weakref.finalize(
+            segment, os.close, descriptor
+        ).atexit = False  # the process's end closes it, after the drain
         return segment
 
     @classmethod
@@ -94,8 +98,11 @@ class Own:
     @property
     def is_free(self) -> bool:
         """Whether no tensor is in it, and the peers have copied out all that was."""
-        if self.lent is not None and self.lent.alive:
-            return False
+        return self.is_read and not (self.lent is not None and self.lent.alive)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the peers have copied out all that they were told of."""
         return self.segment.counts[:, 0].tolist() == self.told
 
     def start_of(self, piece: Tensor) -> int | None:
@@ -116,6 +123,10 @@ class Segments:
     _own: list[Own] = field(factory=list)
     _last_serial: int = 0
 
+    def __attrs_post_init__(self) -> None:
+        _in_use.append(self._own)
+        weakref.finalize(self, _outlive, self._own).atexit = False
+
     def free(self, size: int) -> Own:
         """A free segment with so much room.
 
@@ -128,7 +139,7 @@ class Segments:
 
     def _grow(self, free: Sequence[Own], size: int) -> Own:
         """A new one in place of the free ones, which are too small."""
-        self._own = [own for own in self._own if own not in free]
+        self._own[:] = [own for own in self._own if own not in free]
         if len(self._own) >= MOST_PER_PEER * self.num_peers:
             raise OSError(f"{len(self._own)} segments of shared memory are in use")
         self._last_serial += 1
@@ -149,3 +160,24 @@ class Segments:
     def oldest_serial(self) -> int:
         """The number of the oldest that is still used."""
         return min(own.segment.serial for own in self._own)
+
+
+_in_use: list[list[Own]] = []  # of each Segments
+_unread: list[Own] = []  # of those that are gone: what their peers had not copied out yet
+_LONGEST_DRAIN_S = 3.0
+_POLL_S = 0.001
+
+
+def _outlive(own: list[Own]) -> None:
+    """The group is gone; what its peers have not read stays."""
+    _in_use[:] = [other for other in _in_use if other is not own]
+    _unread[:] = [segment for segment in (*_unread, *own) if not segment.is_read]
+
+
+@atexit.register
+def _drain() -> None:
+    """Let peers that are behind read the last pieces, before this process ends and its descriptors with it."""
+    deadline = time.monotonic() + _LONGEST_DRAIN_S
+    last = [*_unread, *(segment for own in _in_use for segment in own)]
+    while not all(segment.is_read for segment in last) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)

@@ -13,7 +13,8 @@ What counts as scarce in a *case* of the proof (``low <= L <= high``, each optio
   ``floor((k + 1) * x_i) / k`` is at most 1 (a dual feasible function; Fekete and Schepers 2001).
 
 A certificate is a case that its numbers settle, or it splits a case in two: by ``L``, or by the option of one table.
-Or it names a mixed-integer program, the problem itself, which is then solved again.
+Or it names a mixed-integer program, the problem itself, which is then solved again: by the formulation and the solver
+of the search, so that this kind of certificate is worth what these two are. The other kinds share nothing with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Rules on ranks: which ranks a table may use, which tables are kept together on one, which apart."""
+"""Rules on ranks: which ranks a table may use, which tables are kept together on one, which apart.
+
+Proofs of bounds leave them out: fewer plans keep the rules, so that a bound of all plans is one of these too, a loose
+one where the rules cost time.
+"""
 
 from __future__ import annotations
 

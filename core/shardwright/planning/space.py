@@ -165,8 +165,8 @@ def _checked(estimator: Estimator, what: str, column: Floats, options: Options) 
 def vector_bytes(options: Options) -> tuple[Floats, Floats]:
     """What a vector of each shard takes on its way between ranks, as a result and as its gradient: ``[S]`` each.
 
-    Kernels sum in float32, and float32 is what travels, whatever the type of the weights; where a table has codecs, what
-    these make of it.
+    Kernels sum in float32, and float32 is what travels, whatever the type of the weights; or what a table's codecs make
+    of it.
     """
     columns = options.num_columns
     results = (FLOAT_BYTES * columns).astype(np.float64)

@@ -21,7 +21,7 @@ from shardwright.runtime.lookup import BlockSpec
 from shardwright.testing.memory import held_bytes
 
 TOLERATED = 0.03  # the planner's promise
-KERNELS = ["dense", "fused", "fused_torch"]
+KERNELS = ["dense", "fused", "fused_torch", "fused_numba"]
 
 
 def options_of(optimizer: str, data_type: str, kernel: str) -> Options:

@@ -431,7 +431,12 @@ def _groups(
     They are of the type that is asked for, or of the first that the kernel takes.
     """
     device = _device(kernel)
-    common = {"optimizer": optimizer, "pooling": pooling, "device": device.type, "extras": extras}
+    common: dict[str, Any] = {
+        "optimizer": optimizer,
+        "pooling": pooling,
+        "device": device.type,
+        "extras": extras,
+    }
     for name in [data_type] if data_type else ["FP32", *_HALVES]:
         blocks = [
             block_spec(rows, dim, slots=slots, data_type=name, takes_any_id=kernel.takes_any_id, **common)

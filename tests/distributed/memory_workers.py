@@ -20,7 +20,8 @@ from tests.equality import Case, RankResult
 
 from shardwright import ShardingEnv
 from shardwright.errors import DistributedError
-from shardwright.runtime.comm import SHARED_MEMORY_VARIABLE, TorchCommunicator
+from shardwright.runtime.comm import TorchCommunicator
+from shardwright.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.comm_backends import _same_host as same_host
 
 LARGE = same_host.LEAST_BYTES // 4 + 5  # float32 values

@@ -335,8 +335,11 @@ class _Offer:
         try:
             answer = kind.supports(table, topology)
             if answer is not True:
-                return cls(reason=str(answer))
-            layouts = tuple((layout, _Shape.of(layout)) for layout in kind.layouts(table, topology, rule))
+                return cls(reason=_reason(answer))
+            offered = tuple(kind.layouts(table, topology, rule))
+            if strange := next((one for one in offered if not isinstance(one, Layout)), None):
+                raise TypeError(f"layouts() must give Layouts, it gave a {type(strange).__name__}")
+            layouts = tuple((layout, _Shape.of(layout)) for layout in offered)
         except Exception as error:
             # A plugin's code: whatever it raises, the user must learn whose it is.
             raise PlanningError(
@@ -354,6 +357,13 @@ class _Offer:
                         f"of table {table.describe()} is on rank {rank} of {count} {of}"
                     )
         return cls(layouts, "" if layouts else "offers no layout for this table")
+
+
+def _reason(answer: object) -> str:
+    """What `supports` gave for a reason."""
+    if isinstance(answer, str):
+        return answer
+    return f"supports() returned {answer!r}; it must be True, or a text that says why not"
 
 
 _SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
@@ -462,7 +472,7 @@ class _Catalogue:
         if key not in self._answers:
             kernel = list(self.kernels.values())[code]
             answer = kernel.supports(request)
-            self._answers[key] = self._missing_tier(kernel, request) if answer is True else str(answer)
+            self._answers[key] = self._missing_tier(kernel, request) if answer is True else _reason(answer)
         return self._answers[key]
 
     def _missing_tier(self, kernel: ComputeKernel, request: KernelRequest) -> str:

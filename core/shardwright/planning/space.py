@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import field, frozen
 
-from shardwright.contracts.estimator import Estimator
+from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.errors import PlanningError
 from shardwright.planning.codecs import FLOAT_BYTES, QCommsConfig
 from shardwright.planning.options import FREE, Bools, Floats, Ints, Options
@@ -130,19 +130,30 @@ def estimate_costs(
     """The options with what the estimators say.
 
     Raises:
-        PlanningError: an estimator returned columns of another length, negative numbers, or an unknown memory
-            tier.
+        PlanningError: an estimator returned no mapping, columns of another length, negative numbers, or an unknown
+            memory tier.
     """
-    by_tier = storage.estimate(options, topology)
+    by_tier = _estimated(storage, options, topology)
     memory = np.zeros((options.num_shards, len(topology.tiers)), dtype=np.int64)
     for tier, column in by_tier.items():
         checked = _checked(storage, tier, column, options)
         memory[:, topology.tiers.index(topology.tier_of(tier))] += np.ceil(checked).astype(np.int64)
     phases = {
         phase: _checked(performance, phase, column, options)
-        for phase, column in performance.estimate(options, topology).items()
+        for phase, column in _estimated(performance, options, topology).items()
     }
     return SearchSpace(options, topology, phases, memory, capacity_bytes)
+
+
+def _estimated(estimator: Estimator, options: Options, topology: Topology) -> Mapping[str, Floats]:
+    columns: object = estimator.estimate(options, topology)
+    if not isinstance(columns, Mapping):
+        keys = "memory tier" if estimator.measures == STORAGE else "phase"
+        raise PlanningError(
+            f"estimator {estimator.name!r} broke its contract: estimate() returned a {type(columns).__name__}; it must "
+            f"return a mapping from each {keys} to one value for each of the {options.num_shards} runs of shards"
+        )
+    return columns
 
 
 def _checked(estimator: Estimator, what: str, column: Floats, options: Options) -> Floats:

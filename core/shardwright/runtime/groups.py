@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from attrs import field, frozen
 
@@ -18,7 +19,7 @@ from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
 from shardwright.plugins import host
 from shardwright.runtime.collection import Collection
-from shardwright.runtime.lookup import BlockSpec
+from shardwright.runtime.lookup import BlockSpec, Lookup
 
 Span = tuple[int, int]
 
@@ -236,6 +237,25 @@ def check_layout(table: TableSpec, sharding: ParameterSharding, world_size: int)
         sharding.layout.check(table, world_size=world_size)
     except ValueError as error:
         raise PlanError(f"the plan of table {table.path!r} ({sharding.sharding_type}): {error}") from error
+
+
+def build_lookups(groups: Sequence[Group], device: Any) -> list[Lookup]:
+    """What each group's kernel builds on a device.
+
+    Raises:
+        UnsupportedError: a kernel built something else.
+    """
+    lookups: list[Lookup] = []
+    for group in groups:
+        lookup: object = group.kernel.build(group.blocks, device=device)
+        if not isinstance(lookup, Lookup):
+            tables = ", ".join(repr(spec.table.name) for spec in group.blocks)
+            raise UnsupportedError(
+                f"compute kernel {group.kernel.name!r} broke its contract: build() for the tables {tables} returned a "
+                f"{type(lookup).__name__}; it must return a shardwright.Lookup"
+            )
+        lookups.append(lookup)
+    return lookups
 
 
 def kernel_of(name: str) -> ComputeKernel:

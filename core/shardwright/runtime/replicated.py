@@ -25,9 +25,9 @@ from shardwright.runtime.buffers import joined
 from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.copies import Chosen, Share, Sizes
 from shardwright.runtime.dense_form import DenseForm, DenseSum
-from shardwright.runtime.groups import Arrival, Group
+from shardwright.runtime.groups import Arrival, Group, build_lookups
 from shardwright.runtime.joint_update import update_jointly
-from shardwright.runtime.lookup import Bags, Lookup
+from shardwright.runtime.lookup import Bags
 from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Peer
 from shardwright.runtime.return_paths import MAX_KNOWN, split_slots
 from shardwright.runtime.routing import Routed, Router
@@ -50,7 +50,7 @@ class ReplicatedTables(Part):
         self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
         self.plan = plan_part(config, _of_one_size)
         self.groups = self.plan.groups[config.env.rank]
-        self.lookups = [group.kernel.build(group.blocks, device=config.device) for group in self.groups]
+        self.lookups = build_lookups(self.groups, config.device)
         self.router = Router(self.plan)
         self.header_size = len(self.plan.streams)
         self.wanted = [tuple(slot.gradient for slot in group.slots) for group in self.groups]

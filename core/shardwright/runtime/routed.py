@@ -12,7 +12,7 @@ from torch import Tensor
 from shardwright.planning.layouts import Dataflow, Layout
 from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.groups import Arrival, Group, Slot
+from shardwright.runtime.groups import Arrival, Group, Slot, build_lookups
 from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Peer
 from shardwright.runtime.payload import PayloadFormat
 from shardwright.runtime.return_paths import MAX_KNOWN, Counts, ReturnPath, Trip, TripStep
@@ -36,7 +36,7 @@ class RoutedTables(Part):
         self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
         self.plan = plan_part(config, partial(_way_among, config.env))
         self.groups = self.plan.groups[config.env.rank]
-        self.lookups = [group.kernel.build(group.blocks, device=config.device) for group in self.groups]
+        self.lookups = build_lookups(self.groups, config.device)
         self.router = Router(self.plan)
         self.format = PayloadFormat(
             self.plan,

@@ -29,7 +29,8 @@ import torch.distributed as dist
 from attrs import define, field, frozen
 from torch import Tensor
 
-from shardwright.runtime.comm import Exchange, TorchExchange, may_share_memory
+from shardwright.runtime.comm import Exchange, TorchExchange
+from shardwright.settings import may_share_memory
 from shardwright_plugins.comm_backends._segments import Segment, Segments
 
 LEAST_BYTES = 1 << 18

@@ -126,9 +126,7 @@ class Bisection:
 
     def _anew(self, limit_ms: float) -> Iterator[Assignment]:
         """New plans by the choices at a time."""
-        start = self._start(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES))
-        if start is not None:
-            yield start
+        yield from self._starts(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES))
 
     def _again(self, limit_ms: float) -> Iterator[Assignment]:
         """The best plan, to be brought within a time."""
@@ -312,23 +310,33 @@ class Bisection:
 
     def _quick(self, limit_ms: float) -> Assignment | None:
         """A plan about within a time, if little work is enough."""
-        cases = self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)
-        start = self._start(cases)
-        if start is None:
-            return None
-        found = self._descended(start)
-        return found if np.isfinite(found.value_ms) else None
+        best: Assignment | None = None
+        for start in self._starts(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)):
+            found = self._descended(start)
+            if np.isfinite(found.value_ms) and (best is None or found.value_ms < best.value_ms):
+                best = found
+            if best is not None and best.value_ms <= limit_ms * (1 + _NEAR):
+                break
+        return best
 
-    def _start(self, cases: CaseSearch) -> Assignment | None:
-        """Places for choices of options that look possible: as good as little repair makes them.
+    def _starts(self, cases: CaseSearch) -> Iterator[Assignment]:
+        """Places for choices of options that look possible.
 
         Where many tables are alike over many ranks, patterns say what lies together.
         """
         if cases.possible is None:
-            return None
+            return
         if self._is_folded:
             covers, part = self.problem.covers, _ENOUGH_RANKS
-            return packed(self.catalogue, covers, cases.possible, cases.z_ms, part=part)
+            start = packed(self.catalogue, covers, cases.possible, cases.z_ms, part=part)
+            if start is not None:
+                yield start
+        start = self._repaired(cases)
+        if start is not None:
+            yield start
+
+    def _repaired(self, cases: CaseSearch) -> Assignment | None:
+        """The first of these choices that little repair brings within the time, or the one that comes nearest."""
         nearest: tuple[float, Assignment] | None = None
         for proposal, _ in self._with_margins(cases):
             trial = self._filled(proposal, cases.z_ms)
@@ -337,7 +345,7 @@ class Bisection:
             over = float(trial.bins.over().sum())
             if nearest is None or over < nearest[0]:
                 nearest = over, trial
-        return None if nearest is None else nearest[1]
+        return None if nearest is None or self._is_folded else nearest[1]
 
     @property
     def _few_changes(self) -> int:

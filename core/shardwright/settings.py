@@ -18,7 +18,15 @@ import attrs
 
 from shardwright.errors import InvalidInputError, UnknownPluginError, nearest
 
-__all__ = ["CHECKS_VARIABLE", "PLUGINS_VARIABLE", "PREFER_VARIABLE", "SHARED_MEMORY_VARIABLE", "STRICT_VARIABLE", "PluginSettings", "may_share_memory"]
+__all__ = [
+    "CHECKS_VARIABLE",
+    "PLUGINS_VARIABLE",
+    "PREFER_VARIABLE",
+    "SHARED_MEMORY_VARIABLE",
+    "STRICT_VARIABLE",
+    "PluginSettings",
+    "may_share_memory",
+]
 
 PLUGINS_VARIABLE = "SHARDWRIGHT_PLUGINS"
 STRICT_VARIABLE = "SHARDWRIGHT_STRICT_PLUGINS"

@@ -3,9 +3,9 @@
 python tests/benchmarks/plan_times.py WORKLOAD.json [--tables 100 300 1000 2000 5000] [--ranks 128] [--local 8]
     [--hbm-gib 80] [--batch 8192] [--estimator torchrec] [--distinct] [--repeats 3] [--output times.json]
 
-So many tables are taken from the workload, over and over under new names. With ``--distinct`` no two have the same number
-of rows, so that none can be planned as another. What is timed is the call alone; the process's start, with the import of
-the planner and of its plugins, is a column of its own. Of several repeats the fastest is shown.
+So many tables are taken from the workload, over and over under new names. With ``--distinct`` no two have the same
+number of rows, so that none can be planned as another. What is timed is the call alone; the process's start, with the
+import of the planner and of its plugins, is a column of its own. Of several repeats the fastest is shown.
 """
 
 from __future__ import annotations

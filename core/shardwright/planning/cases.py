@@ -24,16 +24,9 @@ import attrs
 import numpy as np
 from attrs import define, field
 
-from shardwright.planning.bound import (
-    TIME,
-    TOLERANCE,
-    Case,
-    Certificate,
-    Dual,
-    Relaxation,
-    Rounding,
-)
+from shardwright.planning.bound import TIME, Case, Certificate, Relaxation, Rounding
 from shardwright.planning.distinct import without
+from shardwright.planning.dual import TOLERANCE, Dual
 from shardwright.planning.options import Floats, Ints
 from shardwright.planning.space import SearchSpace
 

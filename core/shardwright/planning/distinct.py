@@ -23,8 +23,8 @@ def distinct(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
     ordered = np.sort(values, axis=None)
     if not len(ordered):
         return ordered
-    kept = np.append(True, ordered[1:] != ordered[:-1])
-    return ordered[kept]
+    result: npt.NDArray[_Number] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    return result
 
 
 def without(values: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

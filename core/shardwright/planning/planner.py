@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -14,9 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
-from shardwright.errors import DistributedError, InvalidInputError
+from shardwright.errors import DistributedError
 from shardwright.runtime.roll_call import RollCall
-from shardwright.settings import may_share_memory
 
 
 class Exchange(ABC):

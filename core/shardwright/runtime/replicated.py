@@ -27,7 +27,7 @@ from shardwright.runtime.copies import Chosen, Share, Sizes
 from shardwright.runtime.dense_form import DenseForm, DenseSum
 from shardwright.runtime.groups import Arrival, Group, build_lookups
 from shardwright.runtime.joint_update import update_jointly
-from shardwright.runtime.lookup import Bags
+from shardwright.runtime.lookup import Bags, Lookup
 from shardwright.runtime.part import GradientOf, Part, PartConfig, PartStep, Peer
 from shardwright.runtime.return_paths import MAX_KNOWN, split_slots
 from shardwright.runtime.routing import Routed, Router

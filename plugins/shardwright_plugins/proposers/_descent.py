@@ -1,14 +1,14 @@
 """Options and ranks at once, by descent of a smooth measure of how full ranks are.
 
-With loads as parts of their limits, ``x[r, d]``, the measure is the sum over ranks and dimensions of ``exp(a (x - 1))``: a
-rank near a limit weighs much, one far from it nothing, and with a rising ``a`` the fullest rank is all that counts (the
-potential that greedy vector scheduling is analysed with: Chekuri and Khanna 2004; Azar et al. 2013). What one more shard
-of size ``s`` adds on rank ``r`` is ``sum over d of exp(a (x[r, d] - 1)) (exp(a s[d]) - 1)``: a product of two matrices for
-all shards and ranks. So in each round all tables are asked at once what they would gain by another option or other ranks,
-and the best of them change, one after the other.
+With loads as parts of their limits, ``x[r, d]``, the measure is the sum over ranks and dimensions of ``exp(a (x -
+1))``: a rank near a limit weighs much, one far from it nothing, and with a rising ``a`` the fullest rank is all that
+counts (the potential that greedy vector scheduling is analysed with: Chekuri and Khanna 2004; Azar et al. 2013). What
+one more shard of size ``s`` adds on rank ``r`` is ``sum over d of exp(a (x[r, d] - 1)) (exp(a s[d]) - 1)``: a product
+of two matrices for all shards and ranks. So in each round all tables are asked at once what they would gain by
+another option or other ranks, and the best of them change, one after the other.
 
-Legend: A tables, K runs of equal shards (of the options in question), W ranks, H hosts of L ranks, D dimensions (time,
-then memory tiers).
+Legend: A tables, K runs of equal shards (of the options in question), W ranks, H hosts of L ranks, D dimensions
+(time, then memory tiers).
 """
 
 from __future__ import annotations
@@ -236,16 +236,16 @@ class Descent:
 
     def _leaving(self, weight: Floats) -> Floats:
         """What each table would take away from the measure if it were taken out: ``[A]``."""
-        distinct: dict[int, int] = {}
-        places = [distinct.setdefault(id(place), len(distinct)) for place in self._places]
+        numbers: dict[int, int] = {}
+        places = [numbers.setdefault(id(place), len(numbers)) for place in self._places]
         first = dict(zip(places, self._places, strict=True))
-        each = [first[index] for index in range(len(distinct))]
+        each = [first[index] for index in range(len(numbers))]
         touched = np.concatenate([place.touched for place in each])
         taken = np.concatenate([place.taken for place in each])
         changes = (weight[touched] * np.expm1(-self._sharpness * taken)).sum(axis=1)
-        of = np.repeat(np.arange(len(each)), [len(place.touched) for place in each])
-        result: Floats = np.bincount(of, weights=changes, minlength=len(each))[places]
-        return result
+        result: Floats = np.zeros(len(each))
+        np.add.at(result, np.repeat(np.arange(len(each)), [len(place.touched) for place in each]), changes)
+        return result[places]
 
     def _entering(self, menu: Menu, weight: Floats) -> Floats:
         """What each option would add to the measure at its best places: ``[O']``."""
@@ -260,7 +260,8 @@ class Descent:
         alone = np.flatnonzero((menu.start == FREE) & (menu.gang == NO_GANG))
         if len(alone):
             value[alone] = _least(enter[alone], menu.count[alone])
-        total = np.bincount(menu.run_option, weights=value, minlength=len(menu.options))
+        total: Floats = np.zeros(len(menu.options))
+        np.add.at(total, menu.run_option, value)
         gangs = np.flatnonzero((menu.start == FREE) & (menu.gang != NO_GANG))
         if len(gangs):
             self._add_gangs(menu, gangs, enter, total)
@@ -354,9 +355,7 @@ class Descent:
         return first + _cheapest(enter[first : first + self.local_size], count)
 
 
-def descended(
-    start: Assignment, is_efficient: Bools, forced: Sequence[tuple[int, int]] = ()
-) -> Assignment:
+def descended(start: Assignment, is_efficient: Bools, forced: Sequence[tuple[int, int]] = ()) -> Assignment:
     """A plan improved towards its limit of time by :class:`Descent`.
 
     Args:

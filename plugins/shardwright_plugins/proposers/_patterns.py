@@ -1,15 +1,13 @@
 """Many equal tables over many ranks: which options, and which shards lie together, by column generation.
 
-Where tables are alike, what matters is not which shard lies where but how many ranks hold which *pattern*: so many shards of
-each kind that fit into a rank together. The least number of ranks for all tables, within a time, is a linear program over
-how many tables take each option and how many ranks hold each pattern; its columns are made as they are needed (Gilmore
-and Gomory 1961). Rounded down, it places most shards; the rest finds room in the ranks that are left.
+Where tables are alike, what matters is not which shard lies where but how many ranks hold which *pattern*: so many
+shards of each kind that fit into a rank together. The least number of ranks for all tables, within a time, is a
+linear program over how many tables take each option and how many ranks hold each pattern; its columns are made as
+they are needed (Gilmore and Gomory 1961). Rounded down, it places most shards; the rest finds room in the ranks that
+are left.
 
-The program has as many rows as there are kinds of shards, a few dozen, and is solved by the revised simplex method with
-an explicit inverse: a pivot takes microseconds, while a general solver is imported in half a second. Patterns are made by
-filling ranks greedily in many orders at once, so the program is no proof of anything; its dual prices only guide.
-
-Legend: K kinds of shards, O' options, T distinct tables, P patterns, W ranks of hosts of L, D dimensions (time, memory tiers).
+Legend: K kinds of shards, O' options, T distinct tables, P patterns, W ranks of hosts of L, D dimensions (time,
+memory tiers).
 """
 
 from __future__ import annotations
@@ -17,69 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import frozen
 
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Bins
+from shardwright_plugins.proposers._pattern_program import TOLERANCE, Kinds, Pattern, Program
 
 # Kinds of shards at most: the work grows with their square.
 MOST_KINDS = 120
-_MOST_PIVOTS = 1200
-# The inverse is made anew after so many pivots; a pivot is no less than this.
-_REFRESH, _LEAST_PIVOT = 60, 1e-7
-# New patterns are made as long as so many rounds of them make the ranks fewer by this part.
-_PATIENCE, _LEAST_PROGRESS = 12, 2e-3
-_TOLERANCE = 1e-9
-# Weights of the dimensions by which greedy fillings order shards: random directions, the same ones always.
-_NUM_WEIGHTS = 12
-# New patterns of a round, those that are worth most.
-_MOST_NEW, _MOST_SEEN = 6, 100
-# So many of the best patterns are filled again after a few shards were taken out.
-_MOST_REFILLED = 5
-# Shards that cost nothing: so many of a kind in a pattern at most.
-_MOST_SHARDS = 1e4
-# Patterns are looked for harder where the best is worth no more.
-_MEAGRE = 1.005
-
-
-@frozen(eq=False)
-class Pattern:
-    """Ranks that hold the same.
-
-    Args:
-        shards: of each kind: ``[K]``.
-        ranks: how many ranks, by the program.
-    """
-
-    shards: Ints
-    ranks: float
-
-
-@frozen(eq=False)
-class Kinds:
-    """The kinds of shards that may go to any rank or host, and what options need of them.
-
-    Args:
-        options: the options: ``[O']``.
-        table: the distinct table of each: ``[O']``.
-        needs: shards of each kind: ``[K, O']``.
-        size: of each kind, in parts of what a rank has beside what lies on every rank: ``[K, D]``.
-        kind_of: the kind of each run, or -1: ``[S]``.
-        is_gang: shards of this kind go to all ranks of a host: ``[K]``.
-        spread: what each option takes of every rank, in parts of all it has: ``[O', D]``.
-        budget: of that, at most: ``[D]``.
-    """
-
-    options: Ints
-    table: Ints
-    needs: Floats
-    size: Floats
-    kind_of: Ints
-    is_gang: Bools
-    spread: Floats
-    budget: Floats
 
 
 def spread_of(space: SearchSpace, covers: Bools) -> Floats:
@@ -88,7 +32,9 @@ def spread_of(space: SearchSpace, covers: Bools) -> Floats:
     return np.where(covers[:, None], np.maximum.reduceat(needs, space.options.first_shard[:-1]), 0.0)
 
 
-def kinds_of(space: SearchSpace, allowed: Bools, spread: Floats, budget: Floats, limit_ms: float) -> Kinds | None:
+def kinds_of(
+    space: SearchSpace, allowed: Bools, spread: Floats, budget: Floats, limit_ms: float
+) -> Kinds | None:
     """The kinds of shards of some options; ``None`` if there are too many, or no room beside the spread load.
 
     Args:
@@ -104,7 +50,7 @@ def kinds_of(space: SearchSpace, allowed: Bools, spread: Floats, budget: Floats,
     needs = np.column_stack([space.cost_ms, space.memory_bytes])
     usable = allowed.copy()
     run = np.flatnonzero((options.rank == FREE) & usable[options.option])
-    fits = (needs[run] <= room * (1 - _TOLERANCE)).all(axis=1)
+    fits = (needs[run] <= room * (1 - TOLERANCE)).all(axis=1)
     usable[options.option[run[~fits]]] = False
     run = run[usable[options.option[run]]]
     chosen = np.flatnonzero(usable)
@@ -130,172 +76,6 @@ def kinds_of(space: SearchSpace, allowed: Bools, spread: Floats, budget: Floats,
         spread=spread[chosen] / least,
         budget=budget / least,
     )
-
-
-@frozen(eq=False)
-class Solution:
-    """What the program says.
-
-    Args:
-        ranks: how many are needed.
-        tables: how many tables take each option: ``[O']``.
-        patterns: in use.
-    """
-
-    ranks: float
-    tables: Floats
-    patterns: tuple[Pattern, ...]
-
-
-class Program:
-    """The linear program, and its basis.
-
-    Rows: one for each kind of shards (those in patterns, without those of the options, are none), one for each distinct
-    table (its options are as many as it stands for), one for each dimension (the spread load).
-    """
-
-    def __init__(self, kinds: Kinds, multiplicity: Ints) -> None:
-        self._kinds, self._multiplicity = kinds, multiplicity
-        num_kinds, num_tables, dims = len(kinds.size), len(multiplicity), kinds.size.shape[1]
-        self._rows = num_kinds + num_tables + dims
-        rhs = np.concatenate([np.zeros(num_kinds), multiplicity, kinds.budget * (1 + 1e-6) + 1e-9])
-        # Degenerate vertices are many: a little more of each kind tells them apart.
-        rhs[:num_kinds] = 1e-6 * (1 + np.arange(num_kinds) / num_kinds)
-        self._rhs = rhs
-        option = np.zeros((self._rows, len(kinds.options)))
-        option[:num_kinds] = -kinds.needs
-        option[num_kinds + kinds.table, np.arange(len(kinds.options))] = 1
-        option[num_kinds + num_tables :] = kinds.spread.T
-        slack = np.zeros((self._rows, num_kinds + dims))
-        slack[np.arange(num_kinds), np.arange(num_kinds)] = -1
-        slack[num_kinds + num_tables + np.arange(dims), num_kinds + np.arange(dims)] = 1
-        self._fixed_columns = np.hstack([option, slack])
-        alone = np.diag(np.floor((1 + _TOLERANCE) / kinds.size.max(axis=1))).astype(np.float64)
-        self._patterns: list[Floats] = list(np.minimum(alone, _MOST_SHARDS))
-        self._orders = _orders(dims)
-        self._patterns += self._fullest()
-        self._known = {pattern.tobytes() for pattern in self._patterns}
-        num_options = len(kinds.options)
-        # At first each table takes an option with the least spread load, and each kind of shards has ranks of its own.
-        order = np.lexsort((kinds.needs.sum(axis=0), kinds.spread.sum(axis=1), kinds.table))
-        base = order[np.searchsorted(kinds.table[order], np.arange(num_tables))]
-        of_base = num_options + num_kinds + np.arange(dims)
-        first_pattern = self._fixed_columns.shape[1]
-        self._basis: Ints = np.concatenate([first_pattern + np.arange(num_kinds), base, of_base])
-        self._columns = np.hstack([self._fixed_columns, self._as_columns(self._patterns)])
-        self._inverse: Floats = np.linalg.inv(self._columns[:, self._basis])
-        self._value: Floats = self._inverse @ rhs
-        self._pivots = 0
-        self._looks_hard = False
-
-    def _fullest(self) -> list[Floats]:
-        """Ranks filled after one shard of each kind, for the size of what they hold: patterns to begin with."""
-        size = self._kinds.size
-        prices = np.clip(size.sum(axis=1), 1e-6, None)
-        found = _fillings(size, prices, self._orders, _starts(size, np.arange(len(size))))
-        return list({pattern.tobytes(): pattern for pattern in found}.values())
-
-    def _as_columns(self, patterns: list[Floats]) -> Floats:
-        columns = np.zeros((self._rows, len(patterns)))
-        columns[: len(self._kinds.size)] = np.array(patterns).T
-        return columns
-
-    @property
-    def _cost(self) -> Floats:
-        cost = np.ones(self._columns.shape[1])
-        cost[: self._fixed_columns.shape[1]] = 0
-        return cost
-
-    def solve(self, enough: float) -> Solution:
-        """The least number of ranks, or one that is enough."""
-        history: list[float] = []
-        for _ in range(_MOST_PIVOTS):
-            cost = self._cost
-            prices = cost[self._basis] @ self._inverse
-            reduced = cost - prices @ self._columns
-            entering = int(np.argmin(reduced))
-            if reduced[entering] < -_TOLERANCE:
-                if not self._pivot(entering) or self._ranks <= enough:
-                    break
-                continue
-            history.append(self._ranks)
-            is_stuck = len(history) > _PATIENCE and history[-1] > history[-_PATIENCE] * (1 - _LEAST_PROGRESS)
-            if is_stuck and not self._looks_hard:
-                self._looks_hard, history = True, []
-            elif is_stuck:
-                break
-            if not self._generate(prices[: len(self._kinds.size)]):
-                break
-        return self._solution()
-
-    @property
-    def _ranks(self) -> float:
-        return float(self._value[self._basis >= self._fixed_columns.shape[1]].sum())
-
-    def _pivot(self, entering: int) -> bool:
-        column = self._inverse @ self._columns[:, entering]
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratio = np.where(column > _LEAST_PIVOT, np.maximum(self._value, 0.0) / column, np.inf)
-        least = float(ratio.min())
-        if not np.isfinite(least):
-            return False
-        # Of rows that leave at about the same step, the largest pivot keeps the inverse accurate.
-        row = int(np.argmax(np.where(ratio <= least + 1e-9, column, 0.0)))
-        pivot = self._inverse[row] / column[row]
-        step = self._value[row] / column[row]
-        self._value = self._value - step * column
-        self._value[row] = step
-        self._inverse = self._inverse - np.outer(column, pivot)
-        self._inverse[row] = pivot
-        self._basis[row] = entering
-        self._pivots += 1
-        return self._pivots % _REFRESH != 0 or self._refresh()
-
-    def _refresh(self) -> bool:
-        """Make the inverse anew; whether there is one."""
-        try:
-            self._inverse = np.linalg.inv(self._columns[:, self._basis])
-        except np.linalg.LinAlgError:
-            return False
-        self._value = self._inverse @ self._rhs
-        return True
-
-    def _generate(self, prices: Floats) -> bool:
-        """Add patterns that are worth more than a rank at some prices of shards; whether there are any."""
-        size, prices = self._kinds.size, np.maximum(prices, 0.0)
-        new, most = self._worthwhile(_fillings(size, prices, self._orders, np.zeros((1, len(size)))), prices)
-        if most <= _MEAGRE or self._looks_hard:
-            found = _fillings(size, prices, self._orders, _starts(size, np.flatnonzero(prices > 1e-9)))
-            again = _fillings(size, prices, self._orders, _less(found, found @ prices))
-            new, most = self._worthwhile(np.concatenate([found, again]), prices)
-        if not new:
-            return False
-        self._patterns += new
-        self._columns = np.hstack([self._columns, self._as_columns(new)])
-        return True
-
-    def _worthwhile(self, found: Floats, prices: Floats) -> tuple[list[Floats], float]:
-        """New patterns that are worth more than a rank, the best ones, and what the best is worth."""
-        worth, new = found @ prices, list[Floats]()
-        for index in np.argsort(-worth, kind="stable")[:_MOST_SEEN].tolist():
-            if worth[index] <= 1 + 1e-6 or len(new) >= _MOST_NEW:
-                break
-            key = found[index].tobytes()
-            if key not in self._known:
-                self._known.add(key)
-                new.append(found[index])
-        return new, float(worth.max(initial=1.0))
-
-    def _solution(self) -> Solution:
-        values = np.zeros(self._columns.shape[1])
-        values[self._basis] = np.maximum(self._value, 0.0)
-        first = self._fixed_columns.shape[1]
-        used = [
-            Pattern(pattern.astype(np.int64), float(value))
-            for pattern, value in zip(self._patterns, values[first:], strict=True)
-            if value > 1e-4
-        ]
-        return Solution(float(values[first:].sum()), values[: len(self._kinds.options)], tuple(used))
 
 
 def whole_tables(tables: Floats, kinds: Kinds, alike: Ints) -> Ints:
@@ -400,54 +180,3 @@ def packed(
     seat(result.bins, kinds, solution.patterns)
     result.fill()
     return result
-
-
-def _orders(dims: int) -> Floats:
-    """Weights of the dimensions: each alone, all alike, and some between: ``[V, D]``."""
-    random = np.sqrt(2 + np.arange(_NUM_WEIGHTS * dims) * 7919.0) % 1
-    return np.vstack([np.eye(dims) + 1e-3, np.ones((1, dims)), random.reshape(-1, dims) ** 2 + 1e-3])
-
-
-def _starts(size: Floats, worth: Ints) -> Floats:
-    """Ranks with one shard of one kind: ``[N, K]``."""
-    return np.eye(len(size))[worth]
-
-
-def _less(filling: Floats, worth: Floats) -> Floats:
-    """The best of some patterns without one shard of one kind: ``[N, K]``."""
-    best = np.unique(filling[np.argsort(-worth, kind="stable")[:_MOST_REFILLED]], axis=0)
-    pattern, kind = np.nonzero(best)
-    less = best[pattern]
-    less[np.arange(len(pattern)), kind] -= 1
-    return np.unique(less, axis=0)
-
-
-def _fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> Floats:
-    """Ranks filled by price for what is taken, dimensions weighted in several ways, after what is there at first.
-
-    Args:
-        size: of each kind: ``[K, D]``.
-        prices: of each kind: ``[K]``.
-        weights: ``[V, D]``.
-        starts: shards that are there at first: ``[N, K]``.
-
-    Returns:
-        shards of each kind: ``[N V, K]``.
-    """
-    worth = np.flatnonzero(prices > 1e-12)
-    density = prices[worth] / np.maximum(weights @ size[worth].T, 1e-12)
-    order = worth[np.argsort(-density, axis=1, kind="stable")]
-    filling = np.repeat(starts, len(order), axis=0)
-    ways = np.tile(order, (len(starts), 1))
-    left = [1 + _TOLERANCE - filling @ column for column in size.T]
-    columns = [np.maximum(column, 1e-12) for column in size.T]
-    rows = np.arange(len(filling))
-    for kind in ways.T:
-        number = left[0] / columns[0][kind]
-        for room, column in zip(left[1:], columns[1:], strict=True):
-            np.minimum(number, room / column[kind], out=number)
-        number = np.floor(np.clip(number, 0.0, _MOST_SHARDS))
-        filling[rows, kind] += number
-        for room, column in zip(left, columns, strict=True):
-            room -= number * column[kind]
-    return filling

@@ -180,6 +180,42 @@ def test_from_json_shards_that_contradict_their_sharding_type_raise_naming_it(ki
         ShardingPlan.from_json(json.dumps(document))
 
 
+def _alike(**changes):
+    """Two tables that are cut alike, on other ranks; and changes of the second's first shard."""
+    document = hand_written([shard(0, [0, 5], [0, 8]), shard(1, [5, 10], [0, 8])])
+    tables = document["modules"]["m"]
+    second = copy.deepcopy(tables["t"])
+    for entry, rank in zip(second["shards"], (2, 0), strict=True):
+        entry["rank"] = rank
+    second["shards"][0].update(changes)
+    tables["b"] = second
+    return json.dumps(document)
+
+
+def test_from_json_tables_that_are_cut_alike_have_their_own_ranks():
+    plan = ShardingPlan.from_json(_alike())
+    assert [plan.plan["m"][name].ranks for name in "tb"] == [[0, 1], [2, 0]]
+    assert document_of(plan)["modules"] == json.loads(_alike())["modules"]
+    assert [block.rows for block in plan.plan["m"]["b"].layout.blocks] == [
+        block.rows for block in plan.plan["m"]["t"].layout.blocks
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rank": 7}, "table 'b', shard 0: rank 7 is not one of"),
+        ({"rank": True}, "table 'b', shard 0: rank True is not one of"),
+        ({"rows": [0, 4]}, r"table 'b': rows \[4, 5\) are not covered"),
+        ({"rows": [0.0, 5]}, r"table 'b', shard 0: rows must be two whole numbers"),
+        ({"columns": [0, 9]}, r"table 'b', shard 0: columns \[0, 9\) are empty or not within"),
+    ],
+)
+def test_from_json_table_almost_like_one_before_is_checked_itself(changes, text):
+    with pytest.raises(PlanError, match=text):
+        ShardingPlan.from_json(_alike(**changes))
+
+
 def test_from_json_rows_cut_elsewhere_than_a_planner_would_are_read():
     document = document_of(planned(TABLES[0], a="slices"))
     del document["modules"][""]["a"]["extras"]

@@ -1,0 +1,416 @@
+"""The proving search: plans of ever less time, from what is found at once to what a solver finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from attrs import define, field
+
+from shardwright.contracts.proposer import Proposals
+from shardwright.planning.bound import Relaxation
+from shardwright.planning.cases import CLOSE, CaseSearch
+from shardwright.planning.options import Floats, Ints
+from shardwright.planning.placement import Placed
+from shardwright.planning.program import MOST_NODES, Program
+from shardwright.planning.space import SearchSpace
+from shardwright_plugins.packing import patience
+from shardwright_plugins.packing.assignment import Assignment, Catalogue
+from shardwright_plugins.packing.bins import Effort
+from shardwright_plugins.proposers._choices import LADDER, MARGINS, choices, kicks
+from shardwright_plugins.proposers._descent import descended
+from shardwright_plugins.proposers._patterns import packed
+
+# From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
+# by the last number at least.
+_STEPS_DOWN = (0.15, 0.4, 0.7)
+_WORTHWHILE = 2e-3
+_NEAR_FAILURE = 1e-3
+# A plan found at once is taken for one within a time if it exceeds it by no more.
+_NEAR = 1e-3
+# Patterns are made where each table is like so many others, over so many ranks; and so many of these are enough.
+_ALIKE, _MANY_RANKS, _ENOUGH_RANKS = 4, 32, 0.985
+# So many cases are looked at for a choice of options that none of them refutes.
+_CASES, _FEW_CASES = 40, 12
+# Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
+_NARROWINGS = 5
+_FEW_RANKS, _NARROW, _NARROW_FOLDED = 32, 0.03, 0.01
+# With so few tables, a plan that is close to the best is repaired to come closer.
+_FEW_TABLES = 64
+# With more tables than these, looking for the best other option of each on a rank takes too long.
+_SOME_TABLES = 400
+# Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
+_EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
+# Moves, swaps and sharings of an attempt.
+_STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
+# A solver gets problems of so many columns, at once or where all else has not closed the gap; what it finds is to be
+# better by a part; the nodes of its tree, times columns, and the seconds that only far slower machines need.
+_FEW_COLUMNS, _MOST_COLUMNS = 700, 1500
+_FIRST_LIMIT = 10.0
+_MOST_PROGRAMS, _FIRST_PART = 6, 0.125
+# A gap that is small enough for a problem of many columns, and one that is worth twice as many.
+_SMALL_GAP, _LARGE_GAP = 0.01, 0.2
+_LEAST_GAIN = 1e-4
+# A gap that is good enough for more than a few tables, and descents to reach it.
+_GOOD, _MOST_DESCENTS = 5e-3, 6
+# A gap that descents from a plan will not close.
+_TOO_FAR = 0.06
+# Descents with one table forced to another option, towards this part of the way from the bound to the best plan.
+_MOST_KICKS, _KICK_PART = 24, 0.2
+_NODE_COLUMNS, _LEAST_NODES = 150_000, 50
+_MOST_SECONDS = 30.0
+
+
+@define(eq=False)
+class Bisection:
+    """The times tried so far.
+
+    Args:
+        space: options and costs.
+        best: the best plan.
+    """
+
+    space: SearchSpace
+    catalogue: Catalogue = field(init=False)
+    problem: Relaxation = field(init=False)
+    best: Assignment | None = None
+    _solved_ms: set[tuple[float, float]] = field(factory=set)
+    """The limits of the programs that were solved, and with what part of the nodes."""
+    _too_large: dict[float, int] = field(factory=dict)
+    """Limits of programs with more than so many columns, or without a plan."""
+
+    def __attrs_post_init__(self) -> None:
+        self.catalogue = Catalogue(self.space, Effort())
+        self.problem = self.space.bound.problem
+
+    def plans(self) -> Proposals:
+        """Each plan that is better than those before."""
+        found = self._first() or self._first_solved() or self._packed()
+        if found is None:
+            yield from choices(self.space)
+            return
+        yield self._keep(found)
+        yield from self._tightened()
+        if len(self.space.capacity_bytes) <= _FEW_RANKS:
+            yield from self._kicked()
+        if not self._is_close():
+            yield from self._solved(_FEW_COLUMNS)
+        elif len(found.proposal) <= _FEW_TABLES:
+            yield from self._polished()
+        if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= _SOME_TABLES):
+            yield from self._improvements()
+        if not self._is_close() and self._gap > _SMALL_GAP:
+            is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
+            yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
+
+    def _tightened(self) -> Proposals:
+        """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
+        assert self.best is not None
+        bound = self._low_ms
+        if self._is_close() or self._gap > _TOO_FAR:
+            return
+        fresh, step = self._low_ms > bound * (1 + _LEAST_GAIN), 0
+        for _ in range(_MOST_DESCENTS):
+            before = self.best.value_ms
+            limit = self._low_ms + _STEPS_DOWN[step] * (before - self._low_ms)
+            for start in self._anew(limit) if fresh else self._again(limit):
+                found = self._descended(start)
+                if found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):
+                    yield self._keep(found)
+            if self._is_close():
+                return
+            is_better = self.best.value_ms < before * (1 - _WORTHWHILE)
+            step += not (fresh or is_better)
+            fresh = False
+            if step == len(_STEPS_DOWN):
+                return
+
+    def _anew(self, limit_ms: float) -> Iterator[Assignment]:
+        """New plans by the choices at a time."""
+        yield from self._starts(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES))
+
+    def _again(self, limit_ms: float) -> Iterator[Assignment]:
+        """The best plan, to be brought within a time."""
+        assert self.best is not None
+        start = self.best.copy()
+        start.limit_ms = limit_ms
+        yield start
+
+    def _descended(self, start: Assignment) -> Assignment:
+        """A plan brought nearer to its limit by little repair, or by descent."""
+        if start.repair(_FEW_STEPS, changes=0):
+            return start
+        result = descended(start, self.catalogue.is_efficient)
+        result.repair(_FEW_STEPS, changes=self._few_changes)
+        return result
+
+    def _kicked(self) -> Proposals:
+        """Better plans by descents in which one table takes another option that costs little more.
+
+        All tables of the rank that is fullest may be too large for what is left elsewhere; with another cut of one of
+        them the rest may go together well.
+        """
+        assert self.best is not None
+        price = self.space.prover.refute(self.best.value_ms, max_cases=1).price
+        found = [] if price is None else kicks(self.catalogue, self.best, price, self._low_ms)
+        for table, option in found[:_MOST_KICKS]:
+            if self._is_close():
+                return
+            start = self.best.copy()
+            start.limit_ms = self._low_ms + _KICK_PART * (start.value_ms - self._low_ms)
+            kicked = descended(start, self.catalogue.is_efficient, [(table, option)])
+            kicked.repair(_FEW_STEPS, changes=0)
+            if kicked.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):
+                yield self._keep(kicked)
+
+    @property
+    def _gap(self) -> float:
+        """By what part of the bound the best plan exceeds it."""
+        assert self.best is not None
+        return self.best.value_ms / max(self._low_ms, 1e-300) - 1
+
+    @property
+    def _tolerance(self) -> float:
+        """The gap at which a plan is good enough: small problems are solved further."""
+        return CLOSE if len(self.space.options.all_tables) <= _FEW_TABLES else _GOOD
+
+    def _polished(self) -> Proposals:
+        """A plan a little better than one that is close to the best, if repair is enough."""
+        assert self.best is not None
+        for part in _STEPS_DOWN:
+            trial = self.best.copy()
+            trial.limit_ms = self._low_ms + part * (self.best.value_ms - self._low_ms)
+            if trial.repair(_FEW_STEPS, changes=3, pairs=_PAIRS):
+                yield self._keep(trial)
+                return
+
+    def _solved(self, most_columns: int) -> Proposals:
+        """Better plans and a better bound by a solver, if the problem is small.
+
+        It is asked again after an improvement: with a lesser limit the program is smaller and its solver quicker. So it
+        gets little to do at first, and all there is where that finds nothing.
+        """
+        assert self.best is not None
+        part = _FIRST_PART
+        for _ in range(_MOST_PROGRAMS):
+            before = self.best.value_ms
+            found = self._by_solver(before * (1 - _LEAST_GAIN), most_columns, part)
+            if found is not None and found.value_ms < before:
+                yield self._keep(found)
+            if self._is_close():
+                return
+            if self.best.value_ms > before * (1 - _WORTHWHILE):
+                if part == 1:
+                    return
+                part = 1
+
+    def _first_solved(self) -> Assignment | None:
+        """Any plan, by a solver; or the proof that there is none."""
+        for limit in (_FIRST_LIMIT * self.space.bound.possible_ms, self.space.most_ms * (1 + _LEAST_GAIN)):
+            found = self._by_solver(limit, _MOST_COLUMNS)
+            if found is not None or self.space.watch.is_over:
+                return found
+        return None
+
+    def _packed(self) -> Assignment | None:
+        """Any plan, by patience, whatever its time; none where it is proven that there is none."""
+        limit = self.space.most_ms * (1 + _LEAST_GAIN)
+        cases = self.space.prover.refute(limit, max_cases=_FEW_CASES)
+        if cases.possible is None or self._low_ms > self.space.most_ms:
+            return None
+        found = patience.packed(self.catalogue, cases.possible, limit, lambda: self.space.watch.is_over)
+        return found if found is not None and np.isfinite(found.value_ms) else None
+
+    def _by_solver(self, limit_ms: float, most_columns: int, part: float = 1) -> Assignment | None:
+        """What a solver finds within a time with a part of its nodes, if the problem is small; its bound is kept."""
+        if (limit_ms, part) in self._solved_ms or self._too_large.get(limit_ms, 0) >= most_columns:
+            return None
+        program = Program.of(self.space, limit_ms, most_columns=most_columns)
+        if program is None:
+            self._too_large[limit_ms] = most_columns
+            return None
+        self._solved_ms.add((limit_ms, part))
+        nodes = int(part * np.clip(_NODE_COLUMNS / program.num_columns, _LEAST_NODES, MOST_NODES))
+        solution = program.solve(most_nodes=nodes, seconds=min(_MOST_SECONDS, self.space.watch.seconds_left))
+        self.space.prover.accept(program.certificate(solution))
+        if solution.proposal is None or solution.ranks is None:
+            return None
+        found = Assignment(self.catalogue, solution.proposal, limit_ms)
+        found.place(solution.ranks)
+        # The solver is exact to a millionth.
+        if not np.isfinite(found.value_ms):
+            found.repair(_FEW_STEPS, changes=3)
+        return found if np.isfinite(found.value_ms) else None
+
+    def _improvements(self) -> Proposals:
+        assert self.best is not None
+        self.catalogue.effort.left = _EFFORT
+        step = tries = 0
+        while step < len(_STEPS_DOWN) and tries < _MOST_TRIES and not self._is_done():
+            limit = self._low_ms + (self.best.value_ms - self._low_ms) * _STEPS_DOWN[step]
+            before, tries = self.best.value_ms, tries + 1
+            for found in self._better(limit):
+                yield self._keep(found)
+            step = 0 if self.best.value_ms < before * (1 - _WORTHWHILE) else step + 1
+
+    def _better(self, limit_ms: float) -> Iterator[Assignment]:
+        """Plans better than the best, from trying to keep within a time."""
+        assert self.best is not None
+        is_small = len(self.best.proposal) <= _SOME_TABLES and not self._is_folded
+        for attempt in (self._improved, self._attempt) if is_small else (self._improved,):
+            found = attempt(limit_ms)
+            if found is not None and found.value_ms < self.best.value_ms * (1 - 1e-6):
+                yield found
+            if self.best.value_ms <= limit_ms * (1 + _NEAR_FAILURE) or self.space.watch.is_over:
+                return
+
+    @property
+    def _low_ms(self) -> float:
+        """No time below is worth a try."""
+        return self.space.prover.bound_ms
+
+    def _first(self) -> Assignment | None:
+        """A plan that is found at once, or else with some work."""
+        below = self.space.prover.bound_ms
+        for attempt in (self._quick, self._attempt):
+            for part in LADDER:
+                limit = self.space.bound.possible_ms * (1 + part)
+                found = attempt(limit)
+                if found is not None and np.isfinite(found.value_ms):
+                    return self._narrowed(below, found)
+                if self.space.watch.is_over:
+                    return None
+                below = limit
+        return None
+
+    def _narrowed(self, below_ms: float, found: Assignment) -> Assignment:
+        """A plan found at once, within a time between that of another and one at which none was found."""
+        if len(self.space.capacity_bytes) <= _FEW_RANKS and len(found.proposal) > _FEW_TABLES:
+            return found
+        for _ in range(_NARROWINGS):
+            below_ms = max(below_ms, self.space.prover.bound_ms)
+            if (
+                found.value_ms <= below_ms * (1 + (_NARROW_FOLDED if self._is_folded else _NARROW))
+                or self.space.watch.is_over
+            ):
+                break
+            middle = (below_ms * found.value_ms) ** 0.5
+            trial = self._quick(middle)
+            if trial is not None and trial.value_ms < found.value_ms:
+                found = trial
+            if found.value_ms > middle * (1 + _NEAR):
+                below_ms = middle
+        return found
+
+    def _is_done(self) -> bool:
+        return self._is_close() or self.catalogue.effort.is_spent
+
+    def _is_close(self) -> bool:
+        """Whether the best plan is proven to be about as good as can be, or time is over."""
+        assert self.best is not None
+        value, prover = self.best.value_ms, self.space.prover
+        enough = 1 + self._tolerance
+        if value > prover.bound_ms * enough:
+            prover.sharpen(value, precision=CLOSE, max_cases=_CASES)
+        return value <= prover.bound_ms * enough or self.space.watch.is_over
+
+    def _keep(self, found: Assignment) -> Placed:
+        self.best = found
+        return Placed(found.proposal.copy(), found.ranks)
+
+    def _quick(self, limit_ms: float) -> Assignment | None:
+        """A plan about within a time, if little work is enough."""
+        best: Assignment | None = None
+        for start in self._starts(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)):
+            found = self._descended(start)
+            if np.isfinite(found.value_ms) and (best is None or found.value_ms < best.value_ms):
+                best = found
+            if best is not None and best.value_ms <= limit_ms * (1 + _NEAR):
+                break
+        return best
+
+    def _starts(self, cases: CaseSearch) -> Iterator[Assignment]:
+        """Places for choices of options that look possible.
+
+        Where many tables are alike over many ranks, patterns say what lies together.
+        """
+        if cases.possible is None:
+            return
+        if self._is_folded:
+            covers, part = self.problem.covers, _ENOUGH_RANKS
+            start = packed(self.catalogue, covers, cases.possible, cases.z_ms, part=part)
+            if start is not None:
+                yield start
+        start = self._repaired(cases)
+        if start is not None:
+            yield start
+
+    def _repaired(self, cases: CaseSearch) -> Assignment | None:
+        """The first of these choices that little repair brings within the time, or the one that comes nearest."""
+        nearest: tuple[float, Assignment] | None = None
+        for proposal, _ in self._with_margins(cases):
+            trial = self._filled(proposal, cases.z_ms)
+            if trial.repair(_FEW_STEPS, changes=self._few_changes):
+                return trial
+            over = float(trial.bins.over().sum())
+            if nearest is None or over < nearest[0]:
+                nearest = over, trial
+        return None if nearest is None or self._is_folded else nearest[1]
+
+    @property
+    def _few_changes(self) -> int:
+        """Options that a quick repair may change: none of many tables, since looking for them takes too long."""
+        return 3 if len(self.space.options.all_tables) <= _SOME_TABLES else 0
+
+    def _with_margins(self, cases: CaseSearch) -> Iterator[tuple[Ints, Floats]]:
+        """Choices of options that look possible, more and more of memory left free, with the options' prices."""
+        seen: set[bytes] = set()
+        if cases.possible is None or cases.price is None:
+            return
+        seen.add(cases.possible.tobytes())
+        yield cases.possible, cases.price
+        for margin in MARGINS:
+            dual = self.problem.maximise(cases.z_ms, margin=margin, case=cases.open_case)
+            proposal = dual.proposal()
+            if proposal is not None and proposal.tobytes() not in seen:
+                seen.add(proposal.tobytes())
+                yield proposal, cases.price
+
+    @property
+    def _is_folded(self) -> bool:
+        """Whether there are so many tables alike, and so many ranks, that patterns are what counts."""
+        options, world_size = self.space.options, len(self.space.capacity_bytes)
+        return world_size >= _MANY_RANKS and len(options.all_tables) >= _ALIKE * len(options.tables)
+
+    def _filled(self, proposal: Ints, limit_ms: float) -> Assignment:
+        trial = Assignment(self.catalogue, proposal, limit_ms)
+        trial.fill()
+        return trial
+
+    def _attempt(self, limit_ms: float) -> Assignment | None:
+        """A plan within a time, from the choices at its multipliers."""
+        nearest: tuple[float, Assignment, Floats] | None = None
+        cases = self.space.prover.refute(limit_ms, max_cases=_CASES)
+        for proposal, price in self._with_margins(cases):
+            trial = self._filled(proposal, limit_ms)
+            if trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS):
+                return trial
+            over = float(trial.bins.over().sum())
+            if nearest is None or over < nearest[0]:
+                nearest = over, trial, price
+            if self.space.watch.is_over:
+                return None
+        if nearest is None:
+            return None
+        _, trial, price = nearest
+        trial.rebuild(_ROUNDS, price)
+        return trial
+
+    def _improved(self, limit_ms: float) -> Assignment | None:
+        """The best plan, repaired to keep within a lesser time."""
+        assert self.best is not None
+        trial = self.best.copy()
+        trial.limit_ms = limit_ms
+        changes = _CHANGES if len(trial.proposal) <= _SOME_TABLES else 0
+        trial.repair(_STEPS, changes=changes, pairs=_PAIRS)
+        return trial

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -52,12 +53,15 @@ def train_until(label: str, fault: str, sharding_type: str, form: str | None) ->
     Returns:
         What the rank raised, and in which step.
     """
-    os.environ["LOCAL_WORLD_SIZE"] = "2"
-    replicated.FORMS = tuple(FORMS.values()) if form is None else (FORMS[form],)
+    forms = tuple(FORMS.values()) if form is None else (FORMS[form],)
     own = case(sharding_type)
-    train(own, ShardingEnv.from_process_group())  # what is done for the first time takes its time
-    hurried = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
-    return train_with_fault(own, ShardingEnv.from_process_group(hurried), label, fault)
+    with (  # the process may live on, and run another test
+        mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "2"}),
+        mock.patch.object(replicated, "FORMS", forms),
+    ):
+        train(own, ShardingEnv.from_process_group())  # what is done for the first time takes its time
+        hurried = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
+        return train_with_fault(own, ShardingEnv.from_process_group(hurried), label, fault)
 
 
 def train(own: Case, env: ShardingEnv) -> None:

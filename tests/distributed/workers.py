@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -52,8 +53,8 @@ def train_cases(cases: list[Case]) -> list[RankResult]:
 
 def train_case_on_hosts(case: Case) -> RankResult:
     """Train with as many ranks a host as the case says; the launcher's variable is all that tells hosts apart."""
-    os.environ["LOCAL_WORLD_SIZE"] = str(case.local_world_size)
-    return train_case(case)
+    with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": str(case.local_world_size)}):
+        return train_case(case)
 
 
 class Clicks(nn.Module):

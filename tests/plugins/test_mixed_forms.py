@@ -10,7 +10,7 @@ from tests.plugins.compute_kernels.loops import kernel_names, kernel_of
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.runtime import replicated
-from shardwright.testing import training
+from shardwright.testing.training import NUM_STEPS
 
 TABLES = ((6, ("a", "b")), (6, ("b",)), (6, ("c",)), (6, ("a",)), (9, ("c",)))  # rows and features
 
@@ -40,9 +40,8 @@ def test_kernel_updates_tables_of_all_forms_as_unsharded(monkeypatch, kernel, po
     monkeypatch.setattr(
         replicated, "FORMS", [in_turn(form, index, len(forms)) for index, form in enumerate(forms)]
     )
-    # Headers; ids or rows, in one; dense gradients and their sums.
-    monkeypatch.setattr(training, "expected_collectives", lambda case, num_steps: [4] * num_steps)
     results = train_simulated(case)
-    assert_equals_unsharded(case, results)
+    # Headers; ids or rows, in one; dense gradients and their sums.
+    assert_equals_unsharded(case, results, collectives=[4] * NUM_STEPS)
     for name, weight in results[0].weights.items():
         assert torch.equal(results[1].weights[name], weight)

@@ -91,7 +91,7 @@ QUANTIZED: Mapping[str, Mapping[str, str]] = {
         name: name for name in ("quantize_embeddings", "quantize_inference_model", "shard_quant_model")
     },
     "torchrec.modules.embedding_configs": {"QuantConfig": "QuantConfig"},
-    "torchrec.quant": _QUANT,
+    "torchrec.quant": {"EmbeddingBagCollection": "QuantEmbeddingBagCollection"},
     "torchrec.quant.embedding_modules": _QUANT,
 }
 """TorchRec's module paths -> names of theirs -> what `shardwright_torchrec.quant` calls them."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.distributed import workers
-from tests.equality import Case, assert_equals_unsharded
+from tests.equality import Case, assert_equals_unsharded, train_simulated
 from tests.plugins.test_equality import BATCH_SIZES, Table, kernels, sequences_of, supports, tables_of
 
 from shardwright import EmbeddingBagCollectionSharder, KeyedOptimizerWrapper, RowWiseAdagrad
@@ -61,24 +61,25 @@ def mixed_tables() -> list[Table]:
 
 
 DEFAULT = max(kernels(), key=lambda name: host().compute_kernels.create(name).preference)
-RUNS = [(DEFAULT, 1), (DEFAULT, 2), (DEFAULT, 3), *((name, 2) for name in kernels() if name != DEFAULT)]
 
 
 @pytest.mark.parametrize("tables_made", [tables_of, sequences_of], ids=["bags", "sequences"])
-@pytest.mark.parametrize(("kernel", "world_size"), RUNS)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_each_type_equals_unsharded_with_four_collectives(
-    pool: RankPool, kernel: str, world_size: int, tables_made: Callable[[str, str], list[Table]]
+    pool: RankPool, world_size: int, tables_made: Callable[[str, str], list[Table]]
 ) -> None:
+    """With the kernel that plans prefer; all others are in the test of types and kernels mixed."""
     cases = {}
     for sharding_type, optimizer in zip(TYPES, itertools.cycle(["row_wise_adagrad", "sgd", "adagrad"])):
-        tables = tables_made(sharding_type, kernel)
-        takes_it = all(supports(kernel, table, optimizer, world_size=world_size) for table in tables)
+        tables = tables_made(sharding_type, DEFAULT)
+        takes_it = all(supports(DEFAULT, table, optimizer, world_size=world_size) for table in tables)
         is_weighted = tables_made is tables_of
         cases[sharding_type] = Case(
             tables, BATCH_SIZES[world_size], optimizer if takes_it else "sgd", is_weighted
         )
     wrong = {}
-    results = pool.run(workers.train_cases, world_size, list(cases.values()))
+    train_simulated(cases[TYPES[0]])  # what is compiled on first use is, before ranks wait for each other
+    results = pool.run(workers.train_cases, world_size, list(cases.values()), timeout_s=110)
     for (sharding_type, case), of_ranks in zip(cases.items(), zip(*results, strict=True), strict=True):
         try:
             assert_equals_unsharded(case, of_ranks)

@@ -110,7 +110,9 @@ class SameHostExchange(Exchange):
         self, splits: Sequence[int], element_size: int, patience: timedelta | None
     ) -> dict[int, _Peer]:
         """The peers whose pieces go by memory; both ranks of a pair say the same."""
-        found = {}
+        found: dict[int, _Peer] = {}
+        if max(splits) * element_size < LEAST_BYTES:  # as in every exchange of a small batch
+            return found
         for peer, count in enumerate(splits):
             if peer != self._rank and LEAST_BYTES <= count * element_size <= MOST_BYTES:
                 known = self._peer(peer, patience)

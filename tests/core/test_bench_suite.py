@@ -97,6 +97,13 @@ def test_suite_that_keeps_going_notes_a_failure_and_asks_that_side_no_more_in_th
     assert "case 0, ours: InvalidInputError: refused on CPU" in text
 
 
+def test_outcome_whose_ratio_is_not_known_reaches_nothing() -> None:
+    suite, _ = suite_of(figures(1), [InvalidInputError("no")], goal=0.5)
+    suite.outcomes[0].case = evolve(suite.outcomes[0].case, max_collectives=4)
+    list(suite.run(keep_going=True))
+    assert suite.outcomes[0].reached(suite.side_names) is None
+
+
 def test_suite_that_does_not_keep_going_raises() -> None:
     suite, _ = suite_of([InvalidInputError("no")])
     with pytest.raises(InvalidInputError, match="no"):

@@ -67,7 +67,9 @@ class Outcome:
         """Whether the goals of the case are reached; ``None`` while that cannot be said, or there are none."""
         verdicts = []
         ratios, figures = self.ratios(sides), self.summaries().get(sides[0])
-        if self.case.goal is not None and ratios:
+        if self.case.goal is not None and len(sides) == 2:
+            if not ratios:
+                return None
             verdicts.append(ratios["min_ms"] <= self.case.goal)
         if self.case.max_collectives is not None and figures is not None and figures.collectives is not None:
             verdicts.append(figures.collectives <= self.case.max_collectives)

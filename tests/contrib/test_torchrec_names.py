@@ -129,6 +129,7 @@ def shards_of(line: str) -> dict[str, list[tuple[list[int], list[int], int]]]:
 
 @pytest.mark.distributed
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_sharding_tutorial_prints_the_plans_that_it_shows() -> None:
     kinds = ("TABLE_WISE", "ROW_WISE", "COLUMN_WISE", "DATA_PARALLEL")
     lines = [

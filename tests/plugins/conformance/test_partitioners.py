@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shardwright.contracts import Partitioner
@@ -9,7 +11,16 @@ from shardwright.plugins import host
 from shardwright.testing import PartitionerTests
 
 
+def _params() -> list[Any]:
+    """Each partitioner; those with the patience of a last resort are tested apart."""
+    last = [name for name in sorted(host().partitioners) if host().partitioners.create(name).is_last_resort]
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] if name in last else [])
+        for name in sorted(host().partitioners)
+    ]
+
+
 class TestPartitioners(PartitionerTests):
-    @pytest.fixture(params=sorted(host().partitioners))
+    @pytest.fixture(params=_params())
     def partitioner(self, request: pytest.FixtureRequest) -> Partitioner:
         return host().partitioners.create(request.param)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -94,6 +93,20 @@ class TorchExchange(Exchange):
         return False
 
 
+class _Named:
+    """Gives the failure of what is done inside the name of a collective. Every step passes here several times."""
+
+    def __init__(self, communicator: TorchCommunicator, collective: str) -> None:
+        self._communicator, self._collective = communicator, collective
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, DistributedError):  # which has its name
+            raise self._communicator.failure(self._collective, error) from error
+
+
 class _LabelledWork:
     """A collective whose failure says what was exchanged, and which ranks were not in it."""
 
@@ -131,18 +144,14 @@ class TorchCommunicator(Communicator):
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
 
-    @contextmanager
-    def named(self, collective: str) -> Iterator[None]:
+    def named(self, collective: str) -> _Named:
         """What fails inside is the failure of that collective."""
-        try:
-            yield
-        except RuntimeError as error:
-            if isinstance(error, DistributedError):  # has its name
-                raise
-            became = self._roll_call.after(collective)
-            raise DistributedError(
-                f"rank {self.rank}: {collective} failed: {became}{became and ': '}{error}"
-            ) from error
+        return _Named(self, collective)
+
+    def failure(self, collective: str, error: RuntimeError) -> DistributedError:
+        """The error that says which collective failed here, and which ranks were not in it."""
+        became = self._roll_call.after(collective)
+        return DistributedError(f"rank {self.rank}: {collective} failed: {became}{became and ': '}{error}")
 
     def wait_for(self, work: Any) -> Any:
         """Wait no longer than leaves time to ask who is missing."""

@@ -207,7 +207,7 @@ class BatchReader:
 
     def _own(self, keys: _Keys, values: Tensor, counts: Sequence[int]) -> list[Tensor]:
         """The values of each feature of the collection."""
-        pieces = values.split(list(counts))
+        pieces = values.split_with_sizes(list(counts))
         return list(pieces) if keys.in_order else [pieces[place] for place in keys.places]
 
     def _where(self, feature: int) -> str:

@@ -132,7 +132,7 @@ class PayloadFormat:
 
 
 def _deal(targets: list[list[Tensor]], values: Tensor, counts: Sequence[int]) -> None:
-    pieces = [values] if len(counts) == 1 else values.split(list(counts))
+    pieces = [values] if len(counts) == 1 else values.split_with_sizes(list(counts))
     for target, piece in zip(targets, pieces, strict=True):
         target.append(piece)
 

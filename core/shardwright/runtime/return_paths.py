@@ -108,9 +108,9 @@ def split_slots(
     """Views ``[bags, D]`` of each slot of a group's result (or its gradient) for one rank."""
     dims = group.gradient_dims if gradient else group.dims
     if group.batch_major:
-        return list(region.view(counts[0], sum(dims)).split(dims, dim=1))
+        return list(region.view(counts[0], sum(dims)).split_with_sizes(dims, dim=1))
     sizes = [count * dim for count, dim in zip(counts, dims, strict=True)]
-    pieces = region.split(sizes)
+    pieces = region.split_with_sizes(sizes)
     return [piece.view(count, dim) for piece, count, dim in zip(pieces, counts, dims, strict=True)]
 
 
@@ -219,7 +219,7 @@ class _DirectTrip(TripStep):
     def _regions(self, buffer: Tensor) -> Sequence[Tensor]:
         """The part of each rank's groups in a buffer of what this rank asked for."""
         sizes = [size for own in self._sizes.asked for size in own]
-        return [buffer] if len(sizes) == 1 else buffer.split(sizes)
+        return [buffer] if len(sizes) == 1 else buffer.split_with_sizes(sizes)
 
     def send_gradients(self, gradient_of: GradientOf) -> None:
         path = self._path
@@ -262,7 +262,7 @@ def _by_source(results: Sequence[Tensor], sizes: Sequence[Sequence[int]], device
         return results[0]
     if not results:
         return torch.empty(0, dtype=torch.float32, device=device)
-    pieces = [result.split([own[index] for own in sizes]) for index, result in enumerate(results)]
+    pieces = [result.split_with_sizes([own[index] for own in sizes]) for index, result in enumerate(results)]
     return torch.cat([group[source] for source in range(len(sizes)) for group in pieces])
 
 
@@ -271,5 +271,5 @@ def _by_group(received: Tensor, sizes: Sequence[Sequence[int]]) -> list[Tensor]:
     num_groups = len(sizes[0])
     if num_groups == 1:
         return [received]
-    pieces = received.split([size for own in sizes for size in own])
+    pieces = received.split_with_sizes([size for own in sizes for size in own])
     return [torch.cat(pieces[group::num_groups]) for group in range(num_groups)]

@@ -84,7 +84,7 @@ def _is_self(node: ast.expr) -> bool:
 
 
 def insides_touched(source: str, own: set[str]) -> list[str]:
-    """The attributes with an underscore that a source reads or sets, and that are not `own`: somebody else's insides."""
+    """The attributes with an underscore that a source reads or sets and that are not `own`: insides of others."""
     attributes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
     return [
         ast.unparse(node)

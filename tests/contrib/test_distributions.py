@@ -7,10 +7,10 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-import shardwright_plugins
 from tests.contrib import distributions
 
 import shardwright
+import shardwright_plugins
 from shardwright.plugins import PluginHost, host
 
 ROOTS = [Path(package.__file__ or "").parent for package in (shardwright, shardwright_plugins)]

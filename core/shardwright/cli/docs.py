@@ -29,7 +29,7 @@ def docs_of(provenance: Provenance) -> Iterator[str]:
 
 
 def kind_pages(host: PluginHost, kind: Kind[Any]) -> Iterator[Path]:
-    """The page on a kind: contract, example and tests. It is among the docs of the package that the built-ins are in."""
+    """The page on a kind: contract, example and tests. It is in the package of the built-ins."""
     name = kind.title.replace(" ", "_")
     roots = {_package_folder(record.provenance) for record in host.plugins if record.provenance.is_from(_OWN)}
     for root in sorted(root for root in roots if root):

@@ -41,7 +41,9 @@ def check_traffic(asked: Asked, table: TableSpec, cluster: Cluster, *, is_weight
 
 def _reckons_with_all_rows(row_map: RowMap) -> bool:
     """Whether each part that has rows is said to get ids: from none nothing can be reckoned for those looked up."""
-    return all(row_map.id_fraction_of(part) or not row_map.num_rows_of(part) for part in range(row_map.num_parts))
+    return all(
+        row_map.id_fraction_of(part) or not row_map.num_rows_of(part) for part in range(row_map.num_parts)
+    )
 
 
 def _case(asked: Asked, table: TableSpec, cluster: Cluster, is_weighted: bool) -> Case:

@@ -66,6 +66,44 @@ def _lines_of_code(tree: ast.AST) -> int:
     return len(lines - strings)
 
 
+def own_names(name: str) -> set[str]:
+    """Everything that a distribution's files define: functions, classes, variables and attributes."""
+    nodes = [node for path in sources(name) for node in ast.walk(ast.parse(path.read_text()))]
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    variables = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    set_on_self = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value)
+    }
+    return defined | variables | set_on_self
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def insides_touched(source: str, own: set[str]) -> list[str]:
+    """The attributes with an underscore that a source reads or sets and that are not `own`: insides of others."""
+    attributes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    return [
+        ast.unparse(node)
+        for node in attributes
+        if node.attr.startswith("_") and not node.attr.startswith("__") and node.attr not in own
+    ]
+
+
+def words(tree: ast.AST) -> Iterator[str]:
+    """Every string of a file, and every module that it imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Import):
+            yield from (name.name.partition(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0]
+
+
 def private_uses(source: str) -> list[str]:
     """What a source takes from shardwright that is not public.
 

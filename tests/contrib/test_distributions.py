@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 from tests.contrib import distributions
 
 import shardwright
+import shardwright_plugins
 from shardwright.plugins import PluginHost, host
+
+ROOTS = [Path(package.__file__ or "").parent for package in (shardwright, shardwright_plugins)]
 
 
 def test_distribution_imports_public_names_only(distribution: str) -> None:
@@ -18,6 +23,42 @@ def test_distribution_imports_public_names_only(distribution: str) -> None:
         if (uses := distributions.private_uses(path.read_text()))
     }
     assert private == {}
+
+
+# TorchRec has no public name for it: its sharder reads there which optimizer runs in the backward pass.
+OF_TORCHREC = "tensor._optimizer_classes"
+
+
+def test_distribution_touches_nobodys_insides(distribution: str) -> None:
+    own = distributions.own_names(distribution)
+    touched = {
+        attribute
+        for path in distributions.sources(distribution)
+        for attribute in distributions.insides_touched(path.read_text(), own)
+    }
+    assert touched == ({OF_TORCHREC} if distribution == "torchrec" else set())
+
+
+def test_insides_touched_finds_what_is_read_and_set() -> None:
+    source = "self._rows = planner._cache\nhost()._discover()\nlookup._mine\nclass_.__name__"
+    assert distributions.insides_touched(source, {"_rows", "_mine"}) == ["planner._cache", "host()._discover"]
+
+
+def test_core_and_built_ins_know_nothing_of_the_distribution(
+    distribution: str, entry_points: list[EntryPoint]
+) -> None:
+    """To add it nothing else was changed: no string is its name or the name of what it offers, no file imports it."""
+    own = PluginHost(entry_points=entry_points, environment={})
+    offered = {name for registry in own.registries for name in registry.names}
+    packages = {
+        path.relative_to(distributions.ROOT / distribution).parts[0].removesuffix(".py")
+        for path in distributions.sources(distribution)
+    }
+    names = {*offered, *packages, distributions.project(distribution)["name"]}
+    files = sorted(path for root in ROOTS for path in root.rglob("*.py"))
+    assert len(files) > 100
+    told = {path.name: names & set(distributions.words(ast.parse(path.read_text()))) for path in files}
+    assert {file: found for file, found in told.items() if found} == {}
 
 
 @pytest.mark.parametrize(

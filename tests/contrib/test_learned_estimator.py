@@ -237,6 +237,9 @@ def test_fit_a_function_of_the_users_cannot_be_saved_and_says_so() -> None:
         LearnedEstimator.fit(drawn_measurements(), "ridge")
 
 
+RIDGE = "sklearn.linear_model.Ridge"
+
+
 def damaged(**changes: Any) -> str:
     data = json.loads(LearnedEstimator.fit(drawn_measurements()).model.to_json())
     return json.dumps({**data, **changes})
@@ -253,6 +256,17 @@ def damaged(**changes: Any) -> str:
         (damaged(measurements=[]), "no measurements to fit"),
         (damaged(milliseconds={KERNEL: [1.0] * 30}), "says other times than when it was saved"),
         (damaged(milliseconds={KERNEL: [1.0]}), "says other times than when it was saved"),
+        (damaged(milliseconds={KERNEL: ["x"]}), "no lists of numbers"),
+        (damaged(regressor={"class": 5}), "cannot be fitted again"),
+        (damaged(regressor={"class": RIDGE, "arguments": [1]}), "cannot be fitted again"),
+        (damaged(regressor={"class": RIDGE, "arguments": {"nope": 1}}), "cannot be fitted again.*'nope'"),
+        (damaged(regressor={"class": RIDGE, "arguments": {"alpha": "x"}}), "cannot be fitted again.*alpha"),
+        (
+            damaged(regressor={"class": "sklearn.preprocessing.StandardScaler"}),
+            "cannot be fitted again.*predict",
+        ),
+        (damaged(regressor={"sequence": "list"}), "cannot be fitted again"),
+        (damaged(regressor={"mapping": [[1]]}), "cannot be fitted again"),
     ],
 )
 def test_load_a_damaged_file_says_what_is_wrong(text: str, message: str, tmp_path: Path) -> None:

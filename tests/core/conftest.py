@@ -76,7 +76,9 @@ def write_wheel(folder: Path, distribution: str, version: str, source: str) -> P
     info = f"{module}-{version}.dist-info"
     files = {
         f"{module}.py": source,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        f"Project-URL: Homepage, https://acme.example\n"
+        f"Project-URL: Documentation, https://acme.example/docs/{distribution}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": f"[shardwright]\n{module} = {module}\n",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -52,6 +53,8 @@ def test_plugins_of_a_name_shows_contract_and_where_it_comes_from(run_python, si
     assert "plugin acme_good of acme-good 1.2.0" in done.stdout
     assert f"file {site / 'acme_good.py'}" in done.stdout
     assert "contract shardwright.contracts.sharding_type.ShardingType, version 1" in done.stdout
+    (link,) = re.findall(r"^  docs (\S+)$", done.stdout, re.MULTILINE)
+    assert link == "https://acme.example/docs/acme-good"
 
 
 def test_plugins_of_a_failed_plugin_says_why(run_python):

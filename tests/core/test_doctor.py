@@ -221,3 +221,20 @@ def test_doctor_without_torch_breaks_nothing_and_says_how_to_have_it(monkeypatch
     (told,) = (one for one in found if one.part == "torch")
     assert (told.state, told.command) == ("absent", "pip install 'shardwright[cpu]'")
     assert {one.part for one in found} >= {"python", "plugins", "environment"}
+
+
+def test_doctor_torch_that_cannot_be_imported_is_the_one_thing_broken(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "raise ImportError('libtorch_cpu.so: undefined symbol: x')\n"
+    )
+    info = tmp_path / "torch-2.13.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
+    done = run("-m", "shardwright", "doctor", "--json", path=tmp_path, SHARDWRIGHT_INPUT_CHECKS="off")
+    found = findings(done)
+    assert done.returncode == 1
+    assert [place for place, one in found.items() if one["state"] == "broken"] == [("torch", "torch")]
+    assert "undefined symbol: x" in found["torch", "torch"]["reason"]
+    assert found["torch", "torch"]["command"] == "pip install --force-reinstall 'torch==2.13.0'"
+    assert found["environment", "SHARDWRIGHT_INPUT_CHECKS"]["state"] == "ok"

@@ -13,7 +13,8 @@ from tests import readme
 from tests.plugins import author_pages
 
 from shardwright import testing
-from shardwright.plugins import KINDS
+from shardwright.cli.docs import kind_pages
+from shardwright.plugins import KINDS, PluginHost
 
 NAMES = sorted(author_pages.PAGES)
 VERSIONS = author_pages.FOLDER / "versions.md"
@@ -35,6 +36,14 @@ def test_each_kind_has_a_page_and_each_page_a_kind() -> None:
     pages = {path.stem for path in author_pages.FOLDER.glob("*.md")} - {"versions"}
     assert pages == set(NAMES)
     assert len(NAMES) == len(KINDS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_page_is_what_plugins_name_points_to(name: str) -> None:
+    """`shardwright plugins NAME` finds the page of each kind, also where the built-ins themselves are off."""
+    for environment in ({}, {"SHARDWRIGHT_PLUGINS": ""}):
+        found = list(kind_pages(PluginHost(environment=environment), author_pages.PAGES[name]))
+        assert [path.resolve() for path in found] == [author_pages.page(name).resolve()]
 
 
 @pytest.mark.parametrize("name", NAMES)

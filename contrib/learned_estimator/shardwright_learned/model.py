@@ -92,6 +92,10 @@ class Model:
         predicted = sum((self.predict(kernel, phase, matrix) for phase in self.phases), np.zeros(len(own)))
         return predicted, np.array([sum(one.milliseconds.values()) for one in own])
 
+    def _saved_and_again(self, kernel: str, saved: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """The times of a kernel's measurements as a file says them, and as the model does."""
+        return np.asarray(saved.get(kernel, ()), dtype=np.float64), self._totals(kernel)[0]
+
     def to_json(self) -> str:
         """The file: recipe, measurements, and what the model says of them."""
         import sklearn
@@ -114,12 +118,17 @@ class Model:
             InvalidInputError: The file is malformed, or the model is another than when it was saved.
         """
         data = _read(text)
-        model = cls.fit([Measurement.from_data(one) for one in data["measurements"]], data["regressor"])
-        for kernel in model.kernels:
-            now, then = (
-                model._totals(kernel)[0],
-                np.asarray(data["milliseconds"].get(kernel, ()), dtype=np.float64),
-            )
+        try:
+            model = cls.fit([Measurement.from_data(one) for one in data["measurements"]], data["regressor"])
+            times = {kernel: model._saved_and_again(kernel, data["milliseconds"]) for kernel in model.kernels}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, sw.ShardwrightError):
+                raise
+            raise sw.InvalidInputError(
+                f"the file's regressor, saved with scikit-learn {data['scikit_learn']}, cannot be fitted again, or "
+                f"its milliseconds are no lists of numbers: {type(error).__name__}: {error}"
+            ) from error
+        for kernel, (then, now) in times.items():
             if now.shape != then.shape or not np.allclose(now, then, rtol=_TOLERANCE, atol=_TOLERANCE):
                 raise sw.InvalidInputError(
                     f"fitted again, the model of {kernel!r} says other times than when it was saved, with scikit-learn "

@@ -92,14 +92,18 @@ def examine(environment: Mapping[str, str]) -> Iterator[Finding]:
         ("comm backends", lambda: _comm_backends(environment)),
         ("environment", lambda: _variables(environment)),
     )
-    has_torch = importlib.util.find_spec("torch") is not None
     for part, look in looks:
-        if not has_torch and part in _OF_TORCH:
+        if part in _OF_TORCH and not _is_imported("torch"):
             continue
         try:
             yield from look()
         except Exception as error:
             yield Finding(part, "", state="broken", reason=f"{type(error).__name__}: {error}")
+
+
+def _is_imported(module: str) -> bool:
+    """Whether it is there and could be imported: the look at it comes before those at what needs it."""
+    return sys.modules.get(module) is not None
 
 
 def _python() -> Iterator[Finding]:
@@ -121,10 +125,24 @@ def _torch() -> Iterator[Finding]:
         reason = "not installed; plans can be made and checked without it, nothing can be trained"
         yield Finding("torch", "torch", "", "absent", reason, "pip install 'shardwright[cpu]'")
         return
-    import torch
-
+    try:
+        import torch
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        yield _broken_torch(error)
+        return
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
     yield Finding("torch", "torch", torch.__version__, reason=f"built for {built_for}")
+
+
+def _broken_torch(error: BaseException) -> Finding:
+    """A torch that is there and cannot be imported, such as one whose libraries do not go with each other."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    reason = f"it cannot be imported: {type(error).__name__}: {error}; plans can be made without it, nothing trained"
+    command = f"pip install --force-reinstall 'torch=={version}'" if version else ""
+    return Finding("torch", "torch", version, "broken", reason, command)
 
 
 def _fbgemm() -> Iterator[Finding]:
@@ -242,7 +260,7 @@ def _runtime_readers(environment: Mapping[str, str]) -> Mapping[str, Callable[[]
     from shardwright.settings import CHECKS_VARIABLE, SHARED_MEMORY_VARIABLE, may_share_memory
 
     readers: dict[str, Callable[[], Any]] = {SHARED_MEMORY_VARIABLE: lambda: may_share_memory(environment)}
-    if importlib.util.find_spec("torch") is None:
+    if not _is_imported("torch"):
         return {**readers, CHECKS_VARIABLE: lambda: None}  # it is read where models are trained
     from shardwright.runtime.inputs import InputChecks
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
+from shardwright.cli.docs import docs_of, kind_pages
 from shardwright.cli.tables import console
 from shardwright.errors import UnknownNameError, nearest
 
@@ -105,17 +106,20 @@ def _described(host: PluginHost, row: _Row) -> str:
     for record in host.plugins:
         if record.provenance.plugin == row.plugin and record.provenance.file == row.file:
             entries = [entry for offered in record.entries.values() for entry in offered]
-            lines += [line for entry in entries if entry.name == row.name for line in _contract(entry)]
+            lines += [line for entry in entries if entry.name == row.name for line in _contract(host, entry)]
     return "\n".join(lines)
 
 
-def _contract(entry: Entry[Any]) -> list[str]:
-    """The contract, its version, other names, and the docstring."""
+def _contract(host: PluginHost, entry: Entry[Any]) -> list[str]:
+    """The contract, its version, other names, where its docs are, and the docstring."""
     from shardwright.plugins import KINDS
 
     item: Any = entry.item if isinstance(entry.item, type) else type(entry.item)
-    contract = next(kind.contract for kind in KINDS if issubclass(item, kind.contract))
+    kind = next(kind for kind in KINDS if issubclass(item, kind.contract))
+    contract = kind.contract
     lines = [f"  contract {contract.__module__}.{contract.__name__}, version {item.api}"]
+    lines += [f"  docs {place}" for place in docs_of(entry.provenance)]
+    lines += [f"  docs of the kind {page}" for page in kind_pages(host, kind)]
     lines += [f"  also called {', '.join(entry.aliases)}"] if entry.aliases else []
     return [*lines, "", textwrap.indent(inspect.getdoc(item) or "", "  ")]
 

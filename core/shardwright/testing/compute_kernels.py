@@ -5,7 +5,8 @@ Legend: S slots, N ids, D columns of a block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import DataType
 from shardwright.runtime.learning_rates import LearningRates
 from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
+from shardwright.testing.guesses import sums_look_like, updates_look_like
 from shardwright.testing.keys import RowsOfKeys, keys_of
 from shardwright.testing.loops import (
     OPTIMIZERS,
@@ -495,8 +497,9 @@ def _draw(
         return draw_sequences(blocks, max(1, len(sources)), seed=seed, max_ids=max(sources) + 1)
     drawn = draw_batch(blocks, sources, is_weighted=is_weighted, seed=seed, max_length=max_length)
     # Weights that cancel leave gradients of rounding errors only, which optimizers that divide by them blow up.
-    bags = _mapped(drawn, lambda bag: [(row, weight + 2 if is_weighted else weight) for row, weight in bag])
-    return Batch(bags, is_weighted)
+    if not is_weighted:
+        return drawn
+    return drawn.changed(lambda bag: [(row, weight + 2) for row, weight in bag])
 
 
 def _gradient(loops: Loops, batch: Batch, seed: int) -> Tensor:
@@ -504,14 +507,14 @@ def _gradient(loops: Loops, batch: Batch, seed: int) -> Tensor:
     return torch.rand(loops.size(batch, of_gradients=True), generator=generator) - 0.5
 
 
-def _close(what: str, actual: Tensor, expected: Tensor, *, hint: str = "") -> None:
+def _close(what: str, actual: Tensor, expected: Tensor, *, hint: Callable[[], str] = str) -> None:
     rounding = torch.finfo(actual.dtype).eps * _ROUNDED_STEPS
     close = _CLOSE if actual.dtype.itemsize > 2 else {"rtol": rounding, "atol": rounding}
     actual, expected = actual.detach().double().cpu(), expected.detach().double().cpu()
     assert actual.shape == expected.shape, (
         f"{what}: the shape is {list(actual.shape)}, not {list(expected.shape)}"
     )
-    torch.testing.assert_close(actual, expected, **close, msg=lambda text: f"{what}: {hint}{text}")
+    torch.testing.assert_close(actual, expected, **close, msg=lambda text: f"{what}: {hint()}{text}")
 
 
 def _check_sums(
@@ -523,24 +526,7 @@ def _check_sums(
         f"{what}: forward() gives a tensor that requires a gradient; autograd is core's"
     )
     expected = loops.sums(batch)
-    _close(what, sums.reshape(-1), expected, hint=_looks_like(sums.reshape(-1).cpu().double(), loops, batch))
-
-
-def _looks_like(sums: Tensor, loops: Loops, batch: Batch) -> str:
-    """What wrong sums are, if they are something that is known to go wrong."""
-    weightless = Batch(_mapped(batch, lambda bag: [(row, 1.0) for row, _ in bag]), False, batch.is_pooled)
-    means = Batch(_mapped(batch, lambda bag: [(row, w / len(bag)) for row, w in bag]), True, batch.is_pooled)
-    guesses = [("the weights of ids are lost: these are the plain sums", weightless)]
-    guesses += [("these are means; kernels always sum, and the engine divides", means)]
-    for text, guess in guesses:
-        expected = loops.sums(guess)
-        if sums.shape == expected.shape and torch.allclose(sums, expected, **_CLOSE):
-            return f"{text}. "
-    return ""
-
-
-def _mapped(batch: Batch, change: Any) -> list[list[list[list[tuple[int, float]]]]]:
-    return [[[change(bag) for bag in samples] for samples in slots] for slots in batch.bags]
+    _close(what, sums.reshape(-1), expected, hint=lambda: sums_look_like(sums.reshape(-1), loops, batch))
 
 
 def _train(
@@ -582,9 +568,12 @@ def _go_back(
             assert actual is not None, f"{what}: backward() gives no gradient of parameter {index}"
             _close(f"{what}: gradient of block {index}", actual, expected)
         return
+    before = loops.copied()
     loops.update(batch, gradient, rate)
     for index, expected in enumerate(loops.weights):
-        _close(f"{what}: weights of block {index} after the update", lookup.weight(index), expected)
+        actual = lookup.weight(index)
+        hint = partial(updates_look_like, actual, index, before, batch, gradient, rate)
+        _close(f"{what}: weights of block {index} after the update", actual, expected, hint=hint)
 
 
 def _dense_gradients(loops: Loops, batch: Batch, gradient: Tensor) -> list[Tensor]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from shardwright.contracts import ComputeKernel
@@ -20,6 +20,9 @@ from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
 from shardwright.testing.keys import AllKeys, RowsOfKeys
 
 CPU = torch.device("cpu")
+Bag: TypeAlias = list[tuple[int, float]]
+"""Ids with their weights."""
+
 OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam")
 """The optimizers that the loops know."""
 
@@ -53,13 +56,18 @@ class Batch:
     Of sequences, every bag has one id, and slots may have different numbers of them.
     """
 
-    bags: list[list[list[list[tuple[int, float]]]]]
+    bags: list[list[list[Bag]]]
     is_weighted: bool
     is_pooled: bool = True
 
     def flat(self) -> list[list[tuple[int, float]]]:
         """All bags, by source, slot and sample."""
         return [bag for slots in self.bags for samples in slots for bag in samples]
+
+    def changed(self, change: Callable[[Bag], Bag]) -> Batch:
+        """With every bag as `change` makes it, its ids weighted."""
+        bags = [[[change(bag) for bag in samples] for samples in slots] for slots in self.bags]
+        return Batch(bags, True, self.is_pooled)
 
     def as_bags(self, device: torch.device = CPU) -> Bags:
         """As the engine gives them to a lookup."""
@@ -136,6 +144,13 @@ class Loops:
     whole_rows: bool = False
     state: dict[tuple[int, int], list[Tensor]] = field(factory=dict)
     steps: list[int] = field(factory=list)
+
+    def copied(self) -> Loops:
+        """As they are now, to be gone on with apart."""
+        weights = [weight.clone() for weight in self.weights]
+        # An update puts new tensors into the lists of a state.
+        state = {place: list(values) for place, values in self.state.items()}
+        return evolve(self, weights=weights, state=state, steps=list(self.steps))
 
     @property
     def block_of_slot(self) -> list[int]:

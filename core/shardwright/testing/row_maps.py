@@ -58,7 +58,11 @@ def _check_placed(where: str, row_map: RowMap, ids: Any, parts: Any, locals_: An
     assert not len(outside), (
         f"{where}: row {ids[outside[0]]} is in part {parts[outside[0]]} of {row_map.num_parts}"
     )
-    lookups = sum(row_map.id_fraction_of(part) for part in range(row_map.num_parts))
+    fractions = [row_map.id_fraction_of(part) for part in range(row_map.num_parts)]
+    assert all(0 <= fraction <= 1 + _ROUNDING for fraction in fractions), (
+        f"{where}: id_fraction_of of the parts is {fractions}; each must be between 0 and 1"
+    )
+    lookups = sum(fractions)
     assert abs(lookups - 1) < _ROUNDING, (
         f"{where}: id_fraction_of of all {row_map.num_parts} parts is {lookups} together, it must be 1"
     )

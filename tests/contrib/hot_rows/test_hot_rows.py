@@ -17,8 +17,11 @@ from tests.contrib.hot_rows import zipf
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, shard_case, train_simulated
 
 import shardwright as sw
+from shardwright.planning.space import traffic_bytes
 from shardwright.plugins import PluginHost, use_host
-from shardwright.testing import ShardingTypeTests, installed, run_simulated
+from shardwright.testing import ShardingTypeTests, installed, run_simulated, traffic
+from shardwright.testing.asked import Asked
+from shardwright.testing.drawing import Cluster
 
 
 def falling(table: sw.TableSpec, constraints: sw.ParameterConstraints) -> AccessCounts:
@@ -30,6 +33,25 @@ class TestHotRows(ShardingTypeTests):
     @pytest.fixture
     def sharding_type(self) -> sw.ShardingType:
         return HotRows(falling)
+
+
+@pytest.mark.parametrize(("ids", "results"), [(2.0, 1.0), (1.0, 2.0)], ids=["ids", "results"])
+def test_kit_compares_the_traffic_of_cold_rows_beside_copies(
+    monkeypatch: pytest.MonkeyPatch, ids: float, results: float
+) -> None:
+    """Reckoned with bytes that are not sent, the type fails: layouts with copies are not passed over."""
+
+    def wrong(options: sw.Options, topology: sw.Topology) -> tuple[Any, Any]:
+        received, sent = traffic_bytes(options, topology)
+        return received * ids, sent * results
+
+    table, cluster = sw.TableSpec("t", 12, 8, ["f"]), Cluster(1, 2)
+    with installed(HotRows(falling)):
+        asked = Asked(HotRows(falling), sw.ParameterConstraints())
+        traffic.check_traffic(asked, table, cluster, is_weighted=True)
+        monkeypatch.setattr(traffic, "traffic_bytes", wrong)
+        with pytest.raises(AssertionError, match=r"layout '\d+ hot rows.*the planner reckons with"):
+            traffic.check_traffic(asked, table, cluster, is_weighted=True)
 
 
 @pytest.fixture

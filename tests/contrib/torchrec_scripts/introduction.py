@@ -7,6 +7,25 @@ import warnings
 import torch
 import torchrec
 
+num_embeddings, embedding_dim = 10, 4
+weights = torch.rand(num_embeddings, embedding_dim)
+print("Weights:", weights)
+embedding_collection = torch.nn.Embedding(num_embeddings, embedding_dim, _weight=weights)
+embedding_bag_collection = torch.nn.EmbeddingBag(num_embeddings, embedding_dim, _weight=weights)
+print("Embedding Collection Table: ", embedding_collection.weight)
+print("Embedding Bag Collection Table: ", embedding_bag_collection.weight)
+ids = torch.tensor([[1, 3]])
+print("Input row IDS: ", ids)
+embeddings = embedding_collection(ids)
+print("Embedding Collection Results: ")
+print(embeddings)
+print("Shape: ", embeddings.shape)
+pooled_embeddings = embedding_bag_collection(ids)
+print("Embedding Bag Collection Results: ")
+print(pooled_embeddings)
+print("Shape: ", pooled_embeddings.shape)
+print("Mean: ", torch.mean(embedding_collection(ids), dim=1))
+
 ebc = torchrec.EmbeddingBagCollection(
     device="cpu",
     tables=[

@@ -1,5 +1,6 @@
 """TorchRec's sharding tutorial. Adapted: the CPU and gloo for CUDA and NCCL, the standard library's multiprocessing for
-the package multiprocess (hence install(), and the guard), a free port."""
+the package multiprocess (hence install(), and the guard), a free port. `plan` is printed as a table, like that of later
+TorchRec releases; `plan.plan`, printed after it, is what the tutorial shows."""
 
 import shardwright_torchrec
 
@@ -101,7 +102,7 @@ def single_rank_execution(
         device=device,
     )
     # One write: the ranks share a pipe.
-    sys.stdout.write(f"rank:{rank},sharding plan: {plan.plan}\n")
+    sys.stdout.write(f"{plan}\nrank:{rank},sharding plan: {plan.plan}\n")
     sys.stdout.flush()
     del sharded_model
     dist.destroy_process_group()

@@ -158,6 +158,21 @@ class LostIdWeights(RightKernel):
         return _WithoutWeights(lookup)
 
 
+class _UpdatesWithoutWeights(Delegate):
+    def forward(self, bags: Bags, *, training: bool) -> Any:
+        sums, _ = self._right.forward(bags, training=training)
+        return sums, self._right.prepare(attrs.evolve(bags, weights=None)) if training else None
+
+
+class UpdateWithoutIdWeights(RightKernel):
+    """Looks up with the weights of ids, and goes back without."""
+
+    name = "update_without_id_weights"
+
+    def changed(self, lookup: Lookup) -> Any:
+        return _UpdatesWithoutWeights(lookup)
+
+
 class _CopiesWeights(Delegate):
     def weight(self, block: int) -> torch.Tensor:
         return self._right.weight(block).clone()

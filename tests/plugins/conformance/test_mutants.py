@@ -52,6 +52,12 @@ MUTANTS = [
         r"the weights of ids are lost: these are the plain sums",
     ),
     (
+        mutants.UpdateWithoutIdWeights,
+        "ComputeKernelTests",
+        "test_backward_updates_rows_or_shows_their_gradients",
+        r"weights of block 0 after the update: the weights of ids are lost: this is the update without them",
+    ),
+    (
         mutants.LostCheckpoint,
         "ComputeKernelTests",
         "test_weights_share_storage_with_what_is_looked_up",
@@ -79,7 +85,7 @@ MUTANTS = [
         mutants.HalvesNeverTrained,
         "ComputeKernelTests",
         "test_backward_updates_rows_or_shows_their_gradients",
-        r"adagrad, step 0 of batches of .*: weights of block 0 after the update: ",
+        r"adagrad, step 0 of batches of .*: weights of block 0 after the update: nothing was updated\.",
     ),
     (
         mutants.NotFinite,

@@ -38,6 +38,7 @@ READABLE = {  # what may be in the way, and of how many peers each rank then rea
     "one rank's memory is used up": [2, 2, 2],
     "one rank cannot read": [1, 0, 1],
     "turned off": [0, 0, 0],
+    "turned off on one rank": [1, 0, 1],
 }
 
 
@@ -100,3 +101,16 @@ def test_rank_that_is_killed_before_memory_is_shared_is_named(pool: RankPool) ->
 
 def test_what_was_sent_outlives_the_group_of_its_sender(pool: RankPool) -> None:
     assert pool.run(memory_workers.read_late, 2, timeout_s=60) == [True, True]
+
+
+def test_ranks_that_meet_in_a_circle_do_not_wait_for_each_other(pool: RankPool) -> None:
+    assert pool.run(memory_workers.send_in_a_circle, 3, timeout_s=60) == [True] * 3
+
+
+def test_memory_that_was_first_needed_in_inference_mode_serves_training(pool: RankPool) -> None:
+    for right in pool.run(memory_workers.exchange_in_inference_mode_first, 2, timeout_s=60):
+        assert all(right)
+
+
+def test_group_that_is_connected_to_again_shares_memory_again(pool: RankPool) -> None:
+    assert pool.run(memory_workers.connect_again, 2, timeout_s=60) == [[[True]] * 3] * 2

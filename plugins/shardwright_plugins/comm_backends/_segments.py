@@ -74,8 +74,10 @@ class Segment:
         """The memory is unmapped when the last tensor in it is gone."""
         begin = num_peers * _LINE_BYTES
         mapped = mmap.mmap(opened, begin + size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        memory = torch.frombuffer(mapped, dtype=torch.uint8)
-        return cls(descriptor, serial, memory[:begin].view(torch.int64).view(num_peers, -1), memory[begin:])
+        with torch.inference_mode(False):  # it may be written in any mode, whichever it is first needed in
+            memory = torch.frombuffer(mapped, dtype=torch.uint8)
+            counts = memory[:begin].view(torch.int64).view(num_peers, -1)
+            return cls(descriptor, serial, counts, memory[begin:])
 
     def lend(self) -> tuple[Tensor, weakref.finalize]:
         """The room as a tensor of its own, and what says whether it, and all its views, are gone."""

@@ -170,11 +170,11 @@ def exchange_in_inference_mode_first() -> list[bool]:
     """One exchange in inference mode, and then others outside."""
     with all_by_memory():
         communicator = ShardingEnv.from_process_group().communicator
-        right = []
+        right: list[bool] = []
         for is_inference in (True, False, False):
             with torch.inference_mode(is_inference):
-                pieces = exchange(communicator, 1, how="copied")()[1]
-                right += [torch.equal(own, piece_of(source, communicator.rank, 1)) for source, own in enumerate(pieces)]
+                pieces = enumerate(exchange(communicator, 1, how="copied")()[1])
+                right += [torch.equal(own, piece_of(peer, communicator.rank, 1)) for peer, own in pieces]
         return right
 
 

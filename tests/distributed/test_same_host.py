@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
-from tests.distributed import faults, memory_workers
+from tests.distributed import faults, forked_sender, memory_workers
 from tests.distributed.test_faults import assert_all_name_the_victim
 from tests.distributed.test_training import TYPES
 from tests.equality import Case, Table, assert_equals_unsharded
@@ -82,7 +85,10 @@ def test_two_ranks_that_add_up_in_each_others_memory_equal_unsharded(
 
 @pytest.mark.parametrize(
     ("label", "sharding_type", "form"),
-    [("ids", "row_wise", None), ("dense gradients", "data_parallel", "DenseForm")],
+    [
+        pytest.param("ids", "row_wise", None, marks=pytest.mark.slow),
+        ("dense gradients", "data_parallel", "DenseForm"),
+    ],
 )
 def test_rank_that_is_killed_is_named_by_all_that_read_its_memory(
     pool: RankPool, label: str, sharding_type: str, form: str | None
@@ -114,3 +120,9 @@ def test_memory_that_was_first_needed_in_inference_mode_serves_training(pool: Ra
 
 def test_group_that_is_connected_to_again_shares_memory_again(pool: RankPool) -> None:
     assert pool.run(memory_workers.connect_again, 2, timeout_s=60) == [[[True]] * 3] * 2
+
+
+def test_process_that_was_forked_waits_until_what_it_sent_is_read() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", forked_sender.__name__]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout.split("\n"), ended.returncode) == (["[7, 7, 7, 7, 7]", "0", ""], 0), ended.stderr

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import mmap
 import os
 import time
 import weakref
 from collections.abc import Sequence
+from multiprocessing.util import Finalize
 
 import torch
 from attrs import define, field, frozen
@@ -126,6 +126,7 @@ class Segments:
     _last_serial: int = 0
 
     def __attrs_post_init__(self) -> None:
+        _drain_at_end()
         _in_use.append(self._own)
         weakref.finalize(self, _outlive, self._own).atexit = False
 
@@ -166,6 +167,7 @@ class Segments:
 
 _in_use: list[list[Own]] = []  # of each Segments
 _unread: list[Own] = []  # of those that are gone: what their peers had not copied out yet
+_drain_call: tuple[int, Finalize] | None = None  # of which process
 _LONGEST_DRAIN_S = 3.0
 _POLL_S = 0.001
 
@@ -176,7 +178,18 @@ def _outlive(own: list[Own]) -> None:
     _unread[:] = [segment for segment in (*_unread, *own) if not segment.is_read]
 
 
-@atexit.register
+def _drain_at_end() -> None:
+    """Have this process call :func:`_drain` when it ends; a forked one begins anew.
+
+    ``atexit`` would not do: processes that ``multiprocessing`` forks leave it out.
+    """
+    global _drain_call
+    if _drain_call is None or _drain_call[0] != os.getpid():
+        _in_use.clear()  # those of the process that this was forked from
+        _unread.clear()
+        _drain_call = os.getpid(), Finalize(None, _drain, exitpriority=0)
+
+
 def _drain() -> None:
     """Let peers that are behind read the last pieces, before this process ends and its descriptors with it."""
     deadline = time.monotonic() + _LONGEST_DRAIN_S

@@ -61,10 +61,17 @@ def test_reads_in_place_is_one_answer_on_all_ranks(pool: RankPool) -> None:
     assert answers == [[False] * 3] * 2
 
 
-def test_training_by_memory_equals_unsharded(pool: RankPool) -> None:
+@pytest.mark.parametrize(
+    ("batch_sizes", "collectives"),
+    [((3, 5), 5), pytest.param((3, 5, 2), 6, marks=pytest.mark.slow)],  # a pair makes no dense sums
+)
+def test_training_by_memory_equals_unsharded(
+    pool: RankPool, batch_sizes: tuple[int, ...], collectives: int
+) -> None:
     tables = [tables_of(name, "fused_torch")[index % 3] for index, name in enumerate(TYPES)]
-    case = Case(tables, (3, 5, 2), optimizer="row_wise_adagrad")
-    assert_equals_unsharded(case, pool.run(memory_workers.train_by_memory, 3, case, timeout_s=120))
+    case = Case(tables, batch_sizes, optimizer="row_wise_adagrad")
+    results = pool.run(memory_workers.train_by_memory, len(batch_sizes), case, timeout_s=120)
+    assert_equals_unsharded(case, results, collectives=[collectives] * NUM_STEPS)
 
 
 @pytest.mark.parametrize("kernel", ["fused_torch", "fused_numba"])

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -48,7 +49,7 @@ def circumstance(name: str) -> Iterator[None]:
     elif name == "one rank cannot read" and dist.get_rank() == 1:
         with mock.patch.object(same_host, "_can_read", return_value=False):
             yield
-    elif name == "turned off":
+    elif name == "turned off" or (name == "turned off on one rank" and dist.get_rank() == 1):
         with mock.patch.dict(os.environ, {SHARED_MEMORY_VARIABLE: "off"}):
             yield
     else:
@@ -152,3 +153,41 @@ def read_late() -> bool:
     if dist.get_rank() == 1:
         work.wait()
     return bool((output == 1).all())
+
+
+def send_in_a_circle() -> bool:
+    """Each rank has a large piece for the next rank only: nobody is the first that all others meet."""
+    communicator = ShardingEnv.from_process_group().communicator
+    rank, ranks = communicator.rank, range(communicator.world_size)
+    before, after = (rank - 1) % len(ranks), (rank + 1) % len(ranks)
+    sent, arriving = ([LARGE if other == peer else 0 for other in ranks] for peer in (after, before))
+    output = torch.zeros(LARGE)
+    communicator.all_to_all(output, torch.full((LARGE,), float(rank)), arriving, sent, label="values").wait()
+    return bool((output == before).all())
+
+
+def exchange_in_inference_mode_first() -> list[bool]:
+    """One exchange in inference mode, and then others outside."""
+    with all_by_memory():
+        communicator = ShardingEnv.from_process_group().communicator
+        right: list[bool] = []
+        for is_inference in (True, False, False):
+            with torch.inference_mode(is_inference):
+                pieces = enumerate(exchange(communicator, 1, how="copied")()[1])
+                right += [torch.equal(own, piece_of(peer, communicator.rank, 1)) for peer, own in pieces]
+        return right
+
+
+def connect_again() -> list[list[bool]]:
+    """Connect to one group again and again, each time without the connection before; who is late differs."""
+    readable = []
+    for number in range(3):
+        communicator = ShardingEnv.from_process_group().communicator
+        if communicator.rank == number % 2:
+            time.sleep(0.1)
+        exchange(communicator, 0, how="copied")()
+        exchange(communicator, 1, how="copied")()
+        readable.append([peer is not None for peer in communicator._exchange._peers.values()])
+        del communicator
+        gc.collect()
+    return readable

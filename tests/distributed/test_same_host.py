@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
-from tests.distributed import faults, memory_workers
+from tests.distributed import faults, forked_sender, memory_workers
 from tests.distributed.test_faults import assert_all_name_the_victim
 from tests.distributed.test_training import TYPES
 from tests.equality import Case, Table, assert_equals_unsharded
@@ -38,6 +41,7 @@ READABLE = {  # what may be in the way, and of how many peers each rank then rea
     "one rank's memory is used up": [2, 2, 2],
     "one rank cannot read": [1, 0, 1],
     "turned off": [0, 0, 0],
+    "turned off on one rank": [1, 0, 1],
 }
 
 
@@ -57,10 +61,17 @@ def test_reads_in_place_is_one_answer_on_all_ranks(pool: RankPool) -> None:
     assert answers == [[False] * 3] * 2
 
 
-def test_training_by_memory_equals_unsharded(pool: RankPool) -> None:
+@pytest.mark.parametrize(
+    ("batch_sizes", "collectives"),
+    [((3, 5), 5), pytest.param((3, 5, 2), 6, marks=pytest.mark.slow)],  # a pair makes no dense sums
+)
+def test_training_by_memory_equals_unsharded(
+    pool: RankPool, batch_sizes: tuple[int, ...], collectives: int
+) -> None:
     tables = [tables_of(name, "fused_torch")[index % 3] for index, name in enumerate(TYPES)]
-    case = Case(tables, (3, 5, 2), optimizer="row_wise_adagrad")
-    assert_equals_unsharded(case, pool.run(memory_workers.train_by_memory, 3, case, timeout_s=120))
+    case = Case(tables, batch_sizes, optimizer="row_wise_adagrad")
+    results = pool.run(memory_workers.train_by_memory, len(batch_sizes), case, timeout_s=120)
+    assert_equals_unsharded(case, results, collectives=[collectives] * NUM_STEPS)
 
 
 @pytest.mark.parametrize("kernel", ["fused_torch", "fused_numba"])
@@ -81,7 +92,10 @@ def test_two_ranks_that_add_up_in_each_others_memory_equal_unsharded(
 
 @pytest.mark.parametrize(
     ("label", "sharding_type", "form"),
-    [("ids", "row_wise", None), ("dense gradients", "data_parallel", "DenseForm")],
+    [
+        pytest.param("ids", "row_wise", None, marks=pytest.mark.slow),
+        ("dense gradients", "data_parallel", "DenseForm"),
+    ],
 )
 def test_rank_that_is_killed_is_named_by_all_that_read_its_memory(
     pool: RankPool, label: str, sharding_type: str, form: str | None
@@ -100,3 +114,22 @@ def test_rank_that_is_killed_before_memory_is_shared_is_named(pool: RankPool) ->
 
 def test_what_was_sent_outlives_the_group_of_its_sender(pool: RankPool) -> None:
     assert pool.run(memory_workers.read_late, 2, timeout_s=60) == [True, True]
+
+
+def test_ranks_that_meet_in_a_circle_do_not_wait_for_each_other(pool: RankPool) -> None:
+    assert pool.run(memory_workers.send_in_a_circle, 3, timeout_s=60) == [True] * 3
+
+
+def test_memory_that_was_first_needed_in_inference_mode_serves_training(pool: RankPool) -> None:
+    for right in pool.run(memory_workers.exchange_in_inference_mode_first, 2, timeout_s=60):
+        assert all(right)
+
+
+def test_group_that_is_connected_to_again_shares_memory_again(pool: RankPool) -> None:
+    assert pool.run(memory_workers.connect_again, 2, timeout_s=60) == [[[True]] * 3] * 2
+
+
+def test_process_that_was_forked_waits_until_what_it_sent_is_read() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", forked_sender.__name__]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout.split("\n"), ended.returncode) == (["[7, 7, 7, 7, 7]", "0", ""], 0), ended.stderr

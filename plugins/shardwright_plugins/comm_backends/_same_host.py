@@ -43,6 +43,7 @@ _REFERENCE = (
 )
 _REFERENCE_BYTES = 8 * _REFERENCE
 _BY_GLOO = -1  # for a descriptor: there was no memory, and the piece is sent by itself
+_NO_OFFER = "none"
 _TAGS = (
     1 << 20
 )  # of exchanges, so that pieces sent by themselves are those of the exchange that is waited for
@@ -65,6 +66,7 @@ class SameHostExchange(Exchange):
         self._group, self._store, self._plain = process_group, store, TorchExchange(process_group)
         self._rank, self._world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
         self._peers: dict[int, _Peer | None] = {}
+        self._number = _number(store, self._rank)
         self._segments = Segments(self._world_size)
         self._offer: _Offer | None = None
         self._started = 0
@@ -90,8 +92,10 @@ class SameHostExchange(Exchange):
         patience: timedelta | None,
     ) -> Any:
         self._started += 1
-        leaving = self._by_memory(input_splits, input.element_size(), patience)
-        arriving = self._by_memory(output_splits, input.element_size(), patience)
+        large = [self._large(splits, input.element_size()) for splits in (input_splits, output_splits)]
+        # All that are new, in one order: ranks that meet in a circle would wait for each other.
+        self._meet_all(sorted({*large[0], *large[1]}), patience)
+        leaving, arriving = (self._by_memory(peers) for peers in large)
         if not leaving and not arriving:
             return self._plain.start(output, input, output_splits, input_splits, patience)
         exchange = _Exchange(self._group, self._started % _TAGS, output, input.dtype)
@@ -103,39 +107,43 @@ class SameHostExchange(Exchange):
         return exchange
 
     def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
-        ranks = [num_elements] * self._world_size
-        return len(self._by_memory(ranks, _FLOAT_BYTES, patience)) == self._world_size - 1
+        large = self._large([num_elements] * self._world_size, _FLOAT_BYTES)
+        self._meet_all(large, patience)
+        return len(self._by_memory(large)) == self._world_size - 1
 
-    def _by_memory(
-        self, splits: Sequence[int], element_size: int, patience: timedelta | None
-    ) -> dict[int, _Peer]:
-        """The peers whose pieces go by memory; both ranks of a pair say the same."""
-        found: dict[int, _Peer] = {}
+    def _large(self, splits: Sequence[int], element_size: int) -> list[int]:
+        """The peers whose pieces are large enough, and not too large."""
         if max(splits) * element_size < LEAST_BYTES:  # as in every exchange of a small batch
-            return found
-        for peer, count in enumerate(splits):
-            if peer != self._rank and LEAST_BYTES <= count * element_size <= MOST_BYTES:
-                known = self._peer(peer, patience)
-                if known is not None:
-                    found[peer] = known
-        return found
+            return []
+        return [
+            peer
+            for peer, count in enumerate(splits)
+            if peer != self._rank and LEAST_BYTES <= count * element_size <= MOST_BYTES
+        ]
 
-    def _peer(self, peer: int, patience: timedelta | None) -> _Peer | None:
-        """What is shared with a peer; asked for on both sides when the first large piece goes either way."""
-        if peer not in self._peers:
-            self._peers[peer] = self._meet(peer, patience)
-        return self._peers[peer]
+    def _by_memory(self, peers: Sequence[int]) -> dict[int, _Peer]:
+        """Those of the peers with whom memory is shared; both ranks of a pair say the same."""
+        met = {peer: self._peers[peer] for peer in peers}
+        return {peer: known for peer, known in met.items() if known is not None}
+
+    def _meet_all(self, peers: Sequence[int], patience: timedelta | None) -> None:
+        """Ask both ranks of each pair, when the first large piece goes either way; peers rise."""
+        for peer in peers:
+            if peer not in self._peers:
+                self._peers[peer] = self._meet(peer, patience)
 
     def _meet(self, peer: int, patience: timedelta | None) -> _Peer | None:
         """Try on both sides whether one reads what the other wrote."""
         if self._offer is None:
             self._offer = _Offer.make()
-            self._store.set(_key(self._rank), self._offer.text)
-        theirs = self._read(_key(peer), patience)
+            self._store.set(_key(self._number, self._rank), self._offer.text)
+        theirs = self._read(_key(self._number, peer), patience)
         can_read = _can_read(theirs)
-        self._store.set(_key(self._rank, peer), str(int(can_read)))
-        is_read = self._read(_key(peer, self._rank), patience) == "1"
-        return _Peer(int(theirs.split()[0]), self._rank, self._world_size) if can_read and is_read else None
+        self._store.set(_key(self._number, self._rank, peer), str(int(can_read)))
+        # A peer that offers nothing does not look whether it could read here.
+        if not can_read or self._read(_key(self._number, peer, self._rank), patience) != "1":
+            return None
+        return _Peer(int(theirs.split()[0]), self._rank, self._world_size)
 
     def _read(self, key: str, patience: timedelta | None) -> str:
         if patience is not None:
@@ -144,8 +152,27 @@ class SameHostExchange(Exchange):
         return text
 
 
-def _key(*ranks: int) -> str:
-    return "/".join(["shardwright/memory", *map(str, ranks)])
+def exchange_over(process_group: Any, store: Any) -> SameHostExchange | None:
+    """An exchange that shares memory where it can; ``None`` where this rank cannot, of which the others are told.
+
+    Args:
+        process_group: of gloo; every rank of it makes this call.
+        store: of the group.
+    """
+    if is_possible():
+        return SameHostExchange(process_group, store)
+    rank = dist.get_rank(process_group)
+    store.set(_key(_number(store, rank), rank), _NO_OFFER)
+    return None
+
+
+def _number(store: Any, rank: int) -> int:
+    """How many times this rank, as all others, has connected to the group: what was said then is outdated."""
+    return int(store.add(f"shardwright/memory/connected/{rank}", 1))
+
+
+def _key(number: int, *ranks: int) -> str:
+    return "/".join(["shardwright/memory", *map(str, (number, *ranks))])
 
 
 def _pieces(tensor: Tensor, splits: Sequence[int], element_size: int) -> list[Tensor]:
@@ -167,13 +194,15 @@ class _Offer:
         try:
             segment = Segment.create(len(word), serial=0, num_peers=1)
         except OSError:
-            return cls(f"{os.getpid()} {_BY_GLOO} -", None)
+            return cls(_NO_OFFER, None)
         segment.data.copy_(torch.frombuffer(bytearray(word), dtype=torch.uint8))
         return cls(f"{os.getpid()} {segment.descriptor} {word.hex()}", segment)
 
 
 def _can_read(text: str) -> bool:
     """Whether another rank's word stands where it says."""
+    if text == _NO_OFFER:
+        return False
     process, descriptor, word = text.split()
     try:
         segment = Segment.open(int(process), int(descriptor), len(word) // 2, serial=0, num_peers=1)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import mmap
 import os
 import time
 import weakref
 from collections.abc import Sequence
+from multiprocessing.util import Finalize
 
 import torch
 from attrs import define, field, frozen
@@ -74,8 +74,10 @@ class Segment:
         """The memory is unmapped when the last tensor in it is gone."""
         begin = num_peers * _LINE_BYTES
         mapped = mmap.mmap(opened, begin + size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        memory = torch.frombuffer(mapped, dtype=torch.uint8)
-        return cls(descriptor, serial, memory[:begin].view(torch.int64).view(num_peers, -1), memory[begin:])
+        with torch.inference_mode(False):  # it may be written in any mode, whichever it is first needed in
+            memory = torch.frombuffer(mapped, dtype=torch.uint8)
+            counts = memory[:begin].view(torch.int64).view(num_peers, -1)
+            return cls(descriptor, serial, counts, memory[begin:])
 
     def lend(self) -> tuple[Tensor, weakref.finalize]:
         """The room as a tensor of its own, and what says whether it, and all its views, are gone."""
@@ -124,6 +126,7 @@ class Segments:
     _last_serial: int = 0
 
     def __attrs_post_init__(self) -> None:
+        _drain_at_end()
         _in_use.append(self._own)
         weakref.finalize(self, _outlive, self._own).atexit = False
 
@@ -164,6 +167,7 @@ class Segments:
 
 _in_use: list[list[Own]] = []  # of each Segments
 _unread: list[Own] = []  # of those that are gone: what their peers had not copied out yet
+_drain_call: tuple[int, Finalize] | None = None  # of which process
 _LONGEST_DRAIN_S = 3.0
 _POLL_S = 0.001
 
@@ -174,7 +178,18 @@ def _outlive(own: list[Own]) -> None:
     _unread[:] = [segment for segment in (*_unread, *own) if not segment.is_read]
 
 
-@atexit.register
+def _drain_at_end() -> None:
+    """Have this process call :func:`_drain` when it ends; a forked one begins anew.
+
+    ``atexit`` would not do: processes that ``multiprocessing`` forks leave it out.
+    """
+    global _drain_call
+    if _drain_call is None or _drain_call[0] != os.getpid():
+        _in_use.clear()  # those of the process that this was forked from
+        _unread.clear()
+        _drain_call = os.getpid(), Finalize(None, _drain, exitpriority=0)
+
+
 def _drain() -> None:
     """Let peers that are behind read the last pieces, before this process ends and its descriptors with it."""
     deadline = time.monotonic() + _LONGEST_DRAIN_S

@@ -19,7 +19,7 @@ class Gloo(CommBackend):
 
         from shardwright.runtime.comm import TorchCommunicator
         from shardwright.runtime.roll_call import store_of
-        from shardwright_plugins.comm_backends._same_host import SameHostExchange, is_possible
+        from shardwright_plugins.comm_backends._same_host import exchange_over
 
-        exchange = SameHostExchange(process_group, store_of(process_group)) if is_possible() else None
+        exchange = exchange_over(process_group, store_of(process_group))
         return TorchCommunicator(process_group, torch.device("cpu"), exchange)

@@ -12,7 +12,7 @@ Legend: W ranks, H hosts, L ranks of each, D dimensions (time, then memory tiers
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -93,12 +93,21 @@ class Program:
     """The column that is 1 where no plan is found."""
 
     @classmethod
-    def of(cls, space: SearchSpace, limit_ms: float, *, most_columns: int) -> Program | None:
-        """The program, unless it is too large, or some table has no option."""
+    def of(
+        cls, space: SearchSpace, limit_ms: float, *, most_columns: int, keep: Collection[int] = ()
+    ) -> Program | None:
+        """The program, unless it is too large, or some table has no option.
+
+        Args:
+            space: options and costs.
+            limit_ms: the time.
+            most_columns: how large it may be.
+            keep: options that it is to have even where others are as good.
+        """
         program = cls(space, limit_ms)
         if program._least_columns() > most_columns:
             return None
-        chosen = program._options()
+        chosen = sorted({*program._options(), *keep})
         if program.is_empty or program._num_columns(chosen) > most_columns:
             return None
         for option in chosen:
@@ -332,7 +341,7 @@ class Program:
         numbers, nodes = np.rint(found.x[:-1]).astype(np.int64), int(found.mip_node_count)
         if numbers[self.left_out]:
             return Solution(bound_ms, nodes=nodes)
-        return Solution(bound_ms, *self._plan(numbers), nodes=nodes)
+        return Solution(bound_ms, *self.plan(numbers), nodes=nodes)
 
     def _solved(self, most_nodes: int, seconds: float) -> Any:
         from scipy.sparse import csr_matrix
@@ -354,8 +363,15 @@ class Program:
         )
         return program.solve(most_nodes=most_nodes, seconds=seconds, precision=PRECISION)
 
-    def _plan(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """The plan that has so many of each: of tables that are alike, the first ones take the first options."""
+    def plan(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """The plan that has so many of each: of tables that are alike, the first ones take the first options.
+
+        Args:
+            numbers: of every column: ``[N]``.
+
+        Returns:
+            The option of each of all tables, and the ranks of their free shards in the order of tables and shards.
+        """
         options = self.space.options
         proposal = np.zeros(len(options.alike), dtype=np.int64)
         ranks: list[Ints] = [np.empty(0, dtype=np.int64)] * len(proposal)

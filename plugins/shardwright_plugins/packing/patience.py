@@ -6,27 +6,32 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from shardwright.planning.options import Floats, Ints
+from shardwright.planning.options import Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
+from shardwright_plugins.packing.neighbourhoods import repaired
 from shardwright_plugins.packing.sharing import share_out
 
 # Of one turn: tables taken out and put back, and ranks shared out anew; so many more with each turn.
 _REBUILDS, _SHARINGS = 40, 200
 # Choices of options to begin with, turns of each, and of the one that came nearest.
-_STARTS, _TURNS, _LAST_TURNS = 10, 4, 12
+_STARTS, _TURNS, _LAST_TURNS = 8, 4, 12
 # A start is given up that is over by more than this, divided by its turns, in ranks.
 _HOPELESS = 0.3
+# A solver shares out groups of ranks of a plan that is over by no more, so often at once; and of the nearest one.
+_NEAR, _ROUNDS, _LAST_ROUNDS = 0.1, 10, 40
 # Moves, swaps and sharings before the first turn, and options changed.
 _STEPS, _CHANGES, _PAIRS = 200, 30, 4
 # The largest part of tables cut finely in a mixed start, and what a large shard counts beside its table's memory.
 _MOST_FINE, _LUMP = 0.4, 0.05
+# More than any option takes, in parts of all memory.
+_UNWANTED = 1e6
 
 
 def packed(
     catalogue: Catalogue, proposal: Ints, limit_ms: float, is_over: Callable[[], bool]
 ) -> Assignment | None:
-    """A plan within all memories, if patience finds one.
+    """A plan within all memories, if patience finds one, or what came nearest.
 
     Either options or ranks alone get stuck where little room is left: the options that need least do not go together,
     or the ranks that were chosen leave room in many places where it is needed in one. And which tables must be cut
@@ -38,20 +43,30 @@ def packed(
         limit_ms: the time that no rank should exceed.
         is_over: whether to end.
     """
-    nearest, least = None, np.inf
+    nearest: Assignment | None = None
     for start in _starts(catalogue.space, proposal):
         trial = Assignment(catalogue, start, limit_ms)
         trial.fill()
         trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS)
         if _turned(trial, range(_TURNS), is_over, hopeless=_HOPELESS):
             return trial
-        over = float(trial.bins.over().sum())
-        if over < least:
-            nearest, least = trial, over
-        if is_over():
-            return None
-    last = range(_TURNS, _LAST_TURNS)
-    return nearest if nearest is not None and _turned(nearest, last, is_over) else None
+        if _over(trial) < _NEAR and not is_over():
+            trial = repaired(catalogue, trial, _ROUNDS, is_over)
+        if nearest is None or _over(trial) < _over(nearest):
+            nearest = trial
+        if np.isfinite(trial.value_ms) or is_over():
+            break
+    if nearest is None or np.isfinite(nearest.value_ms) or is_over():
+        return nearest
+    nearest = repaired(catalogue, nearest, _LAST_ROUNDS, is_over)
+    if not np.isfinite(nearest.value_ms):
+        _turned(nearest, range(_TURNS, _LAST_TURNS), is_over)
+    return nearest
+
+
+def _over(plan: Assignment) -> float:
+    """By how much all ranks together are over their limits, in parts of these."""
+    return float(plan.bins.over().sum())
 
 
 def _turned(
@@ -70,20 +85,26 @@ def _turned(
 
 
 def _starts(space: SearchSpace, proposal: Ints) -> Iterator[Ints]:
-    """Choices of options: as given, with every table cut finely, and with some by chance."""
-    fine = _finest(space)
+    """Choices of options: as given, every table in one place, every one cut finely, and with some so by chance."""
+    fine = _finest(space, space.fits_alone)
     yield proposal
+    yield _finest(space, space.fits_alone & ~space.bound.problem.covers)
     yield fine
     random = np.random.default_rng(0)
-    for _ in range(_STARTS - 2):
+    for _ in range(_STARTS - 3):
         part = random.uniform(0, _MOST_FINE)
         yield np.where(random.random(len(proposal)) < part, fine, proposal)
 
 
-def _finest(space: SearchSpace) -> Ints:
-    """The option of each table that takes least memory, of about equal ones that with the smallest shards: ``[A]``."""
+def _finest(space: SearchSpace, wanted: Bools) -> Ints:
+    """The option of each table that takes least memory, of about equal ones that with the smallest shards: ``[A]``.
+
+    Args:
+        space: options and memory.
+        wanted: options that come before others: ``[O]``.
+    """
     options, have = space.options, np.maximum(space.capacity_bytes.sum(axis=0), 1)
     parts: Floats = ((space.total_bytes + _LUMP * space.largest_bytes) / have).sum(axis=1)
-    parts = np.where(space.fits_alone, parts, np.inf)
+    parts = np.where(wanted, parts, np.where(space.fits_alone, parts + _UNWANTED, np.inf))
     mine = (np.array(options.of_table(table)) for table in range(len(options.tables)))
     return np.array([own[np.argmin(parts[own])] for own in mine], dtype=np.int64)[options.alike]

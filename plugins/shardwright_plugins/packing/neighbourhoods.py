@@ -1,0 +1,205 @@
+"""Memory alone, a few ranks at a time: a solver shares out what lies on them anew, options and places together.
+
+Large neighbourhood search (Shaw 1998) over the program of the problem itself: what lies on a few ranks is free, all
+else stays. So a table may be cut otherwise and others move at once, which no move or swap does; and little room on many
+ranks comes together on one. Legend: N columns of the program, K rows, W ranks, D memory tiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from shardwright.planning.options import FREE, Bools, Floats, Ints
+from shardwright.planning.program import Part, Program
+from shardwright.planning.solver import MixedProgram
+from shardwright.planning.space import SearchSpace
+from shardwright_plugins.packing.assignment import Assignment, Catalogue
+
+# Programs of more columns take too long to write down.
+_MOST_COLUMNS = 60_000
+# Ranks of a group at least and at most: one more after so many rounds in which the solver found nothing better,
+# one less after so many that it did not finish.
+_SMALLEST_GROUP, _LARGEST_GROUP, _PATIENCE = 4, 16, 3
+# Of one round: nodes of the solver's tree, the seconds that only far slower machines need, and how exact it is.
+_NODES, _SECONDS, _PRECISION = 100, 10.0, 0.1
+# What is over a limit counts 1; what lies on the rank that is to become empty, so little.
+_GATHER = 1e-3
+# What is over by less is rounding; the solver is exact to a millionth, so it is to leave as much; a gain is more.
+_ROUNDING, _MARGIN, _GAIN = 1e-12, 2e-6, 1e-5
+
+
+def without_time(space: SearchSpace) -> SearchSpace:
+    """The same problem where nothing takes time: what is left is memory, and fewer options are worth a look."""
+    return attrs.evolve(space, phases={})
+
+
+class Neighbourhoods:
+    """Plans that are nearly within all memories, brought within them.
+
+    Args:
+        space: options and memory; times do not count.
+        start: a plan that exceeds memory by a little.
+    """
+
+    def __init__(self, space: SearchSpace, start: Assignment) -> None:
+        self._space, self._local = space, space.topology.local_world_size
+        self._program = Program.of(
+            without_time(space), 1.0, most_columns=_MOST_COLUMNS, keep=set(start.proposal.tolist())
+        )
+        if self._program is not None:
+            self._numbers = _numbers(self._program, start)
+            self._write(self._program)
+
+    def _write(self, program: Program) -> None:
+        """The rows, and of each column the rank or host that it counts shards of."""
+        from scipy.sparse import csc_matrix
+
+        world_size, base = len(self._space.capacity_bytes), len(program.equals)
+        row, column, value = (np.array(each) for each in zip(*program.entries, strict=True))
+        rows = base + world_size * (1 + len(self._space.tiers))
+        whole = csc_matrix((value, (row, column)), shape=(rows, len(program.most)))
+        kept = np.append(np.arange(base), np.arange(base + world_size, rows))  # all but the rows of time
+        self._matrix: Any = whole[kept]
+        self._equals: Floats = np.array(program.equals)
+        self._most: Floats = np.array(program.most)
+        self._most[program.left_out] = 0
+        self._first: Ints = np.full(len(self._most), FREE)  # the first rank of what a column counts
+        self._last: Ints = np.full(len(self._most), FREE)
+        for parts in program.parts.values():
+            for part in parts:
+                self._locate(part)
+
+    def _locate(self, part: Part) -> None:
+        size = 1 if part.local is None else self._local
+        places = np.arange(len(self._space.capacity_bytes) // size)
+        self._first[part.first + places] = places * size
+        self._last[part.first + places] = places * size + size - 1
+        for run in part.inside:
+            self._locate(run)
+
+    def repaired(self, rounds: int, is_over: Callable[[], bool]) -> tuple[Ints, Ints] | None:
+        """The option of each table and the ranks of free shards, nearest to what fits; ``None`` for too many columns.
+
+        Args:
+            rounds: groups of ranks shared out at most.
+            is_over: whether to end.
+        """
+        if self._program is None:
+            return None
+        random, size, in_vain, unfinished = np.random.default_rng(0), _SMALLEST_GROUP, 0, 0
+        over = self._over(self._numbers)
+        for _ in range(rounds):
+            if over.sum() <= _ROUNDING or is_over():
+                break
+            numbers = self._round(self._group(over, size, random), random)
+            after = np.full(1, np.inf) if numbers is None else self._over(numbers)
+            gain = float(over.sum() - after.sum())
+            in_vain = in_vain + 1 if abs(gain) <= _GAIN else 0
+            unfinished = unfinished + 1 if gain < -_GAIN else 0
+            if numbers is not None and gain >= -_GAIN:
+                self._numbers, over = numbers, after
+            if in_vain >= _PATIENCE or unfinished >= _PATIENCE:
+                size = int(np.clip(size + (1 if in_vain else -1), _SMALLEST_GROUP, _LARGEST_GROUP))
+                in_vain = unfinished = 0
+        return self._program.plan(self._numbers)
+
+    def _over(self, numbers: Ints) -> Floats:
+        """By how much each rank is over its memory, in parts of it: ``[W]``."""
+        result: Floats = np.maximum(self._load(numbers) - 1, 0).sum(axis=0)
+        return result
+
+    def _load(self, numbers: Ints) -> Floats:
+        """What each rank holds, in parts of what it may: ``[M, W]``."""
+        load: Floats = (self._matrix @ numbers)[len(self._equals) :]
+        return load.reshape(-1, len(self._space.capacity_bytes))
+
+    def _group(self, over: Floats, size: int, random: np.random.Generator) -> Bools:
+        """A rank that is over its memory, at times the emptiest, others by chance; whole hosts if need be: ``[W]``."""
+        step = self._local if (self._last > self._first).any() else 1
+        weight = over.reshape(-1, step).sum(axis=1)
+        others = random.permutation(len(weight))
+        worst = int(random.choice(len(weight), p=weight / weight.sum()))
+        if random.integers(2):
+            emptiest = int(np.argmin(self._load(self._numbers).max(axis=0).reshape(-1, step).sum(axis=1)))
+            others = np.append(emptiest, others[others != emptiest])
+        chosen = [worst, *others[others != worst][: max(1, -(-size // step) - 1)].tolist()]
+        group = np.zeros((len(weight), step), dtype=bool)
+        group[chosen] = True
+        return group.reshape(-1)
+
+    def _round(self, group: Bools, random: np.random.Generator) -> Ints | None:
+        """All columns' numbers after what lies on some ranks was shared out anew."""
+        is_free = (self._first == FREE) | (group[self._first] & group[self._last])
+        is_free &= self._most > 0
+        free = np.flatnonzero(is_free)
+        rest = self._matrix @ np.where(is_free, 0, self._numbers)
+        base, rows = len(self._equals), self._matrix.shape[0] - len(self._equals)
+        program = self._shared(free, rest, base, rows, group, random)
+        found = program.solve(most_nodes=_NODES, seconds=_SECONDS, precision=_PRECISION)
+        if found.x is None:
+            return None
+        numbers = self._numbers.copy()
+        numbers[free] = np.rint(found.x[: len(free)]).astype(np.int64)
+        return numbers
+
+    def _shared(
+        self, free: Ints, rest: Floats, base: int, rows: int, group: Bools, random: np.random.Generator
+    ) -> MixedProgram:
+        """Columns: what is free, then what each rank is over each tier by, at a price; one rank is to become empty."""
+        from scipy.sparse import eye, hstack, vstack
+
+        columns = self._matrix[:, free]
+        zero = 0 * eye(base, rows)
+        over = vstack([zero, -eye(rows)])
+        gathered = base + int(random.choice(np.flatnonzero(group)))
+        emptied = np.asarray(columns[[gathered]].todense()).reshape(-1) * _GATHER
+        room = 1 - _MARGIN - rest[base:]
+        return MixedProgram(
+            cost=np.append(emptied, np.ones(rows)),
+            matrix=hstack([columns, over], format="csr"),
+            lower=np.append(self._equals - rest[:base], np.full(rows, -np.inf)),
+            upper=np.append(self._equals - rest[:base], room),
+            most=np.append(self._most[free], np.full(rows, np.inf)),
+            is_whole=np.arange(len(free) + rows) < len(free),
+        )
+
+
+def _numbers(program: Program, plan: Assignment) -> Ints:
+    """What every column of a program counts in a plan: ``[N]``."""
+    numbers = np.zeros(len(program.most), dtype=np.int64)
+    local = plan.space.topology.local_world_size
+    for option, ranks in zip(plan.proposal.tolist(), plan.ranks_of_tables, strict=True):
+        numbers[program.columns[option]] += 1
+        for part in program.parts[option]:
+            if part.local is None:
+                np.add.at(numbers, part.first + ranks[part.order[:, 0]], 1)
+                continue
+            members = part.order[0] if part.order.size else part.inside[0].order[:, 0]
+            numbers[part.first + int(ranks[members[0]]) // local] += 1
+            for run in part.inside:
+                np.add.at(numbers, run.first + ranks[run.order[:, 0]], 1)
+    return numbers
+
+
+def repaired(
+    catalogue: Catalogue, nearest: Assignment, rounds: int, is_over: Callable[[], bool]
+) -> Assignment:
+    """A plan that exceeds memory by less, or not at all, as far as the solver gets a few ranks at a time.
+
+    Args:
+        catalogue: of the space.
+        nearest: the plan.
+        rounds: groups of ranks shared out at most.
+        is_over: whether to end.
+    """
+    found = Neighbourhoods(catalogue.space, nearest).repaired(rounds, is_over)
+    if found is None:
+        return nearest
+    proposal, ranks = found
+    result = Assignment(catalogue, proposal, nearest.limit_ms)
+    result.place(ranks)
+    return result

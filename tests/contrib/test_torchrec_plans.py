@@ -266,10 +266,9 @@ print(json.dumps(missing))
 """
     if missing := in_torchrecs_python(source):
         pytest.skip(f"{PYTHON} has no {' and no '.join(missing)}")
-    kit = f"""
-import json, pytest
-print(json.dumps(pytest.main(["-q", "-p", "no:cacheprovider", "--rootdir", {str(KIT.parent)!r}, {str(KIT)!r}])))
-"""
+    options = ["-q", "-c", os.devnull, "--import-mode=importlib", "-p", "no:cacheprovider"]
+    arguments = [*options, "--rootdir", str(KIT.parent), str(KIT)]
+    kit = f"import json, pytest\nprint(json.dumps(pytest.main({arguments!r})))"
     assert in_torchrecs_python(kit) == 0
 
 

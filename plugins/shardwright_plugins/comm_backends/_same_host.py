@@ -92,6 +92,8 @@ class SameHostExchange(Exchange):
         patience: timedelta | None,
     ) -> Any:
         self._started += 1
+        if max(*output_splits, *input_splits) * input.element_size() < LEAST_BYTES:  # as of every small batch
+            return self._plain.start(output, input, output_splits, input_splits, patience)
         large = [self._large(splits, input.element_size()) for splits in (input_splits, output_splits)]
         # All that are new, in one order: ranks that meet in a circle would wait for each other.
         self._meet_all(sorted({*large[0], *large[1]}), patience)
@@ -113,8 +115,6 @@ class SameHostExchange(Exchange):
 
     def _large(self, splits: Sequence[int], element_size: int) -> list[int]:
         """The peers whose pieces are large enough, and not too large."""
-        if max(splits) * element_size < LEAST_BYTES:  # as in every exchange of a small batch
-            return []
         return [
             peer
             for peer, count in enumerate(splits)

@@ -23,6 +23,7 @@ from shardwright import ShardingEnv
 from shardwright.errors import DistributedError
 from shardwright.runtime.comm import TorchCommunicator
 from shardwright.settings import SHARED_MEMORY_VARIABLE
+from shardwright_plugins.comm_backends import _meeting, _segments
 from shardwright_plugins.comm_backends import _same_host as same_host
 
 LARGE = same_host.LEAST_BYTES // 4 + 5  # float32 values
@@ -41,13 +42,13 @@ def circumstance(name: str) -> Iterator[None]:
     """What may be in the way of shared memory, on one rank or on all."""
     full = OSError(errno.ENOSPC, "no memory")
     if name == "no memory on one rank" and dist.get_rank() == 1:
-        with mock.patch.object(same_host.Segment, "create", side_effect=full):
+        with mock.patch.object(_segments.Segment, "create", side_effect=full):
             yield
     elif name == "one rank's memory is used up" and dist.get_rank() == 1:
-        with mock.patch.object(same_host.Segments, "_grow", side_effect=full):
+        with mock.patch.object(_segments.Segments, "_grow", side_effect=full):
             yield
     elif name == "one rank cannot read" and dist.get_rank() == 1:
-        with mock.patch.object(same_host, "_can_read", return_value=False):
+        with mock.patch.object(_meeting, "_read_offer", return_value=None):
             yield
     elif name == "turned off" or (name == "turned off on one rank" and dist.get_rank() == 1):
         with mock.patch.dict(os.environ, {SHARED_MEMORY_VARIABLE: "off"}):
@@ -105,7 +106,11 @@ def exchange_all(hindrance: str, how: str) -> tuple[bool, int, int]:
         used = communicator._exchange
         if not isinstance(used, same_host.SameHostExchange):
             return right, 0, 0
-        return right, sum(peer is not None for peer in used._peers.values()), used._segments._last_serial
+        return (
+            right,
+            sum(peer is not None for peer in used.meeting.peers.values()),
+            used.large.segments._last_serial,
+        )
 
 
 def reads_in_place(hindrance: str) -> list[bool]:
@@ -187,7 +192,7 @@ def connect_again() -> list[list[bool]]:
             time.sleep(0.1)
         exchange(communicator, 0, how="copied")()
         exchange(communicator, 1, how="copied")()
-        readable.append([peer is not None for peer in communicator._exchange._peers.values()])
+        readable.append([peer is not None for peer in communicator._exchange.meeting.peers.values()])
         del communicator
         gc.collect()
     return readable

@@ -13,6 +13,7 @@ from tests.distributed import workers
 from torch import nn
 
 from shardwright import KeyedJaggedTensor, TrainPipelineBase, TrainPipelineSparseDist, lockstep_batches
+from shardwright.runtime.comm import EXCHANGE_EVENT
 
 TYPES = ["table_wise", "row_wise", "data_parallel"]
 KINDS = {"base": TrainPipelineBase, "sparse_dist": TrainPipelineSparseDist}
@@ -106,7 +107,7 @@ def profile_steps(num_steps: int) -> list[tuple[str, float, float]]:
     return [
         (event.name, event.time_range.start, event.time_range.end)
         for event in trace.events()
-        if event.name.startswith(("##", "gloo:", "c10d::"))
+        if event.name.startswith(("##", EXCHANGE_EVENT))
     ]
 
 

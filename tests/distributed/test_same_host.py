@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not same_host.is_possible(), reason="this system goes by gloo"),
 ]
 
-MOST_SEGMENTS = 12  # three exchanges under way to two peers, once more when they have grown
+MOST_SEGMENTS = 24  # three exchanges under way to two peers, who may be three behind; once more when they have grown
 
 
 @pytest.mark.parametrize("how", ["copied", "read in place", "from its room"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.distributed import pipeline_workers
 
+from shardwright.runtime.comm import EXCHANGE_EVENT
 from shardwright.testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
@@ -51,7 +52,7 @@ def test_profile_shows_the_next_input_exchange_under_way_before_the_backward_pas
             name: sorted((start, end) for other, start, end in events if other == f"## {name} ##")
             for name in ("forward", "next batch", "backward")
         }
-        exchanges = sorted(start for name, start, _ in events if name == "c10d::alltoall_base_")
+        exchanges = sorted(start for name, start, _ in events if name == EXCHANGE_EVENT)
         assert [len(own) for own in parts.values()] == [3, 3, 3]
         for forward, ahead, backward in zip(*parts.values(), strict=True):
             begun = [start for start in exchanges if ahead[0] <= start <= ahead[1]]

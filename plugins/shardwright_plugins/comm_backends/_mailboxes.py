@@ -34,6 +34,7 @@ RING_BYTES = 1 << 19
 MOST_BYTES = 1 << 16
 """Of a message: several are under way at once, and the sender waits where there is no room."""
 _HEADER = struct.Struct("2q")  # the number of the exchange, and the bytes that follow
+_GAVE_UP, _LEFT = 1, 2  # a rank's state: an exchange failed there; it let go of its mailboxes
 _UNIT = 16  # messages begin at multiples, so that no header is cut in two
 _SPIN_S = 100e-6
 _SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 20e-6, 1e-3, 1.2
@@ -108,13 +109,13 @@ class _Other:
         process: its process.
         sending: to it.
         coming: from it.
-        gave_up: one integer, not 0 once it has given up an exchange or let go of its mailboxes.
+        state: one integer, of :data:`_GAVE_UP` and the like.
     """
 
     process: int
     sending: Ring
     coming: Ring
-    gave_up: memoryview
+    state: memoryview
     _descriptor: int = field(default=-1)
 
     def __attrs_post_init__(self) -> None:
@@ -145,18 +146,18 @@ class Mailboxes:
 
     def __init__(self, rank: int, own: Segment, theirs: dict[int, tuple[Peer, Segment]]) -> None:
         self._segments = [own, *(segment for _, segment in theirs.values())]  # which keeps them mapped
-        self._gave_up = _count(own, rank)
+        self._state = _count(own, rank)
         self._others = {
             other: _Other(
                 process=peer.process,
                 sending=Ring(_room(own, other), _count(own, other)),
                 coming=Ring(_room(segment, rank), _count(segment, rank)),
-                gave_up=_count(segment, other),
+                state=_count(segment, other),
             )
             for other, (peer, segment) in theirs.items()
         }
         self._early: dict[tuple[int, int], bytes] = {}
-        weakref.finalize(self, _leave, self._gave_up, os.getpid())
+        weakref.finalize(self, _leave, self._state, os.getpid())
 
     @classmethod
     def among(cls, meeting: Meeting, patience: timedelta | None) -> Mailboxes | None:
@@ -179,9 +180,11 @@ class Mailboxes:
         Raises:
             RuntimeError: the rank is gone or gave up, or time is up.
         """
-        ring = self._others[to].sending
-        if self._gave_up[0]:
-            raise RuntimeError("an exchange before this one was given up")
+        other = self._others[to]
+        ring = other.sending
+        if self._state[0] or other.state[0] == _GAVE_UP:
+            where = f" on rank {to}" if other.state[0] else ""
+            raise RuntimeError(f"an exchange before this one failed{where}")
         if not ring.has_room(len(message)):
             self._wait(to, lambda: self._makes_room(ring, len(message)), deadline_of(patience))
         ring.put(exchange, message)
@@ -232,14 +235,14 @@ class Mailboxes:
         while not is_ready():
             reason = self._reason_to_end(other, started, deadline)
             if reason and not is_ready():  # it may have been sent meanwhile
-                self._gave_up[0] = 1
+                self._state[0] = _GAVE_UP
                 raise RuntimeError(reason)
             time.sleep(nap)
             nap = min(nap * _LONGER, _LONGEST_NAP_S)
 
     def _reason_to_end(self, other: int, started: float, deadline: float) -> str:
         """Why there is nothing to wait for, if so."""
-        if self._others[other].gave_up[0]:
+        if self._others[other].state[0]:
             return f"rank {other} gave up an exchange, or left"
         if self._others[other].is_gone:
             return f"the process of rank {other} has ended"
@@ -295,7 +298,7 @@ def _count(segment: Segment, rank: int) -> memoryview:
     return numbers[start : start + 1]
 
 
-def _leave(gave_up: memoryview, process: int) -> None:
+def _leave(state: memoryview, process: int) -> None:
     """Say that nothing comes any more; not from a process that was forked from the rank's."""
-    if os.getpid() == process:
-        gave_up[0] = 1
+    if os.getpid() == process and not state[0]:
+        state[0] = _LEFT

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from tests.equality import Case, Table, shard_case
 
-from shardwright import ShardingEnv
-from shardwright.errors import DistributedError
+from shardwright import KeyedJaggedTensor, ShardingEnv
+from shardwright.errors import DistributedError, ShardwrightError
 from shardwright.runtime import replicated
 from shardwright.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.comm_backends import _same_host
@@ -153,3 +153,43 @@ def two_collections(disorder: str) -> str:
     except DistributedError as error:
         return f"step {step}: {error}"
     return "nothing was raised"
+
+
+def call_alone(what: str) -> str:
+    """Rank 1 alone asks for state, or cannot make its batch, while the others train; returns what was raised."""
+    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+    own = case("row_wise")
+    sharded = shard_case(own, env, own.module())
+    try:
+        if env.rank == VICTIM and what == "batch":
+            KeyedJaggedTensor(["a", "b"], torch.arange(3), lengths=torch.tensor([1, 1]))
+        if env.rank == VICTIM and what == "state":
+            sharded.state_dict()
+        if env.rank == VICTIM and what == "optimizer state":
+            sharded.fused_optimizer.state_dict()
+        sharded(own.batch(0, env.rank)).values()
+    except ShardwrightError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def evaluate_with_gradients(num_batches: int) -> tuple[int, str]:
+    """Forward passes without backward passes, then training in which rank 1 leaves one out.
+
+    Returns:
+        How often the ranks met in the store in the forward passes, and what was raised.
+    """
+    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+    own = case("row_wise")
+    sharded = shard_case(own, env, own.module())
+    with mock.patch.object(env.communicator, "meet", wraps=env.communicator.meet) as meet:
+        for _ in range(num_batches):
+            sharded(own.batch(0, env.rank)).values()
+    try:
+        for step in range(8):
+            output = sharded(own.batch(step, env.rank)).values()
+            if step < 6 or env.rank != VICTIM:
+                output.sum().backward()
+    except DistributedError as error:
+        return meet.call_count, f"step {step}: {error}"
+    return meet.call_count, "nothing was raised"

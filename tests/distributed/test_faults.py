@@ -78,3 +78,44 @@ def test_rank_that_leaves_the_backward_pass_out_is_named_by_all_others(pool: Ran
 def test_backward_pass_that_all_ranks_leave_out_is_no_error(pool: RankPool) -> None:
     texts = pool.run(faults.two_collections, 4, "no backward pass in the first step", timeout_s=60)
     assert set(texts) == {"nothing was raised"}
+
+
+@pytest.mark.parametrize(
+    ("what", "called"), [("state", "state_dict()"), ("optimizer state", "the optimizer's state_dict()")]
+)
+def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
+    pool: RankPool, what: str, called: str
+) -> None:
+    texts = pool.run(faults.call_alone, 4, what, timeout_s=60)
+    alone = f"{called} of the tables 't0', 't1', which gathers tables and so is to be called on every rank,"
+    assert texts[1].startswith(f"rank 1: {alone} failed: "), texts[1]
+    for rank in (0, 2, 3):
+        assert texts[rank].startswith(f"rank {rank}: the exchange of headers failed: "), texts[rank]
+        assert f"rank 1 failed in {alone}" in texts[rank], texts[rank]
+
+
+def test_batch_that_one_rank_cannot_make_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:
+    texts = pool.run(faults.call_alone, 4, "batch", timeout_s=60)
+    wrong = "lengths add up to 2, but there are 3 values"
+    assert wrong in texts[1]
+    for rank in (0, 2, 3):
+        assert texts[rank].startswith(
+            f"rank {rank}: the exchange of headers failed: no word from rank 1 in 1.0 s; "
+            "rank 1 had raised InvalidInputError: KeyedJaggedTensor: "
+        ), texts[rank]
+        assert wrong in texts[rank]
+
+
+def test_forward_passes_without_backward_passes_meet_rarely_and_training_is_watched_after(
+    pool: RankPool,
+) -> None:
+    for rank, (num_meetings, text) in enumerate(
+        pool.run(faults.evaluate_with_gradients, 4, 40, timeout_s=60)
+    ):
+        assert num_meetings == 5  # after 1, 3, 7, 15 and 31 batches
+        where = (
+            "step 7: rank 1: the start of a batch of"
+            if rank == 1
+            else f"step 6: rank {rank}: the exchange of grad"
+        )
+        assert text.startswith(where), text

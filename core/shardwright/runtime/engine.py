@@ -147,7 +147,7 @@ class EngineStep:
             self._extras, extra_word = engine.reader.extras(features)
         engine.open_steps.begin()
         self._start_headers(batch.batch_size if batch is not None else 0, extra_word)
-        self._received = self._went_back = False
+        self._received = False
 
     def _start_headers(self, batch_size: int, extra_word: int) -> None:
         """Collective 1, started."""
@@ -224,7 +224,8 @@ class EngineStep:
         """Wait for the ids, look up all local groups, and start to send the results home."""
         self._training = torch.is_grad_enabled()
         self._rates = self._engine.rates.now
-        self._engine.open_steps.num_open += self._training
+        if self._training:
+            self._engine.open_steps.forward()
         if not self._received:
             self.receive()
         with torch.no_grad():
@@ -276,9 +277,7 @@ class EngineStep:
 
     def backward(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """Send each rank its gradients; update fused blocks, return the gradients of the others."""
-        if not self._went_back:
-            self._went_back = True
-            self._engine.open_steps.num_open -= 1
+        self._engine.open_steps.backward()
         arrangement = self._engine.arrangement
         divided = arrangement.divided(gradients, self.batch)
         self._engine.env.lockstep.note("gradients", self._engine.number)

@@ -47,7 +47,9 @@ class RollCall(Listener):
 
     def hear(self, text: str) -> None:
         """Leave a word in the store for those that may wait for this rank in vain; see :mod:`last_words`."""
-        if self._group not in dist.distributed_c10d._world.pg_map:  # it was destroyed, and its store may be gone
+        if (
+            self._group not in dist.distributed_c10d._world.pg_map
+        ):  # it was destroyed, and its store may be gone
             return
         with suppress(Exception):  # what is raised here is that error, not that the store is gone
             self._store.set(_word_key(self._rank), f"{time.time()} {text[:_LONGEST_WORD]}")

@@ -27,7 +27,7 @@ from pathlib import Path
 from attrs import define, field
 
 from shardwright_plugins.comm_backends._meeting import NOTHING, Meeting, Peer
-from shardwright_plugins.comm_backends._segments import LINE_BYTES, Segment
+from shardwright_plugins.comm_backends._segments import LINE_BYTES, Segment, memory_of
 
 RING_BYTES = 1 << 19
 """For each pair of ranks and direction."""
@@ -288,14 +288,13 @@ def _map(meeting: Meeting, descriptors: list[str]) -> dict[int, tuple[Peer, Segm
 def _room(segment: Segment, receiver: int) -> memoryview:
     """The ring for a rank, in its sender's segment."""
     size = LINE_BYTES + RING_BYTES
-    return memoryview(segment.data.numpy())[receiver * size : (receiver + 1) * size]
+    return memory_of(segment.data)[receiver * size : (receiver + 1) * size]
 
 
 def _count(segment: Segment, rank: int) -> memoryview:
     """One integer, which a rank writes: in another's segment what it has read, in its own whether it gave up."""
-    numbers = memoryview(segment.counts.view(-1).numpy())
-    start = rank * (LINE_BYTES // 8)
-    return numbers[start : start + 1]
+    start = rank * LINE_BYTES
+    return memory_of(segment.counts.view(-1))[start : start + 8].cast("q")
 
 
 def _leave(state: memoryview, process: int) -> None:

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import _profiler_enabled
 from torch.profiler import record_function
 
 from shardwright.runtime.comm import EXCHANGE_EVENT, AllToAll, Exchange, TorchExchange
@@ -33,7 +32,7 @@ from shardwright_plugins.comm_backends import _mailboxes as mailboxes
 from shardwright_plugins.comm_backends._large_pieces import REFERENCE_BYTES, LargePieces, tag_of
 from shardwright_plugins.comm_backends._mailboxes import Mailboxes, deadline_of
 from shardwright_plugins.comm_backends._meeting import Meeting, stay_away
-from shardwright_plugins.comm_backends._segments import Segment
+from shardwright_plugins.comm_backends._segments import Segment, bytes_of, memory_of
 
 LEAST_BYTES = 1 << 18
 """Smaller pieces travel by gloo where it carries: there a reference would take about as long."""
@@ -93,7 +92,7 @@ class SameHostExchange(Exchange):
             self._has_asked, self._mail = True, Mailboxes.among(self.meeting, call.patience)
         if self._mail is None:
             return self._start_by_gloo(call)
-        if not _profiler_enabled():
+        if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # a name costs microseconds
             return _ByMail(self, self._mail, call, self._started)
         with record_function(EXCHANGE_EVENT):
             return _ByMail(self, self._mail, call, self._started)
@@ -134,14 +133,6 @@ class SameHostExchange(Exchange):
     def receive_huge(self, peer: int, piece: Tensor) -> Any:
         """Receive one."""
         return dist.irecv(piece, group=self._group, group_src=peer, tag=tag_of(self._started))
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-
-
-def _memory_of(tensor: Tensor) -> memoryview:
-    return memoryview(_bytes_of(tensor).numpy())
 
 
 class _Arriving:
@@ -195,7 +186,7 @@ class _ByGloo:
         self._call, self._coming = call, arriving
         self._arriving = _Arriving(exchange.large, exchange.meeting.rank, number)
         element_size = call.input.element_size()
-        pieces = list(_bytes_of(call.input).split([count * element_size for count in call.input_splits]))
+        pieces = list(bytes_of(call.input).split([count * element_size for count in call.input_splits]))
         for peer in leaving:
             reference = bytearray(exchange.large.leave(peer, pieces[peer], number))
             pieces[peer] = torch.frombuffer(reference, dtype=torch.uint8)
@@ -217,7 +208,7 @@ class _ByGloo:
         ]
         if self._call.output is None:
             return [piece.view(self._call.input.dtype) for piece in pieces]
-        for target, piece in zip(_bytes_of(self._call.output).split(self._sizes), pieces, strict=True):
+        for target, piece in zip(bytes_of(self._call.output).split(self._sizes), pieces, strict=True):
             target.copy_(piece)
         self.release()
         return None
@@ -243,11 +234,11 @@ class _ByMail:
         self._arriving = _Arriving(exchange.large, self._rank, number)
         self._works: list[Any] = []
         self._least = min(LEAST_BYTES, mailboxes.MOST_BYTES + 1)  # of what goes by reference
-        sent = _memory_of(call.input)
+        sent = memory_of(call.input)
         for peer, (start, stop) in enumerate(self._spans(call.input_splits)):
             if peer != self._rank and start < stop:
                 self._send(peer, sent[start:stop], start)
-        self._into = _memory_of(call.output) if call.output is not None else memoryview(b"")
+        self._into = memory_of(call.output) if call.output is not None else memoryview(b"")
         self._huge = {
             peer: self._receive_huge(peer, start, stop)
             for peer, (start, stop) in enumerate(self._spans(call.output_splits))
@@ -268,7 +259,7 @@ class _ByMail:
         if size < self._least:
             self._mail.send(peer, self._number, piece, self._call.patience)
             return
-        values = _bytes_of(self._call.input)[start : start + size]
+        values = bytes_of(self._call.input)[start : start + size]
         if size <= MOST_BYTES:
             reference = self._exchange.large.leave(peer, values, self._number)
             self._mail.send(peer, self._number, memoryview(reference), self._call.patience)
@@ -279,7 +270,7 @@ class _ByMail:
         """Begin to receive now, since the sender waits for it to be received."""
         output = self._call.output
         piece = (
-            torch.empty(stop - start, dtype=torch.uint8) if output is None else _bytes_of(output)[start:stop]
+            torch.empty(stop - start, dtype=torch.uint8) if output is None else bytes_of(output)[start:stop]
         )
         self._works.append(self._exchange.receive_huge(peer, piece))
         return piece
@@ -302,7 +293,7 @@ class _ByMail:
         """Have a rank's bytes where they belong."""
         size = len(target)
         if peer == self._rank:
-            target[:] = _memory_of(self._own_piece())
+            target[:] = memory_of(self._own_piece())
         elif 0 < size < self._least:
             self._mail.receive(peer, self._number, target, deadline)
         elif 0 < size <= MOST_BYTES:
@@ -318,12 +309,12 @@ class _ByMail:
             return self._referred(peer, size, deadline, timeout)
         piece = torch.empty(size, dtype=torch.uint8)
         if size:
-            self._mail.receive(peer, self._number, memoryview(piece.numpy()), deadline)
+            self._mail.receive(peer, self._number, memory_of(piece), deadline)
         return piece
 
     def _own_piece(self) -> Tensor:
         start, stop = self._spans(self._call.input_splits)[self._rank]
-        return _bytes_of(self._call.input)[start:stop]
+        return bytes_of(self._call.input)[start:stop]
 
     def _referred(self, peer: int, size: int, deadline: float, timeout: Sequence[timedelta]) -> Tensor:
         reference = bytearray(REFERENCE_BYTES)

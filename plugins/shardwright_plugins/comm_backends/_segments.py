@@ -86,6 +86,17 @@ class Segment:
         return torch.from_numpy(array), weakref.finalize(array, _nothing)
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """A flat tensor's bytes, shared."""
+    return tensor.view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """The same to be sliced and copied in a fraction of the time that tensors take."""
+    array: Any = bytes_of(tensor).numpy()
+    return memoryview(array)
+
+
 def _nothing() -> None:
     """What is to be done when a lent tensor is gone: it is only asked whether it is."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import evolve
 from torch import Tensor
@@ -162,7 +163,8 @@ class EngineStep:
             [*fixed, *(field for part in by_part for field in part[rank]), *unused]
             for rank in range(env.world_size)
         ]
-        sent = _sent_to(self._engine.device, torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1))
+        # By numpy, which takes a third of torch's time to make a tensor of lists.
+        sent = _sent_to(self._engine.device, torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1)))
         self._headers = torch.empty_like(sent)
         splits = [len(rows[0])] * env.world_size
         self._work = env.communicator.all_to_all(self._headers, sent, splits, splits, label="headers")

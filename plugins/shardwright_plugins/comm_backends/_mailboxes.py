@@ -29,9 +29,9 @@ from attrs import define, field
 from shardwright_plugins.comm_backends._meeting import NOTHING, Meeting, Peer
 from shardwright_plugins.comm_backends._segments import LINE_BYTES, Segment, memory_of
 
-RING_BYTES = 1 << 19
+RING_BYTES = 1 << 20
 """For each pair of ranks and direction."""
-MOST_BYTES = 1 << 16
+MOST_BYTES = 1 << 17
 """Of a message: several are under way at once, and the sender waits where there is no room."""
 _HEADER = struct.Struct("2q")  # the number of the exchange, and the bytes that follow
 _GAVE_UP, _LEFT = 1, 2  # a rank's state: an exchange failed there; it let go of its mailboxes

@@ -92,7 +92,7 @@ class SameHostExchange(Exchange):
             self._has_asked, self._mail = True, Mailboxes.among(self.meeting, call.patience)
         if self._mail is None:
             return self._start_by_gloo(call)
-        if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # a name costs microseconds
+        if not _is_watched():
             return _ByMail(self, self._mail, call, self._started)
         with record_function(EXCHANGE_EVENT):
             return _ByMail(self, self._mail, call, self._started)
@@ -230,29 +230,21 @@ class _ByMail:
 
     def __init__(self, exchange: SameHostExchange, mail: Mailboxes, call: AllToAll, number: int) -> None:
         self._exchange, self._mail, self._call, self._number = exchange, mail, call, number
-        self._rank, self._element_size = exchange.meeting.rank, call.input.element_size()
-        self._arriving = _Arriving(exchange.large, self._rank, number)
+        self._rank = rank = exchange.meeting.rank
+        self._arriving = _Arriving(exchange.large, rank, number)
         self._works: list[Any] = []
         self._least = min(LEAST_BYTES, mailboxes.MOST_BYTES + 1)  # of what goes by reference
-        sent = memory_of(call.input)
-        for peer, (start, stop) in enumerate(self._spans(call.input_splits)):
-            if peer != self._rank and start < stop:
-                self._send(peer, sent[start:stop], start)
-        self._into = memory_of(call.output) if call.output is not None else memoryview(b"")
-        self._huge = {
-            peer: self._receive_huge(peer, start, stop)
-            for peer, (start, stop) in enumerate(self._spans(call.output_splits))
-            if stop - start > MOST_BYTES and peer != self._rank
-        }
-
-    def _spans(self, splits: Sequence[int]) -> list[tuple[int, int]]:
-        """Where each rank's bytes begin and end."""
-        spans, start = [], 0
-        for count in splits:
-            stop = start + count * self._element_size
-            spans.append((start, stop))
-            start = stop
-        return spans
+        size = call.input.element_size()
+        leaving, self._spans = _spans(call.input_splits, size), _spans(call.output_splits, size)
+        self._own = leaving[rank]
+        self._sent = memory_of(call.input)
+        _check_sizes(call, leaving, self._spans, rank)
+        for peer, (start, stop) in enumerate(leaving):
+            if start < stop and peer != rank:
+                self._send(peer, self._sent[start:stop], start)
+        self._huge: dict[int, Tensor] = {}
+        if max(call.output_splits) * size > MOST_BYTES:
+            self._receive_huge()
 
     def _send(self, peer: int, piece: memoryview, start: int) -> None:
         size = len(piece)
@@ -266,26 +258,31 @@ class _ByMail:
         else:
             self._works.append(self._exchange.send_huge(peer, values))
 
-    def _receive_huge(self, peer: int, start: int, stop: int) -> Tensor:
-        """Begin to receive now, since the sender waits for it to be received."""
+    def _receive_huge(self) -> None:
+        """Begin to receive now what its sender waits for to be received."""
         output = self._call.output
-        piece = (
-            torch.empty(stop - start, dtype=torch.uint8) if output is None else bytes_of(output)[start:stop]
-        )
-        self._works.append(self._exchange.receive_huge(peer, piece))
-        return piece
+        for peer, (start, stop) in enumerate(self._spans):
+            if stop - start <= MOST_BYTES or peer == self._rank:
+                continue
+            room = torch.empty(stop - start, dtype=torch.uint8)
+            self._huge[peer] = room if output is None else bytes_of(output)[start:stop]
+            self._works.append(self._exchange.receive_huge(peer, self._huge[peer]))
 
     def wait(self, *timeout: timedelta) -> Sequence[Tensor] | None:
         """Wait for it; copy all pieces to where they belong, or return them where they are."""
         deadline = deadline_of(timeout[0] if timeout else None)
         for work in self._works:
             work.wait(*timeout)
-        spans = enumerate(self._spans(self._call.output_splits))
         if self._call.output is None:
-            pieces = [self._piece(peer, stop - start, deadline, timeout) for peer, (start, stop) in spans]
+            pieces = [
+                self._piece(peer, stop - start, deadline, timeout)
+                for peer, (start, stop) in enumerate(self._spans)
+            ]
             return [piece.view(self._call.input.dtype) for piece in pieces]
-        for peer, (start, stop) in spans:
-            self._copy(peer, self._into[start:stop], deadline, timeout)
+        into = memory_of(self._call.output)
+        for peer, (start, stop) in enumerate(self._spans):
+            if start < stop:
+                self._copy(peer, into[start:stop], deadline, timeout)
         self.release()
         return None
 
@@ -293,16 +290,16 @@ class _ByMail:
         """Have a rank's bytes where they belong."""
         size = len(target)
         if peer == self._rank:
-            target[:] = memory_of(self._own_piece())
-        elif 0 < size < self._least:
+            target[:] = self._sent[slice(*self._own)]
+        elif size < self._least:
             self._mail.receive(peer, self._number, target, deadline)
-        elif 0 < size <= MOST_BYTES:
-            torch.frombuffer(target, dtype=torch.uint8).copy_(self._referred(peer, size, deadline, timeout))
+        elif size <= MOST_BYTES:
+            target[:] = memory_of(self._referred(peer, size, deadline, timeout))
 
     def _piece(self, peer: int, size: int, deadline: float, timeout: Sequence[timedelta]) -> Tensor:
         """A rank's bytes, where they are."""
         if peer == self._rank:
-            return self._own_piece()
+            return bytes_of(self._call.input)[slice(*self._own)]
         if peer in self._huge:
             return self._huge[peer]
         if size >= self._least:
@@ -312,10 +309,6 @@ class _ByMail:
             self._mail.receive(peer, self._number, memory_of(piece), deadline)
         return piece
 
-    def _own_piece(self) -> Tensor:
-        start, stop = self._spans(self._call.input_splits)[self._rank]
-        return bytes_of(self._call.input)[start:stop]
-
     def _referred(self, peer: int, size: int, deadline: float, timeout: Sequence[timedelta]) -> Tensor:
         reference = bytearray(REFERENCE_BYTES)
         self._mail.receive(peer, self._number, memoryview(reference), deadline)
@@ -324,3 +317,31 @@ class _ByMail:
     def release(self) -> None:
         """Tell the peers that their pieces are not read any more."""
         self._arriving.release()
+
+
+def _spans(splits: Sequence[int], element_size: int) -> list[tuple[int, int]]:
+    """Where each rank's bytes begin and end."""
+    spans, start = [], 0
+    for count in splits:
+        stop = start + count * element_size
+        spans.append((start, stop))
+        start = stop
+    return spans
+
+
+def _check_sizes(
+    call: AllToAll, leaving: Sequence[tuple[int, int]], arriving: Sequence[tuple[int, int]], rank: int
+) -> None:
+    """Raise where splits and tensors do not fit, as gloo does."""
+    room = arriving[-1][1] if call.output is None else call.output.nbytes
+    own = [spans[rank][1] - spans[rank][0] for spans in (leaving, arriving)]
+    if (leaving[-1][1], arriving[-1][1]) != (call.input.nbytes, room) or own[0] != own[1]:
+        raise RuntimeError(
+            f"the splits {list(call.input_splits)} and {list(call.output_splits)} do not fit what is sent, received, "
+            f"or both: {call.input.nbytes} and {room} bytes"
+        )
+
+
+def _is_watched() -> bool:
+    """Whether somebody looks at events, which take microseconds to record."""
+    return torch.autograd._profiler_enabled() or torch._C._len_torch_dispatch_stack() > 0  # type: ignore[attr-defined]

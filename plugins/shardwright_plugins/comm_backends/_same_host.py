@@ -211,6 +211,7 @@ class _ByGloo:
         for target, piece in zip(bytes_of(self._call.output).split(self._sizes), pieces, strict=True):
             target.copy_(piece)
         self.release()
+        del self._call, self._sent, self._told
         return None
 
     def release(self) -> None:
@@ -284,6 +285,7 @@ class _ByMail:
             if start < stop:
                 self._copy(peer, into[start:stop], deadline, timeout)
         self.release()
+        del self._call, self._sent  # a step may keep what it waited for
         return None
 
     def _copy(self, peer: int, target: memoryview, deadline: float, timeout: Sequence[timedelta]) -> None:

@@ -19,7 +19,8 @@ from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Effort
 from shardwright_plugins.proposers._choices import LADDER, MARGINS, choices, kicks
 from shardwright_plugins.proposers._descent import descended
-from shardwright_plugins.proposers._patterns import packed
+from shardwright_plugins.proposers._folded import ENOUGH, Folded
+from shardwright_plugins.proposers._patterns import Patterns, packed
 
 # From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
 # by the last number at least.
@@ -28,8 +29,8 @@ _WORTHWHILE = 2e-3
 _NEAR_FAILURE = 1e-3
 # A plan found at once is taken for one within a time if it exceeds it by no more.
 _NEAR = 1e-3
-# Patterns are made where each table is like so many others, over so many ranks; and so many of these are enough.
-_ALIKE, _MANY_RANKS, _ENOUGH_RANKS = 4, 32, 0.985
+# Patterns are made where each table is like so many others, over so many ranks.
+_ALIKE, _MANY_RANKS = 4, 32
 # So many cases are looked at for a choice of options that none of them refutes.
 _CASES, _FEW_CASES = 40, 12
 # Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
@@ -51,6 +52,8 @@ _MOST_PROGRAMS, _FIRST_PART = 6, 0.125
 # A gap that is small enough for a problem of many columns, and one that is worth twice as many.
 _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
 _LEAST_GAIN = 1e-4
+# A program that is too large is so for times that are less by no more than this part.
+_ABOUT_THE_SAME = 0.02
 # A gap that is good enough for more than a few tables, and descents to reach it.
 _GOOD, _MOST_DESCENTS = 5e-3, 6
 # A gap that descents from a plan will not close.
@@ -74,6 +77,7 @@ class Bisection:
     catalogue: Catalogue = field(init=False)
     problem: Relaxation = field(init=False)
     best: Assignment | None = None
+    _patterns: Patterns = field(init=False)
     _solved_ms: set[tuple[float, float]] = field(factory=set)
     """The limits of the programs that were solved, and with what part of the nodes."""
     _too_large: dict[float, int] = field(factory=dict)
@@ -82,6 +86,7 @@ class Bisection:
     def __attrs_post_init__(self) -> None:
         self.catalogue = Catalogue(self.space, Effort())
         self.problem = self.space.bound.problem
+        self._patterns = Patterns(self.catalogue, self.problem.covers)
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
@@ -223,7 +228,7 @@ class Bisection:
 
     def _by_solver(self, limit_ms: float, most_columns: int, part: float = 1) -> Assignment | None:
         """What a solver finds within a time with a part of its nodes, if the problem is small; its bound is kept."""
-        if (limit_ms, part) in self._solved_ms or self._too_large.get(limit_ms, 0) >= most_columns:
+        if (limit_ms, part) in self._solved_ms or self._is_too_large(limit_ms, most_columns):
             return None
         program = Program.of(self.space, limit_ms, most_columns=most_columns)
         if program is None:
@@ -241,6 +246,13 @@ class Bisection:
         if not np.isfinite(found.value_ms):
             found.repair(_FEW_STEPS, changes=3)
         return found if np.isfinite(found.value_ms) else None
+
+    def _is_too_large(self, limit_ms: float, most_columns: int) -> bool:
+        """Whether the program of a time, or of one about the same, is known to have more columns."""
+        return any(
+            most_columns <= most and time * (1 - _ABOUT_THE_SAME) <= limit_ms
+            for time, most in self._too_large.items()
+        )
 
     def _improvements(self) -> Proposals:
         assert self.best is not None
@@ -271,6 +283,10 @@ class Bisection:
 
     def _first(self) -> Assignment | None:
         """A plan that is found at once, or else with some work."""
+        if self._is_folded:
+            found = Folded(self.space, self._patterns).plan()
+            if found is not None:
+                return found
         below = self.space.prover.bound_ms
         for attempt in (self._quick, self._attempt):
             for part in LADDER:
@@ -337,8 +353,7 @@ class Bisection:
         if cases.possible is None:
             return
         if self._is_folded:
-            covers, part = self.problem.covers, _ENOUGH_RANKS
-            start = packed(self.catalogue, covers, cases.possible, cases.z_ms, part=part)
+            start = packed(self._patterns, cases.possible, cases.z_ms, part=ENOUGH)
             if start is not None:
                 yield start
         start = self._repaired(cases)

@@ -22,6 +22,10 @@ ENOUGH = 0.985
 # Times tried at most, and of these after the first plan; how near they come, and how large a step is.
 _MOST_TIMES, _NARROWINGS, _NARROW = 14, 5, 0.006
 _LEAST_STEP, _MOST_STEP = 0.004, 0.5
+# So many times that do not hold a plan, though the ranks are enough, are taken for no bound of the times that do.
+_MOST_FAILURES = 2
+# A plan that exceeds its time by no more is within it.
+_NEAR = 1e-3
 # Of the way between a time with too few ranks and one with enough, the part that a step leaves on each side.
 _MARGIN = 0.15
 _CASES, _REPAIR_STEPS = 12, 60
@@ -41,48 +45,67 @@ class Folded:
     space: SearchSpace
     patterns: Patterns
     _tried: list[tuple[float, float]] = field(factory=list)
-    """Times, and the parts of the ranks that they needed."""
+    """Times at which no plan was found, and the parts of the ranks that they needed."""
+    _best: Assignment | None = None
+    _failures: int = 0
+    _top_ms: float = np.inf
+    """Shorter times are to be tried next."""
 
     def plan(self) -> Assignment | None:
         """The best plan of a few times; ``None`` if patterns find none."""
-        found: Assignment | None = None
         limit, rung, narrowings = self._rung(0), 0, 0
         for _ in range(_MOST_TIMES):
+            part = self._try(limit)
+            narrowings += self._best is not None
             if self.space.watch.is_over or narrowings > _NARROWINGS:
                 break
-            trial = self._trial(limit)
-            if trial is None:
+            if self._best is None and part is None:
                 rung += 1
-                if found is not None or rung == len(LADDER):
+                if rung == len(LADDER):
                     break
                 limit = max(self._rung(rung), limit)
                 continue
-            better = self._seated(trial)
-            if better is not None and (found is None or better.value_ms < found.value_ms):
-                found = better
-            narrowings += found is not None
-            limit = self._next(found)
+            limit = self._between() if part is None or self._best is not None else self._above(limit, part)
             if limit <= 0:
                 break
-        return found
+        return self._best
 
     def _rung(self, rung: int) -> float:
         return self.space.bound.possible_ms * (1 + LADDER[rung])
 
-    def _trial(self, limit_ms: float) -> Trial | None:
-        """What the program says of a time; ``None`` where there is no choice of options, or no program."""
-        best: Trial | None = None
+    def _try(self, limit_ms: float) -> float | None:
+        """The part of the ranks that a time needs, 1 where they hold a plan; ``None`` where there is no choice."""
+        least: float | None = None
         for budget in self._budgets(limit_ms):
             trial = self.patterns.trial(budget, limit_ms, part=ENOUGH)
-            if trial is not None and (best is None or trial.solution.ranks < best.solution.ranks):
-                best = trial
-            if best is not None and not 1 < self._part(best) <= _NEARLY:
+            if trial is None:
+                continue
+            part = trial.solution.ranks / len(self.space.capacity_bytes)
+            if part <= 1 and self._holds_plan(trial):
+                self._top_ms = np.inf
+                return 1.0
+            least = part if least is None else min(least, part)
+            if part > _NEARLY:
                 break
-        return best
+        if least is None:
+            return None
+        self._failures += least <= 1
+        # Ranks enough that hold no plan all the same say little of shorter times: these get a chance first.
+        if least <= 1 and self._best is not None and self._failures <= _MOST_FAILURES:
+            self._top_ms = limit_ms
+        else:
+            self._top_ms = np.inf
+            self._tried.append((limit_ms, max(least, 1 + _LEAST_STEP)))
+        return max(least, 1 + _LEAST_STEP)
 
-    def _part(self, trial: Trial) -> float:
-        """The part of the ranks that a program needs."""
-        return trial.solution.ranks / len(self.space.capacity_bytes)
+    def _holds_plan(self, trial: Trial) -> bool:
+        """Whether all shards of a program find room within about its time; what comes of it is kept if it is best."""
+        found = self.patterns.seated(trial)
+        found.repair(_REPAIR_STEPS, changes=0)
+        value = found.value_ms
+        if np.isfinite(value) and (self._best is None or value < self._best.value_ms):
+            self._best = found
+        return value <= trial.limit_ms * (1 + _NEAR)
 
     def _budgets(self, limit_ms: float) -> list[Floats]:
         """What the choice of the relaxation spreads, and that of the proof by cases; none where a time is refuted."""
@@ -93,28 +116,24 @@ class Folded:
         found = [self.patterns.budget(choice) for choice in (whole, cases.possible) if choice is not None]
         return found[: 1 if np.array_equal(found[0], found[-1]) else 2]
 
-    def _seated(self, trial: Trial) -> Assignment | None:
-        """The plan of a program that needs no more ranks than there are, if its shards find room."""
-        part, found = self._part(trial), None
-        if part <= 1:
-            found = self.patterns.seated(trial)
-            found.repair(_REPAIR_STEPS, changes=0)
-        if found is None or not np.isfinite(found.value_ms):
-            self._tried.append((trial.limit_ms, max(part, 1 + _LEAST_STEP)))
-            return None
-        self._tried.append((found.value_ms, part))
-        return found
-
-    def _next(self, found: Assignment | None) -> float:
-        """The time to try next; 0 if none is worth it."""
-        last_ms, last = self._tried[-1]
-        if found is None:
-            return last_ms * float(np.clip(last, 1 + _LEAST_STEP, 1 + _MOST_STEP))
-        low_ms, low = max(
-            ((time, part) for time, part in self._tried if part > 1 and time < found.value_ms),
-            default=(self.space.prover.bound_ms, 1 / ENOUGH),
-        )
-        if found.value_ms <= low_ms * (1 + _NARROW):
+    def _above(self, limit_ms: float, part: float) -> float:
+        """A longer time, after one that needs too many ranks; 0 where the ranks do not fall with the time."""
+        if len(self._tried) > 1 and part > _NEARLY and part > self._tried[-2][1] * (1 - _LEAST_STEP):
             return 0.0
-        way = np.log(low) / (np.log(low) - np.log(ENOUGH))
-        return low_ms * (found.value_ms / low_ms) ** float(np.clip(way, _MARGIN, 1 - _MARGIN))
+        return limit_ms * float(np.clip(part, 1 + _LEAST_STEP, 1 + _MOST_STEP))
+
+    def _between(self) -> float:
+        """A time between the best plan's and one that is too short; 0 if these are close."""
+        if self._best is None:
+            return 0.0
+        low = max([(self.space.prover.bound_ms, 1 / ENOUGH), *self._tried])
+        if self._top_ms <= low[0] * (1 + _NARROW):
+            low = self._top_ms, 1 + _LEAST_STEP
+            self._tried.append(low)
+            self._top_ms = np.inf
+        low_ms, part = low
+        high_ms = min(self._best.value_ms, self._top_ms)
+        if high_ms <= low_ms * (1 + _NARROW):
+            return 0.0
+        way = np.log(part) / (np.log(part) - np.log(ENOUGH))
+        return low_ms * float((high_ms / low_ms) ** np.clip(way, _MARGIN, 1 - _MARGIN))

@@ -24,6 +24,8 @@ _MOST_TIMES, _NARROWINGS, _NARROW = 14, 5, 0.006
 _LEAST_STEP, _MOST_STEP = 0.004, 0.5
 # So many times that do not hold a plan, though the ranks are enough, are taken for no bound of the times that do.
 _MOST_FAILURES = 2
+# What may be left open between times, or else so many more are tried.
+_FAR, _SECOND_TRIES = 0.015, 3
 # A plan that exceeds its time by no more is within it.
 _NEAR = 1e-3
 # Of the way between a time with too few ranks and one with enough, the part that a step leaves on each side.
@@ -47,6 +49,7 @@ class Folded:
     _tried: list[tuple[float, float]] = field(factory=list)
     """Times at which no plan was found, and the parts of the ranks that they needed."""
     _best: Assignment | None = None
+    _is_case_first: bool = False
     _failures: int = 0
     _top_ms: float = np.inf
     """Shorter times are to be tried next."""
@@ -68,7 +71,20 @@ class Folded:
             limit = self._between() if part is None or self._best is not None else self._above(limit, part)
             if limit <= 0:
                 break
+        self._try_again()
         return self._best
+
+    def _try_again(self) -> None:
+        """Halve what is open between the best plan and the times that need too many ranks, by the other choice first."""
+        low_ms = max([self.space.prover.bound_ms, *(time for time, part in self._tried if part > 1 + _LEAST_STEP)])
+        self._is_case_first = True
+        for _ in range(_SECOND_TRIES):
+            value = np.inf if self._best is None else self._best.value_ms
+            if not low_ms * (1 + _FAR) < value < np.inf or self.space.watch.is_over:
+                return
+            limit = float(np.sqrt(low_ms * value))
+            if self._try(limit) != 1:
+                low_ms = limit
 
     def _rung(self, rung: int) -> float:
         return self.space.bound.possible_ms * (1 + LADDER[rung])
@@ -113,7 +129,8 @@ class Folded:
         if cases.possible is None:
             return []
         whole = self.space.bound.problem.maximise(limit_ms).proposal()
-        found = [self.patterns.budget(choice) for choice in (whole, cases.possible) if choice is not None]
+        choices = (cases.possible, whole) if self._is_case_first else (whole, cases.possible)
+        found = [self.patterns.budget(choice) for choice in choices if choice is not None]
         return found[: 1 if np.array_equal(found[0], found[-1]) else 2]
 
     def _above(self, limit_ms: float, part: float) -> float:

@@ -72,7 +72,7 @@ def enumerate_options(
     catalogue = _Catalogue(plugins, topology, here, space)
     collected = _Columns()
     for index, table in enumerate(tables):
-        rule = space.fill(constraints.of(table))
+        rule = catalogue.filled(constraints.of(table))
         try:
             spec = _as_constrained(table, rule)
             _check_device(spec, rule, topology)
@@ -389,7 +389,14 @@ class _Catalogue:
         self.request_codes: dict[tuple[int, KernelRequest], int] = {}
         self._answers: dict[tuple[int, KernelRequest], str] = {}
         self._offers: dict[Any, _Offer] = {}
+        self._rules: dict[ParameterConstraints, ParameterConstraints] = {}
         self._type_codes: dict[tuple[str, ...] | None, list[int]] = {}
+
+    def filled(self, rule: ParameterConstraints) -> ParameterConstraints:
+        """What is asked of a table, with the defaults of what is offered; one object for all that are equal."""
+        if rule not in self._rules:
+            self._rules[rule] = self.space.fill(rule)
+        return self._rules[rule]
 
     def identity(self, table: TableSpec, rule: ParameterConstraints) -> Hashable:
         """What a table is to all that plans it; equal for tables that are alike."""

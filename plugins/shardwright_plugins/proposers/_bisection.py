@@ -18,6 +18,7 @@ from shardwright_plugins.packing import patience
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Effort
 from shardwright_plugins.proposers._choices import LADDER, MARGINS, choices, kicks
+from shardwright_plugins.proposers._counted import Counted
 from shardwright_plugins.proposers._descent import descended
 from shardwright_plugins.proposers._folded import ENOUGH, Folded
 from shardwright_plugins.proposers._patterns import Patterns, packed
@@ -31,6 +32,8 @@ _NEAR_FAILURE = 1e-3
 _NEAR = 1e-3
 # Patterns are made where each table is like so many others, over so many ranks.
 _ALIKE, _MANY_RANKS = 4, 32
+# Shards are shared out by counting where so few kinds of tables are all there are.
+_FEW_KINDS = 16
 # So many cases are looked at for a choice of options that none of them refutes.
 _CASES, _FEW_CASES = 40, 12
 # Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
@@ -90,7 +93,7 @@ class Bisection:
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
-        found = self._first() or self._first_solved() or self._packed()
+        found = self._counted() or self._first() or self._first_solved() or self._packed()
         if found is None:
             yield from choices(self.space)
             return
@@ -156,6 +159,8 @@ class Bisection:
         them the rest may go together well.
         """
         assert self.best is not None
+        if self._is_close():
+            return
         price = self.space.prover.refute(self.best.value_ms, max_cases=1).price
         found = [] if price is None else kicks(self.catalogue, self.best, price, self._low_ms)
         for table, option in found[:_MOST_KICKS]:
@@ -280,6 +285,14 @@ class Bisection:
     def _low_ms(self) -> float:
         """No time below is worth a try."""
         return self.space.prover.bound_ms
+
+    def _counted(self) -> Assignment | None:
+        """A plan by numbers of options and of shards, where many tables are alike over a few ranks."""
+        options = self.space.options
+        is_small = len(options.tables) <= _FEW_KINDS and len(self.space.capacity_bytes) <= _FEW_RANKS
+        if not is_small or len(options.all_tables) < 2 * len(options.tables):
+            return None
+        return Counted(self.catalogue, self._tolerance).plan()
 
     def _first(self) -> Assignment | None:
         """A plan that is found at once, or else with some work."""

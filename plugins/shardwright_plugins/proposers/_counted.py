@@ -6,16 +6,17 @@ and how many shards of each size go to each rank. For a choice of numbers the se
 that of the bound's proof, and those where a few tables take another option, which costs little more and may leave
 shards of sizes that go together better.
 
-Legend: A tables, T distinct tables, O options, W ranks, K sizes.
+Legend: A tables, T distinct tables, O options, W ranks of hosts of L, K sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import attrs
 import numpy as np
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from shardwright.planning.distinct import distinct
 from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
@@ -27,10 +28,12 @@ from shardwright_plugins.proposers._counting import shared_out
 # More sizes are not shared out.
 _MOST_SIZES = 12
 # Times tried from the bound up, those tried between the best plan and the bound, and how near they come.
-_RUNGS, _NARROWINGS, _NARROW = 4, 5, 1e-3
+_RUNGS, _NARROWINGS = 4, 5
 _CASES = 12
 # Choices tried for a time; tables of one kind that take another option in one, at most.
 _MOST_CHOICES, _MOST_CHANGED = 40, 4
+# Ways to put gangs on hosts; plans that exceed memory, and the steps in which one is repaired.
+_MOST_WAYS, _MOST_MISFITS, _REPAIR_STEPS = 16, 3, 60
 # Sizes that differ by less are one.
 _ONE_SIZE = 1e-9
 
@@ -46,6 +49,21 @@ class Numbers:
 
     tables: Ints
     total_ms: float
+
+
+@frozen(eq=False)
+class Lump:
+    """The time of the shards of an option.
+
+    Args:
+        fixed: on each rank, of those that have one by their layout: ``[W]``; ``None`` if there are none.
+        gang: of those that go to one host, on each of its ranks: ``[L]``; ``None`` if there are none.
+        alone: of each of the others.
+    """
+
+    fixed: Floats | None
+    gang: Floats | None
+    alone: list[float]
 
 
 @frozen(eq=False)
@@ -71,9 +89,12 @@ class Counted:
 
     Args:
         catalogue: of the space.
+        enough: a part of the bound by which a plan may exceed it.
     """
 
     catalogue: Catalogue
+    enough: float
+    _known: dict[int, Lump | None] = field(factory=dict)
 
     @property
     def space(self) -> SearchSpace:
@@ -83,15 +104,14 @@ class Counted:
     def plan(self) -> Assignment | None:
         """A plan near the bound; ``None`` if shards are of too many sizes, or none is found within memory."""
         found, low = None, self.space.prover.bound_ms
-        for part in LADDER[:_RUNGS]:
-            limit = self.space.bound.possible_ms * (1 + part)
+        for limit in self._rungs():
             found = self._within(limit)
             if found is not None or self.space.watch.is_over:
                 break
             low = limit
         for _ in range(_NARROWINGS):
             low = max(low, self.space.prover.bound_ms)
-            if found is None or found.value_ms <= low * (1 + _NARROW) or self.space.watch.is_over:
+            if found is None or found.value_ms <= low * (1 + self.enough) or self.space.watch.is_over:
                 break
             limit = low + (found.value_ms - low) / 2
             better = self._within(limit)
@@ -99,16 +119,28 @@ class Counted:
             found = better or found
         return found
 
+    def _rungs(self) -> Iterator[float]:
+        """Times from the bound up; after one that was refuted, the next is begun half way."""
+        for rung, part in enumerate(LADDER[:_RUNGS]):
+            limit, low = self.space.bound.possible_ms * (1 + part), self.space.prover.bound_ms
+            if rung and low > self.space.bound.possible_ms:
+                yield (low + limit) / 2
+            yield limit
+
     def _within(self, limit_ms: float) -> Assignment | None:
         """A plan within a time."""
+        misfits = 0
         for numbers in self._choices(limit_ms):
-            lumps = self._lumps(numbers)
-            if lumps is None:
-                continue
-            shares = shared_out(lumps.load, lumps.size, lumps.count, limit_ms)
-            found = None if shares is None else self._placed(numbers, lumps, shares, limit_ms)
-            if found is not None and np.isfinite(found.value_ms):
-                return found
+            for lumps in self._lumps(numbers):
+                shares = shared_out(lumps.load, lumps.size, lumps.count, limit_ms)
+                if shares is None:
+                    continue
+                found = self._placed(numbers, lumps, shares, limit_ms)
+                if found.repair(_REPAIR_STEPS, changes=0):
+                    return found
+                misfits += 1
+                if misfits == _MOST_MISFITS:
+                    return None
         return None
 
     # -- choices ------------------------------------------------------------------------------------------------
@@ -149,49 +181,68 @@ class Counted:
 
     # -- what there is to place -----------------------------------------------------------------------------------
 
-    def _lumps(self, numbers: Numbers) -> Lumps | None:
-        """What a choice has to place; ``None`` where that is of too many sizes, or gangs are not of whole hosts."""
+    def _lumps(self, numbers: Numbers) -> Iterator[Lumps]:
+        """What a choice has to place, its gangs in several ways; none if sizes are many, or gangs not of whole hosts."""
         load = np.zeros(self.catalogue.world_size)
-        gangs: list[tuple[float, int, Floats]] = []
+        gangs: list[tuple[int, Floats]] = []
         sizes, counts = [], []
         for option in np.flatnonzero(numbers.tables).tolist():
-            pieces, tables = self.catalogue.pieces(option), int(numbers.tables[option])
-            if pieces.fixed is not None:
-                load = load + tables * pieces.fixed[:, 0]
-            for gang in distinct(pieces.gang[pieces.gang != NO_GANG]).tolist():
-                on_host = self._on_host(option, gang)
-                if on_host is None:
-                    return None
-                gangs += [(float(on_host.sum()), option, on_host)] * tables
-            alone = pieces.size[pieces.gang == NO_GANG, 0]
-            sizes += alone.tolist()
-            counts += [tables] * len(alone)
-        load, hosts = self._with_gangs(load, gangs)
+            lump, tables = self._lump(option), int(numbers.tables[option])
+            if lump is None:
+                return
+            if lump.fixed is not None:
+                load = load + tables * lump.fixed
+            if lump.gang is not None:
+                gangs += [(option, lump.gang)] * tables
+            sizes += lump.alone
+            counts += [tables] * len(lump.alone)
         size, count = _merged(np.array(sizes), np.array(counts, dtype=np.int64))
-        return Lumps(load, hosts, size, count) if len(size) <= _MOST_SIZES else None
+        if len(size) <= _MOST_SIZES:
+            for hosts in self._ways_of(gangs):
+                yield Lumps(*self._with_gangs(load, gangs, hosts), size, count)
 
-    def _on_host(self, option: int, gang: int) -> Floats | None:
-        """What a gang takes of each rank of its host; ``None`` if it is not one shard on each."""
-        pieces, local_size = self.catalogue.pieces(option), self.catalogue.local_world_size
-        mine = np.flatnonzero(pieces.gang == gang)
-        if len(mine) != local_size or len(distinct(pieces.gang)) > 1 or len(mine) != len(pieces.gang):
-            return None
-        places = np.where(pieces.local == FREE, np.arange(local_size), pieces.local)
-        if len(distinct(places)) != local_size:
-            return None
-        taken: Floats = pieces.size[np.argsort(places), 0]
-        return taken
+    def _lump(self, option: int) -> Lump | None:
+        """The time of the shards of an option; ``None`` where its gang is not one shard on each rank of a host."""
+        if option not in self._known:
+            pieces, local_size = self.catalogue.pieces(option), self.catalogue.local_world_size
+            in_gang = pieces.gang != NO_GANG
+            places = np.where(pieces.local == FREE, np.arange(len(in_gang)) % local_size, pieces.local)
+            is_whole = in_gang.all() and len(distinct(pieces.gang)) == 1 and len(distinct(places)) == local_size
+            lump = None
+            if not in_gang.any() or (is_whole and len(places) == local_size):
+                fixed = None if pieces.fixed is None else pieces.fixed[:, 0]
+                gang = pieces.size[np.argsort(places), 0] if in_gang.any() else None
+                lump = Lump(fixed, gang, pieces.size[~in_gang, 0].tolist())
+            self._known[option] = lump
+        return self._known[option]
+
+    def _ways_of(self, gangs: list[tuple[int, Floats]]) -> Iterator[list[int] | None]:
+        """Hosts for gangs, each way once as far as times go; ``None``: each on the host that has least to do."""
+        yield None
+        num_hosts = self.catalogue.world_size // self.catalogue.local_world_size
+        if not 1 < num_hosts ** len(gangs) <= _MOST_WAYS:
+            return
+        seen = set[tuple[float, ...]]()
+        for hosts in product(range(num_hosts), repeat=len(gangs)):
+            sums = np.zeros(num_hosts)
+            np.add.at(sums, list(hosts), [float(taken.sum()) for _, taken in gangs])
+            key = tuple(np.sort(np.round(sums, 9)).tolist())
+            if key not in seen:
+                seen.add(key)
+                yield list(hosts)
 
     def _with_gangs(
-        self, load: Floats, gangs: list[tuple[float, int, Floats]]
+        self, load: Floats, gangs: list[tuple[int, Floats]], hosts: list[int] | None
     ) -> tuple[Floats, dict[int, list[int]]]:
-        """Gangs on the hosts that have least to do, the longest first."""
-        by_host, hosts = load.reshape(-1, self.catalogue.local_world_size).copy(), dict[int, list[int]]()
-        for _, option, taken in sorted(gangs, key=lambda gang: (-gang[0], gang[1])):
-            host = int(np.argmin(by_host.sum(axis=1)))
+        """Gangs on hosts that are given, or on those that have least to do, the longest first."""
+        by_host, found = load.reshape(-1, self.catalogue.local_world_size).copy(), dict[int, list[int]]()
+        order = sorted(range(len(gangs)), key=lambda index: -float(gangs[index][1].sum()))
+        for index in order:
+            option, taken = gangs[index]
+            host = int(np.argmin(by_host.sum(axis=1))) if hosts is None else hosts[index]
             by_host[host] += taken
-            hosts.setdefault(option, []).append(host)
-        return by_host.reshape(-1), hosts
+            found.setdefault(option, []).append(host)
+        return by_host.reshape(-1), found
 
     # -- the plan -------------------------------------------------------------------------------------------------
 

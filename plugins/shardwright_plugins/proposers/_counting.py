@@ -17,7 +17,7 @@ from shardwright.planning.options import Floats, Ints
 
 _MOST_STATES, _MOST_WAYS = 1500, 200
 _NONE = -1e9
-_ROUNDING = 1e-12
+_ROUNDING, _ONE = 1e-12, 1e-9
 
 
 @frozen(eq=False)
@@ -27,12 +27,28 @@ class _Ways:
     Args:
         number: shards of each size in states: ``[P, J]``.
         rest: of the smallest size beside them: ``[P]``.
-        before: the state that leads to each state: ``[P, X]``; ``X`` where there is none.
+        fullest: the most that one of them takes.
     """
 
     number: Ints
     rest: Ints
-    before: Ints
+    fullest: float
+
+    def before(self, shape: tuple[int, ...]) -> Ints:
+        """The state that leads to each state: ``[P, X]``; ``X`` where there is none.
+
+        Args:
+            shape: one more than there are shards of each size in states: ``J``.
+        """
+        states = int(np.prod(shape, dtype=np.int64))
+        index, exists = np.zeros((len(self.number), states), dtype=np.int64), True
+        stride, state = states, np.arange(states)
+        for number, size in zip(self.number.T, shape, strict=True):
+            stride //= size
+            left = state // stride % size - number[:, None]
+            index += left * stride
+            exists = exists & (left >= 0)
+        return np.where(exists, index, states)
 
 
 def shared_out(load: Floats, size: Floats, count: Ints, limit: float) -> Ints | None:
@@ -74,55 +90,62 @@ def _first_in_states(count: Ints) -> int:
 
 def _filled(number: Ints, room: Floats, size: Floats, count: Ints, first: int) -> Ints | None:
     """The rest of the shards, those of the sizes from ``first`` on, in what room there is."""
-    ranks = np.argsort(-room, kind="stable").tolist()
-    shape = tuple((count[first:-1] + 1).tolist())
+    known: dict[float, _Ways] = {}
+    for here in dict.fromkeys(room.tolist()):
+        ways = _ways(here, size[first:], count[first:])
+        if ways is None:
+            return None
+        known[here] = ways
+    # What no way fills of each rank is lost.
+    most = sum(known[here].fullest for here in room.tolist())
+    if most * (1 + _ONE) < float(size[first:] @ count[first:]):
+        return None
+    return _dealt(number, room, size, count, known)
+
+
+def _dealt(number: Ints, room: Floats, size: Floats, count: Ints, known: dict[float, _Ways]) -> Ints | None:
+    """The ways that hold all shards together, rank after rank; ``None`` if none do."""
+    first = len(size) - 1 - known[float(room[0])].number.shape[1]
+    ranks, shape = np.argsort(-room, kind="stable").tolist(), tuple((count[first:-1] + 1).tolist())
+    before = {here: ways.before(shape) for here, ways in known.items()}
     states = int(np.prod(shape, dtype=np.int64))
     value = np.full(states + 1, _NONE)
     value[0] = 0
-    known: dict[float, _Ways] = {}
-    steps: list[tuple[_Ways, Ints]] = []
+    chosen = []
     for rank in ranks:
         here = float(room[rank])
-        if here not in known:
-            ways = _ways(here, size[first:], shape)
-            if ways is None:
-                return None
-            known[here] = ways
-        ways = known[here]
-        reached = value[ways.before] + ways.rest[:, None]
-        chosen = reached.argmax(axis=0)
-        value = np.append(reached[chosen, np.arange(states)], _NONE)
-        steps.append((ways, chosen))
+        reached = value[before[here]] + known[here].rest[:, None]
+        chosen.append(reached.argmax(axis=0))
+        value[:-1] = reached.max(axis=0)
     if value[-2] < count[-1]:
         return None
     state = states - 1
-    for rank, (ways, chosen) in zip(reversed(ranks), reversed(steps), strict=True):
-        way = int(chosen[state])
-        number[rank, first:-1], number[rank, -1] = ways.number[way], ways.rest[way]
-        state = int(ways.before[way, state])
+    for rank, ways_of in zip(reversed(ranks), reversed(chosen), strict=True):
+        here, way = float(room[rank]), int(ways_of[state])
+        number[rank, first:-1], number[rank, -1] = known[here].number[way], known[here].rest[way]
+        state = int(before[here][way, state])
     return _without_surplus(number, room, size, count, first)
 
 
-def _ways(room: float, size: Floats, shape: tuple[int, ...]) -> _Ways | None:
+def _ways(room: float, size: Floats, count: Ints) -> _Ways | None:
     """The ways to fill a rank with so much room; ``None`` if there are too many."""
-    most = [min(int(room / one) + 1, number) for one, number in zip(size[:-1].tolist(), shape, strict=True)]
+    most = [
+        1 + min(int(room / one), number)
+        for one, number in zip(size[:-1].tolist(), count[:-1].tolist(), strict=True)
+    ]
     if np.prod(most, dtype=np.float64) > _MOST_WAYS:
         return None
     number = np.indices(most).reshape(len(most), -1).T if most else np.zeros((1, 0), dtype=np.int64)
-    left = room - number @ size[:-1]
-    number, left = number[left >= -_ROUNDING * room], left[left >= -_ROUNDING * room]
-    rest = np.floor(np.maximum(left, 0) / size[-1] * (1 + 1e-12)).astype(np.int64)
-    if not shape:
-        return _Ways(number, rest, np.zeros((1, 1), dtype=np.int64))
-    states = np.indices(shape).reshape(len(shape), 1, -1)
-    before = states - number.T[:, :, None]
-    index = np.ravel_multi_index(tuple(np.maximum(before, 0)), shape)
-    return _Ways(number, rest, np.where((before >= 0).all(axis=0), index, states.shape[2]))
+    taken = number @ size[:-1]
+    fits = taken <= room
+    number, taken = number[fits], taken[fits]
+    rest = np.minimum((room - taken) / size[-1] * (1 + _ROUNDING), float(count[-1])).astype(np.int64)
+    return _Ways(number, rest, float((taken + rest * size[-1]).max()))
 
 
 def _without_surplus(number: Ints, room: Floats, size: Floats, count: Ints, first: int) -> Ints:
     """As many shards of the smallest size as there are: those on the fullest ranks are too many."""
     for _ in range(int(number[:, -1].sum() - count[-1])):
-        left = room - number[:, first:] @ size[first:]
+        left: Floats = room - number[:, first:] @ size[first:]
         number[int(np.argmin(np.where(number[:, -1] > 0, left, np.inf))), -1] -= 1
     return number

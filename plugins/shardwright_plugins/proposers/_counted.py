@@ -207,7 +207,9 @@ class Counted:
             pieces, local_size = self.catalogue.pieces(option), self.catalogue.local_world_size
             in_gang = pieces.gang != NO_GANG
             places = np.where(pieces.local == FREE, np.arange(len(in_gang)) % local_size, pieces.local)
-            is_whole = in_gang.all() and len(distinct(pieces.gang)) == 1 and len(distinct(places)) == local_size
+            is_whole = (
+                in_gang.all() and len(distinct(pieces.gang)) == 1 and len(distinct(places)) == local_size
+            )
             lump = None
             if not in_gang.any() or (is_whole and len(places) == local_size):
                 fixed = None if pieces.fixed is None else pieces.fixed[:, 0]

@@ -68,6 +68,8 @@ def shared_out(load: Floats, size: Floats, count: Ints, limit: float) -> Ints | 
         return None
     if not len(size):
         return np.zeros((len(load), 0), dtype=np.int64)
+    if (np.floor(room[:, None] / size * (1 + _ONE)).sum(axis=0) < count).any():
+        return None  # there is no room for all of one size, the others left out
     first = _first_in_states(count)
     number = np.zeros((len(load), len(size)), dtype=np.int64)
     for kind in np.repeat(np.arange(first), count[:first]).tolist():

@@ -76,7 +76,9 @@ class Folded:
 
     def _try_again(self) -> None:
         """Halve what is open between the best plan and the times that need too many ranks, by the other choice first."""
-        low_ms = max([self.space.prover.bound_ms, *(time for time, part in self._tried if part > 1 + _LEAST_STEP)])
+        low_ms = max(
+            [self.space.prover.bound_ms, *(time for time, part in self._tried if part > 1 + _LEAST_STEP)]
+        )
         self._is_case_first = True
         for _ in range(_SECOND_TRIES):
             value = np.inf if self._best is None else self._best.value_ms

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-import attrs
 import numpy as np
 from attrs import define, field, frozen
 
@@ -182,7 +181,7 @@ class Counted:
     # -- what there is to place -----------------------------------------------------------------------------------
 
     def _lumps(self, numbers: Numbers) -> Iterator[Lumps]:
-        """What a choice has to place, its gangs in several ways; none if sizes are many, or gangs not of whole hosts."""
+        """What a choice has to place, gangs in several ways; none if sizes are many, or gangs not of whole hosts."""
         load = np.zeros(self.catalogue.world_size)
         gangs: list[tuple[int, Floats]] = []
         sizes, counts = [], []

@@ -75,7 +75,7 @@ class Folded:
         return self._best
 
     def _try_again(self) -> None:
-        """Halve what is open between the best plan and the times that need too many ranks, by the other choice first."""
+        """Halve what is open between the best plan and times that need too many ranks, the other choice first."""
         low_ms = max(
             [self.space.prover.bound_ms, *(time for time, part in self._tried if part > 1 + _LEAST_STEP)]
         )

@@ -251,7 +251,7 @@ class Bisection:
         is_small = len(options.tables) <= _FEW_KINDS and len(self.space.capacity_bytes) <= _FEW_RANKS
         if not is_small or len(options.all_tables) < 2 * len(options.tables):
             return None
-        return Counted(self.catalogue, self._tolerance).plan()
+        return Counted(self.catalogue).plan()
 
     def _first(self) -> Assignment | None:
         """A plan that is found at once, or else with some work."""

@@ -26,8 +26,8 @@ from shardwright_plugins.proposers._counting import shared_out
 
 # More sizes are not shared out.
 _MOST_SIZES = 12
-# Times tried from the bound up, those tried between the best plan and the bound, and how near they come.
-_RUNGS, _NARROWINGS = 4, 5
+# Times tried from the bound up, those tried between the best plan and the bound, and how near they come to it.
+_RUNGS, _NARROWINGS, _NARROW = 4, 2, 1e-3
 _CASES = 12
 # Choices tried for a time; tables of one kind that take another option in one, at most.
 _MOST_CHOICES, _MOST_CHANGED = 40, 4
@@ -88,11 +88,9 @@ class Counted:
 
     Args:
         catalogue: of the space.
-        enough: a part of the bound by which a plan may exceed it.
     """
 
     catalogue: Catalogue
-    enough: float
     _known: dict[int, Lump | None] = field(factory=dict)
 
     @property
@@ -110,7 +108,7 @@ class Counted:
             low = limit
         for _ in range(_NARROWINGS):
             low = max(low, self.space.prover.bound_ms)
-            if found is None or found.value_ms <= low * (1 + self.enough) or self.space.watch.is_over:
+            if found is None or found.value_ms <= low * (1 + _NARROW) or self.space.watch.is_over:
                 break
             limit = low + (found.value_ms - low) / 2
             better = self._within(limit)

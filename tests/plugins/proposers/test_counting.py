@@ -80,7 +80,7 @@ def space_of(number, ranks, *, local, mib):
 @pytest.mark.parametrize("mib", [32, 512])
 def test_counted_plan_is_near_the_bound_and_within_memory(ranks, local, mib):
     space = space_of(40, ranks, local=local, mib=mib)
-    found = Counted(Catalogue(space), 3e-3).plan()
+    found = Counted(Catalogue(space)).plan()
     assert found is not None
     assert (found.bins.used[:, 1:] <= space.capacity_bytes).all()
     assert space.prover.bound_ms <= found.value_ms * ROUNDING
@@ -89,7 +89,7 @@ def test_counted_plan_is_near_the_bound_and_within_memory(ranks, local, mib):
 
 def test_counted_finds_nothing_where_memory_is_too_little():
     space = space_of(40, 4, local=4, mib=2)
-    assert Counted(Catalogue(space), 3e-3).plan() is None
+    assert Counted(Catalogue(space)).plan() is None
 
 
 def test_plan_of_equal_tables_over_two_hosts_is_near_its_bound():

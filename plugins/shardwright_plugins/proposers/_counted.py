@@ -273,6 +273,8 @@ class Counted:
         np.add.at(used, ranks[gangs], bins.size[gangs, 1:] / bins.limit[ranks[gangs], 1:])
         part = bins.size[:, 1:] / bins.limit[:, 1:].max(axis=0)
         alone = np.flatnonzero(ranks == FREE)
+        if not len(alone):
+            return
         kind = np.abs(bins.size[alone, :1] - lumps.size).argmin(axis=1)
         order = np.argsort(-part[alone].max(axis=1), kind="stable")
         for item, size in zip(alone[order].tolist(), kind[order].tolist(), strict=True):

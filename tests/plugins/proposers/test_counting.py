@@ -87,6 +87,14 @@ def test_counted_plan_is_near_the_bound_and_within_memory(ranks, local, mib):
     assert found.value_ms <= space.prover.bound_ms * 1.06
 
 
+def test_counted_plan_of_tables_that_are_on_every_rank():
+    topology = Topology(2, "cpu", ddr_cap=MIB)
+    rule = {"*": ParameterConstraints(sharding_types=["row_wise"])}
+    tables = [TableSpec(f"t{index}", 50, 32, ["f"]) for index in range(4)]
+    plan = EmbeddingShardingPlanner(topology, 16, constraints=rule).plan_tables(tables)
+    assert plan.document["objective"]["gap"] <= 1e-6
+
+
 def test_counted_finds_nothing_where_memory_is_too_little():
     space = space_of(40, 4, local=4, mib=2)
     assert Counted(Catalogue(space)).plan() is None

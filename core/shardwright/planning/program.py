@@ -61,12 +61,14 @@ class Solution:
         proposal: the option of each of all tables: ``[A]``; ``None`` if no plan was found.
         ranks: of its shards that have none by their layout, in the order of tables and shards.
         nodes: how many nodes of its tree the solver looked at.
+        precision: how near the solver was asked to come, relative.
     """
 
     bound_ms: float
     proposal: Ints | None = None
     ranks: Ints | None = None
     nodes: int = 0
+    precision: float = PRECISION
 
 
 @define(eq=False, slots=False)
@@ -234,28 +236,38 @@ class Program:
     def certificate(self, solution: Solution) -> Certificate:
         """The solver's bound, with what it takes to have it proven again by :func:`why_unsolved`."""
         return Certificate(
-            solution.bound_ms, {"program": {"limit_ms": self.limit_ms, "nodes": solution.nodes}}
+            solution.bound_ms,
+            {
+                "program": {
+                    "limit_ms": self.limit_ms,
+                    "nodes": solution.nodes,
+                    "precision": solution.precision,
+                }
+            },
         )
 
     # -- solving ------------------------------------------------------------------------------------------------
 
-    def solve(self, *, most_nodes: int = MOST_NODES, seconds: float = np.inf) -> Solution:
+    def solve(
+        self, *, most_nodes: int = MOST_NODES, seconds: float = np.inf, precision: float = PRECISION
+    ) -> Solution:
         """Ask the solver.
 
         Args:
             most_nodes: how many nodes of its tree it may look at.
             seconds: how long it may take.
+            precision: it ends where its bound is within this part of its best solution.
         """
-        found = self._solved(most_nodes, seconds)
+        found = self._solved(most_nodes, seconds, precision)
         if found.x is None:
             return Solution(0.0)
         bound_ms = max(0.0, found.mip_dual_bound * (1 - TOLERANCE)) * self.limit_ms
         numbers, nodes = np.rint(found.x[:-1]).astype(np.int64), int(found.mip_node_count)
         if numbers[self.left_out]:
-            return Solution(bound_ms, nodes=nodes)
-        return Solution(bound_ms, *self.plan(numbers), nodes=nodes)
+            return Solution(bound_ms, nodes=nodes, precision=precision)
+        return Solution(bound_ms, *self.plan(numbers), nodes=nodes, precision=precision)
 
-    def _solved(self, most_nodes: int, seconds: float) -> Any:
+    def _solved(self, most_nodes: int, seconds: float, precision: float) -> Any:
         from scipy.sparse import csr_matrix
 
         world_size, columns = len(self.space.capacity_bytes), len(self.most) + 1
@@ -273,7 +285,7 @@ class Program:
             most=np.array([*self.most, 1.0]),
             is_whole=np.arange(columns) < columns - 1,
         )
-        return program.solve(most_nodes=most_nodes, seconds=seconds, precision=PRECISION)
+        return program.solve(most_nodes=most_nodes, seconds=seconds, precision=precision)
 
     def plan(self, numbers: Ints) -> tuple[Ints, Ints]:
         """The plan that has so many of each: of tables that are alike, the first ones take the first options.
@@ -346,5 +358,6 @@ def why_unsolved(space: SearchSpace, z_ms: float, data: Mapping[str, Any]) -> st
     program = Program.of(space, limit_ms, most_columns=_MOST_COLUMNS_TO_CHECK)
     if program is None:
         return "" if Program(space, limit_ms).is_empty else "the program is too large to be solved again"
-    bound = program.solve(most_nodes=2 * int(data["nodes"]) + MOST_NODES).bound_ms
+    precision = float(data.get("precision", PRECISION))
+    bound = program.solve(most_nodes=2 * int(data["nodes"]) + MOST_NODES, precision=precision).bound_ms
     return "" if bound >= z_ms * (1 - TOLERANCE) else f"the solver proves {bound} ms"

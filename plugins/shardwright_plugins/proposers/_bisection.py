@@ -39,6 +39,8 @@ _NARROWINGS = 5
 _FEW_RANKS, _NARROW, _NARROW_FOLDED = 32, 0.03, 0.01
 # With so few tables, a plan that is close to the best is repaired to come closer.
 _FEW_TABLES = 64
+# So it is from so many tables on until its gap is no more than this, by a solver at last if there are so few columns.
+_SOME_MORE_TABLES, _FINE, _FINE_COLUMNS = 16, 5e-4, 250
 # Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
 _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 # Moves, swaps and sharings of an attempt.
@@ -139,19 +141,22 @@ class Bisection:
         result.repair(_FEW_STEPS, changes=self._starts.few_changes)
         return result
 
-    def _kicked(self) -> Proposals:
+    def _kicked(self, enough: float | None = None) -> Proposals:
         """Better plans by descents in which one table takes another option that costs little more.
 
         All tables of the rank that is fullest may be too large for what is left elsewhere; with another cut of one of
         them the rest may go together well.
+
+        Args:
+            enough: the gap at which a plan is good enough, if not the tolerance.
         """
         assert self.best is not None
-        if self._is_close():
+        if self._is_close(enough):
             return
         price = self.space.prover.refute(self.best.value_ms, max_cases=1).price
         found = [] if price is None else kicks(self.catalogue, self.best, price, self._low_ms)
         for table, option in found[:_MOST_KICKS]:
-            if self._is_close():
+            if self._is_close(enough):
                 return
             start = self.best.copy()
             start.limit_ms = self._low_ms + _KICK_PART * (start.value_ms - self._low_ms)
@@ -172,14 +177,31 @@ class Bisection:
         return CLOSE if len(self.space.options.all_tables) <= _FEW_TABLES else _GOOD
 
     def _polished(self) -> Proposals:
-        """A plan a little better than one that is close to the best, if repair is enough."""
+        """A plan a little better than one that is close to the best, if that takes little work."""
         assert self.best is not None
+        is_fine = len(self.best.proposal) >= _SOME_MORE_TABLES
+        if is_fine:
+            self.space.prover.sharpen(self.best.value_ms, precision=_FINE, max_cases=_CASES)
         for part in _STEPS_DOWN:
             trial = self.best.copy()
             trial.limit_ms = self._low_ms + part * (self.best.value_ms - self._low_ms)
             if trial.repair(_FEW_STEPS, changes=3, pairs=_PAIRS):
                 yield self._keep(trial)
-                return
+                break
+        if is_fine:
+            yield from self._kicked(_FINE)
+            yield from self._finely_solved()
+
+    def _finely_solved(self) -> Proposals:
+        """What the solver still finds of a small program."""
+        assert self.best is not None
+        if self._is_close(_FINE):
+            return
+        before = self.best.value_ms
+        limit = before * (1 - _LEAST_GAIN)
+        found = self._programs.plan(limit, _FINE_COLUMNS, _FIRST_PART, precision=_FINE / 2)
+        if found is not None and found.value_ms < before:
+            yield self._keep(found)
 
     def _solved(self, most_columns: int) -> Proposals:
         """Better plans and a better bound by a solver, if the problem is small.
@@ -293,11 +315,11 @@ class Bisection:
     def _is_done(self) -> bool:
         return self._is_close() or self.catalogue.effort.is_spent
 
-    def _is_close(self) -> bool:
+    def _is_close(self, gap: float | None = None) -> bool:
         """Whether the best plan is proven to be about as good as can be, or time is over."""
         assert self.best is not None
         value, prover = self.best.value_ms, self.space.prover
-        enough = 1 + self._tolerance
+        enough = 1 + (self._tolerance if gap is None else gap)
         if value > prover.bound_ms * enough:
             prover.sharpen(value, precision=CLOSE, max_cases=_CASES)
         return value <= prover.bound_ms * enough or self.space.watch.is_over

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import define, field
 
-from shardwright.planning.program import MOST_NODES, Program
+from shardwright.planning.program import MOST_NODES, PRECISION, Program
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 
@@ -36,8 +36,17 @@ class Programs:
         """Options and costs."""
         return self.catalogue.space
 
-    def plan(self, limit_ms: float, most_columns: int, part: float = 1) -> Assignment | None:
-        """What a solver finds within a time with a part of its nodes, if the problem is small; its bound is kept."""
+    def plan(
+        self, limit_ms: float, most_columns: int, part: float = 1, *, precision: float = PRECISION
+    ) -> Assignment | None:
+        """What a solver finds within a time, if the problem is small; its bound is kept.
+
+        Args:
+            limit_ms: the time.
+            most_columns: how large the problem may be.
+            part: of the nodes that the solver may look at.
+            precision: how near the solver is to come.
+        """
         if (limit_ms, part) in self._solved_ms or self._is_too_large(limit_ms, most_columns):
             return None
         program = Program.of(self.space, limit_ms, most_columns=most_columns)
@@ -46,7 +55,8 @@ class Programs:
             return None
         self._solved_ms.add((limit_ms, part))
         nodes = int(part * np.clip(_NODE_COLUMNS / program.num_columns, _LEAST_NODES, MOST_NODES))
-        solution = program.solve(most_nodes=nodes, seconds=min(_MOST_SECONDS, self.space.watch.seconds_left))
+        seconds = min(_MOST_SECONDS, self.space.watch.seconds_left)
+        solution = program.solve(most_nodes=nodes, seconds=seconds, precision=precision)
         self.space.prover.accept(program.certificate(solution))
         if solution.proposal is None or solution.ranks is None:
             return None

@@ -27,12 +27,12 @@ from shardwright_plugins.proposers._counting import shared_out
 # More sizes are not shared out.
 _MOST_SIZES = 12
 # Times tried from the bound up, those tried between the best plan and the bound, and how near they come to it.
-_RUNGS, _NARROWINGS, _NARROW = 4, 2, 1e-3
+_RUNGS, _NARROWINGS, _NARROW = 4, 3, 1e-3
 _CASES = 12
 # Choices tried for a time; tables of one kind that take another option in one, at most.
 _MOST_CHOICES, _MOST_CHANGED = 40, 4
 # Ways to put gangs on hosts; plans that exceed memory, and the steps in which one is repaired.
-_MOST_WAYS, _MOST_MISFITS, _REPAIR_STEPS = 16, 3, 60
+_MOST_WAYS, _MOST_MISFITS, _REPAIR_STEPS = 16, 6, 60
 # Sizes that differ by less are one.
 _ONE_SIZE = 1e-9
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import define, field
 
+from shardwright.planning.bound import NOTHING_MS
 from shardwright.planning.options import Floats
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment
@@ -76,9 +77,7 @@ class Folded:
 
     def _try_again(self) -> None:
         """Halve what is open between the best plan and times that need too many ranks, the other choice first."""
-        low_ms = max(
-            [self.space.prover.bound_ms, *(time for time, part in self._tried if part > 1 + _LEAST_STEP)]
-        )
+        low_ms = max([self._low_ms, *(time for time, part in self._tried if part > 1 + _LEAST_STEP)])
         self._is_case_first = True
         for _ in range(_SECOND_TRIES):
             value = np.inf if self._best is None else self._best.value_ms
@@ -87,6 +86,11 @@ class Folded:
             limit = float(np.sqrt(low_ms * value))
             if self._try(limit) != 1:
                 low_ms = limit
+
+    @property
+    def _low_ms(self) -> float:
+        """No plan is faster; more than 0, so that there are times between."""
+        return max(self.space.prover.bound_ms, NOTHING_MS)
 
     def _rung(self, rung: int) -> float:
         return self.space.bound.possible_ms * (1 + LADDER[rung])
@@ -145,7 +149,7 @@ class Folded:
         """A time between the best plan's and one that is too short; 0 if these are close."""
         if self._best is None:
             return 0.0
-        low = max([(self.space.prover.bound_ms, 1 / ENOUGH), *self._tried])
+        low = max([(self._low_ms, 1 / ENOUGH), *self._tried])
         if self._top_ms <= low[0] * (1 + _NARROW):
             low = self._top_ms, 1 + _LEAST_STEP
             self._tried.append(low)

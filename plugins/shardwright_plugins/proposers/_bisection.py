@@ -94,6 +94,8 @@ class Bisection:
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
             yield from self._polished()
+        elif self._gap > CLOSE:
+            yield from self._evened()
         if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= SOME_TABLES):
             yield from self._improvements()
         if not self._is_close() and self._gap > _SMALL_GAP:
@@ -191,6 +193,15 @@ class Bisection:
         if is_fine:
             yield from self._kicked(_FINE)
             yield from self._finely_solved()
+
+    def _evened(self) -> Proposals:
+        """A plan a little better, where what lies on two ranks goes together better in another way."""
+        assert self.best is not None
+        trial = self.best.copy()
+        trial.limit_ms = self._low_ms + _STEPS_DOWN[1] * (self.best.value_ms - self._low_ms)
+        trial.repair(_FEW_STEPS, changes=0, pairs=_PAIRS)
+        if trial.value_ms < self.best.value_ms:
+            yield self._keep(trial)
 
     def _finely_solved(self) -> Proposals:
         """What the solver still finds of a small program."""

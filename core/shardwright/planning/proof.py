@@ -13,8 +13,8 @@ What counts as scarce in a *case* of the proof (``low <= L <= high``, each optio
   ``floor((k + 1) * x_i) / k`` is at most 1 (a dual feasible function; Fekete and Schepers 2001).
 
 A certificate is a case that its numbers settle, or it splits a case in two: by ``L``, or by the option of one table.
-Or it names a mixed-integer program, the problem itself, which is then solved again: by the formulation and the solver
-of the search, so that this kind of certificate is worth what these two are. The other kinds share nothing with it.
+Or it says that a solver found it, by a mixed-integer program that is the problem itself; that no plan is better is then
+stated anew and solved (:mod:`shardwright.planning.proof_program`). Nothing of the search is here but that solver.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from attrs import evolve, frozen
 
 from shardwright.errors import PlanError
 from shardwright.planning.options import FREE, Bools, Floats, Options
-from shardwright.planning.program import why_unsolved
+from shardwright.planning.proof_program import why_not_empty
 from shardwright.planning.space import SearchSpace
 
 # Sums of the same numbers in another order differ by rounding.
 TOLERANCE = 1e-9
+_SOLVED = 2e-5  # the same, of what a solver's tolerances of 1e-6 leave open
 
 
 @frozen(eq=False)
@@ -51,7 +52,7 @@ def why_unproven(space: SearchSpace, bound_ms: float, certificate: Mapping[str, 
     proof = _Proof(space, z * (1 - TOLERANCE))
     try:
         if "program" in certificate:
-            return why_unsolved(space, z * (1 - TOLERANCE), certificate["program"])
+            return why_not_empty(space, z * (1 - _SOLVED), certificate["program"])
         return proof.gap_in(certificate, _Case(np.ones(space.options.num_options, dtype=bool)))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise PlanError(f"the certificate is malformed: {type(error).__name__}: {error}") from error

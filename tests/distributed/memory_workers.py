@@ -205,8 +205,8 @@ def wait_in_opposite_orders() -> list[bool]:
 def send_more_than_there_is_room_for() -> bool:
     """Both ranks start more exchanges than their messages have room for, and wait for the last first."""
     communicator = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=10))).communicator
-    count = mailboxes.MOST_BYTES // 4 - 1
-    number = 3 * mailboxes.RING_BYTES // mailboxes.MOST_BYTES
+    count = mailboxes.ring_bytes(2) // mailboxes.MESSAGES // 4 - 1
+    number = 3 * mailboxes.MESSAGES
     sizes, under_way = [count, count], []
     for value in range(number):
         output, sent = torch.zeros(2 * count), torch.full((2 * count,), float(value))

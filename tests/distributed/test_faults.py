@@ -99,11 +99,9 @@ def test_batch_that_one_rank_cannot_make_is_told_to_those_that_wait_for_it(pool:
     wrong = "lengths add up to 2, but there are 3 values"
     assert wrong in texts[1]
     for rank in (0, 2, 3):
-        assert texts[rank].startswith(
-            f"rank {rank}: the exchange of headers failed: no word from rank 1 in 1.0 s; "
-            "rank 1 had raised InvalidInputError: KeyedJaggedTensor: "
-        ), texts[rank]
-        assert wrong in texts[rank]
+        text = texts[rank]
+        assert text.startswith(f"rank {rank}: the exchange of headers failed: no word from rank"), text
+        assert f"rank 1 had raised InvalidInputError: KeyedJaggedTensor: {wrong}" in text
 
 
 def test_forward_passes_without_backward_passes_meet_rarely_and_training_is_watched_after(

@@ -15,6 +15,7 @@ read) is what x86 promises (see :mod:`_same_host`).
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import select
 import struct
@@ -30,9 +31,11 @@ from shardwright_plugins.comm_backends._meeting import NOTHING, Meeting, Peer
 from shardwright_plugins.comm_backends._segments import LINE_BYTES, Segment, memory_of
 
 RING_BYTES = 1 << 20
-"""For each pair of ranks and direction."""
-MOST_BYTES = 1 << 17
-"""Of a message: several are under way at once, and the sender waits where there is no room."""
+"""For each pair of ranks and direction, at most."""
+ALL_RINGS_BYTES = 1 << 24
+"""Of one rank: where there are many others, each has less."""
+MESSAGES = 8
+"""How many of the largest a ring has room for: several are under way at once; a sender waits where there is none."""
 _HEADER = struct.Struct("2q")  # the number of the exchange, and the bytes that follow
 _GAVE_UP, _LEFT = 1, 2  # a rank's state: an exchange failed there; it let go of its mailboxes
 _UNIT = 16  # messages begin at multiples, so that no header is cut in two
@@ -43,6 +46,11 @@ _SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 20e-6, 1e-3, 1.2
 def deadline_of(patience: timedelta | None) -> float:
     """Until when to wait from now on, on the monotonic clock."""
     return math.inf if patience is None else time.monotonic() + patience.total_seconds()
+
+
+def ring_bytes(world_size: int) -> int:
+    """Of each ring among so many ranks, in whole pages."""
+    return max(1, min(RING_BYTES, ALL_RINGS_BYTES // world_size) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _whole(size: int) -> int:
@@ -142,16 +150,21 @@ class Mailboxes:
         rank: this rank.
         own: this rank's segment, with a ring for each other rank.
         theirs: the others' segments, and the ranks.
+
+    Attributes:
+        most_bytes: of a message.
     """
 
     def __init__(self, rank: int, own: Segment, theirs: dict[int, tuple[Peer, Segment]]) -> None:
         self._segments = [own, *(segment for _, segment in theirs.values())]  # which keeps them mapped
         self._state = _count(own, rank)
+        ring = ring_bytes(len(theirs) + 1)
+        self.most_bytes = ring // MESSAGES
         self._others = {
             other: _Other(
                 process=peer.process,
-                sending=Ring(_room(own, other), _count(own, other)),
-                coming=Ring(_room(segment, rank), _count(segment, rank)),
+                sending=Ring(_room(own, other, ring), _count(own, other)),
+                coming=Ring(_room(segment, rank, ring), _count(segment, rank)),
                 state=_count(segment, other),
             )
             for other, (peer, segment) in theirs.items()
@@ -267,14 +280,14 @@ def _host() -> str:
 def _make(world_size: int) -> Segment | None:
     """A segment with a ring for each rank, if there is memory."""
     try:
-        return Segment.create(world_size * (LINE_BYTES + RING_BYTES), serial=0, num_peers=world_size)
+        return Segment.create(_size(world_size), serial=0, num_peers=world_size)
     except OSError:
         return None
 
 
 def _map(meeting: Meeting, descriptors: list[str]) -> dict[int, tuple[Peer, Segment]] | None:
     """The other ranks' segments, if all can be mapped."""
-    size = meeting.world_size * (LINE_BYTES + RING_BYTES)
+    size = _size(meeting.world_size)
     try:
         return {
             rank: (peer, peer.open(int(descriptors[rank]), size, 0))
@@ -285,9 +298,14 @@ def _map(meeting: Meeting, descriptors: list[str]) -> dict[int, tuple[Peer, Segm
         return None
 
 
-def _room(segment: Segment, receiver: int) -> memoryview:
+def _size(world_size: int) -> int:
+    """Of a rank's segment."""
+    return world_size * (LINE_BYTES + ring_bytes(world_size))
+
+
+def _room(segment: Segment, receiver: int, ring: int) -> memoryview:
     """The ring for a rank, in its sender's segment."""
-    size = LINE_BYTES + RING_BYTES
+    size = LINE_BYTES + ring
     return memory_of(segment.data)[receiver * size : (receiver + 1) * size]
 
 

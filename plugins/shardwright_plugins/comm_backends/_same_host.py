@@ -28,7 +28,6 @@ from torch.profiler import record_function
 
 from shardwright.runtime.comm import EXCHANGE_EVENT, AllToAll, Exchange, TorchExchange
 from shardwright.settings import may_share_memory
-from shardwright_plugins.comm_backends import _mailboxes as mailboxes
 from shardwright_plugins.comm_backends._large_pieces import REFERENCE_BYTES, LargePieces, tag_of
 from shardwright_plugins.comm_backends._mailboxes import Mailboxes, deadline_of
 from shardwright_plugins.comm_backends._meeting import Meeting, stay_away
@@ -234,7 +233,7 @@ class _ByMail:
         self._rank = rank = exchange.meeting.rank
         self._arriving = _Arriving(exchange.large, rank, number)
         self._works: list[Any] = []
-        self._least = min(LEAST_BYTES, mailboxes.MOST_BYTES + 1)  # of what goes by reference
+        self._least = min(LEAST_BYTES, mail.most_bytes + 1)  # of what goes by reference
         size = call.input.element_size()
         leaving, self._spans = _spans(call.input_splits, size), _spans(call.output_splits, size)
         self._own = leaving[rank]

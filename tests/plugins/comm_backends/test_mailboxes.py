@@ -1,0 +1,51 @@
+"""Rings of messages, both sides in one process; between processes see ``tests/distributed/test_same_host.py``."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright_plugins.comm_backends._mailboxes import (
+    ALL_RINGS_BYTES,
+    MESSAGES,
+    RING_BYTES,
+    Ring,
+    ring_bytes,
+)
+from shardwright_plugins.comm_backends._segments import LINE_BYTES
+
+SIZE = 256
+
+
+@settings(max_examples=200, deadline=None)
+@given(asked=st.lists(st.one_of(st.none(), st.integers(1, SIZE - 16)), max_size=60))
+def test_ring_gives_messages_in_their_order_and_never_overwrites_one(asked: list[int | None]) -> None:
+    room, read = memoryview(bytearray(LINE_BYTES + SIZE)), memoryview(bytearray(8)).cast("q")
+    sender, receiver = Ring(room, read), Ring(room, read)
+    under_way = deque[tuple[int, bytes]]()
+    for number, size in enumerate(asked):
+        if size is not None and sender.has_room(size):
+            message = bytes((number + place) % 256 for place in range(size))
+            sender.put(number, memoryview(message))
+            under_way.append((number, message))
+        elif under_way:  # a message is asked for, or there is no room
+            exchange, message = under_way.popleft()
+            assert receiver.has_message
+            assert receiver.header == (exchange, len(message))
+            target = bytearray(len(message))
+            receiver.take(memoryview(target))
+            assert target == message
+        assert receiver.has_message == bool(under_way)
+
+
+@pytest.mark.parametrize(("world_size", "size"), [(2, RING_BYTES), (16, RING_BYTES), (64, RING_BYTES // 4)])
+def test_ring_bytes_of_many_ranks_are_no_more_than_those_of_sixteen(world_size: int, size: int) -> None:
+    assert ring_bytes(world_size) == size
+    assert world_size * size <= ALL_RINGS_BYTES
+
+
+def test_ring_bytes_of_very_many_ranks_are_a_page() -> None:
+    assert ring_bytes(100_000) // MESSAGES >= 512

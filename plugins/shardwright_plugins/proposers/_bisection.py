@@ -19,6 +19,7 @@ from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Effort
 from shardwright_plugins.proposers._choices import LADDER, MARGINS, choices, kicks
 from shardwright_plugins.proposers._descent import descended
+from shardwright_plugins.proposers._memory_patterns import packed_by_memory
 from shardwright_plugins.proposers._patterns import packed
 
 # From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
@@ -50,6 +51,8 @@ _FIRST_LIMIT = 10.0
 _MOST_PROGRAMS, _FIRST_PART = 6, 0.125
 # A gap that is small enough for a problem of many columns, and one that is worth twice as many.
 _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
+# A gap that is worth so many times the nodes.
+_WIDE_GAP, _HARD = 0.03, 16.0
 _LEAST_GAIN = 1e-4
 # A gap that is good enough for more than a few tables, and descents to reach it.
 _GOOD, _MOST_DESCENTS = 5e-3, 6
@@ -58,7 +61,7 @@ _TOO_FAR = 0.06
 # Descents with one table forced to another option, towards this part of the way from the bound to the best plan.
 _MOST_KICKS, _KICK_PART = 24, 0.2
 _NODE_COLUMNS, _LEAST_NODES = 150_000, 50
-_MOST_SECONDS = 30.0
+_MOST_SECONDS = 300.0
 
 
 @define(eq=False)
@@ -102,6 +105,8 @@ class Bisection:
         if not self._is_close() and self._gap > _SMALL_GAP:
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
+        if not self._is_close() and self._gap > _WIDE_GAP:
+            yield from self._solved(_MOST_COLUMNS, _HARD)
 
     def _tightened(self) -> Proposals:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
@@ -184,14 +189,14 @@ class Bisection:
                 yield self._keep(trial)
                 return
 
-    def _solved(self, most_columns: int) -> Proposals:
+    def _solved(self, most_columns: int, most_part: float = 1.0) -> Proposals:
         """Better plans and a better bound by a solver, if the problem is small.
 
         It is asked again after an improvement: with a lesser limit the program is smaller and its solver quicker. So it
         gets little to do at first, and all there is where that finds nothing.
         """
         assert self.best is not None
-        part = _FIRST_PART
+        part = most_part * _FIRST_PART
         for _ in range(_MOST_PROGRAMS):
             before = self.best.value_ms
             found = self._by_solver(before * (1 - _LEAST_GAIN), most_columns, part)
@@ -200,9 +205,9 @@ class Bisection:
             if self._is_close():
                 return
             if self.best.value_ms > before * (1 - _WORTHWHILE):
-                if part == 1:
+                if part == most_part:
                     return
-                part = 1
+                part = most_part
 
     def _first_solved(self) -> Assignment | None:
         """Any plan, by a solver; or the proof that there is none."""
@@ -218,7 +223,15 @@ class Bisection:
         cases = self.space.prover.refute(limit, max_cases=_FEW_CASES)
         if cases.possible is None or self._low_ms > self.space.most_ms:
             return None
-        found = patience.packed(self.catalogue, cases.possible, limit, lambda: self.space.watch.is_over)
+
+        def is_over() -> bool:
+            return self.space.watch.is_over
+
+        found = packed_by_memory(self.catalogue, limit, is_over) if self._is_folded else None
+        if found is None:
+            found = patience.packed(self.catalogue, cases.possible, limit, is_over)
+        if (found is None or not np.isfinite(found.value_ms)) and not self._is_folded:
+            found = packed_by_memory(self.catalogue, limit, is_over)
         return found if found is not None and np.isfinite(found.value_ms) else None
 
     def _by_solver(self, limit_ms: float, most_columns: int, part: float = 1) -> Assignment | None:

@@ -140,6 +140,11 @@ class Program:
         return columns
 
     @property
+    def patterns(self) -> Floats:
+        """All patterns made so far: ``[N, K]``."""
+        return np.array(self._patterns)
+
+    @property
     def _cost(self) -> Floats:
         cost = np.ones(self._columns.shape[1])
         cost[: self._fixed_columns.shape[1]] = 0

@@ -9,10 +9,13 @@ What counts as scarce in a *case* of the proof (``low <= L <= high``, each optio
 - the memory of a tier;
 - ``L``, the time that every rank spends on options that have a shard on each of them: no free shard takes more than
   ``z - L``, and free shards have that much of a rank; of memory, what such options leave of it;
+- prices: no free shards that fit into what is left of a rank together are worth more than that rank, by prices that
+  each shard has (Gilmore and Gomory 1961), which a solver makes sure of;
 - places: of free shards ``i`` on one rank that take the parts ``x_i`` of it, at most 1 together, the sum of
   ``floor((k + 1) * x_i) / k`` is at most 1 (a dual feasible function; Fekete and Schepers 2001).
 
-A certificate is a case that its numbers settle, or it splits a case in two: by ``L``, or by the option of one table.
+A certificate is a case that its numbers settle, or it splits a case in two: by ``L``, or by what such options take of
+every rank's memory, or by the option of one table.
 Or it names a mixed-integer program, the problem itself, which is then solved again: by the formulation and the solver
 of the search, so that this kind of certificate is worth what these two are. The other kinds share nothing with it.
 """
@@ -28,6 +31,7 @@ from attrs import evolve, frozen
 from shardwright.errors import PlanError
 from shardwright.planning.options import FREE, Bools, Floats, Options
 from shardwright.planning.program import why_unsolved
+from shardwright.planning.solver import most_worth
 from shardwright.planning.space import SearchSpace
 
 # Sums of the same numbers in another order differ by rounding.
@@ -36,11 +40,17 @@ TOLERANCE = 1e-9
 
 @frozen(eq=False)
 class _Case:
-    """Part of all plans: those of allowed options, ``[O]``, whose ``L`` is within two limits."""
+    """Part of all plans: of allowed options, ``[O]``, and with ``L`` and such memory within limits, ``[1 + M]``."""
 
     allowed: Bools
-    low_ms: float = 0.0
-    high_ms: float = np.inf
+    low: Floats
+    high: Floats
+
+    def halves(self, dimension: int, limit: float) -> tuple[_Case, _Case]:
+        """The plans of no more than a limit, and those of no less."""
+        here = np.arange(len(self.low)) == dimension
+        below = evolve(self, high=np.where(here, np.minimum(self.high, limit), self.high))
+        return below, evolve(self, low=np.where(here, np.maximum(self.low, limit), self.low))
 
 
 def why_unproven(space: SearchSpace, bound_ms: float, certificate: Mapping[str, Any]) -> str:
@@ -52,7 +62,9 @@ def why_unproven(space: SearchSpace, bound_ms: float, certificate: Mapping[str, 
     try:
         if "program" in certificate:
             return why_unsolved(space, z * (1 - TOLERANCE), certificate["program"])
-        return proof.gap_in(certificate, _Case(np.ones(space.options.num_options, dtype=bool)))
+        dims = 1 + len(space.tiers)
+        everything = np.ones(space.options.num_options, dtype=bool)
+        return proof.gap_in(certificate, _Case(everything, np.zeros(dims), np.full(dims, np.inf)))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise PlanError(f"the certificate is malformed: {type(error).__name__}: {error}") from error
 
@@ -86,11 +98,10 @@ class _Proof:
 
     def gap_in(self, node: Mapping[str, Any], case: _Case) -> str:
         """Why a case is not settled; empty if it is."""
-        if "spread_ms" in node:
-            limit = float(node["spread_ms"])
-            return self.gap_in(node["below"], evolve(case, high_ms=min(case.high_ms, limit))) or self.gap_in(
-                node["above"], evolve(case, low_ms=max(case.low_ms, limit))
-            )
+        if "spread_ms" in node or "spread_bytes" in node:
+            of, limit = ("time", node["spread_ms"]) if "spread_ms" in node else node["spread_bytes"]
+            below, above = case.halves(("time", *self.space.tiers).index(of), float(limit))
+            return self.gap_in(node["below"], below) or self.gap_in(node["above"], above)
         if "table" in node:
             among, others = _split(self.options, node["table"], node["options"])
             return self.gap_in(node["among"], evolve(case, allowed=case.allowed & among)) or self.gap_in(
@@ -101,9 +112,9 @@ class _Proof:
     def _leaf(self, node: Mapping[str, Any], case: _Case) -> str:
         allowed = case.allowed & self.fits
         taken = np.array([self._cheapest(column, allowed) for column in self.spread.T])
-        if case.high_ms < taken[0]:
+        if (case.high < taken).any():
             return ""  # no plan is in this case; nor where nothing is left of a rank, below
-        taken[0] = max(case.low_ms, taken[0])
+        taken = np.maximum(case.low, taken)
         room = self.rank_has - taken
         if room.min() < 0 or room[0] == 0:
             return ""
@@ -112,10 +123,16 @@ class _Proof:
             prices[self.space.tiers.index(tier)] = _positive(price)
         priced += self.bytes @ prices
         given = float((self.space.capacity_bytes.sum(axis=0) * prices).sum())
-        spread_price = _positive(node.get("spread_multiplier", 0.0))
-        if spread_price > 0:
-            priced += spread_price * self.spread[:, 0]
-            given += spread_price * case.high_ms
+        spread_prices = {"time": node.get("spread_multiplier", 0.0), **node.get("spread_multipliers", {})}
+        for of, price in spread_prices.items():
+            column = ("time", *self.space.tiers).index(of)
+            if _positive(price) > 0:
+                priced += price * self.spread[:, column]
+                given += price * case.high[column]
+        if "prices" in node:
+            shard = self._prices(node["prices"])
+            priced += np.add.reduceat(shard * self.free, self.options.first_shard[:-1])
+            given += len(self.space.capacity_bytes) * self._most_worth(shard, room)
         for rounding in node.get("roundings", ()):
             price = _positive(rounding["multiplier"])
             priced += price / len(self.space.capacity_bytes) * self._places(rounding, room)
@@ -128,6 +145,21 @@ class _Proof:
         """The sum over all tables of their least allowed value; infinite if one has none."""
         least = np.minimum.reduceat(np.where(allowed, column, np.inf), self.options.first_option[:-1])
         return float(least[self.options.alike].sum())
+
+    def _prices(self, data: Mapping[str, Mapping[str, list[float]]]) -> Floats:
+        """What each shard is worth, by table and option: ``[S]``."""
+        prices, paths = np.zeros(self.options.num_shards), [table.path for table in self.options.all_tables]
+        for path, of_options in data.items():
+            mine = self.options.of_table(int(self.options.alike[paths.index(path)]))
+            for position, of_runs in of_options.items():
+                prices[self.options.shards_of(mine[int(position)])] = [_positive(price) for price in of_runs]
+        return prices
+
+    def _most_worth(self, shard: Floats, room: Floats) -> float:
+        """No free shards that go into what is left of a rank together are worth more."""
+        rows = np.column_stack([self.needs / np.maximum(room, 1e-300), shard])[(shard > 0) & (self.free > 0)]
+        rows = np.unique(rows[(rows[:, :-1] <= 1).all(axis=1)], axis=0)
+        return most_worth(rows[:, :-1], rows[:, -1])[0]
 
     def _places(self, rounding: Mapping[str, Any], room: Floats) -> Floats:
         """How many places the free shards of each option take, of ``W`` in all: ``[O]``."""

@@ -11,6 +11,7 @@ from shardwright.contracts.proposer import Proposals
 from shardwright.planning.bound import Relaxation
 from shardwright.planning.cases import CLOSE, CaseSearch
 from shardwright.planning.options import Floats, Ints
+from shardwright.planning.pattern_cases import PatternCases
 from shardwright.planning.placement import Placed
 from shardwright.planning.program import MOST_NODES, Program
 from shardwright.planning.space import SearchSpace
@@ -21,6 +22,7 @@ from shardwright_plugins.proposers._choices import LADDER, MARGINS, choices, kic
 from shardwright_plugins.proposers._descent import descended
 from shardwright_plugins.proposers._memory_patterns import packed_by_memory
 from shardwright_plugins.proposers._patterns import packed
+from shardwright_plugins.proposers._timed_patterns import packed_within
 
 # From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
 # by the last number at least.
@@ -52,7 +54,9 @@ _MOST_PROGRAMS, _FIRST_PART = 6, 0.125
 # A gap that is small enough for a problem of many columns, and one that is worth twice as many.
 _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
 # A gap that is worth so many times the nodes.
-_WIDE_GAP, _HARD = 0.03, 16.0
+_WIDE_GAP, _HARD = 0.03, 12.0
+# The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure.
+_FIRST_WIDE_STEP, _WIDE_STEP = 0.4, 0.05
 _LEAST_GAIN = 1e-4
 # A gap that is good enough for more than a few tables, and descents to reach it.
 _GOOD, _MOST_DESCENTS = 5e-3, 6
@@ -105,8 +109,26 @@ class Bisection:
         if not self._is_close() and self._gap > _SMALL_GAP:
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
+        yield from self._closed()
+
+    def _closed(self) -> Proposals:
+        """A better bound and better plans by patterns and solver, which takes long: for a gap that is wide all the same."""
+        assert self.best is not None
+        if self._is_close() or self._gap <= _WIDE_GAP:
+            return
+        PatternCases(self.space.prover).sharpen(self.best.value_ms)
+        part = _FIRST_WIDE_STEP
+        while part < 1 and not self._is_close() and self._gap > _WIDE_GAP:
+            limit = self._low_ms + part * (self.best.value_ms - self._low_ms)
+            found = packed_within(self.catalogue, limit)
+            if found is not None and found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):
+                yield self._keep(found)
+            part = part if found is not None else (1 + part) / 2 + _WIDE_STEP
+        yield from self._tightened()
         if not self._is_close() and self._gap > _WIDE_GAP:
-            yield from self._solved(_MOST_COLUMNS, _HARD)
+            found = self._by_solver(self.best.value_ms * (1 - _LEAST_GAIN), _MOST_COLUMNS, _HARD)
+            if found is not None and found.value_ms < self.best.value_ms:
+                yield self._keep(found)
 
     def _tightened(self) -> Proposals:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
@@ -189,14 +211,14 @@ class Bisection:
                 yield self._keep(trial)
                 return
 
-    def _solved(self, most_columns: int, most_part: float = 1.0) -> Proposals:
+    def _solved(self, most_columns: int) -> Proposals:
         """Better plans and a better bound by a solver, if the problem is small.
 
         It is asked again after an improvement: with a lesser limit the program is smaller and its solver quicker. So it
         gets little to do at first, and all there is where that finds nothing.
         """
         assert self.best is not None
-        part = most_part * _FIRST_PART
+        part = _FIRST_PART
         for _ in range(_MOST_PROGRAMS):
             before = self.best.value_ms
             found = self._by_solver(before * (1 - _LEAST_GAIN), most_columns, part)
@@ -205,9 +227,9 @@ class Bisection:
             if self._is_close():
                 return
             if self.best.value_ms > before * (1 - _WORTHWHILE):
-                if part == most_part:
+                if part == 1:
                     return
-                part = most_part
+                part = 1
 
     def _first_solved(self) -> Assignment | None:
         """Any plan, by a solver; or the proof that there is none."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options import Floats, Ints
+from shardwright.planning.options import Bools, Floats, Ints
 from shardwright_plugins.proposers._pattern_program import TOLERANCE
 
 # A solver gets so many patterns at most; fewer kinds are told apart until there are no more.
@@ -30,11 +30,13 @@ class FullPatterns:
         shards: of each kind, none of the small ones: ``[N, K]``.
         is_small: the kinds that are poured in: ``[K]``.
         free: what each pattern leaves free that the small ones may use, in parts of a rank: ``[N]``.
+        scarce: the dimension that counts.
     """
 
     shards: Floats
-    is_small: np.ndarray
+    is_small: Bools
     free: Floats
+    scarce: int
 
 
 def full_patterns(size: Floats, most: Ints, scarce: int, waste: float) -> FullPatterns | None:
@@ -66,7 +68,7 @@ def _spread_out(found: list[list[int]], order: Ints, large: int, size: Floats, s
     is_small[order[large:]] = True
     least = float(size[is_small, scarce].min(initial=np.inf))
     free = 1 - shards @ size[:, scarce]
-    return FullPatterns(shards, is_small, np.where(free >= least, free, 0.0))
+    return FullPatterns(shards, is_small, np.where(free >= least, free, 0.0), scarce)
 
 
 class _Filling:

@@ -16,17 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from attrs import frozen
 
-from shardwright.planning.options import FREE, Bools, Floats, Ints
-from shardwright.planning.solver import MixedProgram
+from shardwright.planning.options import FREE, Bools, Floats
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.neighbourhoods import repaired, without_time
-from shardwright_plugins.packing.sharing import share_out
 from shardwright_plugins.proposers._full_patterns import FullPatterns, full_patterns
-from shardwright_plugins.proposers._pattern_program import Kinds, Pattern, Program
-from shardwright_plugins.proposers._patterns import kinds_of, seat, spread_of, whole_tables
+from shardwright_plugins.proposers._pattern_program import Kinds, Program
+from shardwright_plugins.proposers._patterns import kinds_of, spread_of, whole_tables
+from shardwright_plugins.proposers._whole_patterns import Whole, seated, whole_numbers
 
 # So many divisions of the memory are tried at most; in each, this is left free beside what lies on every rank.
 _MOST_DIVISIONS, _MARGIN = 24, 1e-6
@@ -34,28 +32,11 @@ _MOST_DIVISIONS, _MARGIN = 24, 1e-6
 _WORTH_A_TRY = 1.02
 # Divisions for which all patterns that fill a rank are looked at.
 _MOST_FILLED = 3
-# The solver's nodes, the seconds that only far slower machines need, and how exact it is.
-_NODES, _SECONDS, _PRECISION = 400, 300.0, 1e-4
-# For what the patterns leave over: moves and swaps, options changed, groups of ranks shared out anew, by the solver too.
-_STEPS, _CHANGES, _PAIRS, _SHARINGS, _ROUNDS = 200, 10, 4, 1000, 40
+# Groups of ranks that a solver shares out anew, for what the patterns leave over.
+_ROUNDS = 40
 
 
-@frozen(eq=False)
-class Whole:
-    """A choice in whole numbers.
-
-    Args:
-        tables: how many tables take each option: ``[O']``.
-        patterns: with how many ranks hold each.
-    """
-
-    tables: Ints
-    patterns: tuple[Pattern, ...]
-
-
-def packed_by_memory(
-    catalogue: Catalogue, limit_ms: float, is_over: Callable[[], bool]
-) -> Assignment | None:
+def packed_by_memory(catalogue: Catalogue, limit_ms: float, is_over: Callable[[], bool]) -> Assignment | None:
     """A plan within all memories, or ``None`` if patterns do not find one.
 
     Args:
@@ -65,7 +46,7 @@ def packed_by_memory(
     """
     search = _Divisions(without_time(catalogue.space))
     for kinds, whole in search.choices(is_over):
-        found = _seated(catalogue, kinds, whole, limit_ms)
+        found = seated(catalogue, kinds, whole, limit_ms)
         if not np.isfinite(found.value_ms):
             found = repaired(catalogue, found, _ROUNDS, is_over)
         if np.isfinite(found.value_ms):
@@ -103,15 +84,17 @@ class _Divisions:
             solution = program.solve(0.0)
             if solution.ranks > len(self._space.capacity_bytes) * _WORTH_A_TRY:
                 continue
-            whole = self._whole(kinds, program.patterns)
+            whole = whole_numbers(self._space, kinds, program.patterns)
             if whole is not None:
                 yield kinds, whole
             again += [(solution.ranks, each) for each in (self._spread_of(solution.tables, kinds), budget)]
         for _, budget in sorted(again, key=lambda entry: entry[0])[:_MOST_FILLED]:
             kinds = None if is_over() else self._kinds(budget)
             filled = None if kinds is None else self._filled(kinds)
-            whole = None if kinds is None or filled is None else self._whole(kinds, filled.shards, filled)
-            if kinds is not None and whole is not None:
+            if kinds is None or filled is None:
+                continue
+            whole = whole_numbers(self._space, kinds, filled.shards, filled)
+            if whole is not None:
                 yield kinds, whole
 
     def _kinds(self, budget: Floats) -> Kinds | None:
@@ -152,63 +135,3 @@ class _Divisions:
         for table, number in enumerate(self._space.options.multiplicity.tolist()):
             most += number * kinds.needs[:, kinds.table == table].max(axis=1).astype(np.int64)
         return full_patterns(kinds.size, most, 1 + self._scarce, max(waste, 0.0))
-
-    def _whole(self, kinds: Kinds, patterns: Floats, filled: FullPatterns | None = None) -> Whole | None:
-        """Options and patterns that hold all tables on all ranks; ``None`` if the solver finds none."""
-        local = self._space.topology.local_world_size
-        # A pattern with shards of gangs is that of all ranks of a host.
-        ranks = np.where(patterns[:, kinds.is_gang].any(axis=1), local, 1)
-        model = self._model(kinds, patterns, ranks, filled)
-        found = model.solve(most_nodes=_NODES, seconds=_SECONDS, precision=_PRECISION)
-        if found.x is None:
-            return None
-        numbers, num_options = np.rint(found.x).astype(np.int64), len(kinds.options)
-        held = zip(patterns, (numbers[num_options:] * ranks).tolist(), strict=True)
-        used = (Pattern(shards.astype(np.int64), float(number)) for shards, number in held if number)
-        return Whole(numbers[:num_options], tuple(used))
-
-    def _model(
-        self, kinds: Kinds, patterns: Floats, ranks: Ints, filled: FullPatterns | None
-    ) -> MixedProgram:
-        """Columns: tables that take each option, then places of each pattern.
-
-        Rows: kinds; what is poured in; tables; what lies on every rank, by dimension; ranks.
-        """
-        from scipy.sparse import bmat, csr_matrix
-
-        multiplicity, world_size = self._space.options.multiplicity, len(self._space.capacity_bytes)
-        num_options, column = len(kinds.options), 1 + self._scarce
-        is_of = np.zeros((len(multiplicity), num_options))
-        is_of[kinds.table, np.arange(num_options)] = 1
-        told = np.ones(len(kinds.size), dtype=bool) if filled is None else ~filled.is_small
-        poured = kinds.size[~told, column] @ kinds.needs[~told]
-        free = np.zeros(len(patterns)) if filled is None else filled.free
-        held = (patterns * ranks[:, None]).T[told]
-        blocks = [
-            [csr_matrix(-kinds.needs[told]), csr_matrix(held)],
-            [csr_matrix(-poured[None]), csr_matrix(free[None])],
-            [csr_matrix(is_of), None],
-            [csr_matrix(kinds.spread.T), None],
-            [None, csr_matrix(ranks[None].astype(np.float64))],
-        ]
-        least, dims = int(told.sum()) + 1, len(kinds.budget)
-        most = np.append(multiplicity[kinds.table], np.full(len(patterns), world_size) // ranks)
-        return MixedProgram(
-            cost=np.append(np.zeros(num_options), ranks.astype(np.float64)),
-            matrix=bmat(blocks, format="csr"),
-            lower=np.concatenate([np.zeros(least), multiplicity, np.full(dims + 1, -np.inf)]),
-            upper=np.concatenate([np.full(least, np.inf), multiplicity, kinds.budget, [world_size]]),
-            most=most.astype(np.float64),
-            is_whole=np.ones(len(most), dtype=bool),
-        )
-
-
-def _seated(catalogue: Catalogue, kinds: Kinds, whole: Whole, limit_ms: float) -> Assignment:
-    """The plan that patterns make; what is left over is put where there is room."""
-    alike = catalogue.space.options.alike
-    result = Assignment(catalogue, whole_tables(whole.tables, kinds, alike), limit_ms)
-    seat(result.bins, kinds, whole.patterns)
-    result.fill()
-    if not result.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS):
-        share_out(result.bins, _SHARINGS)
-    return result

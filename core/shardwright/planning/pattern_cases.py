@@ -3,7 +3,9 @@
 What options with a shard on every rank take of each, of its time and of its memory, is room that no pattern has. How
 much that is, is not known beforehand, so the plans are parted in two by it, where the program of patterns takes more of
 it than the case grants, and again (:mod:`shardwright.planning.cases` has the proof's form; nodes ``{"spread_bytes":
-[tier, b], "below": node, "above": node}`` come to it). This takes seconds, so it is done where a gap is wide.
+[tier, b], "below": node, "above": node}`` come to it, and leaves have ``"spread_multipliers": {tier: ms per byte}`` and
+``"prices": {path: {position of the option: [ms of each shard of a run]}}``). This takes
+seconds, so it is done where a gap is wide.
 
 Legend: M memory tiers.
 """

@@ -115,7 +115,8 @@ class PatternPrices:
         """Patterns of some kinds that were seen before and fit: ``[N, K]``."""
         others = without(np.arange(len(self._needs)), kinds)
         mine = self._patterns[(self._patterns[:, others] == 0).all(axis=1)][:, kinds]
-        return mine[(mine @ size <= 1).all(axis=1)]
+        fitting: Floats = mine[(mine @ size <= 1).all(axis=1)]
+        return fitting
 
     def _keep(self, kinds: Ints, patterns: Floats) -> None:
         whole = np.zeros((len(patterns), len(self._needs)))

@@ -112,7 +112,7 @@ class Bisection:
         yield from self._closed()
 
     def _closed(self) -> Proposals:
-        """A better bound and better plans by patterns and solver, which takes long: for a gap that is wide all the same."""
+        """A better bound and better plans by patterns and solver, which takes long: for a gap that is still wide."""
         assert self.best is not None
         if self._is_close() or self._gap <= _WIDE_GAP:
             return

@@ -109,7 +109,7 @@ def seated(catalogue: Catalogue, kinds: Kinds, whole: Whole, limit_ms: float) ->
         limit_ms: the time that no rank should exceed.
     """
     alike = catalogue.space.options.alike
-    result = Assignment(catalogue, whole_tables(whole.tables, kinds, alike), limit_ms)
+    result = Assignment(catalogue, whole_tables(whole.tables.astype(np.float64), kinds, alike), limit_ms)
     seat(result.bins, kinds, whole.patterns)
     result.fill()
     if not result.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS):

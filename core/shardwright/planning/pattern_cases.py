@@ -84,6 +84,8 @@ class PatternCases:
         problem = self._prices.problem
         size = np.append(z_ms, problem.space.capacity_bytes.max(axis=0))
         low = size - problem.within(case, z_ms).size
+        # The program keeps to its limits but for rounding.
+        spread = np.minimum(spread, np.append(case.high_ms, np.array(case.high_bytes)))
         uncounted = (spread - low) / np.maximum(size, 1e-300)
         dimension = int(np.argmax(uncounted))
         if uncounted[dimension] <= _FINE:

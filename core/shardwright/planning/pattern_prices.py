@@ -26,7 +26,7 @@ from shardwright.planning.solver import most_worth
 # Kinds at most; linear programs of one case; patterns added to one; those that are kept for other cases.
 _MOST_KINDS, _MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 160, 120, 12, 3000
 # What one rank more than there are costs, in parts of all ranks' time.
-_PENALTY = 50.0
+_PENALTY = 1e4
 # A pattern is worth more than a rank by no less than this.
 _WORTHWHILE = 1e-6
 
@@ -88,7 +88,7 @@ class PatternPrices:
 
     @property
     def _nothing(self) -> Priced:
-        """No prices: where some table has no option, there is nothing to prove."""
+        """No prices: where some table has no option, or nothing is left of a rank, there is nothing to prove."""
         tiers = len(self.problem.capacity)
         return Priced(np.zeros(tiers), np.zeros(1 + tiers), np.zeros(len(self._kind)))
 
@@ -99,12 +99,13 @@ class PatternPrices:
         where that is not known.
         """
         room = self.problem.within(case, z_ms)
-        if not np.logical_or.reduceat(room.allowed, self.problem.first).all():
+        has_options = np.logical_or.reduceat(room.allowed, self.problem.first).all()
+        if not has_options or room.size[0] <= 0 or room.size.min() < 0:
             return self._nothing
         options = np.flatnonzero(room.allowed)
         run = np.flatnonzero((self._kind != FREE) & room.allowed[self.problem.space.options.option])
         kinds = np.unique(self._kind[run])
-        if not 0 < len(kinds) <= _MOST_KINDS or room.size.min() <= 0:
+        if not 0 < len(kinds) <= _MOST_KINDS:
             return None
         program = _Program(self, case, z_ms, room, options, kinds)
         found = program.solve()
@@ -134,7 +135,7 @@ class _Program:
         space, columns = problem.space, problem.space.options
         self._unit = problem.world_size * z_ms
         self._options, self._kinds, self._kind_of = options, kinds, prices._kind
-        self._size: Floats = prices._needs[kinds] / room.size
+        self._size: Floats = prices._needs[kinds] / np.maximum(room.size, 1e-300)
         self._cost: Floats = problem.cost[options] / self._unit
         self._spread: Floats = np.column_stack([problem.spread, problem.spread_bytes])[options]
         tiers = np.full(problem.share.shape[1], np.inf)

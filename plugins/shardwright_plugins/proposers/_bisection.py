@@ -17,7 +17,7 @@ from shardwright.planning.program import MOST_NODES, Program
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing import patience
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
-from shardwright_plugins.packing.bins import Effort
+from shardwright_plugins.packing.limits import Effort
 from shardwright_plugins.proposers._choices import LADDER, MARGINS, choices, kicks
 from shardwright_plugins.proposers._descent import descended
 from shardwright_plugins.proposers._memory_patterns import packed_by_memory

@@ -6,16 +6,24 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.core.planning.conftest import Plain, make_host
 from tests.core.planning.test_proof import best_value, space_of
 
 from shardwright.planning.bound import Case
+from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.inputs import Request
+from shardwright.planning.parts import Choice
 from shardwright.planning.pattern_cases import PatternCases
 from shardwright.planning.pattern_prices import PatternPrices, Priced
+from shardwright.planning.preparation import prepare
 from shardwright.planning.proof import why_unproven
 from shardwright.planning.solver import most_worth
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.plugins import use_host
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(2, 12), st.sampled_from([2, 4, 6])), min_size=1, max_size=4),
     part=st.sampled_from([0.55, 0.7, 1.0]),
@@ -37,6 +45,16 @@ def test_pattern_cases_prove_that_three_equal_tables_leave_a_rank_with_two():
     assert space.bound.certificate.z_ms <= 0.76 * best
     PatternCases(space.prover).sharpen(best)
     assert space.prover.bound_ms >= 0.99 * best
+
+
+def test_pattern_prices_where_a_tier_has_nothing_are_those_of_the_others():
+    topology = Topology(2, "cuda", hbm_cap=10**9, ddr_cap=0)
+    tables = [TableSpec(f"t{i}", 10, 6, ["f"]) for i in range(3)]
+    with use_host(make_host(compute_kernels=[Plain])):
+        rules = Constraints({"*": ParameterConstraints(sharding_types=["whole"])})
+        space = prepare(tables, Request(topology, rules, 100, None), Choice().resolve())
+    PatternCases(space.prover).sharpen(space.most_ms)
+    assert space.prover.bound_ms >= 0.65 * space.most_ms
 
 
 def test_pattern_prices_of_a_time_that_is_possible_prove_nothing():

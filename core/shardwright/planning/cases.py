@@ -204,13 +204,13 @@ class Prover:
     Args:
         space: options and costs.
         certificate: of the bound.
-        unproven_ms: number of cases -> the least time that could not be refuted with so many.
+        unproven_ms: number of cases -> the least time that could not be refuted with so many; infinite: with any.
         cases_left: how many cases may still be looked at, in all.
     """
 
     space: SearchSpace
     certificate: Certificate
-    unproven_ms: dict[int, float] = field(factory=dict)
+    unproven_ms: dict[float, float] = field(factory=dict)
     cases_left: int = 800
 
     @property
@@ -224,7 +224,9 @@ class Prover:
         proof = search.proof()
         self.cases_left -= max_cases - search.num_cases
         if proof is None:
-            self.unproven_ms[max_cases] = min(self.unproven_ms.get(max_cases, np.inf), z_ms)
+            # A search that ended with cases to spare would end there with any number of them.
+            cases = np.inf if search.num_cases > 0 else max_cases
+            self.unproven_ms[cases] = min(self.unproven_ms.get(cases, np.inf), z_ms)
         else:
             self.accept(Certificate(z_ms, proof))
         return search

@@ -20,7 +20,8 @@ import numpy as np
 from attrs import define, field, frozen
 
 from shardwright.planning.bound import Certificate
-from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.options import FREE, Floats, Ints
+from shardwright.planning.program_options import Candidates
 from shardwright.planning.solver import MixedProgram
 from shardwright.planning.space import SearchSpace
 
@@ -60,12 +61,14 @@ class Solution:
         proposal: the option of each of all tables: ``[A]``; ``None`` if no plan was found.
         ranks: of its shards that have none by their layout, in the order of tables and shards.
         nodes: how many nodes of its tree the solver looked at.
+        precision: how near the solver was asked to come, relative.
     """
 
     bound_ms: float
     proposal: Ints | None = None
     ranks: Ints | None = None
     nodes: int = 0
+    precision: float = PRECISION
 
 
 @define(eq=False, slots=False)
@@ -105,10 +108,11 @@ class Program:
             keep: options that it is to have even where others are as good.
         """
         program = cls(space, limit_ms)
-        if program._least_columns() > most_columns:
+        candidates = program._candidates
+        if candidates.least_columns() > most_columns:
             return None
-        chosen = sorted({*program._options(), *keep})
-        if program.is_empty or program._num_columns(chosen) > most_columns:
+        chosen = sorted({*candidates.options(), *keep})
+        if candidates.is_empty or candidates.num_columns(chosen) > most_columns:
             return None
         for option in chosen:
             program._add(option)
@@ -116,78 +120,14 @@ class Program:
         program._limit(chosen)
         return program
 
-    # -- what there is to choose from ---------------------------------------------------------------------------
+    @cached_property
+    def _candidates(self) -> Candidates:
+        return Candidates(self.space, self.limit_ms)
 
     @property
     def is_empty(self) -> bool:
         """Whether some table has no option that is as fast."""
-        return not np.logical_or.reduceat(self._can, self.space.options.first_option[:-1]).all()
-
-    @property
-    def _can(self) -> Bools:
-        return self.space.fits_alone & (self.space.largest_cost_ms <= self.limit_ms)
-
-    def _options(self) -> list[int]:
-        """The options that plans as fast may need."""
-        can, kept = self._can, list[int]()
-        for table in range(len(self.space.options.tables)):
-            mine = [option for option in self.space.options.of_table(table) if can[option]]
-            kept += [option for option in mine if not self._is_beaten(option, mine)]
-        return kept
-
-    def _is_beaten(self, option: int, others: list[int]) -> bool:
-        """Whether another option may take its place in any plan: its shards go where this one's are, and take less."""
-        needs = self._needs(option)
-        return any(
-            other != option and self._takes_less(other, self._needs(other), option, needs) for other in others
-        )
-
-    def _takes_less(self, one: int, needs: Floats, other: int, others: Floats) -> bool:
-        """Whether ``one`` is no more than ``other``, and comes first where they are equal."""
-        if self._where(one) == self._where(other):
-            less = (needs <= others).all()
-            return bool(less and ((needs < others).any() or one < other))
-        if not self._is_single(one) or (self._is_single(other) and len(others) == 1):
-            return False
-        return bool((needs[0] <= others).all(axis=1).any())
-
-    def _is_single(self, option: int) -> bool:
-        """Whether an option is one shard that may go anywhere."""
-        options = self.space.options
-        runs = options.shards_of(option)
-        free = options.rank[runs] == FREE
-        return bool(
-            free.all() and (options.gang[runs] == NO_GANG).all() and int(options.count[runs].sum()) == 1
-        )
-
-    def _needs(self, option: int) -> Floats:
-        runs = self.space.options.shards_of(option)
-        return np.column_stack([self.space.cost_ms[runs], self.space.memory_bytes[runs]])
-
-    def _where(self, option: int) -> bytes:
-        """How an option's shards may be placed; equal for options that may be placed alike."""
-        options = self.space.options
-        runs = options.shards_of(option)
-        gang = options.gang[runs]
-        gang = np.where(gang == NO_GANG, NO_GANG, gang - gang.min(initial=0, where=gang != NO_GANG))
-        columns = [options.count[runs], options.rank[runs], options.local_rank[runs], gang]
-        return np.stack(columns).tobytes()
-
-    def _least_columns(self) -> float:
-        """No fewer columns are needed, whichever options are left: known without comparing them."""
-        options, world_size = self.space.options, len(self.space.capacity_bytes)
-        alone = (options.rank == FREE) & (options.gang == NO_GANG)
-        each = 1 + world_size * np.bincount(options.option[alone], minlength=options.num_options)
-        least = np.minimum.reduceat(np.where(self._can, each, np.inf), options.first_option[:-1])
-        return float(least[np.isfinite(least)].sum())
-
-    def _num_columns(self, options: list[int]) -> int:
-        topology, total = self.space.topology, 0
-        for option in options:
-            alone, gangs = self._what_moves(option)
-            inside = sum(local == FREE for members in gangs for local, _ in members)
-            total += 1 + topology.world_size * (len(alone) + inside) + topology.num_hosts * len(gangs)
-        return total
+        return self._candidates.is_empty
 
     # -- rows and columns ---------------------------------------------------------------------------------------
 
@@ -204,24 +144,9 @@ class Program:
         """The columns of an option, and the rows that every shard and gang is somewhere."""
         tables = int(self.space.options.multiplicity[self.space.options.table[option]])
         column = self.columns[option] = self._new(1, tables)
-        alone, gangs = self._what_moves(option)
+        alone, gangs = self._candidates.what_moves(option)
         self.parts[option] = [self._alone(column, tables, shards) for shards in alone]
         self.parts[option] += [self._gang(column, tables, members) for members in gangs]
-
-    def _what_moves(self, option: int) -> tuple[list[Ints], list[list[tuple[int, Ints]]]]:
-        """The free shards of each run of shards alone, and for each gang its runs: first local rank, and shards."""
-        options, alone, gangs = self.space.options, list[Ints](), dict[int, list[tuple[int, Ints]]]()
-        runs, at = options.shards_of(option), 0
-        for run in range(runs.start, runs.stop):
-            if options.rank[run] != FREE:
-                continue
-            shards = np.arange(at, at + int(options.count[run]))
-            at += len(shards)
-            if options.gang[run] == NO_GANG:
-                alone.append(shards)
-            else:
-                gangs.setdefault(int(options.gang[run]), []).append((int(options.local_rank[run]), shards))
-        return alone, list(gangs.values())
 
     def _alone(self, column: int, tables: int, shards: Ints) -> Part:
         """Shards alone: as many as there are, over all ranks."""
@@ -268,7 +193,7 @@ class Program:
         """What each rank holds, in parts of what it may: rows by dimension, then rank."""
         base = len(self.equals)
         for option in chosen:
-            needs, fixed = self._free_needs(option)
+            needs, fixed = self._candidates.free_needs(option)
             for rank, taken in fixed.items():
                 self._take(base, self.columns[option], rank, taken / self._size[rank])
             for part in self.parts[option]:
@@ -294,17 +219,6 @@ class Program:
             if part:
                 self.entries.append((base + dimension * world_size + rank, column, part))
 
-    def _free_needs(self, option: int) -> tuple[Floats, dict[int, Floats]]:
-        """What each free shard needs, ``[N, D]``; and what those that have a rank need, by rank."""
-        options, fixed = self.space.options, dict[int, Floats]()
-        runs = options.shards_of(option)
-        needs, free = self._needs(option), options.rank[runs] == FREE
-        for run in np.flatnonzero(~free).tolist():
-            start = int(options.rank[runs.start + run])
-            for rank in range(start, start + int(options.count[runs.start + run])):
-                fixed[rank] = fixed.get(rank, 0.0) + needs[run]
-        return np.repeat(needs[free], options.count[runs][free], axis=0), fixed
-
     @cached_property
     def _size(self) -> Floats:
         """What each rank has, [W, D]."""
@@ -322,28 +236,38 @@ class Program:
     def certificate(self, solution: Solution) -> Certificate:
         """The solver's bound, with what it takes to have it proven again by :func:`why_unsolved`."""
         return Certificate(
-            solution.bound_ms, {"program": {"limit_ms": self.limit_ms, "nodes": solution.nodes}}
+            solution.bound_ms,
+            {
+                "program": {
+                    "limit_ms": self.limit_ms,
+                    "nodes": solution.nodes,
+                    "precision": solution.precision,
+                }
+            },
         )
 
     # -- solving ------------------------------------------------------------------------------------------------
 
-    def solve(self, *, most_nodes: int = MOST_NODES, seconds: float = np.inf) -> Solution:
+    def solve(
+        self, *, most_nodes: int = MOST_NODES, seconds: float = np.inf, precision: float = PRECISION
+    ) -> Solution:
         """Ask the solver.
 
         Args:
             most_nodes: how many nodes of its tree it may look at.
             seconds: how long it may take.
+            precision: it ends where its bound is within this part of its best solution.
         """
-        found = self._solved(most_nodes, seconds)
+        found = self._solved(most_nodes, seconds, precision)
         if found.x is None:
             return Solution(0.0)
         bound_ms = max(0.0, found.mip_dual_bound * (1 - TOLERANCE)) * self.limit_ms
         numbers, nodes = np.rint(found.x[:-1]).astype(np.int64), int(found.mip_node_count)
         if numbers[self.left_out]:
-            return Solution(bound_ms, nodes=nodes)
-        return Solution(bound_ms, *self.plan(numbers), nodes=nodes)
+            return Solution(bound_ms, nodes=nodes, precision=precision)
+        return Solution(bound_ms, *self.plan(numbers), nodes=nodes, precision=precision)
 
-    def _solved(self, most_nodes: int, seconds: float) -> Any:
+    def _solved(self, most_nodes: int, seconds: float, precision: float) -> Any:
         from scipy.sparse import csr_matrix
 
         world_size, columns = len(self.space.capacity_bytes), len(self.most) + 1
@@ -361,7 +285,7 @@ class Program:
             most=np.array([*self.most, 1.0]),
             is_whole=np.arange(columns) < columns - 1,
         )
-        return program.solve(most_nodes=most_nodes, seconds=seconds, precision=PRECISION)
+        return program.solve(most_nodes=most_nodes, seconds=seconds, precision=precision)
 
     def plan(self, numbers: Ints) -> tuple[Ints, Ints]:
         """The plan that has so many of each: of tables that are alike, the first ones take the first options.
@@ -434,5 +358,6 @@ def why_unsolved(space: SearchSpace, z_ms: float, data: Mapping[str, Any]) -> st
     program = Program.of(space, limit_ms, most_columns=_MOST_COLUMNS_TO_CHECK)
     if program is None:
         return "" if Program(space, limit_ms).is_empty else "the program is too large to be solved again"
-    bound = program.solve(most_nodes=2 * int(data["nodes"]) + MOST_NODES).bound_ms
+    precision = float(data.get("precision", PRECISION))
+    bound = program.solve(most_nodes=2 * int(data["nodes"]) + MOST_NODES, precision=precision).bound_ms
     return "" if bound >= z_ms * (1 - TOLERANCE) else f"the solver proves {bound} ms"

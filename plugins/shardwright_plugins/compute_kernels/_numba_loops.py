@@ -8,6 +8,9 @@ is most of the work, a part of each: of a slot some of its bags, of a block some
 Equal ids are found with a table of twice as many places as ids, by open addressing and multiplicative hashing (Knuth,
 The Art of Computer Programming 3, section 6.4). A row's gradients are added in the order of its ids, however many
 threads there are, so that the same batch gives the same bits.
+
+All of it stands in one file, long as it is: what Numba keeps on disk of a function is thrown away when the function's
+own file changes, and not when another file does whose functions were compiled into it.
 """
 
 from __future__ import annotations
@@ -123,6 +126,24 @@ def _emit_sums(
     return limit
 
 
+def _emit_additions(
+    builder: Any, columns: Any, step: int, lanes: int, count: Any, row_at: Any, value_at: Any
+) -> Any:
+    """Add values to ``count`` rows, ``step`` columns at a time; the rest is as for :func:`_emit_sums`."""
+    kind = ir.VectorType(ir.FloatType(), lanes) if lanes > 1 else ir.FloatType()
+    numbers = range(step // lanes)
+    with _columns(builder, columns, step) as (column, limit):
+        values = [builder.load(_vector(builder, value_at(column), kind, n), align=4) for n in numbers]
+        with cgutils.for_range(builder, count) as row:
+            pointer, factor = row_at(row.index, column)
+            places = [_vector(builder, pointer, kind, number) for number in numbers]
+            totals = [builder.load(place, align=4) for place in places]  # all, before any is stored
+            for place, total, value in zip(places, totals, values, strict=True):
+                added = value if factor is None else _times(builder, value, factor, kind)
+                builder.store(builder.fadd(total, added, flags=("contract",)), place, align=4)
+    return limit
+
+
 @contextmanager
 def _columns(builder: Any, columns: Any, step: int) -> Iterator[tuple[Any, Any]]:
     """A loop over columns, ``step`` at a time, while so many are left: the column, and the first one left."""
@@ -166,39 +187,60 @@ def _spread(builder: Any, factor: Any, kind: Any) -> Any:
 @intrinsic
 def _sum_rows(
     typing_context: Any,
-    values: Any,
+    rows: Any,
     base: Any,
     dim: Any,
     ids: Any,
     factors: Any,
     count: Any,
-    out: Any,
+    vector: Any,
     place: Any,
 ) -> Any:
-    """Set the ``dim`` float32 at ``place`` of ``out`` to the sum of rows of ``values``; sums stay in registers.
+    """Set a vector to the sum of some rows; sums stay in registers. Arguments: see :func:`_rows_and_vector`."""
+    return _rows_and_vector(_emit_sums)
+
+
+@intrinsic
+def _add_to_rows(
+    typing_context: Any,
+    rows: Any,
+    base: Any,
+    dim: Any,
+    ids: Any,
+    factors: Any,
+    count: Any,
+    vector: Any,
+    place: Any,
+) -> Any:
+    """Add a vector to some rows; it is read once, into registers. Arguments: see :func:`_rows_and_vector`."""
+    return _rows_and_vector(_emit_additions)
+
+
+def _rows_and_vector(emit_step: Any) -> Any:
+    """The signature and the code of what goes over some rows with one vector.
 
     Args of the compiled function: the rows' address and where row 0 begins there, columns of a row, the address of
-    int64 row numbers, that of the rows' float32 factors or 0, how many, and the address and place of the sums.
+    int64 row numbers, that of the rows' float32 factors or 0, how many, and the address and place of the vector.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, base, dim, ids, factors, count, out, place = arguments
+        rows, base, dim, ids, factors, count, vector, place = arguments
         integer = ir.IntType(64)
-        rows = builder.inttoptr(ids, integer.as_pointer())
+        numbers = builder.inttoptr(ids, integer.as_pointer())
 
         def emit(is_weighted: bool) -> None:
             def row_at(number: Any, column: Any) -> Any:
-                row = builder.load(builder.gep(rows, [number]))
+                row = builder.load(builder.gep(numbers, [number]))
                 index = builder.add(builder.add(base, column), builder.mul(row, dim))
                 factor = builder.load(_pointer(builder, factors, number)) if is_weighted else None
-                return _pointer(builder, values, index), factor
+                return _pointer(builder, rows, index), factor
 
-            def out_at(column: Any) -> Any:
-                return _pointer(builder, out, builder.add(place, column))
+            def vector_at(column: Any) -> Any:
+                return _pointer(builder, vector, builder.add(place, column))
 
             first = integer(0)
             for step, lanes in _STEPS:
-                first = _emit_sums(builder, (first, dim), step, lanes, count, row_at, out_at)
+                first = emit_step(builder, (first, dim), step, lanes, count, row_at, vector_at)
 
         _with_and_without(builder, factors, emit)
         return context.get_dummy_value()
@@ -251,67 +293,6 @@ def _add_row(
 
     kinds = (types.int64, types.int64, types.int64, types.float32, types.int64, types.int64)
     return types.void(*kinds), generate
-
-
-@intrinsic
-def _add_to_rows(
-    typing_context: Any,
-    values: Any,
-    start: Any,
-    dim: Any,
-    ids: Any,
-    factors: Any,
-    count: Any,
-    sums: Any,
-    place: Any,
-) -> Any:
-    """Add the ``dim`` float32 at ``start`` of ``values`` to rows of ``sums``; they are read once, into registers.
-
-    Args of the compiled function: the values' address and where they begin there, columns of a row, the address of
-    int64 row numbers, that of the rows' float32 factors or 0, how many, and the address and place of row 0.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, start, dim, ids, factors, count, sums, place = arguments
-        integer = ir.IntType(64)
-        rows = builder.inttoptr(ids, integer.as_pointer())
-
-        def emit(is_weighted: bool) -> None:
-            def row_at(number: Any, column: Any) -> Any:
-                row = builder.load(builder.gep(rows, [number]))
-                index = builder.add(builder.add(place, column), builder.mul(row, dim))
-                factor = builder.load(_pointer(builder, factors, number)) if is_weighted else None
-                return _pointer(builder, sums, index), factor
-
-            def value_at(column: Any) -> Any:
-                return _pointer(builder, values, builder.add(start, column))
-
-            first = integer(0)
-            for step, lanes in _STEPS:
-                first = _emit_additions(builder, (first, dim), step, lanes, count, row_at, value_at)
-
-        _with_and_without(builder, factors, emit)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 8), generate
-
-
-def _emit_additions(
-    builder: Any, columns: Any, step: int, lanes: int, count: Any, row_at: Any, value_at: Any
-) -> Any:
-    """Add values to ``count`` rows, ``step`` columns at a time; the rest is as for :func:`_emit_sums`."""
-    kind = ir.VectorType(ir.FloatType(), lanes) if lanes > 1 else ir.FloatType()
-    numbers = range(step // lanes)
-    with _columns(builder, columns, step) as (column, limit):
-        values = [builder.load(_vector(builder, value_at(column), kind, n), align=4) for n in numbers]
-        with cgutils.for_range(builder, count) as row:
-            pointer, factor = row_at(row.index, column)
-            places = [_vector(builder, pointer, kind, number) for number in numbers]
-            totals = [builder.load(place, align=4) for place in places]  # all, before any is stored
-            for place, total, value in zip(places, totals, values, strict=True):
-                added = value if factor is None else _times(builder, value, factor, kind)
-                builder.store(builder.fadd(total, added, flags=("contract",)), place, align=4)
-    return limit
 
 
 @_compiled
@@ -675,15 +656,9 @@ def add_up_rows(
                 for at in range(position, position + count):
                     _set(sums, marks + ids[at], np.float32(1))
                 factors = id_weights.ctypes.data + 4 * position if id_weights.shape[0] else 0
+                place = number * stride
                 _add_to_rows(
-                    gradients,
-                    number * stride,
-                    own,
-                    ids.ctypes.data + 8 * position,
-                    factors,
-                    count,
-                    sums,
-                    rows,
+                    sums, rows, own, ids.ctypes.data + 8 * position, factors, count, gradients, place
                 )
                 position += count
 

@@ -150,7 +150,7 @@ class Bins:
             self.take(item)
         self._is_settled[items] = True
         self._alone[items] = False
-        for gang in np.unique(self.gang[items]).tolist():
+        for gang in distinct(self.gang[items]).tolist():
             self._members.pop(gang, None)
 
     def add(self, size: Floats, gang: Ints, local: Ints, kind: Ints, bins: Sequence[int]) -> range:

@@ -8,21 +8,21 @@ import numpy as np
 from attrs import define, field
 
 from shardwright.contracts.proposer import Proposals
-from shardwright.planning.bound import Relaxation
-from shardwright.planning.cases import CLOSE, CaseSearch
-from shardwright.planning.options import Floats, Ints
-from shardwright.planning.pattern_cases import PatternCases
+from shardwright.planning.cases import CLOSE
+from shardwright.planning.options import Floats
 from shardwright.planning.placement import Placed
-from shardwright.planning.program import MOST_NODES, Program
 from shardwright.planning.space import SearchSpace
-from shardwright_plugins.packing import patience
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.limits import Effort
-from shardwright_plugins.proposers._choices import LADDER, MARGINS, choices, kicks
+from shardwright_plugins.proposers._choices import LADDER, choices, kicks
+from shardwright_plugins.proposers._counted import Counted
 from shardwright_plugins.proposers._descent import descended
-from shardwright_plugins.proposers._memory_patterns import packed_by_memory
-from shardwright_plugins.proposers._patterns import packed
-from shardwright_plugins.proposers._timed_patterns import packed_within
+from shardwright_plugins.proposers._folded import Folded
+from shardwright_plugins.proposers._memory_patterns import packed_last
+from shardwright_plugins.proposers._patterns import Patterns
+from shardwright_plugins.proposers._programs import Programs
+from shardwright_plugins.proposers._starts import SOME_TABLES, Starts
+from shardwright_plugins.proposers._wide_gaps import WideGap
 
 # From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
 # by the last number at least.
@@ -31,8 +31,8 @@ _WORTHWHILE = 2e-3
 _NEAR_FAILURE = 1e-3
 # A plan found at once is taken for one within a time if it exceeds it by no more.
 _NEAR = 1e-3
-# Patterns are made where each table is like so many others, over so many ranks; and so many of these are enough.
-_ALIKE, _MANY_RANKS, _ENOUGH_RANKS = 4, 32, 0.985
+# Shards are shared out by counting where so few kinds of tables are all there are.
+_FEW_KINDS = 16
 # So many cases are looked at for a choice of options that none of them refutes.
 _CASES, _FEW_CASES = 40, 12
 # Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
@@ -40,23 +40,18 @@ _NARROWINGS = 5
 _FEW_RANKS, _NARROW, _NARROW_FOLDED = 32, 0.03, 0.01
 # With so few tables, a plan that is close to the best is repaired to come closer.
 _FEW_TABLES = 64
-# With more tables than these, looking for the best other option of each on a rank takes too long.
-_SOME_TABLES = 400
+# So it is from so many tables on until its gap is no more than this, by a solver at last if there are so few columns.
+_SOME_MORE_TABLES, _FINE, _FINE_COLUMNS = 16, 5e-4, 250
 # Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
 _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 # Moves, swaps and sharings of an attempt.
 _STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
-# A solver gets problems of so many columns, at once or where all else has not closed the gap; what it finds is to be
-# better by a part; the nodes of its tree, times columns, and the seconds that only far slower machines need.
+# A solver gets problems of so many columns, at once or where all else has not closed the gap.
 _FEW_COLUMNS, _MOST_COLUMNS = 700, 1500
 _FIRST_LIMIT = 10.0
 _MOST_PROGRAMS, _FIRST_PART = 6, 0.125
 # A gap that is small enough for a problem of many columns, and one that is worth twice as many.
 _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
-# A gap that is worth so many times the nodes.
-_WIDE_GAP, _HARD = 0.03, 12.0
-# The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure.
-_FIRST_WIDE_STEP, _WIDE_STEP = 0.4, 0.05
 _LEAST_GAIN = 1e-4
 # A gap that is good enough for more than a few tables, and descents to reach it.
 _GOOD, _MOST_DESCENTS = 5e-3, 6
@@ -64,8 +59,6 @@ _GOOD, _MOST_DESCENTS = 5e-3, 6
 _TOO_FAR = 0.06
 # Descents with one table forced to another option, towards this part of the way from the bound to the best plan.
 _MOST_KICKS, _KICK_PART = 24, 0.2
-_NODE_COLUMNS, _LEAST_NODES = 150_000, 50
-_MOST_SECONDS = 300.0
 
 
 @define(eq=False)
@@ -79,20 +72,18 @@ class Bisection:
 
     space: SearchSpace
     catalogue: Catalogue = field(init=False)
-    problem: Relaxation = field(init=False)
     best: Assignment | None = None
-    _solved_ms: set[tuple[float, float]] = field(factory=set)
-    """The limits of the programs that were solved, and with what part of the nodes."""
-    _too_large: dict[float, int] = field(factory=dict)
-    """Limits of programs with more than so many columns, or without a plan."""
+    _starts: Starts = field(init=False)
+    _programs: Programs = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.catalogue = Catalogue(self.space, Effort())
-        self.problem = self.space.bound.problem
+        self._starts = Starts(self.catalogue, Patterns(self.catalogue, self.space.bound.problem.covers))
+        self._programs = Programs(self.catalogue)
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
-        found = self._first() or self._first_solved() or self._packed()
+        found = self._counted() or self._first() or self._first_solved() or self._packed()
         if found is None:
             yield from choices(self.space)
             return
@@ -104,31 +95,16 @@ class Bisection:
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
             yield from self._polished()
-        if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= _SOME_TABLES):
+        elif self._gap > CLOSE:
+            yield from self._evened()
+        if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= SOME_TABLES):
             yield from self._improvements()
         if not self._is_close() and self._gap > _SMALL_GAP:
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
-        yield from self._closed()
-
-    def _closed(self) -> Proposals:
-        """A better bound and better plans by patterns and solver, which takes long: for a gap that is still wide."""
         assert self.best is not None
-        if self._is_close() or self._gap <= _WIDE_GAP:
-            return
-        PatternCases(self.space.prover).sharpen(self.best.value_ms)
-        part = _FIRST_WIDE_STEP
-        while part < 1 and not self._is_close() and self._gap > _WIDE_GAP:
-            limit = self._low_ms + part * (self.best.value_ms - self._low_ms)
-            found = packed_within(self.catalogue, limit)
-            if found is not None and found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):
-                yield self._keep(found)
-            part = part if found is not None else (1 + part) / 2 + _WIDE_STEP
-        yield from self._tightened()
-        if not self._is_close() and self._gap > _WIDE_GAP:
-            found = self._by_solver(self.best.value_ms * (1 - _LEAST_GAIN), _MOST_COLUMNS, _HARD)
-            if found is not None and found.value_ms < self.best.value_ms:
-                yield self._keep(found)
+        for found in WideGap(self.catalogue, self._programs, self.best).plans():
+            yield self._keep(found)
 
     def _tightened(self) -> Proposals:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
@@ -154,7 +130,7 @@ class Bisection:
 
     def _anew(self, limit_ms: float) -> Iterator[Assignment]:
         """New plans by the choices at a time."""
-        yield from self._starts(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES))
+        yield from self._starts.of(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES))
 
     def _again(self, limit_ms: float) -> Iterator[Assignment]:
         """The best plan, to be brought within a time."""
@@ -168,20 +144,25 @@ class Bisection:
         if start.repair(_FEW_STEPS, changes=0):
             return start
         result = descended(start, self.catalogue.is_efficient)
-        result.repair(_FEW_STEPS, changes=self._few_changes)
+        result.repair(_FEW_STEPS, changes=self._starts.few_changes)
         return result
 
-    def _kicked(self) -> Proposals:
+    def _kicked(self, enough: float | None = None) -> Proposals:
         """Better plans by descents in which one table takes another option that costs little more.
 
         All tables of the rank that is fullest may be too large for what is left elsewhere; with another cut of one of
         them the rest may go together well.
+
+        Args:
+            enough: the gap at which a plan is good enough, if not the tolerance.
         """
         assert self.best is not None
+        if self._is_close(enough):
+            return
         price = self.space.prover.refute(self.best.value_ms, max_cases=1).price
         found = [] if price is None else kicks(self.catalogue, self.best, price, self._low_ms)
         for table, option in found[:_MOST_KICKS]:
-            if self._is_close():
+            if self._is_close(enough):
                 return
             start = self.best.copy()
             start.limit_ms = self._low_ms + _KICK_PART * (start.value_ms - self._low_ms)
@@ -202,14 +183,40 @@ class Bisection:
         return CLOSE if len(self.space.options.all_tables) <= _FEW_TABLES else _GOOD
 
     def _polished(self) -> Proposals:
-        """A plan a little better than one that is close to the best, if repair is enough."""
+        """A plan a little better than one that is close to the best, if that takes little work."""
         assert self.best is not None
+        is_fine = len(self.best.proposal) >= _SOME_MORE_TABLES
+        if is_fine:
+            self.space.prover.sharpen(self.best.value_ms, precision=_FINE, max_cases=_CASES)
         for part in _STEPS_DOWN:
             trial = self.best.copy()
             trial.limit_ms = self._low_ms + part * (self.best.value_ms - self._low_ms)
             if trial.repair(_FEW_STEPS, changes=3, pairs=_PAIRS):
                 yield self._keep(trial)
-                return
+                break
+        if is_fine:
+            yield from self._kicked(_FINE)
+            yield from self._finely_solved()
+
+    def _evened(self) -> Proposals:
+        """A plan a little better, where what lies on two ranks goes together better in another way."""
+        assert self.best is not None
+        trial = self.best.copy()
+        trial.limit_ms = self._low_ms + _STEPS_DOWN[1] * (self.best.value_ms - self._low_ms)
+        trial.repair(_FEW_STEPS, changes=0, pairs=_PAIRS)
+        if trial.value_ms < self.best.value_ms:
+            yield self._keep(trial)
+
+    def _finely_solved(self) -> Proposals:
+        """What the solver still finds of a small program."""
+        assert self.best is not None
+        if self._is_close(_FINE):
+            return
+        before = self.best.value_ms
+        limit = before * (1 - _LEAST_GAIN)
+        found = self._programs.plan(limit, _FINE_COLUMNS, _FIRST_PART, precision=_FINE / 2)
+        if found is not None and found.value_ms < before:
+            yield self._keep(found)
 
     def _solved(self, most_columns: int) -> Proposals:
         """Better plans and a better bound by a solver, if the problem is small.
@@ -221,7 +228,7 @@ class Bisection:
         part = _FIRST_PART
         for _ in range(_MOST_PROGRAMS):
             before = self.best.value_ms
-            found = self._by_solver(before * (1 - _LEAST_GAIN), most_columns, part)
+            found = self._programs.plan(before * (1 - _LEAST_GAIN), most_columns, part)
             if found is not None and found.value_ms < before:
                 yield self._keep(found)
             if self._is_close():
@@ -234,7 +241,7 @@ class Bisection:
     def _first_solved(self) -> Assignment | None:
         """Any plan, by a solver; or the proof that there is none."""
         for limit in (_FIRST_LIMIT * self.space.bound.possible_ms, self.space.most_ms * (1 + _LEAST_GAIN)):
-            found = self._by_solver(limit, _MOST_COLUMNS)
+            found = self._programs.plan(limit, _MOST_COLUMNS)
             if found is not None or self.space.watch.is_over:
                 return found
         return None
@@ -245,37 +252,7 @@ class Bisection:
         cases = self.space.prover.refute(limit, max_cases=_FEW_CASES)
         if cases.possible is None or self._low_ms > self.space.most_ms:
             return None
-
-        def is_over() -> bool:
-            return self.space.watch.is_over
-
-        found = packed_by_memory(self.catalogue, limit, is_over) if self._is_folded else None
-        if found is None:
-            found = patience.packed(self.catalogue, cases.possible, limit, is_over)
-        if (found is None or not np.isfinite(found.value_ms)) and not self._is_folded:
-            found = packed_by_memory(self.catalogue, limit, is_over)
-        return found if found is not None and np.isfinite(found.value_ms) else None
-
-    def _by_solver(self, limit_ms: float, most_columns: int, part: float = 1) -> Assignment | None:
-        """What a solver finds within a time with a part of its nodes, if the problem is small; its bound is kept."""
-        if (limit_ms, part) in self._solved_ms or self._too_large.get(limit_ms, 0) >= most_columns:
-            return None
-        program = Program.of(self.space, limit_ms, most_columns=most_columns)
-        if program is None:
-            self._too_large[limit_ms] = most_columns
-            return None
-        self._solved_ms.add((limit_ms, part))
-        nodes = int(part * np.clip(_NODE_COLUMNS / program.num_columns, _LEAST_NODES, MOST_NODES))
-        solution = program.solve(most_nodes=nodes, seconds=min(_MOST_SECONDS, self.space.watch.seconds_left))
-        self.space.prover.accept(program.certificate(solution))
-        if solution.proposal is None or solution.ranks is None:
-            return None
-        found = Assignment(self.catalogue, solution.proposal, limit_ms)
-        found.place(solution.ranks)
-        # The solver is exact to a millionth.
-        if not np.isfinite(found.value_ms):
-            found.repair(_FEW_STEPS, changes=3)
-        return found if np.isfinite(found.value_ms) else None
+        return packed_last(self.catalogue, cases.possible, limit, by_patterns_first=self._starts.is_folded)
 
     def _improvements(self) -> Proposals:
         assert self.best is not None
@@ -291,7 +268,7 @@ class Bisection:
     def _better(self, limit_ms: float) -> Iterator[Assignment]:
         """Plans better than the best, from trying to keep within a time."""
         assert self.best is not None
-        is_small = len(self.best.proposal) <= _SOME_TABLES and not self._is_folded
+        is_small = len(self.best.proposal) <= SOME_TABLES and not self._starts.is_folded
         for attempt in (self._improved, self._attempt) if is_small else (self._improved,):
             found = attempt(limit_ms)
             if found is not None and found.value_ms < self.best.value_ms * (1 - 1e-6):
@@ -304,8 +281,20 @@ class Bisection:
         """No time below is worth a try."""
         return self.space.prover.bound_ms
 
+    def _counted(self) -> Assignment | None:
+        """A plan by numbers of options and of shards, where many tables are alike over a few ranks."""
+        options = self.space.options
+        is_small = len(options.tables) <= _FEW_KINDS and len(self.space.capacity_bytes) <= _FEW_RANKS
+        if not is_small or len(options.all_tables) < 2 * len(options.tables):
+            return None
+        return Counted(self.catalogue).plan()
+
     def _first(self) -> Assignment | None:
         """A plan that is found at once, or else with some work."""
+        if self._starts.is_folded:
+            found = Folded(self.space, self._starts.patterns).plan()
+            if found is not None:
+                return found
         below = self.space.prover.bound_ms
         for attempt in (self._quick, self._attempt):
             for part in LADDER:
@@ -325,7 +314,7 @@ class Bisection:
         for _ in range(_NARROWINGS):
             below_ms = max(below_ms, self.space.prover.bound_ms)
             if (
-                found.value_ms <= below_ms * (1 + (_NARROW_FOLDED if self._is_folded else _NARROW))
+                found.value_ms <= below_ms * (1 + (_NARROW_FOLDED if self._starts.is_folded else _NARROW))
                 or self.space.watch.is_over
             ):
                 break
@@ -340,11 +329,11 @@ class Bisection:
     def _is_done(self) -> bool:
         return self._is_close() or self.catalogue.effort.is_spent
 
-    def _is_close(self) -> bool:
+    def _is_close(self, gap: float | None = None) -> bool:
         """Whether the best plan is proven to be about as good as can be, or time is over."""
         assert self.best is not None
         value, prover = self.best.value_ms, self.space.prover
-        enough = 1 + self._tolerance
+        enough = 1 + (self._tolerance if gap is None else gap)
         if value > prover.bound_ms * enough:
             prover.sharpen(value, precision=CLOSE, max_cases=_CASES)
         return value <= prover.bound_ms * enough or self.space.watch.is_over
@@ -356,7 +345,7 @@ class Bisection:
     def _quick(self, limit_ms: float) -> Assignment | None:
         """A plan about within a time, if little work is enough."""
         best: Assignment | None = None
-        for start in self._starts(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)):
+        for start in self._starts.of(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)):
             found = self._descended(start)
             if np.isfinite(found.value_ms) and (best is None or found.value_ms < best.value_ms):
                 best = found
@@ -364,70 +353,12 @@ class Bisection:
                 break
         return best
 
-    def _starts(self, cases: CaseSearch) -> Iterator[Assignment]:
-        """Places for choices of options that look possible.
-
-        Where many tables are alike over many ranks, patterns say what lies together.
-        """
-        if cases.possible is None:
-            return
-        if self._is_folded:
-            covers, part = self.problem.covers, _ENOUGH_RANKS
-            start = packed(self.catalogue, covers, cases.possible, cases.z_ms, part=part)
-            if start is not None:
-                yield start
-        start = self._repaired(cases)
-        if start is not None:
-            yield start
-
-    def _repaired(self, cases: CaseSearch) -> Assignment | None:
-        """The first of these choices that little repair brings within the time, or the one that comes nearest."""
-        nearest: tuple[float, Assignment] | None = None
-        for proposal, _ in self._with_margins(cases):
-            trial = self._filled(proposal, cases.z_ms)
-            if trial.repair(_FEW_STEPS, changes=self._few_changes):
-                return trial
-            over = float(trial.bins.over().sum())
-            if nearest is None or over < nearest[0]:
-                nearest = over, trial
-        return None if nearest is None or self._is_folded else nearest[1]
-
-    @property
-    def _few_changes(self) -> int:
-        """Options that a quick repair may change: none of many tables, since looking for them takes too long."""
-        return 3 if len(self.space.options.all_tables) <= _SOME_TABLES else 0
-
-    def _with_margins(self, cases: CaseSearch) -> Iterator[tuple[Ints, Floats]]:
-        """Choices of options that look possible, more and more of memory left free, with the options' prices."""
-        seen: set[bytes] = set()
-        if cases.possible is None or cases.price is None:
-            return
-        seen.add(cases.possible.tobytes())
-        yield cases.possible, cases.price
-        for margin in MARGINS:
-            dual = self.problem.maximise(cases.z_ms, margin=margin, case=cases.open_case)
-            proposal = dual.proposal()
-            if proposal is not None and proposal.tobytes() not in seen:
-                seen.add(proposal.tobytes())
-                yield proposal, cases.price
-
-    @property
-    def _is_folded(self) -> bool:
-        """Whether there are so many tables alike, and so many ranks, that patterns are what counts."""
-        options, world_size = self.space.options, len(self.space.capacity_bytes)
-        return world_size >= _MANY_RANKS and len(options.all_tables) >= _ALIKE * len(options.tables)
-
-    def _filled(self, proposal: Ints, limit_ms: float) -> Assignment:
-        trial = Assignment(self.catalogue, proposal, limit_ms)
-        trial.fill()
-        return trial
-
     def _attempt(self, limit_ms: float) -> Assignment | None:
         """A plan within a time, from the choices at its multipliers."""
         nearest: tuple[float, Assignment, Floats] | None = None
         cases = self.space.prover.refute(limit_ms, max_cases=_CASES)
-        for proposal, price in self._with_margins(cases):
-            trial = self._filled(proposal, limit_ms)
+        for proposal, price in self._starts.with_margins(cases):
+            trial = self._starts.filled(proposal, limit_ms)
             if trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS):
                 return trial
             over = float(trial.bins.over().sum())
@@ -446,6 +377,6 @@ class Bisection:
         assert self.best is not None
         trial = self.best.copy()
         trial.limit_ms = limit_ms
-        changes = _CHANGES if len(trial.proposal) <= _SOME_TABLES else 0
+        changes = _CHANGES if len(trial.proposal) <= SOME_TABLES else 0
         trial.repair(_STEPS, changes=changes, pairs=_PAIRS)
         return trial

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from shardwright.planning.options import FREE, Bools, Floats
+from shardwright.planning.options import FREE, Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
+from shardwright_plugins.packing import patience
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.neighbourhoods import repaired, without_time
 from shardwright_plugins.proposers._full_patterns import FullPatterns, full_patterns
@@ -34,6 +35,29 @@ _WORTH_A_TRY = 1.02
 _MOST_FILLED = 3
 # Groups of ranks that a solver shares out anew, for what the patterns leave over.
 _ROUNDS = 40
+
+
+def packed_last(
+    catalogue: Catalogue, proposal: Ints, limit_ms: float, *, by_patterns_first: bool
+) -> Assignment | None:
+    """Any plan within all memories: by patience and by patterns, whichever comes first.
+
+    Args:
+        catalogue: of the space.
+        proposal: options that fit in memory as a whole: ``[A]``.
+        limit_ms: the time that a plan may take.
+        by_patterns_first: whether there are so many tables alike, and so many ranks, that patterns are what counts.
+    """
+
+    def is_over() -> bool:
+        return catalogue.space.watch.is_over
+
+    found = packed_by_memory(catalogue, limit_ms, is_over) if by_patterns_first else None
+    if found is None:
+        found = patience.packed(catalogue, proposal, limit_ms, is_over)
+    if (found is None or not np.isfinite(found.value_ms)) and not by_patterns_first:
+        found = packed_by_memory(catalogue, limit_ms, is_over)
+    return found if found is not None and np.isfinite(found.value_ms) else None
 
 
 def packed_by_memory(catalogue: Catalogue, limit_ms: float, is_over: Callable[[], bool]) -> Assignment | None:

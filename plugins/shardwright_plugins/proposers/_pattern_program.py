@@ -59,6 +59,7 @@ class Kinds:
         is_gang: shards of this kind go to all ranks of a host: ``[K]``.
         spread: what each option takes of every rank, in parts of all it has: ``[O', D]``.
         budget: of that, at most: ``[D]``.
+        labels: what tells the kinds apart, whatever the time: ``K``.
     """
 
     options: Ints
@@ -69,6 +70,7 @@ class Kinds:
     is_gang: Bools
     spread: Floats
     budget: Floats
+    labels: tuple[bytes, ...] = ()
 
 
 @frozen(eq=False)
@@ -91,9 +93,14 @@ class Program:
 
     Rows: one for each kind of shards (those in patterns, without those of the options, are none), one for each distinct
     table (its options are as many as it stands for), one for each dimension (the spread load).
+
+    Args:
+        kinds: of shards.
+        multiplicity: how many tables each distinct table stands for: ``[T]``.
+        given: patterns to begin with, beside those that are made: ``[P, K]``.
     """
 
-    def __init__(self, kinds: Kinds, multiplicity: Ints) -> None:
+    def __init__(self, kinds: Kinds, multiplicity: Ints, given: Floats | None = None) -> None:
         self._kinds, self._multiplicity = kinds, multiplicity
         num_kinds, num_tables, dims = len(kinds.size), len(multiplicity), kinds.size.shape[1]
         self._rows = num_kinds + num_tables + dims
@@ -113,6 +120,7 @@ class Program:
         self._patterns: list[Floats] = list(np.minimum(alone, _MOST_SHARDS))
         self._orders = _orders(dims)
         self._patterns += self._fullest()
+        self._patterns += [] if given is None else list(given)
         self._known = {pattern.tobytes() for pattern in self._patterns}
         num_options = len(kinds.options)
         # At first each table takes an option with the least spread load, and each kind of shards has ranks of its own.

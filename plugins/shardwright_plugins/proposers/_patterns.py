@@ -12,15 +12,16 @@ memory tiers).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from attrs import frozen
 
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Bins
-from shardwright_plugins.proposers._pattern_program import TOLERANCE, Kinds, Pattern, Program
+from shardwright_plugins.proposers._pattern_program import TOLERANCE, Kinds, Pattern, Program, Solution
 
 # Kinds of shards at most: the work grows with their square.
 MOST_KINDS = 120
@@ -75,6 +76,7 @@ def kinds_of(
         is_gang=distinct[:, -1] > 0,
         spread=spread[chosen] / least,
         budget=budget / least,
+        labels=tuple(row.tobytes() for row in distinct),
     )
 
 
@@ -153,30 +155,92 @@ class _Seating:
                 self._bins.put(self._alone[kind].pop(), rank)
 
 
-def packed(
-    catalogue: Catalogue, covers: Bools, base: Ints, limit_ms: float, *, part: float = 1.0
-) -> Assignment | None:
-    """All tables over all ranks by patterns, most of them within a time; ``None`` where these are no help.
+@frozen(eq=False)
+class Trial:
+    """What the program of patterns says of a time.
+
+    Args:
+        limit_ms: the time.
+        kinds: of the shards of the options that are as fast.
+        solution: of the program.
+    """
+
+    limit_ms: float
+    kinds: Kinds
+    solution: Solution
+
+
+class Patterns:
+    """Programs of patterns for several times, each beginning with the patterns of those before it.
 
     Args:
         catalogue: of the space.
         covers: options whose layout puts one shard on every rank: ``[O]``.
+    """
+
+    def __init__(self, catalogue: Catalogue, covers: Bools) -> None:
+        self._catalogue, self.space = catalogue, catalogue.space
+        options = self.space.options
+        is_free = np.logical_and.reduceat(options.rank == FREE, options.first_shard[:-1])
+        self._usable = catalogue.is_efficient & (covers | is_free)
+        self._spread = spread_of(self.space, covers)
+        self._known: Mapping[tuple[bytes, ...], Floats] = {}
+
+    def budget(self, proposal: Ints) -> Floats:
+        """The spread load of a choice of options ``[A]``, time and memory: ``[D]``."""
+        result: Floats = self._spread[proposal].sum(axis=0)
+        return result
+
+    def trial(self, budget: Floats, limit_ms: float, *, part: float) -> Trial | None:
+        """How many ranks a time asks for; ``None`` where patterns are no help.
+
+        Args:
+            budget: the most spread load: ``[D]``.
+            limit_ms: the time.
+            part: the part of the ranks that would be enough.
+        """
+        space = self.space
+        allowed = self._usable & (space.largest_cost_ms <= limit_ms)
+        kinds = kinds_of(space, allowed, self._spread, budget, limit_ms)
+        if kinds is None:
+            return None
+        program = Program(kinds, space.options.multiplicity, self._patterns_of(kinds))
+        solution = program.solve(part * len(space.capacity_bytes))
+        self._known = {kinds.labels: program.patterns}
+        return Trial(limit_ms, kinds, solution)
+
+    def _patterns_of(self, kinds: Kinds) -> Floats:
+        """Patterns of programs before that fit into a rank here: ``[P, K]``."""
+        position = {label: index for index, label in enumerate(kinds.labels)}
+        found = [np.empty((0, len(kinds.labels)))]
+        for labels, patterns in self._known.items():
+            old = np.array([label in position for label in labels])
+            kept = patterns[(patterns[:, ~old] == 0).all(axis=1)]
+            mapped = np.zeros((len(kept), len(kinds.labels)))
+            mapped[:, [position[label] for label in labels if label in position]] = kept[:, old]
+            found.append(mapped[(mapped @ kinds.size <= 1 + TOLERANCE).all(axis=1)])
+        return np.concatenate(found)
+
+    def seated(self, trial: Trial) -> Assignment:
+        """All tables over all ranks as a program says, most of them within its time."""
+        alike = self.space.options.alike
+        proposal = whole_tables(trial.solution.tables, trial.kinds, alike)
+        result = Assignment(self._catalogue, proposal, trial.limit_ms)
+        seat(result.bins, trial.kinds, trial.solution.patterns)
+        result.fill()
+        return result
+
+
+def packed(patterns: Patterns, base: Ints, limit_ms: float, *, part: float = 1.0) -> Assignment | None:
+    """All tables over all ranks by patterns, most of them within a time; ``None`` where these are no help.
+
+    Args:
+        patterns: of the space.
         base: an option for each of all tables, whose spread load is the most: ``[A]``.
         limit_ms: the time.
         part: the part of the ranks that would be enough.
     """
-    space = catalogue.space
-    options, world_size = space.options, len(space.capacity_bytes)
-    is_free = np.logical_and.reduceat(options.rank == FREE, options.first_shard[:-1])
-    allowed = catalogue.is_efficient & (space.largest_cost_ms <= limit_ms) & (covers | is_free)
-    spread = spread_of(space, covers)
-    kinds = kinds_of(space, allowed, spread, spread[base].sum(axis=0), limit_ms)
-    if kinds is None:
+    trial = patterns.trial(patterns.budget(base), limit_ms, part=part)
+    if trial is None or trial.solution.ranks > len(patterns.space.capacity_bytes):
         return None
-    solution = Program(kinds, options.multiplicity).solve(part * world_size)
-    if solution.ranks > world_size:
-        return None
-    result = Assignment(catalogue, whole_tables(solution.tables, kinds, options.alike), limit_ms)
-    seat(result.bins, kinds, solution.patterns)
-    result.fill()
-    return result
+    return patterns.seated(trial)

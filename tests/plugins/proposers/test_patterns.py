@@ -14,8 +14,9 @@ from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
 from shardwright_plugins.packing.assignment import Catalogue
+from shardwright_plugins.proposers._folded import Folded
 from shardwright_plugins.proposers._pattern_program import Kinds, Program
-from shardwright_plugins.proposers._patterns import packed, whole_tables
+from shardwright_plugins.proposers._patterns import Patterns, packed, whole_tables
 
 MIB = 1 << 20
 
@@ -92,13 +93,38 @@ def folded(number, ranks, *, local, mib):
 @pytest.mark.parametrize("local", [4, 32])
 def test_packed_puts_every_shard_somewhere(local):
     space = folded(240, 32, local=local, mib=64)
-    catalogue, problem = Catalogue(space), space.bound.problem
+    problem = space.bound.problem
     limit = space.bound.possible_ms * 1.1
     base = problem.maximise(limit).proposal()
-    found = packed(catalogue, problem.covers, base, limit)
+    found = packed(Patterns(Catalogue(space), problem.covers), base, limit)
     assert found is not None
     assert (found.bins.bin >= 0).all()
     assert np.isfinite(found.value_ms)
+
+
+@pytest.mark.parametrize("local", [4, 32])
+def test_patterns_begin_with_those_of_another_time_and_need_no_more_ranks(local):
+    space = folded(240, 32, local=local, mib=64)
+    problem = space.bound.problem
+    fresh, used = (Patterns(Catalogue(space), problem.covers) for _ in range(2))
+    budget = fresh.budget(problem.maximise(space.bound.possible_ms * 1.1).proposal())
+    first = used.trial(budget, space.bound.possible_ms * 1.05, part=0)
+    for part in (1.05, 1.1):
+        limit = space.bound.possible_ms * part
+        alone, again = (patterns.trial(budget, limit, part=0) for patterns in (fresh, used))
+        assert again.solution.ranks <= alone.solution.ranks * 1.02 + 1e-3
+        assert again.solution.ranks <= first.solution.ranks * (1 + 1e-3)
+        size = again.kinds.size
+        assert all((pattern.shards @ size <= 1 + 1e-6).all() for pattern in again.solution.patterns)
+
+
+@pytest.mark.parametrize("local", [4, 32])
+def test_folded_finds_a_plan_near_the_bound(local):
+    space = folded(240, 32, local=local, mib=64)
+    found = Folded(space, Patterns(Catalogue(space), space.bound.problem.covers)).plan()
+    assert found is not None
+    assert (found.bins.bin >= 0).all()
+    assert space.bound.certificate.z_ms <= found.value_ms <= space.bound.certificate.z_ms * 1.1
 
 
 def test_plan_many_equal_tables_over_many_ranks_is_near_its_bound():

@@ -1,0 +1,221 @@
+"""What sharding types and compute kernels offer for tables; each is asked the same only once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+from attrs import frozen
+
+from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
+from shardwright.contracts.sharding_type import ShardingType
+from shardwright.errors import PlanningError, UnknownNameError
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.layouts import Layout
+from shardwright.planning.option_space import OptionSpace
+from shardwright.planning.options import Refusal
+from shardwright.planning.shapes import Shape
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+
+if TYPE_CHECKING:
+    from shardwright.registry import Registry
+
+
+class Plugins(Protocol):
+    """The registries that planning asks; the plugin host is one of these."""
+
+    @property
+    def sharding_types(self) -> Registry[ShardingType]:
+        """By name or alias."""
+
+    @property
+    def compute_kernels(self) -> Registry[ComputeKernel]:
+        """By name or alias."""
+
+
+@frozen(eq=False)
+class LayoutOffer:
+    """What a sharding type answered for a table: layouts, or the reason why there are none."""
+
+    layouts: tuple[tuple[Layout, Shape], ...] = ()
+    reason: str = ""
+
+    @classmethod
+    def of(
+        cls, kind: ShardingType, table: TableSpec, topology: Topology, rule: ParameterConstraints
+    ) -> LayoutOffer:
+        """What a sharding type answers, checked.
+
+        Raises:
+            PlanningError: it raised, or gave something that is no layout, or a rank that there is not.
+        """
+        try:
+            answer = kind.supports(table, topology)
+            if answer is not True:
+                return cls(reason=_reason(answer))
+            offered = tuple(kind.layouts(table, topology, rule))
+            if strange := next((one for one in offered if not isinstance(one, Layout)), None):
+                raise TypeError(f"layouts() must give Layouts, it gave a {type(strange).__name__}")
+            layouts = tuple((layout, Shape.of(layout)) for layout in offered)
+        except Exception as error:
+            # A plugin's code: whatever it raises, the user must learn whose it is.
+            raise PlanningError(
+                f"sharding type {kind.name!r} failed for table {table.describe()}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        for layout, shape in layouts:
+            for rank, count, of in (
+                (shape.last_rank, topology.world_size, "ranks"),
+                (shape.last_local_rank, topology.local_world_size, "ranks of a host"),
+            ):
+                if rank >= count:
+                    raise PlanningError(
+                        f"sharding type {kind.name!r} broke its contract: a block of its layout {layout.variant!r} "
+                        f"of table {table.describe()} is on rank {rank} of {count} {of}"
+                    )
+        return cls(layouts, "" if layouts else "offers no layout for this table")
+
+
+def _reason(answer: object) -> str:
+    """What `supports` gave for a reason."""
+    if isinstance(answer, str):
+        return answer
+    return f"supports() returned {answer!r}; it must be True, or a text that says why not"
+
+
+_SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
+    *(a.name for a in attrs.fields(TableSpec) if a.name not in ("name", "module", "feature_names"))
+)
+
+
+def _alike(table: TableSpec) -> tuple[Any, ...]:
+    """All of a table but its name, its module and its features: tables with equal answers are alike."""
+    return _SHAPE_OF(table)
+
+
+class Offers:
+    """The sharding types and kernels in use, with codes, and what they answered."""
+
+    def __init__(self, plugins: Plugins, topology: Topology, here: bool, space: OptionSpace) -> None:
+        self.plugins = plugins
+        self.topology = topology
+        self.here = here
+        self.space = space
+        self.types: dict[str, ShardingType] = {}
+        self.kernels: dict[str, ComputeKernel] = {}
+        self.request_codes: dict[tuple[int, KernelRequest], int] = {}
+        self._answers: dict[tuple[int, KernelRequest], str] = {}
+        self._offers: dict[Any, LayoutOffer] = {}
+        self._rules: dict[ParameterConstraints, ParameterConstraints] = {}
+        self._type_codes: dict[tuple[str, ...] | None, list[int]] = {}
+
+    def filled(self, rule: ParameterConstraints) -> ParameterConstraints:
+        """What is asked of a table, with the defaults of what is offered; one object for all that are equal."""
+        if rule not in self._rules:
+            self._rules[rule] = self.space.fill(rule)
+        return self._rules[rule]
+
+    def identity(self, table: TableSpec, rule: ParameterConstraints) -> Hashable:
+        """What a table is to all that plans it; equal for tables that are alike."""
+        codes = self.types_for(rule)
+        types = list(self.types.values())
+        if not all(types[code].answers_by_shape for code in codes):
+            return table.path
+        return (*_alike(table), table.num_features, rule)
+
+    def types_for(self, rule: ParameterConstraints) -> list[int]:
+        """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
+        asked = rule.sharding_types
+        if asked not in self._type_codes:
+            codes = self._codes(self.plugins.sharding_types, self.types, asked)
+            names = list(self.types)
+            self._type_codes[asked] = [code for code in codes if self.space.has(names[code], rule)]
+        return self._type_codes[asked]
+
+    def kernels_for(
+        self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
+    ) -> list[int]:
+        """Codes of the kernels that may serve ``table`` with a sharding type, the preferred first.
+
+        Kernels that show gradients are for tables without an optimizer, or for those who name them.
+        """
+        asked = rule.compute_kernels or self.space.kernels_of(list(self.types)[code], rule)
+        codes = self._codes(self.plugins.compute_kernels, self.kernels, asked)
+        if asked is not None:
+            return codes
+        kernels = list(self.kernels.values())
+        codes.sort(key=lambda code: (-kernels[code].preference, kernels[code].name))
+        kept = [code for code in codes if kernels[code].fuses_optimizer or table.optimizer is None]
+        for code in codes:
+            if code not in kept:
+                reason = "applies no optimizer in the backward pass, and is taken only when asked for by name"
+                refusals.append(Refusal(table.path, "compute kernel", kernels[code].name, reason))
+        return kept
+
+    def layouts(
+        self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
+    ) -> Sequence[tuple[Layout, Shape]]:
+        """What a sharding type offers for ``table``; a refusal if that is nothing."""
+        kind = list(self.types.values())[code]
+        key = (code, _alike(table), rule.sharding_types, rule.min_partition)
+        offer = self._offers.get(key) if kind.answers_by_shape else None
+        if offer is None:
+            offer = self._offers[key] = LayoutOffer.of(kind, table, self.topology, rule)
+        if offer.reason:
+            refusals.append(Refusal(table.path, "sharding type", kind.name, offer.reason))
+        return offer.layouts
+
+    def goes_with(self, kernel: int, layout: Layout, table: TableSpec, refusals: list[Refusal]) -> bool:
+        """Whether a kernel takes such ids as a layout sends; else there is one more refusal."""
+        own = list(self.kernels.values())[kernel]
+        reason = own.refusal_of_ids(layout.row_map)
+        if reason:
+            refusals.append(Refusal(table.path, "compute kernel", own.name, reason))
+        return not reason
+
+    def requests(
+        self, kernel: int, table: TableSpec, shape: Shape, refusals: list[Refusal]
+    ) -> list[int] | None:
+        """The request code of each run, or ``None`` if the kernel refuses one of them."""
+        codes: dict[int, int] = {}
+        for width in dict.fromkeys(shape.num_columns):
+            request = self._request(table, width)
+            reason = self._ask(kernel, request)
+            if reason:
+                name = list(self.kernels)[kernel]
+                refusals.append(Refusal(table.path, "compute kernel", name, reason))
+                return None
+            codes[width] = self.request_codes.setdefault((kernel, request), len(self.request_codes))
+        return [codes[width] for width in shape.num_columns]
+
+    def _request(self, table: TableSpec, width: int) -> KernelRequest:
+        return KernelRequest.of(table, width, device=self.topology.compute_device, here=self.here)
+
+    def _ask(self, code: int, request: KernelRequest) -> str:
+        key = (code, request)
+        if key not in self._answers:
+            kernel = list(self.kernels.values())[code]
+            answer = kernel.supports(request)
+            self._answers[key] = self._missing_tier(kernel, request) if answer is True else _reason(answer)
+        return self._answers[key]
+
+    def _missing_tier(self, kernel: ComputeKernel, request: KernelRequest) -> str:
+        try:
+            for tier in kernel.memory_bytes(request, 1):
+                self.topology.tier_of(tier)
+        except UnknownNameError as error:
+            return str(error)
+        return ""
+
+    def _codes(
+        self, registry: Registry[Any], known: dict[str, Any], asked: Sequence[str] | None
+    ) -> list[int]:
+        names = list(registry) if asked is None else [registry.entry(name).name for name in asked]
+        for name in names:
+            if name not in known:
+                known[name] = registry.create(name)
+        positions = {name: code for code, name in enumerate(known)}
+        return [positions[name] for name in dict.fromkeys(names)]

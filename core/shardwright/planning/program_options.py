@@ -1,0 +1,125 @@
+"""The options that a mixed-integer program needs for plans within a time, and what there is to place of each.
+
+Legend: W ranks, D dimensions (time, then memory tiers).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.space import SearchSpace
+
+
+@frozen(eq=False, slots=False)
+class Candidates:
+    """The options of plans that take no more than a time.
+
+    Args:
+        space: options and costs.
+        limit_ms: the time.
+    """
+
+    space: SearchSpace
+    limit_ms: float
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether some table has no option that is as fast."""
+        return not np.logical_or.reduceat(self._can, self.space.options.first_option[:-1]).all()
+
+    @cached_property
+    def _can(self) -> Bools:
+        return self.space.fits_alone & (self.space.largest_cost_ms <= self.limit_ms)
+
+    def options(self) -> list[int]:
+        """The options that plans as fast may need."""
+        can, kept = self._can, list[int]()
+        for table in range(len(self.space.options.tables)):
+            mine = [option for option in self.space.options.of_table(table) if can[option]]
+            kept += [option for option in mine if not self._is_beaten(option, mine)]
+        return kept
+
+    def _is_beaten(self, option: int, others: list[int]) -> bool:
+        """Whether another option may take its place in any plan: its shards go where this one's are, and take less."""
+        needs = self._needs(option)
+        return any(
+            other != option and self._takes_less(other, self._needs(other), option, needs) for other in others
+        )
+
+    def _takes_less(self, one: int, needs: Floats, other: int, others: Floats) -> bool:
+        """Whether ``one`` is no more than ``other``, and comes first where they are equal."""
+        if self._where(one) == self._where(other):
+            less = (needs <= others).all()
+            return bool(less and ((needs < others).any() or one < other))
+        if not self._is_single(one) or (self._is_single(other) and len(others) == 1):
+            return False
+        return bool((needs[0] <= others).all(axis=1).any())
+
+    def _is_single(self, option: int) -> bool:
+        """Whether an option is one shard that may go anywhere."""
+        options = self.space.options
+        runs = options.shards_of(option)
+        free = options.rank[runs] == FREE
+        return bool(
+            free.all() and (options.gang[runs] == NO_GANG).all() and int(options.count[runs].sum()) == 1
+        )
+
+    def _needs(self, option: int) -> Floats:
+        runs = self.space.options.shards_of(option)
+        return np.column_stack([self.space.cost_ms[runs], self.space.memory_bytes[runs]])
+
+    def _where(self, option: int) -> bytes:
+        """How an option's shards may be placed; equal for options that may be placed alike."""
+        options = self.space.options
+        runs = options.shards_of(option)
+        gang = options.gang[runs]
+        gang = np.where(gang == NO_GANG, NO_GANG, gang - gang.min(initial=0, where=gang != NO_GANG))
+        columns = [options.count[runs], options.rank[runs], options.local_rank[runs], gang]
+        return np.stack(columns).tobytes()
+
+    def least_columns(self) -> float:
+        """No fewer columns are needed, whichever options are left: known without comparing them."""
+        options, world_size = self.space.options, len(self.space.capacity_bytes)
+        alone = (options.rank == FREE) & (options.gang == NO_GANG)
+        each = 1 + world_size * np.bincount(options.option[alone], minlength=options.num_options)
+        least = np.minimum.reduceat(np.where(self._can, each, np.inf), options.first_option[:-1])
+        return float(least[np.isfinite(least)].sum())
+
+    def num_columns(self, options: list[int]) -> int:
+        """How many columns the program of some options has."""
+        topology, total = self.space.topology, 0
+        for option in options:
+            alone, gangs = self.what_moves(option)
+            inside = sum(local == FREE for members in gangs for local, _ in members)
+            total += 1 + topology.world_size * (len(alone) + inside) + topology.num_hosts * len(gangs)
+        return total
+
+    def what_moves(self, option: int) -> tuple[list[Ints], list[list[tuple[int, Ints]]]]:
+        """The free shards of each run of shards alone, and for each gang its runs: first local rank, and shards."""
+        options, alone, gangs = self.space.options, list[Ints](), dict[int, list[tuple[int, Ints]]]()
+        runs, at = options.shards_of(option), 0
+        for run in range(runs.start, runs.stop):
+            if options.rank[run] != FREE:
+                continue
+            shards = np.arange(at, at + int(options.count[run]))
+            at += len(shards)
+            if options.gang[run] == NO_GANG:
+                alone.append(shards)
+            else:
+                gangs.setdefault(int(options.gang[run]), []).append((int(options.local_rank[run]), shards))
+        return alone, list(gangs.values())
+
+    def free_needs(self, option: int) -> tuple[Floats, dict[int, Floats]]:
+        """What each free shard needs, ``[N, D]``; and what those that have a rank need, by rank."""
+        options, fixed = self.space.options, dict[int, Floats]()
+        runs = options.shards_of(option)
+        needs, free = self._needs(option), options.rank[runs] == FREE
+        for run in np.flatnonzero(~free).tolist():
+            start = int(options.rank[runs.start + run])
+            for rank in range(start, start + int(options.count[runs.start + run])):
+                fixed[rank] = fixed.get(rank, 0.0) + needs[run]
+        return np.repeat(needs[free], options.count[runs][free], axis=0), fixed

@@ -1,0 +1,130 @@
+"""What a compute kernel under test is asked, and the blocks that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from shardwright.contracts import ComputeKernel
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables import DataType
+from shardwright.runtime.lookup import BlockSpec, Lookup
+from shardwright.testing.loops import (
+    OPTIMIZERS,
+    Batch,
+    Loops,
+    block_spec,
+    build,
+    draw_batch,
+    draw_sequences,
+)
+
+HALVES = ("FP16", "BF16")
+
+
+def possible_requests() -> list[KernelRequest]:
+    """What planners may ask: devices, data types, widths, optimizers, poolings."""
+    optimizers = [None, *(OptimizerSpec(name) for name in (*OPTIMIZERS, "no_such_optimizer"))]
+    return [
+        KernelRequest(device, data_type, 16, columns, is_pooled=pooled, optimizer=optimizer, here=here)
+        for device, data_type, columns, pooled, optimizer, here in product(
+            ("cpu", "cuda", "no_such_device"), DataType, (16, 7), (True, False), optimizers, (True, False)
+        )
+    ]
+
+
+def device_of(kernel: ComputeKernel) -> torch.device:
+    """Where the kernel is tested: on the CPU if it can, else on the accelerator that is here."""
+    reasons = []
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    for device in filter(None, ("cpu", accelerator.type if accelerator else "")):
+        requests = [request for request in possible_requests() if request.device == device and request.here]
+        answers = {kernel.supports(request) for request in requests}
+        if True in answers:
+            return torch.device(device)
+        reasons += sorted(map(str, answers))[:1]
+    pytest.skip(f"{kernel.name} does not run on this machine: {'; '.join(reasons)}")
+
+
+def any_optimizer(kernel: ComputeKernel) -> OptimizerSpec:
+    """The first of those that the loops know that the kernel takes with some type of weights."""
+    taken = {
+        request.optimizer.name
+        for request in possible_requests()
+        if request.optimizer and request.here and kernel.supports(request) is True
+    }
+    return OptimizerSpec(next((name for name in OPTIMIZERS if name in taken), OPTIMIZERS[0]), 0.1)
+
+
+def takes(kernel: ComputeKernel, blocks: Sequence[BlockSpec]) -> bool:
+    """Whether the kernel says that it supports all of them."""
+    return all(kernel.supports(spec.request) is True for spec in blocks)
+
+
+def groups_of(
+    kernel: ComputeKernel,
+    optimizer: OptimizerSpec,
+    *,
+    data_type: str = "",
+    pooling: str = "SUM",
+    extras: Mapping[str, Any],
+) -> list[tuple[list[BlockSpec], torch.device]]:
+    """Blocks of several sizes, widths and numbers of features, in the groups that the kernel asks for.
+
+    They are of the type that is asked for, or of the first that the kernel takes.
+    """
+    device = device_of(kernel)
+    common: dict[str, Any] = {
+        "optimizer": optimizer,
+        "pooling": pooling,
+        "device": device.type,
+        "extras": extras,
+    }
+    for name in [data_type] if data_type else ["FP32", *HALVES]:
+        blocks = [
+            block_spec(rows, dim, slots=slots, data_type=name, takes_any_id=kernel.takes_any_id, **common)
+            for rows, dim, slots in ((5, 8, 2), (1, 8, 1), (3, 4, 1), (4, 8, 1))
+        ]
+        if takes(kernel, blocks):
+            break
+    else:
+        what = f"{data_type} tables" if data_type else "tables of any float type"
+        pytest.skip(f"{kernel.name} says it does not support {optimizer} on {what}")
+    groups: dict[object, list[BlockSpec]] = {}
+    for spec in blocks:
+        groups.setdefault(kernel.group_key(spec.request), []).append(spec)
+    return [(group, device) for group in groups.values()]
+
+
+def built(
+    what: str, kernel: ComputeKernel, blocks: Sequence[BlockSpec], device: torch.device
+) -> tuple[Lookup, Loops]:
+    """A lookup of some blocks, and loops that begin with the same weights."""
+    try:
+        return build(kernel, blocks, device=device)
+    except Exception as error:
+        raise AssertionError(f"{what}: is supported, but build() raised {error!r}") from error
+
+
+def draw(
+    blocks: Sequence[BlockSpec],
+    sources: Sequence[int],
+    *,
+    is_weighted: bool,
+    pooling: str = "SUM",
+    seed: int = 0,
+    max_length: int = 4,
+) -> Batch:
+    """Bags of each source, or sequences where nothing is pooled."""
+    if pooling == "NONE":
+        return draw_sequences(blocks, max(1, len(sources)), seed=seed, max_ids=max(sources) + 1)
+    drawn = draw_batch(blocks, sources, is_weighted=is_weighted, seed=seed, max_length=max_length)
+    # Weights that cancel leave gradients of rounding errors only, which optimizers that divide by them blow up.
+    if not is_weighted:
+        return drawn
+    return drawn.changed(lambda bag: [(row, weight + 2) for row, weight in bag])

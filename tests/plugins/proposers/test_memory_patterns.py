@@ -9,11 +9,15 @@ import pytest
 from tests.plugins.partitioners.planted import planted, used_bytes
 from tests.plugins.proposers.test_patterns import folded
 
+from shardwright.planning.bound import Certificate
 from shardwright.planning.placement import propose
+from shardwright.planning.proof import why_unproven
 from shardwright_plugins.packing.assignment import Catalogue
 from shardwright_plugins.proposers._full_patterns import full_patterns
 from shardwright_plugins.proposers._memory_patterns import packed_by_memory
+from shardwright_plugins.proposers._programs import Programs
 from shardwright_plugins.proposers._timed_patterns import packed_within
+from shardwright_plugins.proposers._wide_gaps import WideGap
 
 
 def never():
@@ -83,3 +87,27 @@ def test_packed_within_keeps_to_memory_and_about_to_the_time():
     assert found is not None
     assert found.value_ms <= limit * 1.05
     check_fits(space, found)
+
+
+def test_wide_gap_yields_better_and_better_plans_above_a_bound_that_is_proven():
+    space = folded(24, 8, local=4, mib=64)
+    catalogue, before = Catalogue(space), space.prover.bound_ms
+    start = packed_within(catalogue, 3 * space.bound.possible_ms)
+    assert start.value_ms > before * 1.03
+    wide = WideGap(catalogue, Programs(catalogue), start)
+    values = [found.value_ms for found in wide.plans()]
+    assert values == sorted({start.value_ms, *values}, reverse=True)[1:]
+    assert before <= space.prover.bound_ms <= wide.best.value_ms
+    assert wide.best.value_ms <= space.prover.bound_ms * 1.05
+    assert why_unproven(space, space.prover.bound_ms, space.prover.certificate.to_data()) == ""
+    check_fits(space, wide.best)
+
+
+def test_wide_gap_that_is_not_wide_is_left():
+    space = folded(24, 8, local=4, mib=64)
+    catalogue = Catalogue(space)
+    start = packed_within(catalogue, 3 * space.bound.possible_ms)
+    space.prover.accept(Certificate(start.value_ms * 0.98))
+    wide = WideGap(catalogue, Programs(catalogue), start)
+    assert not wide.is_wide
+    assert list(wide.plans()) == []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -14,9 +15,11 @@ import torch
 import torch.distributed as dist
 from tests.equality import Case, Table, shard_case
 
-from shardwright import ShardingEnv
-from shardwright.errors import DistributedError
+from shardwright import KeyedJaggedTensor, ShardingEnv
+from shardwright.errors import DistributedError, ShardwrightError
 from shardwright.runtime import replicated
+from shardwright.settings import SHARED_MEMORY_VARIABLE
+from shardwright_plugins.comm_backends import _same_host
 
 TIMEOUT_S = 4.0
 VICTIM = 1
@@ -24,10 +27,10 @@ FORMS = {form.__name__: form for form in replicated.FORMS}
 
 
 def case(sharding_type: str) -> Case:
-    """Tables of one type over two hosts of two ranks, so that the collective to be missed is the one waited for."""
+    """Tables of one type, on each of two hosts of two ranks, so that in each collective something is to come."""
     tables = [
-        Table(rows, 4, features, pooling, sharding_type, "fused_torch", offset=VICTIM)
-        for rows, features, pooling in ((9, ("a",), "SUM"), (10, ("b", "a"), "MEAN"))
+        Table(rows, 4, features, pooling, sharding_type, "fused_torch", offset=offset)
+        for offset, rows, features, pooling in ((VICTIM, 9, ("a",), "SUM"), (0, 10, ("b", "a"), "MEAN"))
     ]
     return Case(tables, (3, 2, 4, 3), local_world_size=2)
 
@@ -41,7 +44,22 @@ def strike(fault: str) -> None:
         time.sleep(TIMEOUT_S + 1.0)
 
 
-def train_until(label: str, fault: str, sharding_type: str, form: str | None) -> str:
+@contextmanager
+def carried_by(carrier: str) -> Iterator[None]:
+    """Pieces travel as messages in shared memory as far as they are small, by references, or by gloo."""
+    if carrier == "references":  # however small a piece is
+        with mock.patch.object(_same_host, "LEAST_BYTES", 8):
+            yield
+    elif carrier == "gloo":
+        with mock.patch.dict(os.environ, {SHARED_MEMORY_VARIABLE: "off"}):
+            yield
+    else:
+        yield
+
+
+def train_until(
+    label: str, fault: str, sharding_type: str, form: str | None, carrier: str = "messages"
+) -> str:
     """Train; the fault befalls rank 1 before the collective called ``label`` of the second step.
 
     Args:
@@ -49,6 +67,7 @@ def train_until(label: str, fault: str, sharding_type: str, form: str | None) ->
         fault: see :func:`strike`.
         sharding_type: of all tables.
         form: the only one in which copies are synchronised.
+        carrier: see :func:`carried_by`.
 
     Returns:
         What the rank raised, and in which step.
@@ -58,6 +77,7 @@ def train_until(label: str, fault: str, sharding_type: str, form: str | None) ->
     with (  # the process may live on, and run another test
         mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "2"}),
         mock.patch.object(replicated, "FORMS", forms),
+        carried_by(carrier),
     ):
         train(own, ShardingEnv.from_process_group())  # what is done for the first time takes its time
         hurried = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
@@ -133,3 +153,43 @@ def two_collections(disorder: str) -> str:
     except DistributedError as error:
         return f"step {step}: {error}"
     return "nothing was raised"
+
+
+def call_alone(what: str) -> str:
+    """Rank 1 alone asks for state, or cannot make its batch, while the others train; returns what was raised."""
+    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+    own = case("row_wise")
+    sharded = shard_case(own, env, own.module())
+    try:
+        if env.rank == VICTIM and what == "batch":
+            KeyedJaggedTensor(["a", "b"], torch.arange(3), lengths=torch.tensor([1, 1]))
+        if env.rank == VICTIM and what == "state":
+            sharded.state_dict()
+        if env.rank == VICTIM and what == "optimizer state":
+            sharded.fused_optimizer.state_dict()
+        sharded(own.batch(0, env.rank)).values()
+    except ShardwrightError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def evaluate_with_gradients(num_batches: int) -> tuple[int, str]:
+    """Forward passes without backward passes, then training in which rank 1 leaves one out.
+
+    Returns:
+        How often the ranks met in the store in the forward passes, and what was raised.
+    """
+    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+    own = case("row_wise")
+    sharded = shard_case(own, env, own.module())
+    with mock.patch.object(env.communicator, "meet", wraps=env.communicator.meet) as meet:
+        for _ in range(num_batches):
+            sharded(own.batch(0, env.rank)).values()
+    try:
+        for step in range(8):
+            output = sharded(own.batch(step, env.rank)).values()
+            if step < 6 or env.rank != VICTIM:
+                output.sum().backward()
+    except DistributedError as error:
+        return meet.call_count, f"step {step}: {error}"
+    return meet.call_count, "nothing was raised"

@@ -23,6 +23,8 @@ from shardwright import ShardingEnv
 from shardwright.errors import DistributedError
 from shardwright.runtime.comm import TorchCommunicator
 from shardwright.settings import SHARED_MEMORY_VARIABLE
+from shardwright_plugins.comm_backends import _mailboxes as mailboxes
+from shardwright_plugins.comm_backends import _meeting, _segments
 from shardwright_plugins.comm_backends import _same_host as same_host
 
 LARGE = same_host.LEAST_BYTES // 4 + 5  # float32 values
@@ -30,24 +32,17 @@ ROUNDS = 12
 
 
 @contextmanager
-def all_by_memory() -> Iterator[None]:
-    """However small a piece is."""
-    with mock.patch.object(same_host, "LEAST_BYTES", 8):
-        yield
-
-
-@contextmanager
 def circumstance(name: str) -> Iterator[None]:
     """What may be in the way of shared memory, on one rank or on all."""
     full = OSError(errno.ENOSPC, "no memory")
     if name == "no memory on one rank" and dist.get_rank() == 1:
-        with mock.patch.object(same_host.Segment, "create", side_effect=full):
+        with mock.patch.object(_segments.Segment, "create", side_effect=full):
             yield
     elif name == "one rank's memory is used up" and dist.get_rank() == 1:
-        with mock.patch.object(same_host.Segments, "_grow", side_effect=full):
+        with mock.patch.object(_segments.Segments, "_grow", side_effect=full):
             yield
     elif name == "one rank cannot read" and dist.get_rank() == 1:
-        with mock.patch.object(same_host, "_can_read", return_value=False):
+        with mock.patch.object(_meeting, "_read_offer", return_value=None):
             yield
     elif name == "turned off" or (name == "turned off on one rank" and dist.get_rank() == 1):
         with mock.patch.dict(os.environ, {SHARED_MEMORY_VARIABLE: "off"}):
@@ -105,7 +100,11 @@ def exchange_all(hindrance: str, how: str) -> tuple[bool, int, int]:
         used = communicator._exchange
         if not isinstance(used, same_host.SameHostExchange):
             return right, 0, 0
-        return right, sum(peer is not None for peer in used._peers.values()), used._segments._last_serial
+        return (
+            right,
+            sum(peer is not None for peer in used.meeting.peers.values()),
+            used.large.segments._last_serial,
+        )
 
 
 def reads_in_place(hindrance: str) -> list[bool]:
@@ -116,13 +115,8 @@ def reads_in_place(hindrance: str) -> list[bool]:
 
 
 def train_by_memory(case: Case) -> RankResult:
-    with all_by_memory():
+    with faults.carried_by("references"):
         return train_case(case)
-
-
-def train_by_memory_until(label: str, fault: str, sharding_type: str, form: str | None) -> str:
-    with all_by_memory():
-        return faults.train_until(label, fault, sharding_type, form)
 
 
 def leave_before_meeting() -> str:
@@ -168,7 +162,7 @@ def send_in_a_circle() -> bool:
 
 def exchange_in_inference_mode_first() -> list[bool]:
     """One exchange in inference mode, and then others outside."""
-    with all_by_memory():
+    with faults.carried_by("references"):
         communicator = ShardingEnv.from_process_group().communicator
         right: list[bool] = []
         for is_inference in (True, False, False):
@@ -187,7 +181,49 @@ def connect_again() -> list[list[bool]]:
             time.sleep(0.1)
         exchange(communicator, 0, how="copied")()
         exchange(communicator, 1, how="copied")()
-        readable.append([peer is not None for peer in communicator._exchange._peers.values()])
+        readable.append([peer is not None for peer in communicator._exchange.meeting.peers.values()])
         del communicator
         gc.collect()
     return readable
+
+
+def wait_in_opposite_orders() -> list[bool]:
+    """Two exchanges for whose pieces there is no memory left, waited for first come, or last come, first served."""
+    communicator = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=10))).communicator
+    exchange(communicator, 0, how="copied")()  # the ranks find out that they share memory
+    with mock.patch.object(_segments.Segments, "free", side_effect=OSError(errno.ENOSPC, "no memory")):
+        under_way = []
+        for value in (1.0, 2.0):
+            output, sizes = torch.zeros(2 * LARGE), [LARGE, LARGE]
+            sent = torch.full((2 * LARGE,), value)
+            under_way.append((communicator.all_to_all(output, sent, sizes, sizes, label="values"), output))
+        for work, _ in under_way[:: -1 if communicator.rank else 1]:
+            work.wait()
+    return [bool((output == value).all()) for value, (_, output) in enumerate(under_way, 1)]
+
+
+def send_more_than_there_is_room_for() -> bool:
+    """Both ranks start more exchanges than their messages have room for, and wait for the last first."""
+    communicator = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=10))).communicator
+    count = mailboxes.MOST_BYTES // 4 - 1
+    number = 3 * mailboxes.RING_BYTES // mailboxes.MOST_BYTES
+    sizes, under_way = [count, count], []
+    for value in range(number):
+        output, sent = torch.zeros(2 * count), torch.full((2 * count,), float(value))
+        under_way.append((communicator.all_to_all(output, sent, sizes, sizes, label="values"), output))
+    for work, _ in reversed(under_way):
+        work.wait()
+    return all(bool((output == value).all()) for value, (_, output) in enumerate(under_way))
+
+
+def exchange_other_sizes() -> str:
+    """Rank 1 sends three values where rank 0 expects two; returns what was raised."""
+    communicator = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=4))).communicator
+    sent, arriving = ([0, 2], [0, 2]) if communicator.rank == 0 else ([3, 0], [2, 0])
+    try:
+        communicator.all_to_all(
+            torch.zeros(sum(arriving)), torch.ones(sum(sent)), arriving, sent, label="values"
+        ).wait()
+    except DistributedError as error:
+        return str(error)
+    return "nothing was raised"

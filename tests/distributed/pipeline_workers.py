@@ -13,6 +13,7 @@ from tests.distributed import workers
 from torch import nn
 
 from shardwright import KeyedJaggedTensor, TrainPipelineBase, TrainPipelineSparseDist, lockstep_batches
+from shardwright.runtime.comm import EXCHANGE_EVENT
 
 TYPES = ["table_wise", "row_wise", "data_parallel"]
 KINDS = {"base": TrainPipelineBase, "sparse_dist": TrainPipelineSparseDist}
@@ -106,7 +107,7 @@ def profile_steps(num_steps: int) -> list[tuple[str, float, float]]:
     return [
         (event.name, event.time_range.start, event.time_range.end)
         for event in trace.events()
-        if event.name.startswith(("##", "gloo:", "c10d::"))
+        if event.name.startswith(("##", EXCHANGE_EVENT))
     ]
 
 
@@ -129,7 +130,7 @@ def die_in_step(step: int) -> str:
     return "nothing was raised"
 
 
-def fail_on_one_rank(where: str) -> list[str]:
+def fail_on_one_rank(kind: str, where: str) -> list[str]:
     """What each of four calls raises when rank 1's iterator, batch or model fails in the second step."""
     model, optimizer = model_and_optimizer()
     rank = dist.get_rank()
@@ -149,6 +150,9 @@ def fail_on_one_rank(where: str) -> list[str]:
             if rank == 1 and self.step == 1 and where == "iterator":
                 next(self.inner)
                 raise OSError("the disk is gone")
+            if rank == 1 and self.step == 1 and where == "constructor":
+                features = next(self.inner).features
+                KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths() + 1)
             return next(self.inner)
 
     def forward(example: Example) -> Any:
@@ -158,7 +162,7 @@ def fail_on_one_rank(where: str) -> list[str]:
         return result
 
     texts: list[str] = []
-    pipeline = TrainPipelineSparseDist(model, optimizer, "cpu", custom_model_fwd=forward)
+    pipeline = KINDS[kind](model, optimizer, "cpu", custom_model_fwd=forward)
     batches = Loader()
     for _ in range(4):
         try:

@@ -4,36 +4,11 @@ from __future__ import annotations
 
 import pytest
 from tests.distributed import faults
+from tests.distributed.victims import assert_killed_rank_is_named, assert_stuck_rank_is_named, stages
 
-from shardwright.testing.ranks import RankError, RankPool
+from shardwright.testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
-
-STAGES = [
-    *((label, "row_wise", None) for label in ("headers", "ids", "results", "gradients")),
-    *(
-        (f"{what} {where}", "table_row_wise", None)
-        for what in ("results", "gradients")
-        for where in ("inside the host", "across hosts")
-    ),
-    ("updates of copies", "data_parallel", "BatchForm"),
-    ("updates of copies", "data_parallel", "RowsForm"),
-    ("dense gradients", "data_parallel", "DenseForm"),
-    ("dense sums", "data_parallel", "DenseForm"),
-]
-
-
-def stages(*quick: str) -> list[object]:
-    """All stages; those of other collectives than these, each of which takes a time-out, are slow."""
-    return [pytest.param(*stage, marks=() if stage[0] in quick else pytest.mark.slow) for stage in STAGES]
-
-
-def assert_all_name_the_victim(texts: dict[int, str], label: str) -> None:
-    """Each survivor raises in the second step; at least those that wait for the victim name the stage."""
-    for rank, text in texts.items():
-        assert text.startswith(f"step 1: rank {rank}: the exchange of "), text
-        assert f"no word from rank {faults.VICTIM} in" in text, text
-    assert any(f"the exchange of {label} failed: no word from" in text for text in texts.values()), texts
 
 
 @pytest.mark.parametrize(
@@ -42,21 +17,28 @@ def assert_all_name_the_victim(texts: dict[int, str], label: str) -> None:
 def test_rank_that_is_killed_is_named_by_all_others(
     pool: RankPool, label: str, sharding_type: str, form: str | None
 ) -> None:
-    with pytest.raises(RankError) as error:
-        pool.run(faults.train_until, 4, label, "kill", sharding_type, form, timeout_s=60)
-    assert error.value.errors == {faults.VICTIM: "the process died"}
-    assert_all_name_the_victim(error.value.results, label)
+    assert_killed_rank_is_named(pool, label, sharding_type, form)
 
 
 @pytest.mark.parametrize(("label", "sharding_type", "form"), stages("ids", "dense gradients"))
 def test_rank_that_is_stuck_is_named_by_all_others(
     pool: RankPool, label: str, sharding_type: str, form: str | None
 ) -> None:
-    texts = dict(
-        enumerate(pool.run(faults.train_until, 4, label, "stall", sharding_type, form, timeout_s=60))
-    )
-    assert texts.pop(faults.VICTIM).startswith("step 1: rank 1: the exchange of ")
-    assert_all_name_the_victim(texts, label)
+    assert_stuck_rank_is_named(pool, label, sharding_type, form)
+
+
+@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("gradients"))
+def test_rank_that_is_killed_is_named_by_all_others_over_gloo(
+    pool: RankPool, label: str, sharding_type: str, form: str | None
+) -> None:
+    assert_killed_rank_is_named(pool, label, sharding_type, form, "gloo")
+
+
+@pytest.mark.parametrize(("label", "sharding_type", "form"), stages())
+def test_rank_that_is_stuck_is_named_by_all_others_over_gloo(
+    pool: RankPool, label: str, sharding_type: str, form: str | None
+) -> None:
+    assert_stuck_rank_is_named(pool, label, sharding_type, form, "gloo")
 
 
 @pytest.mark.parametrize("which", ["a barrier", "a broadcast from rank 1", "a gathering of objects"])
@@ -96,3 +78,44 @@ def test_rank_that_leaves_the_backward_pass_out_is_named_by_all_others(pool: Ran
 def test_backward_pass_that_all_ranks_leave_out_is_no_error(pool: RankPool) -> None:
     texts = pool.run(faults.two_collections, 4, "no backward pass in the first step", timeout_s=60)
     assert set(texts) == {"nothing was raised"}
+
+
+@pytest.mark.parametrize(
+    ("what", "called"), [("state", "state_dict()"), ("optimizer state", "the optimizer's state_dict()")]
+)
+def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
+    pool: RankPool, what: str, called: str
+) -> None:
+    texts = pool.run(faults.call_alone, 4, what, timeout_s=60)
+    alone = f"{called} of the tables 't0', 't1', which gathers tables and so is to be called on every rank,"
+    assert texts[1].startswith(f"rank 1: {alone} failed: "), texts[1]
+    for rank in (0, 2, 3):
+        assert texts[rank].startswith(f"rank {rank}: the exchange of headers failed: "), texts[rank]
+        assert f"rank 1 failed in {alone}" in texts[rank], texts[rank]
+
+
+def test_batch_that_one_rank_cannot_make_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:
+    texts = pool.run(faults.call_alone, 4, "batch", timeout_s=60)
+    wrong = "lengths add up to 2, but there are 3 values"
+    assert wrong in texts[1]
+    for rank in (0, 2, 3):
+        assert texts[rank].startswith(
+            f"rank {rank}: the exchange of headers failed: no word from rank 1 in 1.0 s; "
+            "rank 1 had raised InvalidInputError: KeyedJaggedTensor: "
+        ), texts[rank]
+        assert wrong in texts[rank]
+
+
+def test_forward_passes_without_backward_passes_meet_rarely_and_training_is_watched_after(
+    pool: RankPool,
+) -> None:
+    for rank, (num_meetings, text) in enumerate(
+        pool.run(faults.evaluate_with_gradients, 4, 40, timeout_s=60)
+    ):
+        assert num_meetings == 5  # after 1, 3, 7, 15 and 31 batches
+        where = (
+            "step 7: rank 1: the start of a batch of"
+            if rank == 1
+            else f"step 6: rank {rank}: the exchange of grad"
+        )
+        assert text.startswith(where), text

@@ -12,7 +12,7 @@ Legend: W ranks, H hosts, L ranks of each, D dimensions (time, then memory tiers
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +29,6 @@ from shardwright.planning.space import SearchSpace
 PRECISION = 2.5e-3
 TOLERANCE = 1e-5
 MOST_NODES = 400
-_MOST_COLUMNS_TO_CHECK = 20_000
 
 
 @frozen(eq=False)
@@ -234,7 +233,7 @@ class Program:
         return len(self.most)
 
     def certificate(self, solution: Solution) -> Certificate:
-        """The solver's bound, with what it takes to have it proven again by :func:`why_unsolved`."""
+        """The solver's bound, with what says that it is a solver's; see :mod:`shardwright.planning.proof_program`."""
         return Certificate(
             solution.bound_ms,
             {
@@ -342,22 +341,3 @@ class Program:
         topology = self.space.topology
         places = topology.world_size if part.local is None else topology.num_hosts
         return np.repeat(np.arange(places), numbers[part.first : part.first + places]).tolist()
-
-
-def why_unsolved(space: SearchSpace, z_ms: float, data: Mapping[str, Any]) -> str:
-    """Why the solver does not prove again that no plan takes less than ``z_ms``; empty if it does.
-
-    Args:
-        space: options and costs.
-        z_ms: the claim.
-        data: what :meth:`Program.certificate` noted.
-    """
-    limit_ms = float(data["limit_ms"])
-    if z_ms > limit_ms * (1 + TOLERANCE):
-        return f"the program is for plans that take {limit_ms} ms at most"
-    program = Program.of(space, limit_ms, most_columns=_MOST_COLUMNS_TO_CHECK)
-    if program is None:
-        return "" if Program(space, limit_ms).is_empty else "the program is too large to be solved again"
-    precision = float(data.get("precision", PRECISION))
-    bound = program.solve(most_nodes=2 * int(data["nodes"]) + MOST_NODES, precision=precision).bound_ms
-    return "" if bound >= z_ms * (1 - TOLERANCE) else f"the solver proves {bound} ms"

@@ -14,10 +14,9 @@ What counts as scarce in a *case* of the proof (``low <= L <= high``, each optio
 - places: of free shards ``i`` on one rank that take the parts ``x_i`` of it, at most 1 together, the sum of
   ``floor((k + 1) * x_i) / k`` is at most 1 (a dual feasible function; Fekete and Schepers 2001).
 
-A certificate is a case that its numbers settle, or it splits a case in two: by ``L``, or by what such options take of
-every rank's memory, or by the option of one table.
-Or it names a mixed-integer program, the problem itself, which is then solved again: by the formulation and the solver
-of the search, so that this kind of certificate is worth what these two are. The other kinds share nothing with it.
+A certificate is a case that its numbers settle, or it splits a case in two: by ``L``, by what such options take of all
+ranks' memory, or by the option of one table. Or it says that a solver found it, by a mixed-integer program that is the problem itself; that no plan is better is then
+stated anew and solved (:mod:`shardwright.planning.proof_program`). Nothing of the search is here but that solver.
 """
 
 from __future__ import annotations
@@ -30,12 +29,13 @@ from attrs import evolve, frozen
 
 from shardwright.errors import PlanError
 from shardwright.planning.options import FREE, Bools, Floats, Options
-from shardwright.planning.program import why_unsolved
-from shardwright.planning.solver import most_worth
+from shardwright.planning.proof_prices import most_worth, prices_of
+from shardwright.planning.proof_program import why_not_empty
 from shardwright.planning.space import SearchSpace
 
 # Sums of the same numbers in another order differ by rounding.
 TOLERANCE = 1e-9
+_SOLVED = 2e-5  # the same, of what a solver's tolerances of 1e-6 leave open
 
 
 @frozen(eq=False)
@@ -61,7 +61,7 @@ def why_unproven(space: SearchSpace, bound_ms: float, certificate: Mapping[str, 
     proof = _Proof(space, z * (1 - TOLERANCE))
     try:
         if "program" in certificate:
-            return why_unsolved(space, z * (1 - TOLERANCE), certificate["program"])
+            return why_not_empty(space, z * (1 - _SOLVED), certificate["program"])
         dims = 1 + len(space.tiers)
         everything = np.ones(space.options.num_options, dtype=bool)
         return proof.gap_in(certificate, _Case(everything, np.zeros(dims), np.full(dims, np.inf)))
@@ -130,9 +130,11 @@ class _Proof:
                 priced += price * self.spread[:, column]
                 given += price * case.high[column]
         if "prices" in node:
-            shard = self._prices(node["prices"])
-            priced += np.add.reduceat(shard * self.free, self.options.first_shard[:-1])
-            given += len(self.space.capacity_bytes) * self._most_worth(shard, room)
+            worth = prices_of(self.options, node["prices"])
+            priced += np.add.reduceat(worth * self.free, self.options.first_shard[:-1])
+            given += len(self.space.capacity_bytes) * most_worth(
+                self.needs[self.free > 0], worth[self.free > 0], room
+            )
         for rounding in node.get("roundings", ()):
             price = _positive(rounding["multiplier"])
             priced += price / len(self.space.capacity_bytes) * self._places(rounding, room)
@@ -145,21 +147,6 @@ class _Proof:
         """The sum over all tables of their least allowed value; infinite if one has none."""
         least = np.minimum.reduceat(np.where(allowed, column, np.inf), self.options.first_option[:-1])
         return float(least[self.options.alike].sum())
-
-    def _prices(self, data: Mapping[str, Mapping[str, list[float]]]) -> Floats:
-        """What each shard is worth, by table and option: ``[S]``."""
-        prices, paths = np.zeros(self.options.num_shards), [table.path for table in self.options.all_tables]
-        for path, of_options in data.items():
-            mine = self.options.of_table(int(self.options.alike[paths.index(path)]))
-            for position, of_runs in of_options.items():
-                prices[self.options.shards_of(mine[int(position)])] = [_positive(price) for price in of_runs]
-        return prices
-
-    def _most_worth(self, shard: Floats, room: Floats) -> float:
-        """No free shards that go into what is left of a rank together are worth more."""
-        rows = np.column_stack([self.needs / np.maximum(room, 1e-300), shard])[(shard > 0) & (self.free > 0)]
-        rows = np.unique(rows[(rows[:, :-1] <= 1).all(axis=1)], axis=0)
-        return most_worth(rows[:, :-1], rows[:, -1])[0]
 
     def _places(self, rounding: Mapping[str, Any], room: Floats) -> Floats:
         """How many places the free shards of each option take, of ``W`` in all: ``[O]``."""

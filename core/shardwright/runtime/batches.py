@@ -13,101 +13,39 @@ input is exchanged ahead.
 from __future__ import annotations
 
 import logging
-import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import partial
 from typing import Any, Protocol
 
 import torch
-from attrs import evolve, field, frozen
-from torch import Tensor, nn
+from attrs import evolve, frozen
+from torch import nn
 
-from shardwright.errors import DistributedError, InvalidInputError, nearest
+from shardwright.errors import DistributedError, InvalidInputError
+from shardwright.runtime.batch_settings import BatchSettings
 from shardwright.runtime.batch_tree import (
     Path,
-    device_of,
     follow,
     is_same,
     leaves,
-    moved,
     path_text,
     record_stream,
-    without_examples,
 )
 from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.fetching import NO_FORM, Fetched, Fetcher
 from shardwright.runtime.inputs import Status, goes_on
 from shardwright.runtime.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
-from shardwright.runtime.lockstep import name_ranks
 from shardwright.runtime.model_parallel import DistributedModelParallel
 from shardwright.runtime.sharded_collection import ShardedCollection
+from shardwright.runtime.status_word import StatusWord
 from shardwright.sparse import KeyedJaggedTensor
 
 _log = logging.getLogger("shardwright")
 
-_NO_FORM = "this rank's data has ended, and no empty batch could be made of another rank's: give empty_batch"
 
-
-class EndOfData(StrEnum):
-    """When a loop ends whose ranks have different numbers of batches."""
-
-    FIRST_RANK = "first_rank"
-    """For all ranks with the first rank whose data ends; what the others have read of the next step is dropped."""
-
-    LAST_RANK = "last_rank"
-    """With the last: a rank whose data has ended goes on with empty batches."""
-
-    @classmethod
-    def of(cls, value: str) -> EndOfData:
-        """The choice called ``value``.
-
-        Raises:
-            InvalidInputError: there is none.
-        """
-        known = [choice.value for choice in cls]
-        if value not in known:
-            raise InvalidInputError(
-                f"end_of_data is {value!r}; it must be one of {', '.join(known)}.{nearest(str(value), known)}"
-            )
-        return cls(value)
-
-
-def _end_of_data(value: str) -> EndOfData:
-    return EndOfData.of(value)
-
-
-@frozen(eq=False)
-class BatchSettings:
-    """What a user chooses of batches in step.
-
-    Args:
-        device: where batches go; ``None``: they stay.
-        end_of_data: see :class:`EndOfData`.
-        empty_batch: makes a batch without examples, for a rank whose data has ended; by default one of the form of the
-            first batch of any rank.
-        is_ahead: exchange ids before the forward pass.
-        is_strict: every forward pass is given what the batch has where the first batch had the collection's input.
-    """
-
-    device: torch.device | None = None
-    end_of_data: EndOfData = field(default=EndOfData.FIRST_RANK, converter=_end_of_data)
-    empty_batch: Callable[[], Any] | None = None
-    is_ahead: bool = True
-    is_strict: bool = False
-
-
-@frozen(eq=False)
-class _Fetched:
-    """What a rank has for a step: a batch (maybe an empty one), or the reason why not."""
-
-    batch: Any
-    status: Status
-    error: Exception | None = None
-
-
-_STOPPED = _Fetched(None, Status.STOPPED)
+_STOPPED = Fetched(None, Status.STOPPED)
 
 
 @frozen(eq=False)
@@ -136,34 +74,6 @@ class _Exchange(Protocol):
         """Wait for what the ranks say; returns whether the batch goes on."""
 
 
-class _StatusWord:
-    """What each rank has to say of its batch, in a collective of its own."""
-
-    statuses: Sequence[Status] = ()
-
-    def __init__(self, env: ShardingEnv, fetched: _Fetched) -> None:
-        self._fetched = fetched
-        ones = [1] * env.world_size
-        sent = torch.full((env.world_size,), int(fetched.status), device=env.device_type)
-        self._received: Tensor = torch.empty_like(sent)
-        self._work = env.communicator.all_to_all(self._received, sent, ones, ones, label="status")
-
-    def send(self) -> bool:
-        """Wait for the words.
-
-        Raises:
-            DistributedError: a rank's iterator failed; there its own error.
-        """
-        self._work.wait()
-        self.statuses = [Status(word) for word in self._received.tolist()]
-        failed = [rank for rank, status in enumerate(self.statuses) if status is Status.FAILED]
-        if failed and Status.STOPPED not in self.statuses:
-            raise self._fetched.error or DistributedError(
-                f"{name_ranks(failed)} could not read a batch; the error there says why"
-            )
-        return goes_on(self.statuses)
-
-
 class BatchesInStep:
     """This rank's batches, one after the other, in step with the other ranks'.
 
@@ -184,7 +94,7 @@ class BatchesInStep:
         }
         self._env = _env_of(model, list(self._collections.values()))
         self._side = SideStream.on(settings.device or torch.device(self._env.device_type))
-        self._has_met, self._lacks_form, self._template = False, False, settings.empty_batch
+        self._fetcher = Fetcher(settings, self._env, self._side)
         self.reset()
 
     def reset(self) -> None:
@@ -193,7 +103,7 @@ class BatchesInStep:
         self._calls: list[_Call] | None = None if self._settings.is_ahead and self._collections else []
         self._expected = list(self._collections)
         self._made: list[tuple[str, KeyedJaggedTensor]] = []
-        self._fetched: _Fetched | None = None
+        self._fetched: Fetched | None = None
         self._coming: _Coming | None = None
         self._batch: Any = None
 
@@ -228,9 +138,8 @@ class BatchesInStep:
             DistributedError: a rank failed in its forward pass; on all ranks. The batch read is there for later.
         """
         if self._fetched is None:
-            self._fetched = self._fetch(iterator)
-        if not self._has_met:
-            self._fetched = self._meet(self._fetched)
+            self._fetched = self._fetcher.fetch(iterator)
+        self._fetched = self._fetcher.meet(self._fetched)  # collective 1
         coming, statuses = self._exchange(self._fetched)
         _raise_if_stopped(statuses)
         self._fetched, self._coming = None, coming
@@ -295,77 +204,15 @@ class BatchesInStep:
                 ", ".join(map(repr, stays)),
             )
 
-    # Batches
-
-    def _fetch(self, iterator: Iterator[Any]) -> _Fetched:
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return self._ended()
-        except Exception as error:
-            return _Fetched(None, Status.FAILED, error)
-        try:
-            return _Fetched(self._moved(batch), Status.FINE)
-        except Exception as error:
-            return _Fetched(None, Status.FAILED, error)
-
-    def _moved(self, batch: Any) -> Any:
-        device = self._settings.device
-        if any(device_of(leaf).type != "cpu" for _, leaf in leaves(batch)):
-            self._side.follow_main()  # something made it there
-        with self._side.active():
-            return batch if device is None else moved(batch, device)
-
-    def _ended(self) -> _Fetched:
-        if self._settings.end_of_data is EndOfData.FIRST_RANK:
-            return _Fetched(None, Status.NO_BATCH)
-        if self._template is None:
-            lacking = self._lacks_form and InvalidInputError(_NO_FORM)
-            return _Fetched(None, Status.FAILED if lacking else Status.EMPTY_BATCH, lacking or None)
-        try:
-            return _Fetched(self._moved(self._template()), Status.EMPTY_BATCH)
-        except Exception as error:
-            return _Fetched(None, Status.FAILED, error)
-
-    def _meet(self, fetched: _Fetched) -> _Fetched:
-        """Collective 1: compare what users chose, and give ranks without data the form of a batch."""
-        choice = self._settings.end_of_data
-        self._has_met = True
-        mine = (str(choice), self._form_of(fetched), fetched.status)
-        told = self._env.communicator.all_gather_objects(mine)
-        choices = [other for other, *_ in told]
-        if len(set(choices)) > 1:
-            raise InvalidInputError(
-                f"end_of_data differs between ranks: {', '.join(choices)} (rank 0 first); give all ranks the same"
-            )
-        if choice is EndOfData.FIRST_RANK or self._template is not None:
-            return fetched
-        forms = [form for _, form, _ in told if form is not None]
-        if forms:
-            self._template = partial(pickle.loads, forms[0])
-        self._lacks_form = not forms and any(status is Status.FINE for *_, status in told)
-        return self._ended() if fetched.status is Status.EMPTY_BATCH else fetched
-
-    def _form_of(self, fetched: _Fetched) -> bytes | None:
-        """An empty batch of the form of this rank's, as bytes; ``None`` where there is none, or none can be made."""
-        wanted = self._settings.end_of_data is EndOfData.LAST_RANK and self._template is None
-        if not wanted or fetched.batch is None:
-            return None
-        try:
-            return pickle.dumps(moved(without_examples(fetched.batch), torch.device("cpu")))
-        except Exception as error:
-            _log.warning("no empty batch can be made of a %s: %s", type(fetched.batch).__name__, error)
-            return None
-
     # Exchanges
 
-    def _exchange(self, fetched: _Fetched) -> tuple[_Coming, Sequence[Status]]:
+    def _exchange(self, fetched: Fetched) -> tuple[_Coming, Sequence[Status]]:
         """Begin all exchanges of a batch, then go on with each: so they are under way together."""
         with self._side.active():
             begun = [(call, *self._begin(call, fetched)) for call in self._calls or ()]
             exchanges: list[_Exchange] = [step for _, _, step in begun]
             if not exchanges:
-                exchanges = [_StatusWord(self._env, fetched)]
+                exchanges = [StatusWord(self._env, fetched)]
             error, sent = _send_all(exchanges)
         statuses = exchanges[0].statuses
         is_over = bool(statuses) and not goes_on(statuses)
@@ -376,7 +223,7 @@ class BatchesInStep:
             self._discard([step for _, _, step in begun if step in sent])
         return _Coming(fetched.batch, error and (fetched.error or error), is_over), statuses
 
-    def _begin(self, call: _Call, fetched: _Fetched) -> tuple[Any, Any]:
+    def _begin(self, call: _Call, fetched: Fetched) -> tuple[Any, Any]:
         features, error = None, fetched.error
         if fetched.batch is not None:
             try:
@@ -387,7 +234,7 @@ class BatchesInStep:
                     f"none ({type(problem).__name__}: {problem}): give all batches the same form"
                 )
         elif fetched.status is Status.EMPTY_BATCH:
-            error = InvalidInputError(_NO_FORM)
+            error = InvalidInputError(NO_FORM)
         prepare = None if error is None else partial(_raise, error)
         step = self._collections[call.name].begin_input_dist(features, status=fetched.status, prepare=prepare)
         return features, step

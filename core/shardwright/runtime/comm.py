@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,28 +15,37 @@ from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
 from shardwright.errors import DistributedError
 from shardwright.runtime.roll_call import RollCall
 
+EXCHANGE_EVENT = "shardwright::all_to_all"
+"""What an all-to-all that is none of ``torch.distributed``'s operators is called in a profile."""
+
+
+class AllToAll(
+    NamedTuple
+):  # made four times a step, which attrs' frozen classes take several times as long for
+    """What is exchanged.
+
+    Args:
+        output: see :meth:`Communicator.all_to_all`, as for the three that follow; ``None``: pieces are read where
+            they arrive.
+        input: see there.
+        output_splits: see there.
+        input_splits: see there.
+        patience: how long starting it may wait for another rank's answer.
+    """
+
+    output: Tensor | None
+    input: Tensor
+    output_splits: Sequence[int]
+    input_splits: Sequence[int]
+    patience: timedelta | None
+
 
 class Exchange(ABC):
     """How an all-to-all is made, and of what memory its pieces are best sent."""
 
     @abstractmethod
-    def start(
-        self,
-        output: Tensor | None,
-        input: Tensor,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
-        patience: timedelta | None,
-    ) -> Any:
+    def start(self, call: AllToAll) -> Any:
         """Start one.
-
-        Args:
-            output: see :meth:`Communicator.all_to_all`, as for all that follow; ``None``: pieces are read where they
-                arrive.
-            input: see there.
-            output_splits: see there.
-            input_splits: see there.
-            patience: how long it may wait for another rank's answer.
 
         Returns:
             Something whose ``wait(timeout)`` returns when the output may be read, or with the pieces, which its
@@ -49,7 +58,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
-        """See :meth:`Communicator.reads_in_place`; ``patience`` as for :meth:`start`."""
+        """See :meth:`Communicator.reads_in_place`; ``patience`` as in :class:`AllToAll`."""
 
 
 class _Pieces:
@@ -72,19 +81,13 @@ class TorchExchange(Exchange):
     def __init__(self, process_group: Any) -> None:
         self._group = process_group
 
-    def start(  # noqa: D102 - described in the base class
-        self,
-        output: Tensor | None,
-        input: Tensor,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
-        patience: timedelta | None,
-    ) -> Any:
-        received = input.new_empty(sum(output_splits)) if output is None else output
+    def start(self, call: AllToAll) -> Any:  # noqa: D102 - described in the base class
+        splits, sent_splits = list(call.output_splits), list(call.input_splits)
+        received = call.input.new_empty(sum(splits)) if call.output is None else call.output
         work = dist.all_to_all_single(
-            received, input, list(output_splits), list(input_splits), group=self._group, async_op=True
+            received, call.input, splits, sent_splits, group=self._group, async_op=True
         )
-        return work if output is not None else _Pieces(work, received.split(list(output_splits)))
+        return work if call.output is not None else _Pieces(work, received.split(splits))
 
     def room(self, num_elements: int, device: torch.device) -> Tensor:  # noqa: D102
         return torch.empty(num_elements, dtype=torch.float32, device=device)
@@ -173,7 +176,9 @@ class TorchCommunicator(Communicator):
         label: str = "",
     ) -> Work:
         with self.named(f"the exchange of {label}"):
-            work = self._exchange.start(output, input, output_splits, input_splits, self._roll_call.patience)
+            work = self._exchange.start(
+                AllToAll(output, input, output_splits, input_splits, self._roll_call.patience)
+            )
         return _LabelledWork(work, label, self, output, input)
 
     def exchange(  # noqa: D102
@@ -182,7 +187,9 @@ class TorchCommunicator(Communicator):
         if isinstance(self._exchange, TorchExchange):  # saves no copy: all pass by all_to_all
             return super().exchange(input, output_splits, input_splits, label=label)
         with self.named(f"the exchange of {label}"):
-            work = self._exchange.start(None, input, output_splits, input_splits, self._roll_call.patience)
+            work = self._exchange.start(
+                AllToAll(None, input, output_splits, input_splits, self._roll_call.patience)
+            )
         return _LabelledWork(work, label, self, input)
 
     def room(self, num_elements: int, device: Any) -> Tensor:  # noqa: D102

@@ -35,7 +35,7 @@ class Complaint:
         if cause is None:
             return cls("", True, extras)
         is_input = isinstance(cause, BatchProblem)
-        text = str(cause) if is_input else f"its batch could not be routed: {type(cause).__name__}: {cause}"
+        text = str(cause) if is_input else f"its batch could not be had: {type(cause).__name__}: {cause}"
         return cls(text, is_input, extras)
 
 

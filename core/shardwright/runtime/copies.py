@@ -90,6 +90,15 @@ class Chosen:
         return [slot for slots in self.ranges for slot in slots]
 
     @cached_property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Rows and gradient columns of each block."""
+        blocks = [self.group.blocks[block] for block in self.blocks]
+        return [
+            (spec.block.num_rows, self.group.slots[slots[0]].gradient_dim)
+            for spec, slots in zip(blocks, self.ranges, strict=True)
+        ]
+
+    @cached_property
     def part(self) -> Group:
         """The blocks as a group of their own."""
         if self.is_all:

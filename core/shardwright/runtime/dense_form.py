@@ -13,7 +13,6 @@ from torch import Tensor
 from shardwright.runtime.buffers import joined
 from shardwright.runtime.copies import FLOAT_BYTES, Ints, Sizes
 from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.rows_as_bags import slots_of
 from shardwright.runtime.update_forms import Sources, UpdateForm, rows_as_sources
 
 
@@ -45,18 +44,9 @@ class DenseForm(UpdateForm):
         """Nothing: :class:`DenseSum` brings what all such groups need, together."""
 
     @property
-    def _shapes(self) -> list[tuple[int, int]]:
-        """Rows and gradient columns of each block."""
-        firsts = [slots[0] for slots in slots_of(self.group.blocks)]
-        return [
-            (spec.block.num_rows, self.group.slots[slot].gradient_dim)
-            for spec, slot in zip(self.group.blocks, firsts, strict=True)
-        ]
-
-    @property
     def num_values(self) -> int:
         """How many :meth:`write` writes."""
-        return sum(rows * (dim + 1) for rows, dim in self._shapes)
+        return sum(rows * (dim + 1) for rows, dim in self.chosen.shapes)
 
     def write(self, out: Tensor) -> None:
         """Write this rank's gradient of all rows, block after block, then a mark of each: 1 if it was touched."""
@@ -72,7 +62,7 @@ class DenseForm(UpdateForm):
 
     def _views(self, values: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Each block's gradient ``[R, D]`` and marks ``[R]``."""
-        shapes = self._shapes
+        shapes = self.chosen.shapes
         pieces = values.split([rows * dim for rows, dim in shapes] + [rows for rows, _ in shapes])
         dense = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=False)]
         return list(zip(dense, pieces[len(shapes) :], strict=True))

@@ -35,11 +35,14 @@ class FusedOptimizer(KeyedOptimizer):
     Args:
         tables: the module's tables by parameter name; those whose kernel fuses no optimizer are left out.
         rates: of the module's local kernel groups.
+        meet: called with what is called before tables are gathered; raises if another rank does not do the same.
     """
 
-    def __init__(self, tables: Mapping[str, ShardedTable], rates: LearningRates) -> None:
+    def __init__(
+        self, tables: Mapping[str, ShardedTable], rates: LearningRates, meet: Callable[[str], None]
+    ) -> None:
         self._tables = {name: table for name, table in tables.items() if _is_fused(table.state)}
-        self._rates = rates
+        self._rates, self._meet = rates, meet
         by_optimizer: dict[OptimizerSpec, list[str]] = {}
         for name, table in self._tables.items():
             assert table.state.table.optimizer is not None  # _is_fused
@@ -87,6 +90,7 @@ class FusedOptimizer(KeyedOptimizer):
         Returns:
             ``{"state": {parameter name: {state name: tensor}}, "param_groups": [...]}``; groups name parameters.
         """
+        self._meet("the optimizer's state_dict()")
         state = {name: self._gather(table) for name, table in self._tables.items()}
         # The base class packs the groups; the state it would pack is in the kernels.
         return {**super().state_dict(), "state": {name: values for name, values in state.items() if values}}

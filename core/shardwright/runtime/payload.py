@@ -31,8 +31,11 @@ class PayloadFormat:
         self._slots = [[slot.stream for slot in plan.slots_of(peer)] for peer in range(plan.world_size)]
         self._group_slots = [len(group.slots) for group in plan.groups[rank]]
         send_order = [stream for streams in self._slots for stream in streams]
-        self._same_order = send_order == list(range(len(plan.streams)))
-        self._send_index = torch.tensor(send_order, dtype=torch.int64, device=device)
+        same_order = send_order == list(range(len(plan.streams)))
+        # For each rank, the streams of its slots: all of them in a row need no index.
+        self._send_index = [
+            None if same_order else torch.tensor(own, dtype=torch.int64, device=device) for own in self._slots
+        ]
         self.header_size = plan.max_slots
 
     def headers(self, routed: Routed) -> list[list[int]]:
@@ -46,14 +49,12 @@ class PayloadFormat:
         splits = [sum(sizes) for sizes in sections]
         # In units of 8 bytes, to which every section is padded, so that all of them can be seen as ids or as bytes.
         packed = torch.empty(sum(splits) // ALIGNMENT, dtype=torch.int64, device=self._device)
-        lengths, start = self._lengths_in_order(routed), 0
         first = 0
-        for streams, sizes in zip(self._slots, sections, strict=True):
+        for streams, index, sizes in zip(self._slots, self._send_index, sections, strict=True):
             stops = list(accumulate((size // ALIGNMENT for size in sizes), initial=first))
             if streams:
-                if lengths is not None:
-                    _fill(packed[stops[0] : stops[1]], [lengths[start : start + len(streams)].reshape(-1)])
-                    start += len(streams)
+                if self._is_pooled:
+                    _fill_lengths(packed[stops[0] : stops[1]], routed.lengths, streams, index)
                 _fill(packed[stops[1] : stops[2]], [routed.ids[stream] for stream in streams])
                 if routed.weights is not None:
                     _fill(packed[stops[2] : stops[3]], [routed.weights[stream] for stream in streams])
@@ -68,12 +69,6 @@ class PayloadFormat:
     def _section_bytes(self, num_slots: int, batch_size: int, num_ids: int) -> tuple[int, int, int]:
         lengths = padded(num_slots * batch_size * 4) if self._is_pooled else 0
         return lengths, num_ids * 8, padded(num_ids * 4) if self._is_weighted else 0
-
-    def _lengths_in_order(self, routed: Routed) -> Tensor | None:
-        """``[slots of all ranks, B]``, in send order; ``None`` where every id is a bag of its own."""
-        if not self._is_pooled:
-            return None
-        return routed.lengths if self._same_order else routed.lengths.index_select(0, self._send_index)
 
     def receive_splits(self, peers: Sequence[Peer]) -> list[int]:
         """The payload bytes from each rank."""
@@ -135,6 +130,18 @@ def _deal(targets: list[list[Tensor]], values: Tensor, counts: Sequence[int]) ->
     pieces = [values] if len(counts) == 1 else values.split_with_sizes(list(counts))
     for target, piece in zip(targets, pieces, strict=True):
         target.append(piece)
+
+
+def _fill_lengths(room: Tensor, lengths: Tensor, streams: Sequence[int], index: Tensor | None) -> None:
+    """Write the lengths ``[S, B]`` of some streams into ``room``, int64; ``index`` is ``None`` if they are in a row."""
+    if not room.numel():
+        return
+    room[-1] = 0
+    target = room.view(lengths.dtype)[: len(streams) * lengths.shape[1]].view(len(streams), -1)
+    if index is None:
+        target.copy_(lengths[streams[0] : streams[-1] + 1])
+    else:
+        torch.index_select(lengths, 0, index, out=target)
 
 
 def _fill(room: Tensor, pieces: list[Tensor]) -> None:

@@ -186,9 +186,11 @@ def _own_bags(group: Group, routed: Routed, is_pooled: bool) -> Bags:
     """This rank's bags of a group, from one source: itself."""
     streams = [slot.stream for slot in group.slots]
     ids = [routed.ids[stream] for stream in streams]
+    is_all = streams == list(range(len(routed.lengths)))
+    lengths = routed.lengths if is_all else routed.lengths[streams]
     return Bags(
         ids=joined(ids),
-        lengths=routed.lengths[streams].view(-1) if is_pooled else None,
+        lengths=lengths.reshape(-1) if is_pooled else None,
         weights=None if routed.weights is None else torch.cat([routed.weights[stream] for stream in streams]),
         counts=(tuple(routed.batch_size if is_pooled else own.numel() for own in ids),),
     )

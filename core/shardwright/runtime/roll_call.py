@@ -8,19 +8,22 @@ elsewhere, does not. While nothing fails, nothing is written or read.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from shardwright.last_words import Listener, listen
 from shardwright.runtime.lockstep import name_ranks
 
 _LONGEST_GRACE_S = 5.0
 _POLL_S = 0.02
+_LONGEST_WORD = 1000  # characters
 
 
-class RollCall:
+class RollCall(Listener):
     """What the ranks of a process group tell each other of a failure, through the group's store.
 
     Args:
@@ -34,11 +37,22 @@ class RollCall:
 
     def __init__(self, process_group: Any, device: torch.device) -> None:
         self._rank, self._world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-        self._store = store_of(process_group)
+        self._group, self._store = process_group, store_of(process_group)
         timeout_s = _timeout_of(process_group, device).total_seconds()
         self._grace_s = min(_LONGEST_GRACE_S, timeout_s / 4)
         self._patience = timedelta(seconds=timeout_s - self._grace_s)
         self.patience = self._patience if device.type == "cpu" else None
+        self._timeout_s = timeout_s
+        listen(self)
+
+    def hear(self, text: str) -> None:
+        """Leave a word in the store for those that may wait for this rank in vain; see :mod:`last_words`."""
+        if (
+            self._group not in dist.distributed_c10d._world.pg_map
+        ):  # it was destroyed, and its store may be gone
+            return
+        with suppress(Exception):  # what is raised here is that error, not that the store is gone
+            self._store.set(_word_key(self._rank), f"{time.time()} {text[:_LONGEST_WORD]}")
 
     def after(self, label: str) -> str:
         """Tell the others that ``label`` failed here, wait for their word, and say in a text what became of whom.
@@ -56,9 +70,18 @@ class RollCall:
         others = [rank for rank in range(self._world_size) if rank != self._rank]
         missing = [rank for rank in others if rank not in told]
         parts = [f"no word from {name_ranks(missing)} in {self._grace_s:.1f} s"] if missing else []
+        parts += [f"rank {rank} had raised {word}" for rank in missing if (word := self._last_word_of(rank))]
         for seen in dict.fromkeys(told.values()):
             parts.append(f"{name_ranks([rank for rank in told if told[rank] == seen])} failed in {seen}")
         return "; ".join(parts)
+
+    def _last_word_of(self, rank: int) -> str:
+        """What a rank raised of its batch since this rank may have begun to wait for it."""
+        with suppress(Exception):
+            if self._store.check([_word_key(rank)]):
+                when, _, text = self._store.get(_word_key(rank)).decode().partition(" ")
+                return text if time.time() - float(when) < 2 * self._timeout_s else ""
+        return ""
 
     def meet(self, place: str, what: str) -> None:
         """Wait until every rank has come to ``place``, by the store alone; those that fail elsewhere hear of ``what``.
@@ -89,6 +112,10 @@ class RollCall:
 
 def _key(rank: int) -> str:
     return f"shardwright/failed/{rank}"
+
+
+def _word_key(rank: int) -> str:
+    return f"shardwright/word/{rank}"
 
 
 def store_of(process_group: Any) -> Any:

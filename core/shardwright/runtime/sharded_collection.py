@@ -93,7 +93,10 @@ class ShardedCollection(nn.Module, ABC):
         self._fused_optimizer = FusedOptimizer(
             {f"{tables_name}.{name}.weight": table for name, table in self._tables.items()},
             self._engine.rates,
+            self._meet,
         )
+        self._num_met = 0
+        self.register_state_dict_pre_hook(lambda *_: self._meet("state_dict()"))
         self.inputs_ahead: InputsAhead | None = None
 
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
@@ -134,6 +137,17 @@ class ShardedCollection(nn.Module, ABC):
         """Look up all local blocks and start to send the results home."""
         step.lookup()
         return step
+
+    def _meet(self, what: str) -> None:
+        """Wait, without a collective, until every rank makes a call that only all together can make.
+
+        Raises:
+            DistributedError: one does not within the time-out.
+        """
+        self._num_met += 1
+        name = self._env.lockstep.name(self._engine.number)
+        what = f"{what} of {name}, which gathers tables and so is to be called on every rank,"
+        self._env.communicator.meet(f"gathering/{self._engine.number}/{self._num_met}", what)
 
     @property
     def fused_optimizer(self) -> FusedOptimizer:

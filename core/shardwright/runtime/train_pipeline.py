@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from shardwright.errors import DistributedError, InvalidInputError
-from shardwright.runtime.batches import BatchesInStep, BatchSettings
+from shardwright.runtime.batch_settings import BatchSettings
+from shardwright.runtime.batches import BatchesInStep
 
 In = TypeVar("In")
 Out = TypeVar("Out")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import InvalidInputError
+from shardwright.last_words import told
 from shardwright.sparse import _keyed_validation, _ops, _text, _tree, _validation
 from shardwright.sparse._jagged import Jagged
 from shardwright.sparse.jagged_tensor import JaggedTensor
@@ -83,19 +84,20 @@ class KeyedJaggedTensor(Jagged):
         stride_per_key_per_rank: object | None = None,
         inverse_indices: object | None = None,
     ) -> None:
-        _keyed_validation.refuse_variable_stride(stride_per_key_per_rank, inverse_indices)
-        _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
-        self._index_per_key = _validation.check_keys(_NAME, keys)
-        self._keys = tuple(keys)
-        self._values = _validation.as_indices(_NAME, "values", values)
-        self._weights = weights
-        self._lengths = None if lengths is None else _keyed_validation.flat_lengths(lengths, len(keys))
-        self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
-        self._length_per_key = self._offset_per_key = None
-        self._check_form()
-        self._stride = _keyed_validation.derive_stride(len(keys), self._num_bags(), stride)
-        if values.is_cpu:
-            self._check_content()
+        with told():  # the ranks that will wait for this batch
+            _keyed_validation.refuse_variable_stride(stride_per_key_per_rank, inverse_indices)
+            _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
+            self._index_per_key = _validation.check_keys(_NAME, keys)
+            self._keys = tuple(keys)
+            self._values = _validation.as_indices(_NAME, "values", values)
+            self._weights = weights
+            self._lengths = None if lengths is None else _keyed_validation.flat_lengths(lengths, len(keys))
+            self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
+            self._length_per_key = self._offset_per_key = None
+            self._check_form()
+            self._stride = _keyed_validation.derive_stride(len(keys), self._num_bags(), stride)
+            if values.is_cpu:
+                self._check_content()
 
     @classmethod
     def _trusted(

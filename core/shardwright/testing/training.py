@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
 from shardwright.optim.fused import spec_to_torch
+from shardwright.runtime.comm import EXCHANGE_EVENT
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing import keyed_rows as keys
@@ -107,12 +108,14 @@ def count_simulated(env: ShardingEnv) -> Callable[[Callable[[], Any]], int]:
 
 
 def count_profiled(function: Callable[[], Any]) -> int:
-    """Counts the collectives of torch.distributed that a function makes, from a profile."""
+    """Counts the collectives that a function makes, from a profile."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         function()
-    return sum(event.count for event in trace.key_averages() if event.key.startswith("c10d::"))
+    return sum(
+        event.count for event in trace.key_averages() if event.key.startswith(("c10d::", EXCHANGE_EVENT))
+    )
 
 
 class _Unsharded:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from multiprocessing.util import Finalize
+from typing import Any
 
 import torch
 from attrs import define, field, frozen
@@ -15,7 +16,7 @@ from torch import Tensor
 
 MOST_PER_PEER = 8
 """Segments of a rank in use at once, for each peer; a step has at most four large exchanges of a module under way."""
-_LINE_BYTES = 64  # of a cache line: so far apart are the counts of different peers, which write them
+LINE_BYTES = 64  # of a cache line: so far apart are the counts of different peers, which write them
 _SPARE = 1.25  # room for pieces that grow a little from step to step
 _STEP_BYTES = 1 << 18
 
@@ -45,7 +46,7 @@ class Segment:
         """
         descriptor = os.memfd_create("shardwright")
         try:
-            os.posix_fallocate(descriptor, 0, num_peers * _LINE_BYTES + size)
+            os.posix_fallocate(descriptor, 0, num_peers * LINE_BYTES + size)
             segment = cls._map(descriptor, descriptor, serial, size, num_peers)
         except OSError:
             os.close(descriptor)
@@ -72,7 +73,7 @@ class Segment:
     @classmethod
     def _map(cls, opened: int, descriptor: int, serial: int, size: int, num_peers: int) -> Segment:
         """The memory is unmapped when the last tensor in it is gone."""
-        begin = num_peers * _LINE_BYTES
+        begin = num_peers * LINE_BYTES
         mapped = mmap.mmap(opened, begin + size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         with torch.inference_mode(False):  # it may be written in any mode, whichever it is first needed in
             memory = torch.frombuffer(mapped, dtype=torch.uint8)
@@ -85,17 +86,36 @@ class Segment:
         return torch.from_numpy(array), weakref.finalize(array, _nothing)
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """A flat tensor's bytes, shared."""
+    return tensor.view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """The same to be sliced and copied in a fraction of the time that tensors take."""
+    array: Any = bytes_of(tensor).numpy()
+    return memoryview(array)
+
+
 def _nothing() -> None:
     """What is to be done when a lent tensor is gone: it is only asked whether it is."""
 
 
 @define(eq=False)
 class Own:
-    """A segment of this rank's, and the pieces that each peer was told of."""
+    """A segment of this rank's, and the pieces that each peer was told of.
+
+    Args:
+        segment: the segment.
+        told: how many pieces, by peer.
+        lent: says whether the tensor that was made in it is gone.
+        kept: what must not be freed until the peers have read what they were told of.
+    """
 
     segment: Segment
     told: list[int]
     lent: weakref.finalize | None = None
+    kept: list[Any] = field(factory=list)
 
     @property
     def is_free(self) -> bool:
@@ -123,12 +143,14 @@ class Segments:
 
     num_peers: int
     _own: list[Own] = field(factory=list)
+    _watched: list[Own] = field(factory=list)
     _last_serial: int = 0
 
     def __attrs_post_init__(self) -> None:
         _drain_at_end()
-        _in_use.append(self._own)
-        weakref.finalize(self, _outlive, self._own).atexit = False
+        for own in (self._own, self._watched):
+            _in_use.append(own)
+            weakref.finalize(self, _outlive, own).atexit = False
 
     def free(self, size: int) -> Own:
         """A free segment with so much room.
@@ -158,6 +180,10 @@ class Segments:
             if start is not None:
                 return own, start
         return None
+
+    def watch(self, own: Own) -> None:
+        """Wait at the process's end for another one's readers, too."""
+        self._watched.append(own)
 
     @property
     def oldest_serial(self) -> int:

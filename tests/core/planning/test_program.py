@@ -65,14 +65,37 @@ def test_certificate_of_a_program_is_proven_again_and_a_higher_claim_is_not():
     data = program.certificate(program.solve()).to_data()
     assert data["z_ms"] == pytest.approx(best, rel=PRECISION + 1e-4)
     assert why_unproven(space, data["z_ms"], data) == ""
-    assert "the solver proves" in why_unproven(space, 1.1 * best, {**data, "z_ms": 1.1 * best})
-    assert "at most" in why_unproven(space, 3 * best, {**data, "z_ms": 3 * best})
+    for part in (1.1, 3):
+        told = why_unproven(space, part * best, {**data, "z_ms": part * best})
+        assert "the solver proves" in told
     with pytest.raises(PlanError, match="malformed"):
         why_unproven(space, best, {"z_ms": best, "program": {}})
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 60), min_size=1, max_size=3),
+    capacity=st.integers(200, 4000),
+    part=st.sampled_from([0.3, 0.9, 0.999, 1.001, 1.1]),
+)
+def test_no_plan_below_a_time_is_proven_anew_up_to_the_best_plans_and_not_beyond(rows, capacity, part):
+    space = space_of(rows, capacity=capacity)
+    best = best_by_trying_all(space)
+    claim = best * part if np.isfinite(best) else 1e6
+    told = why_unproven(space, claim, {"z_ms": claim, "program": {"nodes": 1, "precision": PRECISION}})
+    assert (told == "") == (claim < best)
+
+
+def test_certificate_of_a_program_is_proven_without_the_searchs_program(monkeypatch):
+    space = space_of([50, 50, 50], capacity=2500)
+    program = Program.of(space, 2 * best_by_trying_all(space), most_columns=1000)
+    data = program.certificate(program.solve()).to_data()
+    monkeypatch.setattr(Program, "__init__", None)
+    assert why_unproven(space, data["z_ms"], data) == ""
 
 
 def test_certificate_of_a_program_whose_tables_have_no_option_within_it_is_proven():
     space = space_of([50])
     least = float(space.largest_cost_ms.min())
-    data = {"z_ms": least / 2, "program": {"limit_ms": least / 2, "nodes": 0}}
+    data = {"z_ms": least / 2, "program": {"nodes": 0, "precision": PRECISION}}
     assert why_unproven(space, least / 2, data) == ""

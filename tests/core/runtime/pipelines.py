@@ -11,11 +11,17 @@ import torch
 from tests.core.runtime.plans import RATE, SHARDER, Cut, Cuts
 from torch import nn
 
-from shardwright import DistributedModelParallel, KeyedJaggedTensor
+from shardwright import (
+    DistributedModelParallel,
+    KeyedJaggedTensor,
+    TrainPipelineBase,
+    TrainPipelineSparseDist,
+)
 from shardwright.planning.layouts import Hierarchical, Replicate
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from shardwright.planning.row_maps import RowsModulo
 from shardwright.runtime.sharders import EmbeddingCollectionSharder
+from shardwright.testing.simulated import run_simulated
 
 SHARDERS = [SHARDER, EmbeddingCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": RATE})]
 
@@ -149,3 +155,49 @@ class _WatchedWork:
     def wait(self) -> Any:
         self._events.append(("wait", self._label))
         return self._work.wait()
+
+
+PIPELINES = [TrainPipelineSparseDist, TrainPipelineBase]
+
+
+def on_ranks(work: Any, world_size: int, model: nn.Module | None = None, **options: Any) -> list[Any]:
+    """Call `work(sharded, env)` on every rank."""
+    whole = model or towers(world_size)
+    return run_simulated(
+        lambda env: work(shard(whole, env, world_size), env), world_size, timeout_s=20.0, **options
+    )
+
+
+def piped(model: Any, kind: Any = TrainPipelineSparseDist, **options: Any) -> Any:
+    return kind(model, dense_optimizer(model), "cpu", **options)
+
+
+def raised(function: Any, *args: Any) -> str:
+    """What a call raises, as text."""
+    try:
+        function(*args)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+class Fails(nn.Module):
+    """A model that raises on one rank in one step, before, between or after its collections' forward passes."""
+
+    def __init__(self, towers: Any, where: str) -> None:
+        super().__init__()
+        self.bags, self.sequences, self.over = towers.bags, towers.sequences, towers.over
+        self.where, self.when = where, ""
+
+    def _maybe(self, batch: Any, where: str) -> None:
+        if (where, batch.name) == (self.where, self.when):
+            raise ArithmeticError(f"in {batch.name}")
+
+    def forward(self, batch: Any) -> Any:
+        self._maybe(batch, "before")
+        pooled = self.bags(batch.sparse["bags"])
+        self._maybe(batch, "between")
+        rows = self.sequences(batch.sparse["rows"])["s"].values()
+        output = self.over(torch.cat([pooled.values(), batch.dense], 1))
+        self._maybe(batch, "after")
+        return output.square().mean(1) + rows.square().sum() / 8, output.detach()

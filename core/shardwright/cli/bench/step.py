@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from attrs import asdict, evolve, field, frozen
 
-from shardwright.cli.collectives import CollectiveCounter
 from shardwright.errors import InvalidInputError
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables import EmbeddingBagConfig
 from shardwright.planning.topology import Topology
+from shardwright.runtime.counting import CollectiveCounter
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.model_parallel import DistributedModelParallel
 from shardwright.runtime.sharders import EmbeddingBagCollectionSharder

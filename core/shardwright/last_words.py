@@ -1,0 +1,43 @@
+"""What this process's batches were wrong about, told to ranks that may wait for it in vain.
+
+A batch that is not even a ``KeyedJaggedTensor`` raises on its rank alone, before any collective. If the others then
+wait for that rank until time is up, they are told why.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
+
+from shardwright.errors import ShardwrightError
+
+
+class Listener(ABC):
+    """Somebody who passes last words on."""
+
+    @abstractmethod
+    def hear(self, text: str) -> None:
+        """Take a text."""
+
+
+_listeners: WeakKeyDictionary[Listener, int] = WeakKeyDictionary()
+
+
+def listen(listener: Listener) -> None:
+    """Have ``listener`` hear of errors in this process, as long as it lives; not in one that is forked from it."""
+    _listeners[listener] = os.getpid()
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What is raised inside is told to all listeners, and goes on."""
+    try:
+        yield
+    except ShardwrightError as error:
+        for listener, process in list(_listeners.items()):
+            if process == os.getpid():
+                listener.hear(f"{type(error).__name__}: {error}")
+        raise

@@ -1,0 +1,303 @@
+"""Small pieces between ranks that are all on one host: messages in memory that all have mapped.
+
+Each rank writes into a *ring* for each other, message after message, and how many bytes it has written; the receiver
+copies a message out, and says how many it has read. So a message costs two copies and no call of the system, where a
+connection takes the ranks' processor time for its threads, and some ten times as long (see the page on performance).
+
+A rank that waits looks again and again for a tenth of a millisecond, lending its processor to others each time, then
+sleeps between looks, ever longer. While it sleeps it also looks whether the other rank's process lives and whether that
+rank gave up an exchange, so that a failure is known to all at once; and it waits no longer than it is told.
+
+The order of writes that this relies on (data before the count of what is written, copies before the count of what is
+read) is what x86 promises (see :mod:`_same_host`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import struct
+import time
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from attrs import define, field
+
+from shardwright_plugins.comm_backends._meeting import NOTHING, Meeting, Peer
+from shardwright_plugins.comm_backends._segments import LINE_BYTES, Segment, memory_of
+
+RING_BYTES = 1 << 20
+"""For each pair of ranks and direction."""
+MOST_BYTES = 1 << 17
+"""Of a message: several are under way at once, and the sender waits where there is no room."""
+_HEADER = struct.Struct("2q")  # the number of the exchange, and the bytes that follow
+_GAVE_UP, _LEFT = 1, 2  # a rank's state: an exchange failed there; it let go of its mailboxes
+_UNIT = 16  # messages begin at multiples, so that no header is cut in two
+_SPIN_S = 100e-6
+_SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 20e-6, 1e-3, 1.2
+
+
+def deadline_of(patience: timedelta | None) -> float:
+    """Until when to wait from now on, on the monotonic clock."""
+    return math.inf if patience is None else time.monotonic() + patience.total_seconds()
+
+
+def _whole(size: int) -> int:
+    """The bytes that a message takes."""
+    return -(-(_HEADER.size + size) // _UNIT) * _UNIT
+
+
+class Ring:
+    """One side's view of the messages from one rank to another.
+
+    Args:
+        room: the bytes of a line, which counts what is written, and those of the messages.
+        read: one integer, which counts what is read.
+    """
+
+    def __init__(self, room: memoryview, read: memoryview) -> None:
+        self._written, self._read = room[:8].cast("q"), read
+        self._room, self._size = room[LINE_BYTES:], len(room) - LINE_BYTES
+        self._place = 0  # where this side goes on
+
+    def has_room(self, size: int) -> bool:
+        """Whether the sender may write a message."""
+        return self._place + _whole(size) - self._read[0] <= self._size
+
+    def put(self, exchange: int, message: memoryview) -> None:
+        """Write a message, for which there is room."""
+        start, size = self._place % self._size, len(message)
+        _HEADER.pack_into(self._room, start, exchange, size)
+        start += _HEADER.size
+        whole = min(size, self._size - start)
+        self._room[start : start + whole] = message[:whole]
+        if whole < size:
+            self._room[: size - whole] = message[whole:]
+        self._place += _whole(size)
+        self._written[0] = self._place  # last, as it says that all is there
+
+    @property
+    def has_message(self) -> bool:
+        """Whether there is one that the receiver has not taken."""
+        return self._written[0] != self._place
+
+    @property
+    def header(self) -> tuple[int, int]:
+        """The next message's exchange and size."""
+        exchange, size = _HEADER.unpack_from(self._room, self._place % self._size)
+        return exchange, size
+
+    def take(self, target: memoryview) -> None:
+        """Copy the next message into ``target``, which is of its size."""
+        start, size = self._place % self._size + _HEADER.size, len(target)
+        whole = min(size, self._size - start)
+        target[:whole] = self._room[start : start + whole]
+        if whole < size:
+            target[whole:] = self._room[: size - whole]
+        self._place += _whole(size)
+        self._read[0] = self._place
+
+
+@define(eq=False)
+class _Other:
+    """Another rank.
+
+    Args:
+        process: its process.
+        sending: to it.
+        coming: from it.
+        state: one integer, of :data:`_GAVE_UP` and the like.
+    """
+
+    process: int
+    sending: Ring
+    coming: Ring
+    state: memoryview
+    _descriptor: int = field(default=-1)
+
+    def __attrs_post_init__(self) -> None:
+        try:
+            self._descriptor = os.pidfd_open(self.process)
+        except (AttributeError, OSError):  # an old kernel, or one that does not let us
+            return
+        weakref.finalize(self, os.close, self._descriptor)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended."""
+        if self._descriptor >= 0:
+            poll = select.poll()
+            poll.register(self._descriptor, select.POLLIN)
+            return bool(poll.poll(0))
+        return not os.path.exists(f"/proc/{self.process}")
+
+
+class Mailboxes:
+    """The messages between this rank and all others; see the module.
+
+    Args:
+        rank: this rank.
+        own: this rank's segment, with a ring for each other rank.
+        theirs: the others' segments, and the ranks.
+    """
+
+    def __init__(self, rank: int, own: Segment, theirs: dict[int, tuple[Peer, Segment]]) -> None:
+        self._segments = [own, *(segment for _, segment in theirs.values())]  # which keeps them mapped
+        self._state = _count(own, rank)
+        self._others = {
+            other: _Other(
+                process=peer.process,
+                sending=Ring(_room(own, other), _count(own, other)),
+                coming=Ring(_room(segment, rank), _count(segment, rank)),
+                state=_count(segment, other),
+            )
+            for other, (peer, segment) in theirs.items()
+        }
+        self._early: dict[tuple[int, int], bytes] = {}
+        weakref.finalize(self, _leave, self._state, os.getpid())
+
+    @classmethod
+    def among(cls, meeting: Meeting, patience: timedelta | None) -> Mailboxes | None:
+        """Those of all ranks, or ``None`` on all; every rank makes this call."""
+        if len(set(meeting.tell_all("host", _host(), patience))) > 1:
+            return None
+        rank = meeting.rank
+        meeting.meet([other for other in range(meeting.world_size) if other != rank], patience)
+        own = _make(meeting.world_size) if meeting.shares_with_all else None
+        told = meeting.tell_all("mailboxes", NOTHING if own is None else str(own.descriptor), patience)
+        theirs = _map(meeting, told) if own is not None and NOTHING not in told else None
+        agreed = meeting.tell_all("mapped", NOTHING if theirs is None else "mapped", patience)
+        if own is None or theirs is None or NOTHING in agreed:
+            return None
+        return cls(rank, own, theirs)
+
+    def send(self, to: int, exchange: int, message: memoryview, patience: timedelta | None) -> None:
+        """Put a message where a rank reads it; waits only where there is no room.
+
+        Raises:
+            RuntimeError: the rank is gone or gave up, or time is up.
+        """
+        other = self._others[to]
+        ring = other.sending
+        if self._state[0] or other.state[0] == _GAVE_UP:
+            where = f" on rank {to}" if other.state[0] else ""
+            raise RuntimeError(f"an exchange before this one failed{where}")
+        if not ring.has_room(len(message)):
+            self._wait(to, lambda: self._makes_room(ring, len(message)), deadline_of(patience))
+        ring.put(exchange, message)
+
+    def _makes_room(self, ring: Ring, size: int) -> bool:
+        """Whether there is room; meanwhile the others get some, who else might wait for this rank."""
+        for other, own in self._others.items():
+            while own.coming.has_message:
+                self._set_aside(other, own.coming)
+        return ring.has_room(size)
+
+    def _set_aside(self, source: int, ring: Ring) -> None:
+        exchange, size = ring.header
+        early = bytearray(size)
+        ring.take(memoryview(early))
+        self._early[source, exchange] = bytes(early)
+
+    def receive(self, source: int, exchange: int, target: memoryview, deadline: float) -> None:
+        """Wait for a message and copy it into ``target``.
+
+        Raises:
+            RuntimeError: the rank is gone, gave up, or sent something else; or time is up.
+        """
+        early = self._early.pop((source, exchange), None) if self._early else None
+        if early is not None:
+            _check(source, len(early), len(target))
+            target[:] = early
+            return
+        ring = self._others[source].coming
+        while True:
+            if not ring.has_message:
+                self._wait(source, lambda: ring.has_message, deadline)
+            sent, size = ring.header
+            if sent >= exchange:
+                break
+            self._set_aside(source, ring)
+        _check(source, size if sent == exchange else 0, len(target))
+        ring.take(target)
+
+    def _wait(self, other: int, is_ready: Callable[[], bool], deadline: float) -> None:
+        """Return when it is ready, within time."""
+        started = time.monotonic()
+        while time.monotonic() - started < _SPIN_S:
+            if is_ready():
+                return
+            os.sched_yield()
+        nap = _SHORTEST_NAP_S
+        while not is_ready():
+            reason = self._reason_to_end(other, started, deadline)
+            if reason and not is_ready():  # it may have been sent meanwhile
+                self._state[0] = _GAVE_UP
+                raise RuntimeError(reason)
+            time.sleep(nap)
+            nap = min(nap * _LONGER, _LONGEST_NAP_S)
+
+    def _reason_to_end(self, other: int, started: float, deadline: float) -> str:
+        """Why there is nothing to wait for, if so."""
+        if self._others[other].state[0]:
+            return f"rank {other} gave up an exchange, or left"
+        if self._others[other].is_gone:
+            return f"the process of rank {other} has ended"
+        now = time.monotonic()
+        if now > deadline:
+            return f"nothing came from rank {other} in {now - started:.1f} s"
+        return ""
+
+
+def _check(source: int, came: int, wanted: int) -> None:
+    if came != wanted:
+        raise RuntimeError(
+            f"rank {source} sent {came} bytes where {wanted} were expected: it makes another call"
+        )
+
+
+def _host() -> str:
+    """What ranks have in common that may see each other's processes."""
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _make(world_size: int) -> Segment | None:
+    """A segment with a ring for each rank, if there is memory."""
+    try:
+        return Segment.create(world_size * (LINE_BYTES + RING_BYTES), serial=0, num_peers=world_size)
+    except OSError:
+        return None
+
+
+def _map(meeting: Meeting, descriptors: list[str]) -> dict[int, tuple[Peer, Segment]] | None:
+    """The other ranks' segments, if all can be mapped."""
+    size = meeting.world_size * (LINE_BYTES + RING_BYTES)
+    try:
+        return {
+            rank: (peer, peer.open(int(descriptors[rank]), size, 0))
+            for rank, peer in meeting.peers.items()
+            if peer is not None
+        }
+    except RuntimeError:
+        return None
+
+
+def _room(segment: Segment, receiver: int) -> memoryview:
+    """The ring for a rank, in its sender's segment."""
+    size = LINE_BYTES + RING_BYTES
+    return memory_of(segment.data)[receiver * size : (receiver + 1) * size]
+
+
+def _count(segment: Segment, rank: int) -> memoryview:
+    """One integer, which a rank writes: in another's segment what it has read, in its own whether it gave up."""
+    start = rank * LINE_BYTES
+    return memory_of(segment.counts.view(-1))[start : start + 8].cast("q")
+
+
+def _leave(state: memoryview, process: int) -> None:
+    """Say that nothing comes any more; not from a process that was forked from the rank's."""
+    if os.getpid() == process and not state[0]:
+        state[0] = _LEFT

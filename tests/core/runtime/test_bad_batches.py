@@ -1,0 +1,88 @@
+"""What is wrong with one rank's batch is told on all; simulated ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.core.runtime.mixed_cuts import MIXED, case_of, simulate, with_parts
+from tests.core.runtime.plans import (
+    Cut,
+    Cuts,
+)
+
+from shardwright.errors import InvalidInputError
+from shardwright.runtime.inputs import Status
+
+
+def test_something_that_is_no_batch_is_the_same_error_on_all_ranks():
+    def work(sharded, batch, env):
+        with pytest.raises(InvalidInputError) as error:
+            sharded(batch if env.rank == 0 else torch.ones(3))
+        return str(error.value), sharded(batch).values().shape  # the next step works
+
+    text = "rank 1: a sharded collection takes a KeyedJaggedTensor, got Tensor"
+    assert simulate(case_of(), work) == [(text, (2, 19)), (text, (3, 19))]
+
+
+def test_problems_of_several_ranks_are_all_told():
+    def work(sharded, batch, env):
+        values = batch.values().clone()
+        values[:] = 2**62 if env.rank else -1
+        with pytest.raises(InvalidInputError) as error:
+            sharded(with_parts(batch, values=values))
+        return str(error.value)
+
+    texts = simulate(Cuts(MIXED, 2), work)
+    assert texts[0] == texts[1]
+    assert "rank 0: feature 'a' of table 't1' (9 x 6 FP32) has the id -1 at position 0" in texts[0]
+    assert "rank 1: feature 'a' of table 't1' (9 x 6 FP32) has the id 4611686018427387904" in texts[0]
+
+
+def test_header_of_a_bad_batch_says_so_and_only_then_the_ranks_exchange_texts():
+    def work(sharded, batch, env):
+        headers = []
+        exchange = env.communicator.all_to_all
+
+        def recorded(output, input, *splits, label):
+            headers.append((label, input.view(env.world_size, -1)[:, 2:].tolist()))
+            return exchange(output, input, *splits, label=label)
+
+        env.communicator.all_to_all = recorded
+        labels = len(env.communicator.labels)
+        values = batch.values().clone()
+        values[2] = -(2**62)
+        with pytest.raises(InvalidInputError):
+            sharded(with_parts(batch, values=values) if env.rank else batch)
+        return headers, env.communicator.labels[labels:]
+
+    case = Cuts([Cut(4, 2, ("a",)), Cut(4, 2, ("b",), ranks=(1,))], 2)
+    seen = simulate(case, work)
+    assert [labels for _, labels in seen] == [["headers", "object"]] * 2
+    (_, good), (_, bad) = (own for (own,), _ in seen)
+    nothing_extra = good[0][2]
+    counts = [case.batch(2, seed=0)[name].values().numel() for name in "ab"]
+    # Batch size, status, what is not looked at (nothing, or not compared), and the ids of each rank's only slot.
+    assert good == [[2, Status.FINE, nothing_extra, count] for count in counts]
+    assert bad == [[0, Status.BAD_INPUT, 0, 0]] * 2
+
+
+def test_missing_weights_are_told_by_feature_and_table():
+    def work(sharded, batch, env):
+        with pytest.raises(InvalidInputError) as error:
+            sharded(with_parts(batch, weights=None) if env.rank else batch)
+        return str(error.value)
+
+    for text in simulate(case_of(is_weighted=True), work):
+        assert text.startswith("rank 1: feature 'a' of table 't1' (9 x 6 FP32): the collection is weighted")
+
+
+def test_weights_that_require_gradients_are_refused_on_all_ranks():
+    def work(sharded, batch, env):
+        with pytest.raises(InvalidInputError) as error:
+            sharded(with_parts(batch, weights=batch.weights().requires_grad_()) if env.rank else batch)
+        return str(error.value)
+
+    for text in simulate(case_of(is_weighted=True), work):
+        assert text.startswith(
+            "rank 1: feature 'a' of table 't1' (9 x 6 FP32): the weights of ids require gradients"
+        )

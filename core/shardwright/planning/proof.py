@@ -15,8 +15,9 @@ What counts as scarce in a *case* of the proof (``low <= L <= high``, each optio
   ``floor((k + 1) * x_i) / k`` is at most 1 (a dual feasible function; Fekete and Schepers 2001).
 
 A certificate is a case that its numbers settle, or it splits a case in two: by ``L``, by what such options take of all
-ranks' memory, or by the option of one table. Or it says that a solver found it, by a mixed-integer program that is the problem itself; that no plan is better is then
-stated anew and solved (:mod:`shardwright.planning.proof_program`). Nothing of the search is here but that solver.
+ranks' memory, or by the option of one table. Or it says that a solver found it, by a mixed-integer program that is the
+problem itself; that no plan is better is then stated anew and solved (:mod:`shardwright.planning.proof_program`).
+Nothing of the search is here but that solver.
 """
 
 from __future__ import annotations

@@ -76,6 +76,13 @@ def test_training_by_memory_equals_unsharded(
     assert_equals_unsharded(case, results, collectives=[collectives] * NUM_STEPS)
 
 
+def test_training_over_gloo_equals_unsharded(pool: RankPool) -> None:
+    tables = [tables_of(name, "fused_torch")[index % 3] for index, name in enumerate(TYPES)]
+    case = Case(tables, (3, 5), optimizer="row_wise_adagrad")
+    results = pool.run(memory_workers.train_by_memory, 2, case, "gloo", timeout_s=120)
+    assert_equals_unsharded(case, results, collectives=[6] * NUM_STEPS)
+
+
 @pytest.mark.parametrize("kernel", ["fused_torch", "fused_numba"])
 @pytest.mark.parametrize("pooling", ["MEAN", "NONE"])
 def test_two_ranks_that_add_up_in_each_others_memory_equal_unsharded(

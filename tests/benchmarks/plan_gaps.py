@@ -5,8 +5,8 @@ python tests/benchmarks/plan_gaps.py WORKLOADS [--only NAME ...] [--topologies 1
 An instance is a workload, hosts x ranks of a host, and how much memory each rank has: so many times what it needs at
 least (see ``_least_bytes``). Prints each instance, then the distribution of the gaps, the worst instances, and the
 seconds of the search; ``--before`` compares the values with those of an earlier output. With ``--seconds`` a search
-ends at that limit with what it has. ``--output`` is written after each instance, so that a run that is broken off
-leaves what it measured.
+ends at that limit with what it has. ``--output`` is written after each instance; a run that was broken off goes on
+where it ended with ``--resume``.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def main() -> None:
     """Measure the instances that are asked for."""
     arguments = _arguments()
     parts = Choice("torchrec", None, None, None).resolve()
-    found: list[dict[str, Any]] = []
-    for instance, space in _instances(arguments, parts):
+    found = _measured_before(arguments)
+    known = {_key(result) for result in found}
+    for instance, space in _instances(arguments, parts, known):
         result = _searched(instance, space, parts)
         found.append(result)
         print(_line(result), flush=True)
@@ -66,21 +67,41 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ddr-gib", type=int, default=128)
     parser.add_argument("--seconds", type=float, help="how long a search may take; no limit by default")
     parser.add_argument("--output", type=Path, help="where to write the results, as JSON")
+    parser.add_argument("--resume", action="store_true", help="leave out what the output has already")
     parser.add_argument("--before", type=Path, help="an earlier output to compare with")
     return parser.parse_args()
 
 
-def _instances(arguments: argparse.Namespace, parts: Parts) -> Iterator[tuple[dict[str, Any], SearchSpace]]:
+def _measured_before(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    if not (arguments.resume and arguments.output and arguments.output.exists()):
+        return []
+    found: list[dict[str, Any]] = json.loads(arguments.output.read_text())
+    return found
+
+
+def _key(instance: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(instance[name] for name in ("workload", "topology", "tightness"))
+
+
+def _instances(
+    arguments: argparse.Namespace, parts: Parts, known: set[tuple[Any, ...]]
+) -> Iterator[tuple[dict[str, Any], SearchSpace]]:
+    """Each instance that is not known yet, with its problem."""
     for shape in arguments.topologies:
         for workload in _workloads(arguments.workloads, arguments.only):
-            space = _space(workload, shape, arguments, parts)
-            each = _least_bytes(space)
-            for tightness in arguments.tightness:
-                capacity = space.capacity_bytes.copy()
-                capacity[:, 0] = int(each * tightness)
+            new = [each for each in arguments.tightness if (workload.name, shape, each) not in known]
+            space = _space(workload, shape, arguments, parts) if new else None
+            for tightness in new:
+                assert space is not None  # where something is new
                 instance = {"workload": workload.name, "topology": shape, "tightness": tightness}
-                watch = Watch(arguments.seconds)
-                yield instance, attrs.evolve(space, capacity_bytes=capacity, watch=watch)
+                yield instance, _with_memory(space, tightness, Watch(arguments.seconds))
+
+
+def _with_memory(space: SearchSpace, tightness: float, watch: Watch) -> SearchSpace:
+    """A problem where each rank has so many times what it needs at least."""
+    capacity = space.capacity_bytes.copy()
+    capacity[:, 0] = int(_least_bytes(space) * tightness)
+    return attrs.evolve(space, capacity_bytes=capacity, watch=watch)
 
 
 def _workloads(folder: Path, only: list[str] | None) -> list[Workload]:
@@ -165,9 +186,8 @@ def _print_distribution(found: list[dict[str, Any]]) -> None:
 
 
 def _print_changes(found: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
-    key = ("workload", "topology", "tightness")
-    old = {tuple(result[name] for name in key): result for result in before}
-    pairs = [(old[k], new) for new in found if (k := tuple(new[name] for name in key)) in old]
+    old = {_key(result): result for result in before}
+    pairs = [(old[_key(new)], new) for new in found if _key(new) in old]
     better = [new for was, new in pairs if new["value_ms"] < was["value_ms"] * (1 - 1e-3)]
     worse = [(was, new) for was, new in pairs if new["value_ms"] > was["value_ms"] * (1 + 1e-3)]
     tighter = [new for was, new in pairs if new["bound_ms"] > was["bound_ms"] * (1 + 1e-3)]

@@ -60,11 +60,15 @@ class Case:
         allowed: the options that they use: ``[O]``.
         low_ms: their spread load is no less.
         high_ms: their spread load is no more.
+        low_bytes: of every rank's memory of each tier, no less is taken by such options: ``[M]``; none by default.
+        high_bytes: no more: ``[M]``; no end by default.
     """
 
     allowed: Bools
     low_ms: float = 0.0
     high_ms: float = np.inf
+    low_bytes: Floats | None = None
+    high_bytes: Floats | None = None
 
 
 TIME = "time"
@@ -185,6 +189,8 @@ class Relaxation:
         least = np.minimum.reduceat(spread, self.first, axis=0)
         low = self.count @ np.where(np.isfinite(least), least, 0.0)
         most = self.space.capacity_bytes.max(axis=0)
+        if case.low_bytes is not None:
+            low[1:] = np.maximum(low[1:], case.low_bytes)
         room = np.append(z_ms - max(case.low_ms, float(low[0])), most - low[1:])
         limit = room * np.append(1 - TOLERANCE, np.ones(len(most)))
         movable = np.column_stack([self.movable, self.movable_bytes])

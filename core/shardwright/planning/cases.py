@@ -12,7 +12,7 @@ proves by multipliers that no plan of its case is faster than ``z``. Two things 
 As JSON data, a leaf is ``{"multipliers": {tier: ms per byte}, "spread_multiplier": number, "roundings": [{"of": "time"
 or tier, "parts": k, "multiplier": ms}]}``, of which the last two may be missing; an inner node is ``{"spread_ms": b,
 "below": node, "above": node}`` or ``{"table": path, "options": [positions], "among": node, "others": node}``, where a
-position counts the options of the table from 0.
+position counts the options of the table from 0. Further nodes and prices: :mod:`shardwright.planning.pattern_cases`.
 """
 
 from __future__ import annotations

@@ -9,12 +9,15 @@ What counts as scarce in a *case* of the proof (``low <= L <= high``, each optio
 - the memory of a tier;
 - ``L``, the time that every rank spends on options that have a shard on each of them: no free shard takes more than
   ``z - L``, and free shards have that much of a rank; of memory, what such options leave of it;
+- prices: no free shards that fit into what is left of a rank together are worth more than that rank, by prices that
+  each shard has (Gilmore and Gomory 1961), which a solver makes sure of;
 - places: of free shards ``i`` on one rank that take the parts ``x_i`` of it, at most 1 together, the sum of
   ``floor((k + 1) * x_i) / k`` is at most 1 (a dual feasible function; Fekete and Schepers 2001).
 
-A certificate is a case that its numbers settle, or it splits a case in two: by ``L``, or by the option of one table.
-Or it says that a solver found it, by a mixed-integer program that is the problem itself; that no plan is better is then
-stated anew and solved (:mod:`shardwright.planning.proof_program`). Nothing of the search is here but that solver.
+A certificate is a case that its numbers settle, or it splits a case in two: by ``L``, by what such options take of all
+ranks' memory, or by the option of one table. Or it says that a solver found it, by a mixed-integer program that is the
+problem itself; that no plan is better is then stated anew and solved (:mod:`shardwright.planning.proof_program`).
+Nothing of the search is here but that solver.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from attrs import evolve, frozen
 
 from shardwright.errors import PlanError
 from shardwright.planning.options import FREE, Bools, Floats, Options
+from shardwright.planning.proof_prices import most_worth, prices_of
 from shardwright.planning.proof_program import why_not_empty
 from shardwright.planning.space import SearchSpace
 
@@ -37,11 +41,17 @@ _SOLVED = 2e-5  # the same, of what a solver's tolerances of 1e-6 leave open
 
 @frozen(eq=False)
 class _Case:
-    """Part of all plans: those of allowed options, ``[O]``, whose ``L`` is within two limits."""
+    """Part of all plans: of allowed options, ``[O]``, and with ``L`` and such memory within limits, ``[1 + M]``."""
 
     allowed: Bools
-    low_ms: float = 0.0
-    high_ms: float = np.inf
+    low: Floats
+    high: Floats
+
+    def halves(self, dimension: int, limit: float) -> tuple[_Case, _Case]:
+        """The plans of no more than a limit, and those of no less."""
+        here = np.arange(len(self.low)) == dimension
+        below = evolve(self, high=np.where(here, np.minimum(self.high, limit), self.high))
+        return below, evolve(self, low=np.where(here, np.maximum(self.low, limit), self.low))
 
 
 def why_unproven(space: SearchSpace, bound_ms: float, certificate: Mapping[str, Any]) -> str:
@@ -53,7 +63,9 @@ def why_unproven(space: SearchSpace, bound_ms: float, certificate: Mapping[str, 
     try:
         if "program" in certificate:
             return why_not_empty(space, z * (1 - _SOLVED), certificate["program"])
-        return proof.gap_in(certificate, _Case(np.ones(space.options.num_options, dtype=bool)))
+        dims = 1 + len(space.tiers)
+        everything = np.ones(space.options.num_options, dtype=bool)
+        return proof.gap_in(certificate, _Case(everything, np.zeros(dims), np.full(dims, np.inf)))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise PlanError(f"the certificate is malformed: {type(error).__name__}: {error}") from error
 
@@ -87,11 +99,10 @@ class _Proof:
 
     def gap_in(self, node: Mapping[str, Any], case: _Case) -> str:
         """Why a case is not settled; empty if it is."""
-        if "spread_ms" in node:
-            limit = float(node["spread_ms"])
-            return self.gap_in(node["below"], evolve(case, high_ms=min(case.high_ms, limit))) or self.gap_in(
-                node["above"], evolve(case, low_ms=max(case.low_ms, limit))
-            )
+        if "spread_ms" in node or "spread_bytes" in node:
+            of, limit = ("time", node["spread_ms"]) if "spread_ms" in node else node["spread_bytes"]
+            below, above = case.halves(("time", *self.space.tiers).index(of), float(limit))
+            return self.gap_in(node["below"], below) or self.gap_in(node["above"], above)
         if "table" in node:
             among, others = _split(self.options, node["table"], node["options"])
             return self.gap_in(node["among"], evolve(case, allowed=case.allowed & among)) or self.gap_in(
@@ -102,9 +113,9 @@ class _Proof:
     def _leaf(self, node: Mapping[str, Any], case: _Case) -> str:
         allowed = case.allowed & self.fits
         taken = np.array([self._cheapest(column, allowed) for column in self.spread.T])
-        if case.high_ms < taken[0]:
+        if (case.high < taken).any():
             return ""  # no plan is in this case; nor where nothing is left of a rank, below
-        taken[0] = max(case.low_ms, taken[0])
+        taken = np.maximum(case.low, taken)
         room = self.rank_has - taken
         if room.min() < 0 or room[0] == 0:
             return ""
@@ -113,10 +124,18 @@ class _Proof:
             prices[self.space.tiers.index(tier)] = _positive(price)
         priced += self.bytes @ prices
         given = float((self.space.capacity_bytes.sum(axis=0) * prices).sum())
-        spread_price = _positive(node.get("spread_multiplier", 0.0))
-        if spread_price > 0:
-            priced += spread_price * self.spread[:, 0]
-            given += spread_price * case.high_ms
+        spread_prices = {"time": node.get("spread_multiplier", 0.0), **node.get("spread_multipliers", {})}
+        for of, price in spread_prices.items():
+            column = ("time", *self.space.tiers).index(of)
+            if _positive(price) > 0:
+                priced += price * self.spread[:, column]
+                given += price * case.high[column]
+        if "prices" in node:
+            worth = prices_of(self.options, node["prices"])
+            priced += np.add.reduceat(worth * self.free, self.options.first_shard[:-1])
+            given += len(self.space.capacity_bytes) * most_worth(
+                self.needs[self.free > 0], worth[self.free > 0], room
+            )
         for rounding in node.get("roundings", ()):
             price = _positive(rounding["multiplier"])
             priced += price / len(self.space.capacity_bytes) * self._places(rounding, room)

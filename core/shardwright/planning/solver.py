@@ -18,8 +18,10 @@ from attrs import frozen
 
 from shardwright.planning.options import Bools, Floats
 
-_STDOUT, _STDERR = 1, 2
+_STDOUT = 1
 _ONE_AT_A_TIME = threading.RLock()
+# The solver's tolerance; the nodes of its tree for a small program, and seconds that only far slower machines need.
+_EXACT, _NODES, _SECONDS = 2e-6, 2000, 300.0
 
 
 @frozen(eq=False)
@@ -65,9 +67,38 @@ class MixedProgram:
             )
 
 
+def most_worth(size: Floats, prices: Floats) -> tuple[float, Floats]:
+    """What a set of shards that fits into a rank is worth at most, proven by the solver, and the best set found.
+
+    Args:
+        size: of each kind of shards, in parts of a rank: ``[K, D]``.
+        prices: of each kind: ``[K]``.
+
+    Returns:
+        The bound, and how many there are of each kind: ``[K]``.
+    """
+    number = np.zeros(len(prices))
+    worth = np.flatnonzero(prices > 0)
+    if not len(worth):
+        return 0.0, number
+    scale, dims = float(prices.max()), size.shape[1]
+    found = MixedProgram(
+        cost=-prices[worth] / scale,
+        matrix=size[worth].T,
+        lower=np.full(dims, -np.inf),
+        upper=np.ones(dims),
+        most=np.floor(np.minimum(1 / np.maximum(size[worth], 1e-9), 1e9).min(axis=1) * (1 + _EXACT)),
+        is_whole=np.ones(len(worth), dtype=bool),
+    ).solve(most_nodes=_NODES, seconds=_SECONDS, precision=_EXACT)
+    if found.x is not None:
+        number[worth] = np.rint(found.x)
+    bound = np.inf if found.mip_dual_bound is None else -float(found.mip_dual_bound)
+    return scale * bound * (1 + _EXACT), number
+
+
 @contextmanager
 def _quiet_stdout() -> Iterator[None]:
-    """Send what C code prints to standard output to standard error.
+    """Send what C code prints to standard output to nowhere.
 
     HiGHS 1.12 prints a line from within even where it is told to be silent
     (https://github.com/ERGO-Code/HiGHS/issues/2783), and who pipes our output reads JSON there.
@@ -76,9 +107,10 @@ def _quiet_stdout() -> Iterator[None]:
         try:
             sys.stdout.flush()
             _flush_c()
-            kept = os.dup(_STDOUT)
-            os.dup2(_STDERR, _STDOUT)
-        except (OSError, ValueError, AttributeError):  # there is no standard output, or no standard error
+            kept, nowhere = os.dup(_STDOUT), os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, _STDOUT)
+            os.close(nowhere)
+        except (OSError, ValueError, AttributeError):  # there is no standard output
             yield
             return
         try:

@@ -11,53 +11,15 @@ from copy import copy
 from functools import cached_property
 
 import numpy as np
-from attrs import frozen
 
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.placement import fixed_loads, propose
 from shardwright.planning.space import SearchSpace
-from shardwright_plugins.packing.bins import Bins, Effort
-from shardwright_plugins.packing.limits import SLACK, excess, gang_bins, memory_limits
+from shardwright_plugins.packing.bins import Bins
+from shardwright_plugins.packing.limits import SLACK, Effort, excess, gang_bins, memory_limits
+from shardwright_plugins.packing.pieces import Menu, Pieces
 
 _NO_GAIN = -1e-9
-
-
-@frozen(eq=False)
-class Pieces:
-    """The shards of an option.
-
-    Args:
-        fixed: what those take that have a rank by their layout: ``[W, D]``; ``None`` if there are none.
-        size: of each of the others, ``[K, D]``.
-        gang: ``[K]``, numbered within the option.
-        local: the rank inside the host that it must have: ``[K]``.
-        kind: the run of equal shards that it is of: ``[K]``.
-    """
-
-    fixed: Floats | None
-    size: Floats
-    gang: Ints
-    local: Ints
-    kind: Ints
-
-
-@frozen(eq=False)
-class Menu:
-    """The options of a table that are worth a look, by what placing them takes.
-
-    Args:
-        singles: those of one shard that may go anywhere: ``[K]``.
-        single_size: ``[K, D]``.
-        spread: those of which all shards have a rank by their layout: ``[J]``.
-        spread_size: what they take, ``[J, W, D]``.
-        others: the rest.
-    """
-
-    singles: Ints
-    single_size: Floats
-    spread: Ints
-    spread_size: Floats
-    others: tuple[int, ...]
 
 
 class Catalogue:

@@ -13,11 +13,10 @@ from copy import copy
 from functools import lru_cache
 
 import numpy as np
-from attrs import define
 
 from shardwright.planning.distinct import distinct
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
-from shardwright_plugins.packing.limits import SLACK, excess, fullness, gang_bins
+from shardwright_plugins.packing.limits import SLACK, Effort, excess, fullness, gang_bins
 
 # Partners of a swap are looked for in so many of the emptiest ranks.
 _PARTNERS = 48
@@ -27,22 +26,6 @@ _MOST_STUCK = 16
 _PACE, _HOPE = 8, 1.5
 # The items of two bins are shared out anew in so many ways at most.
 _MOST_WAYS = 2048
-
-
-@define
-class Effort:
-    """How much may still be done, in steps of about the same time; the same on any machine, unlike seconds.
-
-    Args:
-        left: steps; below 1 nothing more is tried.
-    """
-
-    left: float = np.inf
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether nothing more may be done."""
-        return self.left < 1
 
 
 class Bins:

@@ -1,14 +1,31 @@
-"""How full bins are, and what is over their limits. Legend: W bins (ranks), D dimensions, K items of a gang."""
+"""Limits of bins: how full these are, what is over, how much may be tried. Legend: W bins, D dimensions, K items."""
 
 from __future__ import annotations
 
 import numpy as np
+from attrs import define
 
 from shardwright.planning.options import FREE, Floats, Ints
 
 # Rounding: a bin is over its limit by more than this part of it.
 SLACK = 1e-9
 _LEAST = 1e-300
+
+
+@define
+class Effort:
+    """How much may still be done, in steps of about the same time; the same on any machine, unlike seconds.
+
+    Args:
+        left: steps; below 1 nothing more is tried.
+    """
+
+    left: float = np.inf
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more may be done."""
+        return self.left < 1
 
 
 def memory_limits(capacity_bytes: Ints) -> Floats:

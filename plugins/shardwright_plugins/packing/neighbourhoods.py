@@ -25,7 +25,7 @@ _MOST_COLUMNS = 60_000
 # one less after so many that it did not finish.
 _SMALLEST_GROUP, _LARGEST_GROUP, _PATIENCE = 4, 16, 3
 # Of one round: nodes of the solver's tree, the seconds that only far slower machines need, and how exact it is.
-_NODES, _SECONDS, _PRECISION = 100, 10.0, 0.1
+_NODES, _SECONDS, _PRECISION = 100, 200.0, 0.1
 # What is over a limit counts 1; what lies on the rank that is to become empty, so little.
 _GATHER = 1e-3
 # What is over by less is rounding; the solver is exact to a millionth, so it is to leave as much; a gain is more.

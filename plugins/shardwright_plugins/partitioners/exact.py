@@ -14,7 +14,7 @@ from shardwright_plugins.partitioners.longest_first import LongestFirst, as_bins
 
 # The nodes of the solver's tree, times columns; and the seconds that only far slower machines need.
 _NODE_COLUMNS, _LEAST_NODES, _MOST_NODES = 100_000, 20, 1000
-_SECONDS = 60.0
+_SECONDS = 300.0
 _PRECISION = 1e-4
 # A solver is not asked for more numbers; and how often ranks are shared out anew before.
 _MOST_NUMBERS, _SHARINGS = 3000, 8000

@@ -12,16 +12,17 @@ from shardwright.planning.cases import CLOSE
 from shardwright.planning.options import Floats
 from shardwright.planning.placement import Placed
 from shardwright.planning.space import SearchSpace
-from shardwright_plugins.packing import patience
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
-from shardwright_plugins.packing.bins import Effort
+from shardwright_plugins.packing.limits import Effort
 from shardwright_plugins.proposers._choices import LADDER, choices, kicks
 from shardwright_plugins.proposers._counted import Counted
 from shardwright_plugins.proposers._descent import descended
 from shardwright_plugins.proposers._folded import Folded
+from shardwright_plugins.proposers._memory_patterns import packed_last
 from shardwright_plugins.proposers._patterns import Patterns
 from shardwright_plugins.proposers._programs import Programs
 from shardwright_plugins.proposers._starts import SOME_TABLES, Starts
+from shardwright_plugins.proposers._wide_gaps import WideGap
 
 # From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
 # by the last number at least.
@@ -101,6 +102,9 @@ class Bisection:
         if not self._is_close() and self._gap > _SMALL_GAP:
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
+        assert self.best is not None
+        for found in WideGap(self.catalogue, self._programs, self.best).plans():
+            yield self._keep(found)
 
     def _tightened(self) -> Proposals:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
@@ -248,8 +252,7 @@ class Bisection:
         cases = self.space.prover.refute(limit, max_cases=_FEW_CASES)
         if cases.possible is None or self._low_ms > self.space.most_ms:
             return None
-        found = patience.packed(self.catalogue, cases.possible, limit, lambda: self.space.watch.is_over)
-        return found if found is not None and np.isfinite(found.value_ms) else None
+        return packed_last(self.catalogue, cases.possible, limit, by_patterns_first=self._starts.is_folded)
 
     def _improvements(self) -> Proposals:
         assert self.best is not None

@@ -11,7 +11,7 @@ from shardwright_plugins.packing.assignment import Assignment, Catalogue
 
 # The nodes of the solver's tree, times columns, and the seconds that only far slower machines need.
 _NODE_COLUMNS, _LEAST_NODES = 150_000, 50
-_MOST_SECONDS = 30.0
+_MOST_SECONDS = 300.0
 # A program that is too large is so for times that are less by no more than this part.
 _ABOUT_THE_SAME = 0.02
 _REPAIR_STEPS = 60

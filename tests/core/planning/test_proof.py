@@ -68,7 +68,7 @@ SIZES = st.lists(
 PRICE = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0, 3.0])
 
 
-def leaves(z):
+def leaves(z, names, num_options):
     rounding = st.fixed_dictionaries(
         {
             "of": st.sampled_from(["time", "ddr"]),
@@ -76,9 +76,19 @@ def leaves(z):
             "multiplier": PRICE.map(lambda p: p * z),
         }
     )
+    positions = st.integers(0, num_options - 1).map(str)
+    of_runs = st.lists(PRICE.map(lambda p: p * z / 2), min_size=1, max_size=1)
+    prices = st.dictionaries(
+        st.sampled_from(names), st.dictionaries(positions, of_runs, max_size=2), max_size=3
+    )
     return st.fixed_dictionaries(
         {"multipliers": st.fixed_dictionaries({"ddr": PRICE.map(lambda p: p * z / 500)})},
-        optional={"spread_multiplier": PRICE, "roundings": st.lists(rounding, max_size=2)},
+        optional={
+            "spread_multiplier": PRICE,
+            "spread_multipliers": st.fixed_dictionaries({"ddr": PRICE.map(lambda p: p * z / 500)}),
+            "roundings": st.lists(rounding, max_size=2),
+            "prices": prices,
+        },
     )
 
 
@@ -86,6 +96,12 @@ def trees(z, names, num_options):
     def grown(children):
         by_spread = st.fixed_dictionaries(
             {"spread_ms": st.floats(0, z), "below": children, "above": children}
+        ) | st.fixed_dictionaries(
+            {
+                "spread_bytes": st.tuples(st.just("ddr"), st.integers(0, 500)),
+                "below": children,
+                "above": children,
+            }
         )
         by_table = st.fixed_dictionaries(
             {
@@ -97,7 +113,7 @@ def trees(z, names, num_options):
         )
         return by_spread | by_table
 
-    return st.recursive(leaves(z), grown, max_leaves=4)
+    return st.recursive(leaves(z, names, num_options), grown, max_leaves=4)
 
 
 @settings(max_examples=200)
@@ -161,6 +177,11 @@ def test_proof_of_another_bound_is_none(certificate, text):
         {"roundings": [{"of": "time", "parts": 0, "multiplier": 1.0}]},
         {"roundings": [{"of": "time"}]},
         {"spread_ms": 1.0, "above": {"multipliers": {}}},
+        {"spread_bytes": ["flash", 1.0], "below": {}, "above": {}},
+        {"spread_multipliers": {"flash": 1.0}},
+        {"prices": {"none": {"0": [1.0]}}},
+        {"prices": {"t0": {"99": [1.0]}}},
+        {"prices": {"t0": {"0": [-1.0]}}},
         {"table": "none", "options": [0], "among": {}, "others": {}},
         {"table": "t0", "options": [99], "among": {}, "others": {}},
     ],

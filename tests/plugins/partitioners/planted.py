@@ -3,13 +3,18 @@
 Every rank is filled to the brim with shards of tables of mixed sharding types; the tables follow from their shards, and
 what each rank may hold is what the fullest holds, and a little more. Legend: W ranks, H hosts, L ranks of each.
 
-python -m tests.plugins.partitioners.planted FIRST LAST
+python -m tests.plugins.partitioners.planted FIRST LAST [--every N] [--log planted.jsonl]
+
+With a log, each seed's outcome is a line of it, and seeds that it has already are left out: a run that was broken off
+goes on where it ended, and several may run side by side, say even seeds and odd ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -187,25 +192,50 @@ def searched(problem):
     return search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts)
 
 
+def outcome(seed):
+    """Search the problem of a seed; what came of it, and what it took."""
+    problem, start = planted(seed), time.process_time()
+    result = searched(problem)
+    return {
+        "seed": seed,
+        "ranks": int(problem.space.topology.world_size),
+        "tables": len(problem.plan),
+        "slack": round(problem.slack, 5),
+        "solved": result.proposal is not None,
+        "seconds": round(time.process_time() - start, 2),
+        "misfit": str(result.misfit or ""),
+    }
+
+
+def _logged(log):
+    lines = log.read_text().splitlines() if log is not None and log.exists() else []
+    return {entry["seed"]: entry for entry in map(json.loads, lines)}
+
+
 def main():
     """Search the problems of some seeds; print those without a plan, and what it took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("first", type=int)
     parser.add_argument("last", type=int)
-    seeds = parser.parse_args()
-    start, failed, slowest = time.time(), [], (0.0, -1)
-    for seed in range(seeds.first, seeds.last):
-        problem, began = planted(seed), time.time()
-        result = searched(problem)
-        slowest = max(slowest, (time.time() - began, seed))
-        if result.proposal is None:
-            failed.append(seed)
-            shape = f"{problem.space.topology.world_size} ranks, {len(problem.plan)} tables"
-            print(f"seed {seed}: {shape}, slack {problem.slack:.2%}: no plan; {result.misfit}", flush=True)
-    count = seeds.last - seeds.first
+    parser.add_argument("--every", type=int, default=1, help="only each so many-th seed")
+    parser.add_argument("--log", type=Path, help="a file for a line of JSON for each seed")
+    asked = parser.parse_args()
+    seeds, known = range(asked.first, asked.last, asked.every), _logged(asked.log)
+    for seed in seeds:
+        if seed in known:
+            continue
+        known[seed] = outcome(seed)
+        if not known[seed]["solved"]:
+            print(known[seed], flush=True)
+        if asked.log is not None:
+            with asked.log.open("a") as log:
+                log.write(json.dumps(known[seed]) + "\n")
+    mine = [known[seed] for seed in seeds]
+    slowest = max(mine, key=lambda entry: entry["seconds"])
     print(
-        f"{count - len(failed)} of {count} solved in {time.time() - start:.0f} s; slowest {slowest[0]:.1f} s "
-        f"(seed {slowest[1]}); failed: {failed}"
+        f"{sum(entry['solved'] for entry in mine)} of {len(mine)} solved in "
+        f"{sum(entry['seconds'] for entry in mine):.0f} s; slowest {slowest['seconds']:.1f} s (seed "
+        f"{slowest['seed']}); failed: {[entry['seed'] for entry in mine if not entry['solved']]}"
     )
 
 

@@ -8,7 +8,7 @@ from tests.plugins.partitioners.planted import planted, used_bytes
 
 from shardwright.planning.placement import propose, ranks_of_tables
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
-from shardwright_plugins.packing.bins import Effort
+from shardwright_plugins.packing.limits import Effort
 from shardwright_plugins.packing.neighbourhoods import Neighbourhoods, repaired
 from shardwright_plugins.packing.patience import packed
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import numpy as np
 import pytest
+from tests.plugins.partitioners import planted as program
 from tests.plugins.partitioners.planted import LEAST_SLACK, MOST_SLACK, planted, searched, used_bytes
 
-# `python -m tests.plugins.partitioners.planted 0 2000` searches as many as one likes, and names those without a plan.
+# `python -m tests.plugins.partitioners.planted 0 2000 --log planted.jsonl` searches as many as one likes, names those
+# without a plan, and goes on where it ended.
 PROBLEMS, PART = range(400, 480), 20
 
 
@@ -37,6 +42,16 @@ def test_planted_problems_are_of_mixed_sharding_types():
     types = {space.options.type_of(option).name for option, _ in plan}
     assert types >= {"table_wise", "row_wise", "data_parallel", "table_row_wise", "table_column_wise"}
     assert np.ptp(used_bytes(space, plan)[:, 0]) < 1e-3 * space.capacity_bytes[0, 0]
+
+
+def test_run_of_planted_problems_goes_on_where_its_log_ends(tmp_path, monkeypatch, capsys):
+    log = tmp_path / "planted.jsonl"
+    log.write_text(json.dumps({"seed": 3, "solved": False, "seconds": 2.0}) + "\n")
+    monkeypatch.setattr(sys, "argv", ["planted", "3", "10", "--every", "5", "--log", str(log)])
+    program.main()
+    known = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(entry["seed"], entry["solved"]) for entry in known] == [(3, False), (8, True)]
+    assert "1 of 2 solved" in capsys.readouterr().out
 
 
 @pytest.mark.slow

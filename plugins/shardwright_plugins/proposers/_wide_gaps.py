@@ -1,0 +1,65 @@
+"""What takes long, for gaps that are wide when all else was tried: better bounds and plans, by patterns and solver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import define
+
+from shardwright.planning.pattern_cases import PatternCases
+from shardwright_plugins.packing.assignment import Assignment, Catalogue
+from shardwright_plugins.proposers._programs import Programs
+from shardwright_plugins.proposers._timed_patterns import packed_within
+
+# A gap that is worth it, and one where tables times ranks are more: that takes long.
+_WIDE_GAP, _MANY, _WIDE_OF_MANY = 0.03, 300_000, 0.12
+# So many times the solver's nodes, for programs of so many columns.
+_HARD, _MOST_COLUMNS = 12.0, 1500
+# The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure;
+# and tries.
+_FIRST_STEP, _STEP, _MOST_TRIES = 0.4, 0.05, 6
+_LEAST_GAIN = 1e-4
+
+
+@define(eq=False)
+class WideGap:
+    """The search for a better bound and better plans.
+
+    Args:
+        catalogue: of the space.
+        programs: of the space.
+        best: the best plan so far.
+    """
+
+    catalogue: Catalogue
+    programs: Programs
+    best: Assignment
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the gap is still worth it, and there is time."""
+        space = self.catalogue.space
+        is_small = len(space.options.all_tables) * len(space.capacity_bytes) <= _MANY
+        wide = _WIDE_GAP if is_small else _WIDE_OF_MANY
+        return self.best.value_ms > space.prover.bound_ms * (1 + wide) and not space.watch.is_over
+
+    def plans(self) -> Iterator[Assignment]:
+        """Each plan that is better than those before; the bound is raised first."""
+        if not self.is_wide:
+            return
+        PatternCases(self.catalogue.space.prover).sharpen(self.best.value_ms)
+        part = _FIRST_STEP
+        for _ in range(_MOST_TRIES):
+            if part >= 1 or not self.is_wide:
+                break
+            before, low = self.best, self.catalogue.space.prover.bound_ms
+            yield from self._better(packed_within(self.catalogue, low + part * (before.value_ms - low)))
+            part = (1 + part) / 2 + _STEP if self.best is before else part
+        if self.is_wide:
+            limit = self.best.value_ms * (1 - _LEAST_GAIN)
+            yield from self._better(self.programs.plan(limit, _MOST_COLUMNS, _HARD))
+
+    def _better(self, found: Assignment | None) -> Iterator[Assignment]:
+        if found is not None and found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):
+            self.best = found
+            yield found

@@ -227,7 +227,7 @@ def pile_up(document):
             lambda d: d["objective"].update(value_ms=0.5),
             "the document says value_ms = 0.5; the shards' costs add up",
         ),
-        (raise_bound, "is not proven: the program is for plans that take"),
+        (raise_bound, "is not proven: the solver proves"),
         (
             lambda d: d["objective"].update(certificate={}),
             "is not proven: the certificate is for z_ms = None",

@@ -18,7 +18,7 @@ class Work(Protocol):
     """A collective under way."""
 
     def wait(self) -> Any:
-        """Return when the output may be read; raise if the collective failed or timed out."""
+        """Return when the output may be read, at once if asked again; raise if the collective failed or timed out."""
 
 
 class Arrivals(Protocol):

@@ -183,7 +183,7 @@ class _ByGloo:
         arriving: frozenset[int],
     ) -> None:
         self._call, self._coming = call, arriving
-        self._arriving = _Arriving(exchange.large, exchange.meeting.rank, number)
+        self._arriving, self._is_done = _Arriving(exchange.large, exchange.meeting.rank, number), False
         element_size = call.input.element_size()
         pieces = list(bytes_of(call.input).split([count * element_size for count in call.input_splits]))
         for peer in leaving:
@@ -200,6 +200,8 @@ class _ByGloo:
 
     def wait(self, *timeout: timedelta) -> Sequence[Tensor] | None:
         """Wait for it; copy all pieces to where they belong, or return them where they are."""
+        if self._is_done:
+            return None
         self._work.wait(*timeout)
         pieces = [
             self._arriving.find(peer, told.numpy().tobytes(), size, timeout) if peer in self._coming else told
@@ -210,6 +212,7 @@ class _ByGloo:
         for target, piece in zip(bytes_of(self._call.output).split(self._sizes), pieces, strict=True):
             target.copy_(piece)
         self.release()
+        self._is_done = True
         del self._call, self._sent, self._told
         return None
 
@@ -231,7 +234,7 @@ class _ByMail:
     def __init__(self, exchange: SameHostExchange, mail: Mailboxes, call: AllToAll, number: int) -> None:
         self._exchange, self._mail, self._call, self._number = exchange, mail, call, number
         self._rank = rank = exchange.meeting.rank
-        self._arriving = _Arriving(exchange.large, rank, number)
+        self._arriving, self._is_done = _Arriving(exchange.large, rank, number), False
         self._works: list[Any] = []
         self._least = min(LEAST_BYTES, mail.most_bytes + 1)  # of what goes by reference
         size = call.input.element_size()
@@ -270,6 +273,8 @@ class _ByMail:
 
     def wait(self, *timeout: timedelta) -> Sequence[Tensor] | None:
         """Wait for it; copy all pieces to where they belong, or return them where they are."""
+        if self._is_done:
+            return None
         deadline = deadline_of(timeout[0] if timeout else None)
         for work in self._works:
             work.wait(*timeout)
@@ -284,6 +289,7 @@ class _ByMail:
             if start < stop:
                 self._copy(peer, into[start:stop], deadline, timeout)
         self.release()
+        self._is_done = True
         del self._call, self._sent  # a step may keep what it waited for
         return None
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -15,15 +15,9 @@ import torch
 import torch.distributed as dist
 from tests.equality import Case, Table, shard_case
 
-from shardwright import (
-    DistributedModelParallel,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    KeyedJaggedTensor,
-    ShardingEnv,
-)
+from shardwright import KeyedJaggedTensor, ShardingEnv
 from shardwright.errors import DistributedError, ShardwrightError
-from shardwright.runtime import dense_sync, replicated
+from shardwright.runtime import replicated
 from shardwright.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.comm_backends import _same_host
 
@@ -199,36 +193,3 @@ def evaluate_with_gradients(num_batches: int) -> tuple[int, str]:
     except DistributedError as error:
         return meet.call_count, f"step {step}: {error}"
     return meet.call_count, "nothing was raised"
-
-
-class _Towers(torch.nn.Module):
-    """A dense layer whose gradients are made last, and a table."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = torch.nn.Linear(2, 1)
-        self.tables = EmbeddingBagCollection(
-            [EmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["a"])]
-        )
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        dense = self.dense(torch.ones(1, 2))
-        return dense.sum() + self.tables(features).values().sum()
-
-
-def lose_a_rank_in_dense_collective(collective: str) -> str:
-    """Rank 1 dies before one of the collectives that average dense gradients; returns what the others raised."""
-    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
-    model = DistributedModelParallel(_Towers(), env)
-    batch = KeyedJaggedTensor(["a"], torch.tensor([env.rank]), lengths=torch.tensor([1]))
-    is_struck = env.rank == VICTIM and collective == dense_sync.GRADIENTS
-    dying = mock.patch.object(dist, "all_reduce", side_effect=lambda *_, **__: strike("kill"))
-    with dying if is_struck else nullcontext():
-        try:
-            model(batch).backward()
-            if env.rank == VICTIM:
-                strike("kill")
-            model(batch).backward()
-        except RuntimeError as error:
-            return str(error)
-    return "nothing was raised"

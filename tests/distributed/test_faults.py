@@ -6,8 +6,7 @@ import pytest
 from tests.distributed import faults
 from tests.distributed.victims import assert_killed_rank_is_named, assert_stuck_rank_is_named, stages
 
-from shardwright.runtime import dense_sync
-from shardwright.testing.ranks import RankError, RankPool
+from shardwright.testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 
@@ -48,19 +47,6 @@ def test_rank_that_misses_another_collective_is_named(pool: RankPool, which: str
     assert texts[faults.VICTIM] == "stuck"
     for rank in (0, 2):
         assert texts[rank].startswith(f"rank {rank}: {which} failed: no word from rank 1 in "), texts[rank]
-
-
-@pytest.mark.parametrize(
-    "collective", [dense_sync.GRADIENTS, pytest.param(dense_sync.BUCKETS, marks=pytest.mark.slow)]
-)
-def test_rank_that_is_killed_before_dense_gradients_are_averaged_is_named(
-    pool: RankPool, collective: str
-) -> None:
-    with pytest.raises(RankError) as error:
-        pool.run(faults.lose_a_rank_in_dense_collective, 2, collective, timeout_s=60)
-    assert error.value.errors == {faults.VICTIM: "the process died"}
-    for rank, text in error.value.results.items():
-        assert f"rank {rank}: {collective} failed: no word from rank {faults.VICTIM} in " in text, text
 
 
 def test_collections_called_in_different_orders_are_one_error_on_all_ranks(pool: RankPool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -130,14 +129,6 @@ class Communicator(ABC):
             place: a name that no other meeting of these ranks has.
             what: what is called, for the error.
         """
-
-    def named(self, collective: str) -> AbstractContextManager[None]:
-        """What fails inside is the failure of a collective that torch makes; by default its error is left as it is.
-
-        Args:
-            collective: its name, for the error.
-        """
-        return nullcontext()
 
 
 class CommBackend(ABC, metaclass=OpenNames):

@@ -8,19 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plugins.proposers.spaces import MIB, three_sizes
 
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.space import estimate_costs
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
-from shardwright.plugins import host
 from shardwright_plugins.packing.assignment import Catalogue
 from shardwright_plugins.proposers._counted import Counted
 from shardwright_plugins.proposers._counting import shared_out
 
-MIB = 1 << 20
 ROUNDING = 1 + 1e-9
 
 
@@ -66,20 +63,10 @@ def test_shared_out_of_nothing_looks_at_the_loads_alone():
     assert shared_out(np.array([1.0, 2.0]), *nothing, 1.9) is None
 
 
-def space_of(number, ranks, *, local, mib):
-    topology = Topology(ranks, "cpu", ddr_cap=mib * MIB, local_world_size=local)
-    tables = [TableSpec(f"t{index}", (9000, 4000, 500)[index % 3], 64, ["f"]) for index in range(number)]
-    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=64)
-    create = host().estimators.create
-    return estimate_costs(
-        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
-    )
-
-
 @pytest.mark.parametrize(("ranks", "local"), [(4, 4), (8, 4), (6, 2)])
 @pytest.mark.parametrize("mib", [32, 512])
 def test_counted_plan_is_near_the_bound_and_within_memory(ranks, local, mib):
-    space = space_of(40, ranks, local=local, mib=mib)
+    space = three_sizes(40, ranks, local=local, mib=mib)
     found = Counted(Catalogue(space)).plan()
     assert found is not None
     assert (found.bins.used[:, 1:] <= space.capacity_bytes).all()
@@ -96,7 +83,7 @@ def test_counted_plan_of_tables_that_are_on_every_rank():
 
 
 def test_counted_finds_nothing_where_memory_is_too_little():
-    space = space_of(40, 4, local=4, mib=2)
+    space = three_sizes(40, 4, local=4, mib=2)
     assert Counted(Catalogue(space)).plan() is None
 
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.optimize import linprog
+from tests.plugins.proposers.spaces import MIB, three_sizes
 
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.space import estimate_costs
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
-from shardwright.plugins import host
 from shardwright_plugins.packing.assignment import Catalogue
 from shardwright_plugins.proposers._folded import Folded
 from shardwright_plugins.proposers._pattern_program import Kinds, Program
 from shardwright_plugins.proposers._patterns import Patterns, packed, whole_tables
-
-MIB = 1 << 20
 
 
 def kinds_of(sizes, counts):
@@ -80,19 +76,9 @@ def _fields(kinds):
     return {name: getattr(kinds, name) for name in Kinds.__slots__ if not name.startswith("_")}
 
 
-def folded(number, ranks, *, local, mib):
-    topology = Topology(ranks, "cpu", ddr_cap=mib * MIB, local_world_size=local)
-    tables = [TableSpec(f"t{index}", (9000, 4000, 500)[index % 3], 64, ["f"]) for index in range(number)]
-    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=64)
-    create = host().estimators.create
-    return estimate_costs(
-        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
-    )
-
-
 @pytest.mark.parametrize("local", [4, 32])
 def test_packed_puts_every_shard_somewhere(local):
-    space = folded(240, 32, local=local, mib=64)
+    space = three_sizes(240, 32, local=local, mib=64)
     problem = space.bound.problem
     limit = space.bound.possible_ms * 1.1
     base = problem.maximise(limit).proposal()
@@ -104,7 +90,7 @@ def test_packed_puts_every_shard_somewhere(local):
 
 @pytest.mark.parametrize("local", [4, 32])
 def test_patterns_begin_with_those_of_another_time_and_need_no_more_ranks(local):
-    space = folded(240, 32, local=local, mib=64)
+    space = three_sizes(240, 32, local=local, mib=64)
     problem = space.bound.problem
     fresh, used = (Patterns(Catalogue(space), problem.covers) for _ in range(2))
     budget = fresh.budget(problem.maximise(space.bound.possible_ms * 1.1).proposal())
@@ -120,7 +106,7 @@ def test_patterns_begin_with_those_of_another_time_and_need_no_more_ranks(local)
 
 @pytest.mark.parametrize("local", [4, 32])
 def test_folded_finds_a_plan_near_the_bound(local):
-    space = folded(240, 32, local=local, mib=64)
+    space = three_sizes(240, 32, local=local, mib=64)
     found = Folded(space, Patterns(Catalogue(space), space.bound.problem.covers)).plan()
     assert found is not None
     assert (found.bins.bin >= 0).all()

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 from tests.plugins.partitioners.planted import planted, used_bytes
-from tests.plugins.proposers.test_patterns import folded
+from tests.plugins.proposers.spaces import three_sizes
 
 from shardwright.planning.bound import Certificate
 from shardwright.planning.placement import propose
@@ -53,19 +53,19 @@ def check_fits(space, found):
 
 @pytest.mark.parametrize("local", [4, 32])
 def test_packed_by_memory_fills_hosts_and_ranks(local):
-    space = folded(240, 32, local=local, mib=20)
+    space = three_sizes(240, 32, local=local, mib=20)
     found = packed_by_memory(Catalogue(space), space.most_ms, never)
     assert found is not None
     check_fits(space, found)
 
 
 def test_packed_by_memory_where_there_is_too_little_is_none():
-    space = folded(240, 32, local=32, mib=4)
+    space = three_sizes(240, 32, local=32, mib=4)
     assert packed_by_memory(Catalogue(space), space.most_ms, never) is None
 
 
 def test_packed_by_memory_that_is_to_end_ends():
-    space = folded(240, 32, local=32, mib=20)
+    space = three_sizes(240, 32, local=32, mib=20)
     assert packed_by_memory(Catalogue(space), space.most_ms, lambda: True) is None
 
 
@@ -81,7 +81,7 @@ def test_packed_by_memory_solves_planted_problems_that_repair_does_not_solve(see
 
 
 def test_packed_within_keeps_to_memory_and_about_to_the_time():
-    space = folded(240, 32, local=8, mib=64)
+    space = three_sizes(240, 32, local=8, mib=64)
     limit = space.bound.possible_ms * 1.2
     found = packed_within(Catalogue(space), limit)
     assert found is not None
@@ -90,7 +90,7 @@ def test_packed_within_keeps_to_memory_and_about_to_the_time():
 
 
 def test_wide_gap_yields_better_and_better_plans_above_a_bound_that_is_proven():
-    space = folded(24, 8, local=4, mib=64)
+    space = three_sizes(24, 8, local=4, mib=64)
     catalogue, before = Catalogue(space), space.prover.bound_ms
     start = packed_within(catalogue, 3 * space.bound.possible_ms)
     assert start.value_ms > before * 1.03
@@ -104,7 +104,7 @@ def test_wide_gap_yields_better_and_better_plans_above_a_bound_that_is_proven():
 
 
 def test_wide_gap_that_is_not_wide_is_left():
-    space = folded(24, 8, local=4, mib=64)
+    space = three_sizes(24, 8, local=4, mib=64)
     catalogue = Catalogue(space)
     start = packed_within(catalogue, 3 * space.bound.possible_ms)
     space.prover.accept(Certificate(start.value_ms * 0.98))

@@ -101,7 +101,7 @@ def test_each_backend_trains_all_types_as_unsharded(pool: RankPool, backend: str
     tables = [tables_of(sharding_type, DEFAULT)[index % 4] for index, sharding_type in enumerate(TYPES)]
     case = Case(tables, (3, 0, 4), "row_wise_adagrad")
     train_simulated(case)  # what is compiled on first use is, before ranks wait for each other
-    assert_equals_unsharded(case, pool.run(workers.train_case_over, 3, backend, case))
+    assert_equals_unsharded(case, pool.run(workers.train_case_over, 3, backend, case, timeout_s=110))
 
 
 @pytest.mark.parametrize("sharding_type", ["table_row_wise", "grid_shard", "table_column_wise"])

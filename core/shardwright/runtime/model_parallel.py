@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan import ShardingPlan
+from shardwright.runtime.dense_sync import DenseDataParallel
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.sharders import ModuleSharder, default_sharders, shardable_modules
 
@@ -130,12 +131,12 @@ class DistributedModelParallel(nn.Module):
             return
         ignored = sorted(ours | {name for name, _ in self._sharded_buffers()})
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, ignored)
+        options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE}
+        if self.device.type == "cpu":
+            self._wrapped = DenseDataParallel(self.module, self._env, **options)
+            return
         self._wrapped = DistributedDataParallel(
-            self.module,
-            device_ids=None if self.device.type == "cpu" else [self.device],
-            process_group=self._env.process_group,
-            gradient_as_bucket_view=True,
-            **_BUFFERS_ONCE,
+            self.module, device_ids=[self.device], process_group=self._env.process_group, **options
         )
 
     def _sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -298,7 +298,8 @@ class Relaxation:
 
     @cached_property
     def _is_settled(self) -> Bools:
-        return self._movables == 0
+        settled: Bools = self._movables == 0
+        return settled
 
     @cached_property
     def _most_bytes(self) -> Ints:

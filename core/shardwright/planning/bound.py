@@ -298,8 +298,9 @@ class Relaxation:
 
     @cached_property
     def _is_settled(self) -> Bools:
-        settled: Bools = self._movables == 0
-        return settled
+        """Where there is no such shard: ``[O, 1 + M]``."""
+        is_settled: Bools = self._movables == 0
+        return is_settled
 
     @cached_property
     def _most_bytes(self) -> Ints:

@@ -120,7 +120,7 @@ def accumulate_gradients(width: int) -> tuple[list[int], list[float]]:
     with before_sums(note_and_linger):
         model = DistributedModelParallel(Towers(width), env)
         for step in range(6):
-            sums = nullcontext() if step % 2 else model._wrapped.no_sync()
+            sums = nullcontext() if step % 2 else model._wrapper[0].no_sync()
             with sums:
                 model(*_batch(env.rank, step, width)).backward()
             for rank in range(env.world_size):

@@ -166,6 +166,34 @@ def test_unsharded_checkpoint_loads_sharded(pool: RankPool) -> None:
         assert_same_state(resumed, final.state_dict())
 
 
+@pytest.mark.parametrize("options", [{}, {"full_state_dict": True}], ids=["plain", "full"])
+@pytest.mark.parametrize(
+    ("types", "world_size"),
+    [(["table_wise", "column_wise", "row_wise"], 2), (["column_wise"], 1)],
+    ids=["no block on one rank", "several blocks on one rank"],
+)
+def test_functions_of_torch_checkpoint_have_the_keys_and_values_of_the_state_dict(
+    pool: RankPool, types: list[str], world_size: int, options: dict[str, bool]
+) -> None:
+    names = list(workers.clicks().state_dict())
+    for states in pool.run(workers.states_of_torch_checkpoint, world_size, types, **options):
+        for state in states.values():
+            assert list(state) == names
+            assert all(torch.equal(state[name], states["own"][name]) for name in names)
+
+
+def test_states_leave_nothing_in_the_store(pool: RankPool) -> None:
+    assert pool.run(workers.keys_left_by_states, 2, 3) == [0, 0]
+
+
+def test_functions_of_torch_checkpoint_name_the_dense_optimizer_state(pool: RankPool) -> None:
+    for state, taken_over in pool.run(workers.dense_optimizer_of_torch_checkpoint, 2):
+        assert list(state) == list(taken_over) == ["over.weight", "over.bias"]
+        for name, entries in state.items():
+            assert entries["exp_avg"].abs().max() > 0
+            torch.testing.assert_close(taken_over[name], entries, rtol=0, atol=0)
+
+
 def test_initial_weights_are_the_same_for_any_plan_and_world(pool: RankPool) -> None:
     reference = pool.run(workers.initial_weights, 1, ["table_wise"])[0]
     for world_size, types in ((2, ["row_wise"]), (3, ["column_wise", "row_wise"])):

@@ -13,19 +13,24 @@ from __future__ import annotations
 
 from itertools import islice, product
 
+import attrs
 import numpy as np
 from attrs import frozen
 
 from shardwright.planning.options import FREE, Bools, Floats
 from shardwright_plugins.packing.assignment import Catalogue
 from shardwright_plugins.proposers._pattern_program import Kinds, Program
-from shardwright_plugins.proposers._patterns import kinds_of, spread_of
+from shardwright_plugins.proposers._patterns import kinds_of, patterns_of, spread_of
 
 # The parts of a rank's time, and of its scarcest memory, that are left to what lies on every rank beyond what has to;
 # those of the time that are tried first; and the part of other memory.
 _PARTS, _FIRST_PARTS, _OTHER_PART = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.55), (0.01, 0.1, 0.3), 0.3
 # A shard that takes so much of a rank is given just enough room; such divisions at most, and what is left free then.
 _LARGE, _MOST_SIZES, _MARGIN = 0.1, 16, 1e-6
+# Patterns of other divisions that are added at most, and what they are worth, in ranks, at least.
+_MOST_PATTERNS, _WORTH = 2000, 0.85
+# How far from the best division others are tried at last.
+_STEPS = (0.02, 0.01, 0.005)
 # Divisions around which others are tried, and choices for large tables that are looked into.
 _MOST_REFINED, _MOST_CHOICES = 3, 2
 # So many tables are large, of those whose options differ by so much of a rank; so many choices for them at most.
@@ -41,12 +46,14 @@ class Division:
         ranks: how many all tables need.
         kinds: of the shards that find room.
         patterns: that were made: ``[N, K]``.
+        prices: what a shard of each kind is worth, in ranks: ``[K]``.
     """
 
     parts: tuple[float, float]
     ranks: float
     kinds: Kinds
     patterns: Floats
+    prices: Floats
 
 
 class Divisions:
@@ -136,7 +143,28 @@ class _Search:
         for division in self._best():
             for memory in memories:
                 self._try(division.parts[0], memory)
-        return self._best()
+        for step, division in ((step, division) for step in _STEPS for division in self._best()[:1]):
+            for way in product((-step, 0.0, step), repeat=2):
+                parts = np.array(division.parts) + way
+                if (parts >= self._least[[0, self._of._scarce]]).all():
+                    self._try(*parts.tolist())
+        return [self._enriched(division) for division in self._best()]
+
+    def _enriched(self, division: Division) -> Division:
+        """A division with the patterns of all others that fit there and are worth about a rank.
+
+        Whole numbers need more patterns than fractions do.
+        """
+        others = [other for other in self._tried.values() if other is not None]
+        found = np.concatenate(
+            [patterns_of(division.kinds, {each.kinds.labels: each.patterns}) for each in others]
+        )
+        found = np.unique(np.concatenate([division.patterns, found]), axis=0)
+        worth = found @ division.prices
+        best = np.argsort(-worth, kind="stable")[:_MOST_PATTERNS]
+        return attrs.evolve(
+            division, patterns=np.concatenate([division.patterns, found[best[worth[best] > _WORTH]]])
+        )
 
     def _best(self) -> list[Division]:
         return _best([division for division in self._tried.values() if division is not None])
@@ -168,7 +196,7 @@ class _Search:
             return None
         program = Program(kinds, space.options.multiplicity)
         solution = program.solve(0.0)
-        return Division((time, memory), solution.ranks, kinds, program.patterns)
+        return Division((time, memory), solution.ranks, kinds, program.patterns, program.prices)
 
 
 def _best(found: list[Division]) -> list[Division]:

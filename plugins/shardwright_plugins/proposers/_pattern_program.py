@@ -178,6 +178,12 @@ class Program:
         return np.array(self._patterns)
 
     @property
+    def prices(self) -> Floats:
+        """What a shard of each kind is worth, in ranks: ``[K]``."""
+        prices = (self._cost[self._basis] @ self._inverse)[: len(self._kinds.size)]
+        return np.maximum(prices, 0.0)
+
+    @property
     def _cost(self) -> Floats:
         cost = np.ones(self._columns.shape[1])
         cost[: self._fixed_columns.shape[1]] = 0

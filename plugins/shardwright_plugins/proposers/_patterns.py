@@ -163,7 +163,7 @@ class _Seating:
     def seat(self, patterns: Sequence[Pattern]) -> None:
         size, free = self._bins.bins_per_host, self._free
         left = np.array([pattern.ranks for pattern in patterns])
-        has_gang = np.array([bool((pattern.shards[self._kinds.is_gang]).any()) for pattern in patterns])
+        has_gang = np.array([(pattern.shards[self._kinds.is_gang]).any() for pattern in patterns], dtype=bool)
         while len(free) >= size and (left[has_gang] >= 0.5 * size).any():
             index = int(np.argmax(np.where(has_gang, left, -1.0)))
             left[index] -= size
@@ -200,6 +200,24 @@ class _Seating:
         for kind in np.flatnonzero(~self._kinds.is_gang & (shards > 0)).tolist():
             for _ in range(min(int(shards[kind]), len(self._alone[kind]))):
                 self._bins.put(self._alone[kind].pop(), rank)
+
+
+def patterns_of(kinds: Kinds, known: Mapping[tuple[bytes, ...], Floats]) -> Floats:
+    """Patterns of programs before that fit into a rank here: ``[N, K]``.
+
+    Args:
+        kinds: of the shards here.
+        known: labels of the kinds of a program -> its patterns.
+    """
+    position = {label: index for index, label in enumerate(kinds.labels)}
+    found = [np.empty((0, len(kinds.labels)))]
+    for labels, patterns in known.items():
+        old = np.array([label in position for label in labels])
+        kept = patterns[(patterns[:, ~old] == 0).all(axis=1)]
+        mapped = np.zeros((len(kept), len(kinds.labels)))
+        mapped[:, [position[label] for label in labels if label in position]] = kept[:, old]
+        found.append(mapped[(mapped @ kinds.size <= 1 + TOLERANCE).all(axis=1)])
+    return np.concatenate(found)
 
 
 @frozen(eq=False)
@@ -260,22 +278,10 @@ class Patterns:
         kinds = kinds_of(space, allowed, self._spread, budget, limit_ms)
         if kinds is None:
             return None
-        program = Program(kinds, space.options.multiplicity, self._patterns_of(kinds))
+        program = Program(kinds, space.options.multiplicity, patterns_of(kinds, self._known))
         solution = program.solve(part * len(space.capacity_bytes))
         self._known = {kinds.labels: program.patterns}
         return Trial(limit_ms, kinds, solution)
-
-    def _patterns_of(self, kinds: Kinds) -> Floats:
-        """Patterns of programs before that fit into a rank here: ``[P, K]``."""
-        position = {label: index for index, label in enumerate(kinds.labels)}
-        found = [np.empty((0, len(kinds.labels)))]
-        for labels, patterns in self._known.items():
-            old = np.array([label in position for label in labels])
-            kept = patterns[(patterns[:, ~old] == 0).all(axis=1)]
-            mapped = np.zeros((len(kept), len(kinds.labels)))
-            mapped[:, [position[label] for label in labels if label in position]] = kept[:, old]
-            found.append(mapped[(mapped @ kinds.size <= 1 + TOLERANCE).all(axis=1)])
-        return np.concatenate(found)
 
     def seated(self, trial: Trial) -> Assignment:
         """All tables over all ranks as a program says, most of them within its time."""

@@ -33,4 +33,6 @@ def packed_within(catalogue: Catalogue, limit_ms: float) -> Assignment | None:
         found = seated(catalogue, division.kinds, whole, limit_ms)
         if np.isfinite(found.value_ms) and (best is None or found.value_ms < best.value_ms):
             best = found
+        if best is not None and best.value_ms <= limit_ms:
+            break
     return best

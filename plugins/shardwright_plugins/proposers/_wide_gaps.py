@@ -17,7 +17,7 @@ _WIDE_GAP, _MANY, _WIDE_OF_MANY = 0.03, 300_000, 0.12
 _HARD, _MOST_COLUMNS = 12.0, 1500
 # The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure;
 # and tries.
-_FIRST_STEP, _STEP, _MOST_TRIES = 0.4, 0.05, 6
+_FIRST_STEP, _STEP, _MOST_TRIES = 0.4, 0.05, 8
 _LEAST_GAIN = 1e-4
 
 

@@ -8,9 +8,10 @@ from tests.plugins.proposers.spaces import three_sizes
 
 from shardwright.planning.options import NO_GANG
 from shardwright.planning.placement import propose
-from shardwright_plugins.packing.assignment import Catalogue
+from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.proposers._divisions import Divisions
-from shardwright_plugins.proposers._patterns import kinds_of, spread_of
+from shardwright_plugins.proposers._pattern_program import HostPattern
+from shardwright_plugins.proposers._patterns import kinds_of, seat, spread_of
 from shardwright_plugins.proposers._timed_patterns import packed_within
 from shardwright_plugins.proposers._whole_patterns import seated, whole_numbers
 
@@ -18,6 +19,11 @@ from shardwright_plugins.proposers._whole_patterns import seated, whole_numbers
 def check_fits(space, found):
     shards = propose(space, found.proposal)
     assert (shards.used_bytes(found.ranks) <= space.capacity_bytes).all()
+
+
+def whole_of(kinds):
+    """The first option of each table."""
+    return np.flatnonzero(np.diff(kinds.table, prepend=-1))
 
 
 def test_fewest_divisions_leave_room_for_what_has_to_lie_on_every_rank():
@@ -91,3 +97,17 @@ def test_kinds_count_the_shards_of_a_gang_as_its_largest():
     for column, option in enumerate(kinds.options.tolist()):
         gangs = options.gang[options.shards_of(option)]
         assert (kinds.needs[:, column] > 0).sum() <= len(np.unique(gangs))
+
+
+def test_seat_hosts_alone_leaves_the_other_ranks_free():
+    space = three_sizes(6, 8, local=4, mib=64)
+    options, catalogue = space.options, Catalogue(space)
+    allowed = np.logical_and.reduceat(options.gang != NO_GANG, options.first_shard[:-1])
+    budget = np.zeros(1 + len(space.tiers))
+    kinds = kinds_of(space, allowed, spread_of(space, space.bound.problem.covers), budget, space.most_ms)
+    result = Assignment(catalogue, kinds.options[whole_of(kinds)][options.alike], space.most_ms)
+    run = int(result.bins.kind[0])
+    gangs = (np.arange(len(kinds.size)) == kinds.kind_of[run]).astype(np.int64)
+    seat(result.bins, kinds, (), (HostPattern(gangs, 1, ()),))
+    assert (result.bins.bin[result.bins.gang == result.bins.gang[0]] < 4).all()
+    assert (result.bins.bin < 4).all()

@@ -13,6 +13,7 @@ memory tiers).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 from attrs import frozen
@@ -243,12 +244,21 @@ class Patterns:
     """
 
     def __init__(self, catalogue: Catalogue, covers: Bools) -> None:
-        self._catalogue, self.space = catalogue, catalogue.space
+        self._catalogue, self.space, self._covers = catalogue, catalogue.space, covers
+        self._known: Mapping[tuple[bytes, ...], Floats] = {}
+
+    @cached_property
+    def _usable(self) -> Bools:
+        """The options that put one shard on every rank, or shards that have no rank: ``[O]``."""
         options = self.space.options
         is_free = np.logical_and.reduceat(options.rank == FREE, options.first_shard[:-1])
-        self._usable = catalogue.is_efficient & (covers | is_free)
-        self._spread = spread_of(self.space, covers)
-        self._known: Mapping[tuple[bytes, ...], Floats] = {}
+        usable: Bools = self._catalogue.is_efficient & (self._covers | is_free)
+        return usable
+
+    @cached_property
+    def _spread(self) -> Floats:
+        """What each option takes of every rank: ``[O, D]``."""
+        return spread_of(self.space, self._covers)
 
     def budget(self, proposal: Ints) -> Floats:
         """The spread load of a choice of options ``[A]``, time and memory: ``[D]``."""

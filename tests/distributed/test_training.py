@@ -94,6 +94,16 @@ def test_types_and_kernels_mixed_equal_unsharded_with_four_collectives(pool: Ran
     assert_equals_unsharded(case, pool.run(workers.train_case, 3, case))
 
 
+@pytest.mark.parametrize("backend", sorted(host().comm_backends))
+def test_each_backend_trains_all_types_as_unsharded(pool: RankPool, backend: str) -> None:
+    if "cpu" not in (devices := host().comm_backends.create(backend).devices):
+        pytest.skip(f"{backend!r} serves {', '.join(devices)}, not the CPU: see the tests marked gpu")
+    tables = [tables_of(sharding_type, DEFAULT)[index % 4] for index, sharding_type in enumerate(TYPES)]
+    case = Case(tables, (3, 0, 4), "row_wise_adagrad")
+    train_simulated(case)  # what is compiled on first use is, before ranks wait for each other
+    assert_equals_unsharded(case, pool.run(workers.train_case_over, 3, backend, case, timeout_s=110))
+
+
 @pytest.mark.parametrize("sharding_type", ["table_row_wise", "grid_shard", "table_column_wise"])
 def test_types_of_hosts_equal_unsharded_on_two_hosts_of_two_ranks(pool: RankPool, sharding_type: str) -> None:
     tables = [*tables_of(sharding_type, "fused_torch"), *tables_of("row_wise", "fused")[:2]]

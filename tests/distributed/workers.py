@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from tests.equality import Case, RankResult, count_profiled, train_rank
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -34,6 +35,7 @@ from shardwright import (
     ShardingEnv,
     ShardingPlan,
     Topology,
+    host,
     in_backward_optimizer_filter,
     use_host,
 )
@@ -52,6 +54,13 @@ def hide_fbgemm() -> None:
 
 def train_case(case: Case) -> RankResult:
     return train_rank(case, ShardingEnv.from_process_group(), case.module(), count_profiled)
+
+
+def train_case_over(backend: str, case: Case) -> RankResult:
+    """Train with the communicator of the registered comm backend of that name."""
+    env = ShardingEnv.from_process_group()
+    own = host().comm_backends.create(backend).connect(dist.group.WORLD)
+    return train_rank(case, evolve(env, communicator=own), case.module(), count_profiled)
 
 
 def train_cases(cases: list[Case]) -> list[RankResult]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ComputeKernel", "KernelRequest"]
 
 
-@frozen
+@frozen(cache_hash=True)
 class KernelRequest:
     """What a kernel is asked to do for one block.
 

@@ -119,6 +119,8 @@ class Relaxation:
         self.count: Floats = options.multiplicity.astype(np.float64)
         self.fits: Bools = (space.largest_bytes <= space.capacity_bytes.max(axis=0)).all(axis=1)
         self._table = options.table
+        self._distinct = np.arange(len(self.count))
+        self._room: tuple[Case, float, Room] | None = None
 
     @cached_property
     def least_ms(self) -> float:
@@ -131,24 +133,21 @@ class Relaxation:
         """The times at which an option comes in, in rising order."""
         return distinct(self.largest[self.fits])
 
-    def choose(self, allowed: Bools, share: Floats, multipliers: Floats) -> Choice | None:
-        """The cheapest allowed option of each table at some multipliers; ``None`` if a table has none.
+    def choose(self, cost: Floats, share: Floats, multipliers: Floats) -> Choice:
+        """The cheapest option of each table at some multipliers.
 
         Args:
-            allowed: ``[O]``.
+            cost: of each option, infinite for those that are not allowed; each table has one that is: ``[O]``.
             share: the part of each resource that an option takes: ``[O, M]``.
             multipliers: of the resources: ``[M]``.
         """
-        priced = np.where(allowed, self.cost + share @ multipliers, np.inf)
+        priced = cost + share @ multipliers
         least = np.minimum.reduceat(priced, self.first)
-        if np.isinf(least).any():
-            return None
-        at = np.flatnonzero(priced == least[self._table])
-        option = at[np.searchsorted(self._table[at], np.arange(len(least)))]
+        at = (priced == least[self._table]).nonzero()[0]
+        option = at[self._table[at].searchsorted(self._distinct)]
         used: Floats = self.count @ share[option]
-        cost = float(self.count @ self.cost[option])
         value = float(self.count @ least - multipliers.sum())
-        return Choice(option, cost, used, multipliers, value)
+        return Choice(option, float(self.count @ cost[option]), used, multipliers, value)
 
     def maximise(
         self,
@@ -184,17 +183,21 @@ class Relaxation:
         The spread load is at least what the allowed options of each table need, of time and of each tier. A shard that
         its layout gives no rank must find room beside it.
         """
+        if self._room is None or self._room[0] is not case or self._room[1] != z_ms:
+            self._room = (case, z_ms, self._room_within(case, z_ms))
+        return self._room[2]
+
+    def _room_within(self, case: Case, z_ms: float) -> Room:
         allowed = self.allowed(z_ms) & case.allowed
-        spread = np.where(allowed[:, None], np.column_stack([self.spread, self.spread_bytes]), np.inf)
-        least = np.minimum.reduceat(spread, self.first, axis=0)
+        least = np.minimum.reduceat(np.where(allowed[:, None], self._spreads, np.inf), self.first, axis=0)
         low = self.count @ np.where(np.isfinite(least), least, 0.0)
-        most = self.space.capacity_bytes.max(axis=0)
         if case.low_bytes is not None:
             low[1:] = np.maximum(low[1:], case.low_bytes)
-        room = np.append(z_ms - max(case.low_ms, float(low[0])), most - low[1:])
-        limit = room * np.append(1 - TOLERANCE, np.ones(len(most)))
-        movable = np.column_stack([self.movable, self.movable_bytes])
-        fits = ((movable == 0) | (movable <= limit)).all(axis=1)
+        low[0] = max(case.low_ms, float(low[0]))
+        room = np.append(z_ms, self._most_bytes) - low
+        limit = room.copy()
+        limit[0] *= 1 - TOLERANCE
+        fits = (self._is_settled | (self._movables <= limit)).all(axis=1)
         return Room(allowed & fits, room)
 
     def rounded(self, rounding: Rounding, room: Room) -> Floats:
@@ -218,13 +221,10 @@ class Relaxation:
         options = self.space.options
         starts, stops = options.first_shard[option], options.first_shard[option + 1]
         num_runs = stops - starts
-        before = np.repeat(np.cumsum(num_runs) - num_runs, num_runs)
-        runs = np.repeat(starts, num_runs) + np.arange(len(before)) - before
-        weight = np.where(options.rank[runs] == FREE, options.count[runs], 0) * np.repeat(
-            self.count, num_runs
-        )
-        needs = np.column_stack([self.space.cost_ms[runs], self.space.memory_bytes[runs]])
-        part = (needs / np.maximum(room.size, 1e-30)).T * (1 - TOLERANCE)
+        runs = (starts - num_runs.cumsum() + num_runs).repeat(num_runs)
+        runs += np.arange(len(runs))
+        weight = self._free_shards[runs] * self.count.repeat(num_runs)
+        part = (self._needs[runs] / np.maximum(room.size, 1e-30)).T * (1 - TOLERANCE)
         whole = np.floor(part[:, None, :] * (parts[:, None] + 1)) / parts[:, None]
         result: Floats = whole @ weight / self.world_size
         return result
@@ -275,6 +275,38 @@ class Relaxation:
         """The memory of these: ``[O, M]``."""
         free = np.where((self.space.options.rank == FREE)[:, None], self.space.memory_bytes, 0.0)
         return np.maximum.reduceat(free, self.space.options.first_shard[:-1], axis=0)
+
+    @cached_property
+    def _needs(self) -> Floats:
+        """Time and memory of each shard of a run: ``[S, 1 + M]``."""
+        return np.column_stack([self.space.cost_ms, self.space.memory_bytes])
+
+    @cached_property
+    def _free_shards(self) -> Ints:
+        """How many shards of each run have no rank by their layout: ``[S]``."""
+        return np.where(self.space.options.rank == FREE, self.space.options.count, 0)
+
+    @cached_property
+    def _spreads(self) -> Floats:
+        """``spread`` and ``spread_bytes``: ``[O, 1 + M]``."""
+        return np.column_stack([self.spread, self.spread_bytes])
+
+    @cached_property
+    def _movables(self) -> Floats:
+        """``movable`` and ``movable_bytes``: ``[O, 1 + M]``."""
+        return np.column_stack([self.movable, self.movable_bytes])
+
+    @cached_property
+    def _is_settled(self) -> Bools:
+        """Where there is no such shard: ``[O, 1 + M]``."""
+        is_settled: Bools = self._movables == 0
+        return is_settled
+
+    @cached_property
+    def _most_bytes(self) -> Ints:
+        """What the largest rank has of each tier: ``[M]``."""
+        most: Ints = self.space.capacity_bytes.max(axis=0)
+        return most
 
     def allowed(self, z_ms: float) -> Bools:
         """The options of which every shard takes less than ``z_ms`` and fits on some rank: ``[O]``."""

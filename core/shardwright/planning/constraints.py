@@ -104,7 +104,7 @@ def _positive(instance: Any, attribute: Any, value: int | None) -> None:
         raise InvalidInputError(f"{attribute.name} must be a positive number of columns, got {value!r}")
 
 
-@frozen
+@frozen(cache_hash=True)
 class ParameterConstraints:
     """What is asked for one table, or for all tables that a pattern matches.
 
@@ -307,7 +307,9 @@ class Constraints:
     def keys_of(self, table: TableSpec) -> list[str]:
         """The keys of the rules for ``table``, those that prevail first."""
         path, name = table.path, table.name
-        keys = [key for key in dict.fromkeys((path, name)) if key in self.rules]
+        keys = [path] if path in self.rules else []
+        if name != path and name in self.rules:
+            keys.append(name)
         keys += [
             key
             for key, matches in self._patterns

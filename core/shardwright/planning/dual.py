@@ -62,6 +62,7 @@ class Dual:
         """The cheapest choice met that fits in memory as a whole."""
         self.is_empty = not np.logical_or.reduceat(self.allowed, problem.first).all()
         """Whether some table has no option."""
+        self._cost: Floats = np.where(allowed, problem.cost, np.inf)
         self._seen: list[Ints] = []
         if not self.is_empty:
             self._ascend(np.zeros(num_tiers) if start is None else np.resize(start, num_tiers))
@@ -136,8 +137,7 @@ class Dual:
         return self.value_ms > self._enough_ms
 
     def _at(self, multipliers: Floats) -> Choice:
-        choice = self._problem.choose(self.allowed, self.share, multipliers)
-        assert choice is not None  # each table has an option
+        choice = self._problem.choose(self._cost, self.share, multipliers)
         self._seen.append(choice.option)
         if self.best is None or choice.value_ms > self.best.value_ms:
             self.best = choice

@@ -86,6 +86,7 @@ def _reason(answer: object) -> str:
     return f"supports() returned {answer!r}; it must be True, or a text that says why not"
 
 
+_SHOWS_GRADIENTS = "applies no optimizer in the backward pass, and is taken only when asked for by name"
 _SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
     *(a.name for a in attrs.fields(TableSpec) if a.name not in ("name", "module", "feature_names"))
 )
@@ -110,21 +111,25 @@ class Offers:
         self._answers: dict[tuple[int, KernelRequest], str] = {}
         self._offers: dict[Any, LayoutOffer] = {}
         self._rules: dict[ParameterConstraints, ParameterConstraints] = {}
+        self._by_shape: dict[ParameterConstraints, bool] = {}
+        self._kernel_codes: dict[tuple[Sequence[str] | None, bool], tuple[list[int], list[str]]] = {}
+        self._requested: tuple[TableSpec | None, dict[tuple[int, int], tuple[int, str]]] = (None, {})
         self._type_codes: dict[tuple[str, ...] | None, list[int]] = {}
 
     def filled(self, rule: ParameterConstraints) -> ParameterConstraints:
         """What is asked of a table, with the defaults of what is offered; one object for all that are equal."""
-        if rule not in self._rules:
-            self._rules[rule] = self.space.fill(rule)
-        return self._rules[rule]
+        known = self._rules.get(rule)
+        if known is None:
+            known = self._rules[rule] = self.space.fill(rule)
+        return known
 
     def identity(self, table: TableSpec, rule: ParameterConstraints) -> Hashable:
         """What a table is to all that plans it; equal for tables that are alike."""
-        codes = self.types_for(rule)
-        types = list(self.types.values())
-        if not all(types[code].answers_by_shape for code in codes):
-            return table.path
-        return (*_alike(table), table.num_features, rule)
+        if rule not in self._by_shape:
+            codes = self.types_for(rule)
+            types = list(self.types.values())
+            self._by_shape[rule] = all(types[code].answers_by_shape for code in codes)
+        return (*_alike(table), table.num_features, rule) if self._by_shape[rule] else table.path
 
     def types_for(self, rule: ParameterConstraints) -> list[int]:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
@@ -143,17 +148,24 @@ class Offers:
         Kernels that show gradients are for tables without an optimizer, or for those who name them.
         """
         asked = rule.compute_kernels or self.space.kernels_of(list(self.types)[code], rule)
+        key = (asked, table.optimizer is None)
+        if key not in self._kernel_codes:
+            self._kernel_codes[key] = self._kernels_asked(*key)
+        kept, left_out = self._kernel_codes[key]
+        refusals += [Refusal(table.path, "compute kernel", name, _SHOWS_GRADIENTS) for name in left_out]
+        return kept
+
+    def _kernels_asked(
+        self, asked: Sequence[str] | None, shows_gradients: bool
+    ) -> tuple[list[int], list[str]]:
+        """Codes of the kernels, and the names of those that are left out."""
         codes = self._codes(self.plugins.compute_kernels, self.kernels, asked)
         if asked is not None:
-            return codes
+            return codes, []
         kernels = list(self.kernels.values())
         codes.sort(key=lambda code: (-kernels[code].preference, kernels[code].name))
-        kept = [code for code in codes if kernels[code].fuses_optimizer or table.optimizer is None]
-        for code in codes:
-            if code not in kept:
-                reason = "applies no optimizer in the backward pass, and is taken only when asked for by name"
-                refusals.append(Refusal(table.path, "compute kernel", kernels[code].name, reason))
-        return kept
+        kept = [code for code in codes if kernels[code].fuses_optimizer or shows_gradients]
+        return kept, [kernels[code].name for code in codes if code not in kept]
 
     def layouts(
         self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
@@ -180,19 +192,27 @@ class Offers:
         self, kernel: int, table: TableSpec, shape: Shape, refusals: list[Refusal]
     ) -> list[int] | None:
         """The request code of each run, or ``None`` if the kernel refuses one of them."""
+        if self._requested[0] is not table:
+            self._requested = (table, {})
         codes: dict[int, int] = {}
         for width in dict.fromkeys(shape.num_columns):
-            request = self._request(table, width)
-            reason = self._ask(kernel, request)
+            key = (kernel, width)
+            if key not in self._requested[1]:
+                self._requested[1][key] = self._request(kernel, table, width)
+            codes[width], reason = self._requested[1][key]
             if reason:
                 name = list(self.kernels)[kernel]
                 refusals.append(Refusal(table.path, "compute kernel", name, reason))
                 return None
-            codes[width] = self.request_codes.setdefault((kernel, request), len(self.request_codes))
         return [codes[width] for width in shape.num_columns]
 
-    def _request(self, table: TableSpec, width: int) -> KernelRequest:
-        return KernelRequest.of(table, width, device=self.topology.compute_device, here=self.here)
+    def _request(self, kernel: int, table: TableSpec, width: int) -> tuple[int, str]:
+        """The code of the request for a block of so many columns, and why the kernel refuses it, or nothing."""
+        request = KernelRequest.of(table, width, device=self.topology.compute_device, here=self.here)
+        reason = self._ask(kernel, request)
+        if reason:
+            return -1, reason
+        return self.request_codes.setdefault((kernel, request), len(self.request_codes)), ""
 
     def _ask(self, code: int, request: KernelRequest) -> str:
         key = (code, request)

@@ -36,12 +36,12 @@ class OptionColumns:
 
     def add_table(self, table: TableSpec, key: Hashable) -> bool:
         """Add a table; whether it is like none before it."""
-        is_new = key not in self._known
+        index = self._known.setdefault(key, len(self.tables))
+        is_new = index == len(self.tables)
         if is_new:
-            self._known[key] = len(self.tables)
             self.tables.append(table)
         self._all_tables.append(table)
-        self._alike.append(self._known[key])
+        self._alike.append(index)
         return is_new
 
     def add_lookups(self, ids: float, bags: float) -> None:
@@ -78,11 +78,9 @@ class OptionColumns:
             sharding_type=np.array(self._types, dtype=np.int64),
             compute_kernel=np.array(self._kernels, dtype=np.int64),
             layouts=tuple(self._layouts),
-            cuts_rows=self._of_layouts(lambda layout: layout.cuts_rows),
-            is_replicated=self._of_layouts(lambda layout: layout.is_replicated),
-            sums_inside_host=self._of_layouts(
-                lambda layout: any(dataflow.sums_inside_host for dataflow in layout.dataflows)
-            ),
+            cuts_rows=self._flags(attrgetter("cuts_rows")),
+            is_replicated=self._flags(attrgetter("is_replicated")),
+            sums_inside_host=self._flags(attrgetter("sums_inside_host")),
             first_shard=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             option=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
             count=self._joined(attrgetter("count")),
@@ -98,8 +96,8 @@ class OptionColumns:
             request=np.array(list(chain.from_iterable(self._requests)), dtype=np.int64),
         )
 
-    def _of_layouts(self, property_of: Callable[[Layout], bool]) -> Bools:
-        return np.array([property_of(layout) for layout in self._layouts], dtype=bool)
+    def _flags(self, flag_of: Callable[[Shape], bool]) -> Bools:
+        return np.array(list(map(flag_of, self._shapes)), dtype=bool)
 
     def _joined(self, column_of: Callable[[Shape], tuple[int, ...]]) -> Ints:
         return np.array(list(chain.from_iterable(map(column_of, self._shapes))), dtype=np.int64)

@@ -286,12 +286,16 @@ def _shardings(space: SearchSpace, result: SearchResult) -> dict[str, EmbeddingM
     options, modules = space.options, dict[str, EmbeddingModuleShardingPlan]()
     _check_layouts(space, result.proposal)
     all_ranks = ranks_of_tables(space, result.proposal, result.feedback.ranks)
+    placed: dict[tuple[int, tuple[int, ...]], Layout] = {}
     for table, option, ranks in zip(options.all_tables, result.proposal.tolist(), all_ranks, strict=True):
+        layout = placed.get((option, ranks))
+        if layout is None:
+            layout = placed[option, ranks] = _with_extras(options, option).placed(ranks)
         module = modules.setdefault(table.module, EmbeddingModuleShardingPlan())
         module[table.name] = ParameterSharding(
             options.type_of(option).name,
             options.kernel_of(option).name,
-            _with_extras(options, option).placed(ranks),
+            layout,
             device=space.topology.compute_device,
             qcomms_config=table.qcomms_config,
         )

@@ -50,7 +50,7 @@ class RankRules:
             NoPlanError: rules contradict each other; the text names a smallest set of them that does.
         """
         asked = ("ranks", "together", "apart")
-        if not any(set(rule.given) & set(asked) for rule in constraints.rules.values()):
+        if all(getattr(rule, name) is None for rule in constraints.rules.values() for name in asked):
             return None
         rules = [constraints.of(table) for table in tables]
         for table, rule in zip(tables, rules, strict=True):

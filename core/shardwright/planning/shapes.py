@@ -14,7 +14,7 @@ from shardwright.planning.options import FREE, NO_GANG
 
 @frozen(eq=False)
 class Shape:
-    """A layout's blocks as columns over runs of equal ones."""
+    """A layout's blocks as columns over runs of equal ones, and what holds for all of them."""
 
     num_rows: tuple[int, ...]
     num_columns: tuple[int, ...]
@@ -25,11 +25,14 @@ class Shape:
     is_copy: tuple[bool, ...]
     id_fraction: tuple[float, ...]
     num_gangs: int
+    cuts_rows: bool
+    is_replicated: bool
+    sums_inside_host: bool
 
     @classmethod
     def of(cls, layout: Layout) -> Shape:
         """The shape of a layout."""
-        runs = list(_runs(layout))
+        runs, dataflows = list(_runs(layout)), layout.dataflows
         labels = sorted({run.host_group for run in runs if run.host_group is not None})
         gangs: dict[int | None, int] = {None: NO_GANG, **{label: gang for gang, label in enumerate(labels)}}
         return cls(
@@ -42,6 +45,9 @@ class Shape:
             is_copy=tuple(run.is_copy for run in runs),
             id_fraction=tuple(run.id_fraction for run in runs),
             num_gangs=len(labels),
+            cuts_rows=layout.cuts_rows,
+            is_replicated=all(dataflow.is_replicated for dataflow in dataflows),
+            sums_inside_host=any(dataflow.sums_inside_host for dataflow in dataflows),
         )
 
     @property

@@ -147,6 +147,9 @@ def _optimizer(data: Any, where: str) -> OptimizerSpec | None:
     return OptimizerSpec(name, rate, values)
 
 
+_DEFAULT_CACHE, _DEFAULT_OPTIMIZER = CacheParams(), OptimizerSpec()
+
+
 def table_to_data(table: TableSpec) -> dict[str, Any]:
     """A specification as JSON data: what :func:`table_from_data` reads."""
     data: dict[str, Any] = {
@@ -161,12 +164,12 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         data["is_weighted"] = True
     if table.module:
         data["module"] = table.module
-    if table.cache != CacheParams():
+    if table.cache != _DEFAULT_CACHE:
         data["cache"] = attrs.asdict(table.cache)
     optimizer = table.optimizer
     if optimizer is None:
         data["optimizer"] = None
-    elif optimizer != OptimizerSpec():
+    elif optimizer != _DEFAULT_OPTIMIZER:
         rest = {
             key: list(value) if isinstance(value, tuple) else value for key, value in optimizer.parameters
         }

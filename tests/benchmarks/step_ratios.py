@@ -42,7 +42,8 @@ def case(
     calls: int | None,
 ) -> Case:
     """A case under the name that the goals have."""
-    name = f"{types.replace(',', ' + ')}, batch {batch}, {tables} x {rows // 1000}k x {dim}, {ids} ids"
+    name = f"{types.replace(',', ' + ')}, batch {batch}, {tables} x {rows // 1000}k x {dim}, {ids} id"
+    name += "" if ids == 1 else "s"
     settings = StepSettings((), 2, batch, tables, rows, dim, ids, STEPS).of_types(types)
     return Case(name, settings, goal, calls)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -12,13 +13,16 @@ from attrs import evolve, field, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
-from shardwright.cli.bench.command import run_suite
+from shardwright.cli.bench import command
+from shardwright.cli.bench.command import bench, run_suite
 from shardwright.cli.bench.sides import Figures, Side
 from shardwright.cli.bench.step import StepSettings
 from shardwright.cli.bench.suite import Case, Suite, each_type
 from shardwright.cli.bench.table import BAR_WIDTH, FULL, LIGHT, bar, bench_table
 from shardwright.errors import InvalidInputError
+from shardwright.plugins import host
 
 SETTINGS = StepSettings(("a",), ranks=2, batch=4, tables=3, rows=20, dim=8, ids=2, steps=3)
 
@@ -188,3 +192,46 @@ def test_step_settings_hosts_that_do_not_divide_the_ranks_are_refused() -> None:
 def test_step_settings_name_hosts_to_other_programs_only_if_there_are_several() -> None:
     assert "--hosts" not in SETTINGS.options()
     assert evolve(SETTINGS, hosts=2).options()[-2:] == ["--hosts", "2"]
+
+
+def suite_asked_for(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Suite, dict[str, Any]]:
+    """What `shardwright bench` with these words would run, and how."""
+    asked: list[tuple[Suite, dict[str, Any]]] = []
+    monkeypatch.setattr(command, "run_suite", lambda suite, **how: asked.append((suite, how)))
+    done = CliRunner().invoke(bench, list(words))
+    assert done.exit_code == 0, done.output
+    return asked[0]
+
+
+def test_bench_alone_times_the_default_step_of_every_type_once_and_shows_a_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    suite, how = suite_asked_for(monkeypatch)
+    step = StepSettings((), ranks=2, batch=1024, tables=24, rows=100_000, dim=64, ids=10, steps=25)
+    assert suite.cases == each_type(step, host().sharding_types.names)
+    assert [side.name for side in suite.sides] == ["shardwright"]
+    assert suite.rounds == 1
+    assert how == {"json": False, "keep_going": True}
+
+
+def test_bench_step_options_are_the_settings_of_its_only_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--types", "x,y", "--ranks", "4", "--batch", "5", "--tables", "6", "--rows", "7", "--dim", "8"]
+    words += [
+        "--ids",
+        "9",
+        "--steps",
+        "3",
+        "--hosts",
+        "2",
+        "--rounds",
+        "5",
+        "--beside",
+        "peer --fast",
+        "--json",
+    ]
+    suite, how = suite_asked_for(monkeypatch, "step", *words)
+    settings = StepSettings(("x", "y"), ranks=4, batch=5, tables=6, rows=7, dim=8, ids=9, steps=3, hosts=2)
+    assert suite.cases == [Case("x,y", settings)]
+    assert [side.name for side in suite.sides] == ["shardwright", "beside"]
+    assert suite.rounds == 5
+    assert how == {"json": True, "keep_going": False}

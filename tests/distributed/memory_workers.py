@@ -107,6 +107,39 @@ def exchange_all(hindrance: str, how: str) -> tuple[bool, int, int]:
         )
 
 
+def drop_exchanges(num_rounds: int) -> tuple[list[int], bool]:
+    """Rounds of three exchanges: one is waited for, then that before it; the one between is dropped, early or late.
+
+    Returns:
+        How many messages are kept after each round, and whether those that were waited for are right.
+    """
+    communicator = ShardingEnv.from_process_group().communicator
+    assert isinstance(communicator, TorchCommunicator)
+    kept, right = [], True
+    for number in range(num_rounds):
+        under_way = [_small(communicator, float(3 * number + place)) for place in range(3)]
+        is_early = (number + communicator.rank) % 2
+        for place in (1, 2, 0) if is_early else (2, 1, 0):
+            work, output, expected = under_way[place]
+            if place != 1:
+                work.wait()
+                right &= output.tolist() == expected
+            del work
+            under_way[place] = None
+        mail = communicator._exchange._mail  # type: ignore[attr-defined]
+        kept.append(len(mail._early))
+    return kept, right
+
+
+def _small(communicator: TorchCommunicator, value: float) -> Any:
+    """An exchange of one value for each rank under way, what it arrives in, and what is to arrive."""
+    size = communicator.world_size
+    output, each = torch.zeros(size), [1] * size
+    sent = torch.full((size,), value + 1000 * communicator.rank)
+    work = communicator.all_to_all(output, sent, each, each, label="values")
+    return work, output, [value + 1000 * source for source in range(size)]
+
+
 def reads_in_place(hindrance: str) -> list[bool]:
     """What the communicator says of one value, of many, and of too many."""
     with circumstance(hindrance):

@@ -127,6 +127,10 @@ def test_ranks_without_memory_left_may_wait_for_two_exchanges_in_opposite_orders
     assert pool.run(memory_workers.wait_in_opposite_orders, 2, timeout_s=60) == [[True, True]] * 2
 
 
+def test_messages_of_exchanges_that_are_dropped_are_not_kept(pool: RankPool) -> None:
+    assert pool.run(memory_workers.drop_exchanges, 3, 6, timeout_s=60) == [([0] * 6, True)] * 3
+
+
 def test_messages_that_a_rank_does_not_wait_for_yet_hold_nobody_up(pool: RankPool) -> None:
     assert pool.run(memory_workers.send_more_than_there_is_room_for, 2, timeout_s=60) == [True] * 2
 

@@ -94,6 +94,16 @@ def test_types_and_kernels_mixed_equal_unsharded_with_four_collectives(pool: Ran
     assert_equals_unsharded(case, pool.run(workers.train_case, 3, case))
 
 
+@pytest.mark.parametrize("backend", sorted(host().comm_backends))
+def test_each_backend_trains_all_types_as_unsharded(pool: RankPool, backend: str) -> None:
+    if "cpu" not in (devices := host().comm_backends.create(backend).devices):
+        pytest.skip(f"{backend!r} serves {', '.join(devices)}, not the CPU: see the tests marked gpu")
+    tables = [tables_of(sharding_type, DEFAULT)[index % 4] for index, sharding_type in enumerate(TYPES)]
+    case = Case(tables, (3, 0, 4), "row_wise_adagrad")
+    train_simulated(case)  # what is compiled on first use is, before ranks wait for each other
+    assert_equals_unsharded(case, pool.run(workers.train_case_over, 3, backend, case, timeout_s=110))
+
+
 @pytest.mark.parametrize("sharding_type", ["table_row_wise", "grid_shard", "table_column_wise"])
 def test_types_of_hosts_equal_unsharded_on_two_hosts_of_two_ranks(pool: RankPool, sharding_type: str) -> None:
     tables = [*tables_of(sharding_type, "fused_torch"), *tables_of("row_wise", "fused")[:2]]
@@ -154,6 +164,34 @@ def test_unsharded_checkpoint_loads_sharded(pool: RankPool) -> None:
     final, _ = unsharded_after(range(5), 1, same_batch=True)
     for resumed, _ in results:
         assert_same_state(resumed, final.state_dict())
+
+
+@pytest.mark.parametrize("options", [{}, {"full_state_dict": True}], ids=["plain", "full"])
+@pytest.mark.parametrize(
+    ("types", "world_size"),
+    [(["table_wise", "column_wise", "row_wise"], 2), (["column_wise"], 1)],
+    ids=["no block on one rank", "several blocks on one rank"],
+)
+def test_functions_of_torch_checkpoint_have_the_keys_and_values_of_the_state_dict(
+    pool: RankPool, types: list[str], world_size: int, options: dict[str, bool]
+) -> None:
+    names = list(workers.clicks().state_dict())
+    for states in pool.run(workers.states_of_torch_checkpoint, world_size, types, **options):
+        for state in states.values():
+            assert list(state) == names
+            assert all(torch.equal(state[name], states["own"][name]) for name in names)
+
+
+def test_states_leave_nothing_in_the_store(pool: RankPool) -> None:
+    assert pool.run(workers.keys_left_by_states, 2, 3) == [0, 0]
+
+
+def test_functions_of_torch_checkpoint_name_the_dense_optimizer_state(pool: RankPool) -> None:
+    for state, taken_over in pool.run(workers.dense_optimizer_of_torch_checkpoint, 2):
+        assert list(state) == list(taken_over) == ["over.weight", "over.bias"]
+        for name, entries in state.items():
+            assert entries["exp_avg"].abs().max() > 0
+            torch.testing.assert_close(taken_over[name], entries, rtol=0, atol=0)
 
 
 def test_initial_weights_are_the_same_for_any_plan_and_world(pool: RankPool) -> None:

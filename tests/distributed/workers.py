@@ -9,8 +9,16 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from tests.equality import Case, RankResult, count_profiled, train_rank
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
 from shardwright import (
     CombinedOptimizer,
@@ -27,9 +35,11 @@ from shardwright import (
     ShardingEnv,
     ShardingPlan,
     Topology,
+    host,
     in_backward_optimizer_filter,
     use_host,
 )
+from shardwright.runtime.roll_call import store_of
 
 TABLES = [("user", 50, 8, ["user"]), ("item", 31, 16, ["item", "liked"]), ("shop", 2, 8, ["shop"])]
 FEATURES = ["user", "item", "liked", "shop"]
@@ -44,6 +54,13 @@ def hide_fbgemm() -> None:
 
 def train_case(case: Case) -> RankResult:
     return train_rank(case, ShardingEnv.from_process_group(), case.module(), count_profiled)
+
+
+def train_case_over(backend: str, case: Case) -> RankResult:
+    """Train with the communicator of the registered comm backend of that name."""
+    env = ShardingEnv.from_process_group()
+    own = host().comm_backends.create(backend).connect(dist.group.WORLD)
+    return train_rank(case, evolve(env, communicator=own), case.module(), count_profiled)
 
 
 def train_cases(cases: list[Case]) -> list[RankResult]:
@@ -157,6 +174,48 @@ def resume(
     for step in steps:
         train(model, step, 0, optimizer)
     return model.state_dict(), model.fused_optimizer.state_dict()
+
+
+def states_of_torch_checkpoint(types: list[str], **options: bool) -> dict[str, dict[str, torch.Tensor]]:
+    """States of a trained model, and of others that took it over, by the functions of ``torch.distributed.checkpoint``.
+
+    Args:
+        types: sharding types.
+        options: of :class:`StateDictOptions`.
+    """
+    trained, fresh, other = (wrap(clicks(seed), types) for seed in (3, 4, 5))
+    train(trained, 0, dist.get_rank(), optimizers_of(trained))
+    asked = StateDictOptions(**options)
+    got = get_model_state_dict(trained, options=asked)
+    set_model_state_dict(fresh, dict(got), options=asked)
+    set_model_state_dict(other, trained.state_dict(), options=asked)
+    return {"own": trained.state_dict(), "got": got, "set": fresh.state_dict(), "set own": other.state_dict()}
+
+
+def keys_left_by_states(num_states: int) -> int:
+    """How many more keys the group's store has after the state was asked for so often."""
+    model = wrap(clicks(), ["row_wise"])
+    store = store_of(dist.group.WORLD)
+    before = store.num_keys()
+    for _ in range(num_states):
+        model.state_dict()
+        model.fused_optimizer.state_dict()
+    model.env.communicator.barrier()
+    return int(store.num_keys() - before)
+
+
+def dense_optimizer_of_torch_checkpoint() -> list[dict[str, dict[str, torch.Tensor]]]:
+    """The state of an optimizer of the dense part, and of one that took it over."""
+    states = []
+    for seed in (3, 4):
+        model = wrap(clicks(seed), ["row_wise", "table_wise"])
+        dense = torch.optim.Adam([p for _, p in in_backward_optimizer_filter(model.named_parameters())])
+        if states:
+            set_optimizer_state_dict(model, dense, states[0])
+        else:
+            train(model, 0, dist.get_rank(), dense)
+        states.append(get_optimizer_state_dict(model, dense))
+    return [state["state"] for state in states]
 
 
 def initial_weights(types: list[str]) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests import readme, stranger
+from tests.benchmarks import step_ratios
 
 import shardwright_plugins
 from shardwright.cli.layouts import drawings
@@ -25,12 +26,13 @@ from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated
 
 DOCS = Path(shardwright_plugins.__file__).parent / "docs"
-ENGINE = DOCS / "engine.md"
+ENGINE, PERFORMANCE = DOCS / "engine.md", DOCS / "performance.md"
 PAGES = sorted(DOCS.glob("*.md"))
 PICTURE = "layout "
 CODE = ["acme_clipped.py", "acme_clipped_path.py", "train_clipped.py"]
 
 _COLLECTIVES = re.compile(r"^\| (?P<dataflow>\w+) \| (?P<labels>headers, .*) \|$", re.MULTILINE)
+_COMMAND = re.compile(r"`python (?P<script>tests/benchmarks/\w+\.py)(?P<words>[^`]*)`")
 _LINK = re.compile(r"\]\((?P<target>[^)#:]+)(#[^)]*)?\)")
 SHARDER = EmbeddingBagCollectionSharder({"optimizer": "sgd", "learning_rate": 0.1})
 
@@ -115,6 +117,41 @@ with use_host(PluginHost(plugins={"acme_clipped": acme_clipped})):
     done = stranger.run_python("-c", script, site=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ClippedExchange(limit=0.5) False\n"
+
+
+def rows_below(heading: str) -> dict[str, list[str]]:
+    """The cells of the rows of the first table below a heading of the page on performance, by the first cell."""
+    _, _, section = PERFORMANCE.read_text().partition(f"## {heading}\n")
+    table = re.search(r"^\|.*?(?=^$)", section, re.MULTILINE | re.DOTALL)
+    assert table, heading
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in table[0].splitlines()[2:]]
+    return {first: others for first, *others in cells}
+
+
+def test_docs_performance_has_every_case_with_a_goal_and_its_ratio() -> None:
+    told = rows_below("Beside TorchRec")
+    assert list(told) == [case.name for case in step_ratios.BESIDE]
+    for case, (ours, theirs, ratio, goal, collectives) in zip(step_ratios.BESIDE, told.values(), strict=True):
+        assert float(goal) == case.goal
+        assert float(ratio) == pytest.approx(float(ours) / float(theirs), abs=0.011)
+        if case.max_collectives is not None:
+            assert int(collectives.split(" / ")[0]) <= case.max_collectives
+    assert list(rows_below("Beside a hand-written loop")) == [case.name for case in step_ratios.LEAN]
+
+
+def test_docs_performance_commands_are_scripts_with_these_options() -> None:
+    commands = list(_COMMAND.finditer(PERFORMANCE.read_text()))
+    assert {Path(match["script"]).name for match in commands} >= {
+        "step_ratios.py",
+        "lookup.py",
+        "footprint.py",
+    }
+    for match in commands:
+        script = readme.README.parent / match["script"]
+        assert script.exists(), match[0]
+        text = script.read_text().split('"""', 2)[2].replace("_", "-")  # what follows the docstring
+        for option in re.findall(r"--([\w-]+)", match["words"]):
+            assert option in text, f"{match[0]}: no --{option}"
 
 
 @pytest.mark.parametrize("page", [readme.README, *PAGES], ids=lambda page: page.name)

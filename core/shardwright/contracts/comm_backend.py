@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -129,6 +130,18 @@ class Communicator(ABC):
             place: a name that no other meeting of these ranks has.
             what: what is called, for the error.
         """
+
+    def named(self, collective: str) -> AbstractContextManager[None]:
+        """What fails inside is the failure of a collective that torch makes; by default its error is left as it is.
+
+        Args:
+            collective: its name, for the error.
+        """
+        return nullcontext()
+
+    def wait_for(self, work: Work) -> Any:
+        """Wait for a collective that torch began; a communicator may leave itself time to ask who is missing."""
+        return work.wait()
 
 
 class CommBackend(ABC, metaclass=OpenNames):

@@ -35,6 +35,7 @@ class Lockstep:
         self._named: Counter[str] = Counter()
         self._checksum = 0
         self._recent: deque[str] = deque(maxlen=_NUM_RECENT)
+        self._places: Counter[str] = Counter()
 
     def join(self, name: str, header_size: int) -> int:
         """Take a collection in; returns its number, by which headers call it."""
@@ -48,6 +49,11 @@ class Lockstep:
         call = f"{what} of {self._names[number]}"
         self._checksum = zlib.crc32(call.encode(), self._checksum)
         self._recent.append(call)
+
+    def place(self, what: str) -> str:
+        """Where the ranks meet: a name that no meeting had before, and all give to the same one."""
+        self._places[what] += 1
+        return f"{what}/{self._places[what]}"
 
     def name(self, number: int) -> str:
         """What the collection of that number is called."""

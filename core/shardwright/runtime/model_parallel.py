@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan import ShardingPlan
+from shardwright.runtime.dense_sync import DenseDataParallel
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.sharders import ModuleSharder, default_sharders, shardable_modules
 
@@ -62,8 +63,9 @@ class DistributedModelParallel(nn.Module):
             plan = self._make_plan(module, sharders)
         self._plan = plan
         self._sharded: dict[str, nn.Module] = {}
-        # The one submodule: the model, or its data-parallel wrapper once there is one.
-        self._wrapped: nn.Module = self._shard(module, sharders)
+        self._model = self._shard(module, sharders)
+        # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
+        self._wrapper: tuple[DistributedDataParallel, ...] = ()
         self._materialise()
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self._fused_optimizer = CombinedOptimizer(
@@ -123,20 +125,19 @@ class DistributedModelParallel(nn.Module):
 
     def init_data_parallel(self) -> None:
         """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
-        if self._wrapped is not self.module or self._env.process_group is None:
+        if self._wrapper or self._env.process_group is None:
             return
         ours = {name for name, _ in self._sharded_parameters()}
         if all(name in ours or not p.requires_grad for name, p in self.module.named_parameters()):
             return
         ignored = sorted(ours | {name for name, _ in self._sharded_buffers()})
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, ignored)
-        self._wrapped = DistributedDataParallel(
-            self.module,
-            device_ids=None if self.device.type == "cpu" else [self.device],
-            process_group=self._env.process_group,
-            gradient_as_bucket_view=True,
-            **_BUFFERS_ONCE,
-        )
+        options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE}
+        if self.device.type == "cpu":
+            self._wrapper = (DenseDataParallel(self.module, self._env, **options),)
+            return
+        options |= {"device_ids": [self.device], "process_group": self._env.process_group}
+        self._wrapper = (DistributedDataParallel(self.module, **options),)
 
     def _sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for path, sharded in self._sharded.items():
@@ -148,14 +149,13 @@ class DistributedModelParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward; every rank makes this call in the same step."""
-        return self._wrapped(*args, **kwargs)
+        outermost = self._wrapper[0] if self._wrapper else self._model
+        return outermost(*args, **kwargs)
 
     @property
     def module(self) -> nn.Module:
         """The model with its sharded modules, without the data-parallel wrapper."""
-        wrapped = self._wrapped
-        inner: nn.Module = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
-        return inner
+        return self._model
 
     @property
     def env(self) -> ShardingEnv:
@@ -201,6 +201,11 @@ class DistributedModelParallel(nn.Module):
     ) -> Any:
         """Take over the state of an unsharded or differently sharded model; each rank takes its blocks."""
         return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """For ``torch.distributed.checkpoint``: by the model's own names, the attribute that they leave out."""
+        own = (self._model._modules, self._model._parameters, self._model._buffers)
+        return {name: "_model" for names in own for name in names}
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:

@@ -4,7 +4,9 @@ It would then send the headers of its next batch where the others expect gradien
 expects may end the process, and one that is sent less takes it for gradients. So a rank that begins a batch after more
 forward passes without a backward pass than is usual waits until all ranks do the same: several forward passes before
 their backward passes, and forward passes that need none, are alike on all ranks. Loops of one forward and one backward
-pass never wait; loops without backward passes wait ever more rarely, ten times in the first thousand batches.
+pass never wait; loops without backward passes wait ever more rarely, ten times in the first thousand batches. What is
+not seen here, as in the first step after such a loop, is an error all the same, of sizes that differ or of the next
+headers, which carry a checksum of the calls before them.
 """
 
 from __future__ import annotations
@@ -52,5 +54,6 @@ class OpenSteps:
         """A backward pass is made: what came before it says what is usual from now on."""
         if self._num_forward:
             self._recent.append(self._most_before_begin)
-            self._usual = max(self._recent)
+            # What was twice of late: an evaluation with gradients does not make the training after it one.
+            self._usual = sorted(self._recent)[-2] if len(self._recent) > 1 else 0
         self._num_forward = 0

@@ -86,15 +86,21 @@ class RollCall(Listener):
     def meet(self, place: str, what: str) -> None:
         """Wait until every rank has come to ``place``, by the store alone; those that fail elsewhere hear of ``what``.
 
+        The rank that leaves last takes what was written out of the store.
+
         Raises:
             RuntimeError: one did not in time.
         """
-        key = f"shardwright/meeting/{place}"
+        count = f"shardwright/meeting/{place}"
+        everybody = f"{count}/all"
         self._store.set(_key(self._rank), what)
-        if self._store.add(key, 1) == self._world_size:
-            self._store.set(f"{key}/all", "here")
-        self._store.wait([f"{key}/all"], self._patience)
+        if self._store.add(count, 1) == self._world_size:
+            self._store.set(everybody, "here")
+        self._store.wait([everybody], self._patience)
         self._store.delete_key(_key(self._rank))
+        if self._store.add(count, 1) == 2 * self._world_size:
+            self._store.delete_key(everybody)
+            self._store.delete_key(count)
 
     def _exchange(self, label: str) -> dict[int, str]:
         """What each other rank failed in, of those that say so before time is up."""

@@ -95,7 +95,6 @@ class ShardedCollection(nn.Module, ABC):
             self._engine.rates,
             self._meet,
         )
-        self._num_met = 0
         self.register_state_dict_pre_hook(lambda *_: self._meet("state_dict()"))
         self.inputs_ahead: InputsAhead | None = None
 
@@ -144,10 +143,10 @@ class ShardedCollection(nn.Module, ABC):
         Raises:
             DistributedError: one does not within the time-out.
         """
-        self._num_met += 1
-        name = self._env.lockstep.name(self._engine.number)
+        lockstep = self._env.lockstep
+        name = lockstep.name(self._engine.number)
         what = f"{what} of {name}, which gathers tables and so is to be called on every rank,"
-        self._env.communicator.meet(f"gathering/{self._engine.number}/{self._num_met}", what)
+        self._env.communicator.meet(lockstep.place(f"gathering/{self._engine.number}"), what)
 
     @property
     def fused_optimizer(self) -> FusedOptimizer:

@@ -26,6 +26,11 @@ class ShardedTable(nn.Module):
         self.state = state
         self._lookups = lookups
         self._row_state = kernel_of(state.sharding.compute_kernel).row_state
+        # What state dicts have is an attribute on every rank: torch.distributed.checkpoint looks for each key.
+        self.register_parameter("weight", None)
+        for name in self._row_state:
+            if not hasattr(self, name):
+                self.register_buffer(name, None)
         for number, local in enumerate(state.local):
             lookup = self._lookups[local.lookup]
             parameters = lookup.parameters()
@@ -33,6 +38,8 @@ class ShardedTable(nn.Module):
             if not parameters:
                 parameter._in_backward_optimizers = [lookup]  # type: ignore[attr-defined]  # as torch marks them
             self.register_parameter(f"weight_{number}" if number else "weight", parameter)
+            if number:  # so does it leave out what they do not have
+                self._non_persistent_buffers_set.add(f"weight_{number}")
 
     def weight_of(self, local: LocalBlock) -> Tensor:
         """The weights of a local block, shared storage."""

@@ -54,7 +54,7 @@ class SimulatedCommunicator(Communicator):
     """The collectives of one simulated rank; counts them and the bytes they carry.
 
     Attributes:
-        labels: the label of every all-to-all, in order; other collectives are noted as ``"object"`` or ``"tensor"``.
+        labels: the label of every all-to-all, in order; others are noted as ``"object"``, ``"tensor"``, ``"barrier"``.
         sent_bytes: for every all-to-all, in order, its label and the bytes sent to each rank (this one included).
     """
 
@@ -106,6 +106,7 @@ class SimulatedCommunicator(Communicator):
         return self.all_gather_objects(value)[source]
 
     def barrier(self) -> None:  # noqa: D102
+        self.labels.append("barrier")
         self._board.exchange(self.rank, None)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.comm import EXCHANGE_EVENT
 from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.replicated import ReplicatedTables
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing import keyed_rows as keys
 from shardwright.testing.cases import Case, shard_case
@@ -36,6 +37,8 @@ class RankResult:
     """Of each step; rank 0 says, which knows the sharding types."""
     first_rows: dict[str, Tensor] = field(factory=dict)
     """What rows began with, if the unsharded module does not say."""
+    copies: list[Tensor] = field(factory=list)
+    """This rank's own copies of what every rank has, and their optimizer state."""
 
 
 def train_simulated(case: Case) -> list[RankResult]:
@@ -78,6 +81,7 @@ def train_rank(
         weights=weights_of(case, sharded),
         optimizer={"state": {}} if case.has_keys else sharded.fused_optimizer.state_dict(),
         first_rows=first_rows,
+        copies=[] if case.has_keys else copies_of(sharded),
         collectives=collectives,
         expected_collectives=expected_collectives(case, NUM_STEPS) if env.rank == 0 else (),
     )
@@ -87,6 +91,18 @@ def weights_of(case: Case, sharded: Any) -> dict[str, Tensor]:
     """The rows under the names of the unsharded module's state: of keys, what is looked up."""
     found: dict[str, Tensor] = keys.looked_up_rows(case, sharded) if case.has_keys else sharded.state_dict()
     return found
+
+
+def copies_of(sharded: Any) -> list[Tensor]:
+    """Weights and optimizer state of this rank's own copies; a state dict has those of one rank only."""
+    parts = [part for part in sharded._engine.parts if isinstance(part, ReplicatedTables)]
+    pairs = [pair for part in parts for pair in zip(part.lookups, part.groups, strict=True)]
+    return [
+        value.detach().clone()
+        for lookup, group in pairs
+        for block in range(len(group.blocks))
+        for value in (lookup.weight(block), *lookup.optimizer_state(block).values())
+    ]
 
 
 def sharder_spec(case: Case) -> Any:
@@ -186,6 +202,7 @@ def assert_equals_unsharded(
         unsharded.train(step)
         if step == 0:
             _assert_first_step(case, results, initial, unsharded, tolerance)
+    _assert_copies_equal(results)
     expected = list(results[0].expected_collectives if collectives is None else collectives)
     for rank, result in enumerate(results):
         assert result.collectives == expected, (
@@ -198,6 +215,16 @@ def assert_equals_unsharded(
                 result.weights[name], weight.detach(), **tolerance, msg=prefixed(f"{name}, rank {rank}")
             )
         _assert_states(result.optimizer["state"], unsharded, tolerance)
+
+
+def _assert_copies_equal(results: Sequence[RankResult]) -> None:
+    """Bit for bit, or ranks would drift apart, a rounding at a time."""
+    for rank, result in enumerate(results):
+        for own, first in zip(result.copies, results[0].copies, strict=True):
+            assert torch.equal(own, first), (
+                f"a copy {list(own.shape)} on rank {rank} is not that of rank 0, bit for bit: they differ by up to "
+                f"{(own.double() - first.double()).abs().max():.2g}"
+            )
 
 
 def _assert_output(

@@ -98,6 +98,11 @@ class Ring:
         exchange, size = _HEADER.unpack_from(self._room, self._place % self._size)
         return exchange, size
 
+    def skip(self) -> None:
+        """Leave the next message unread."""
+        self._place += _whole(self.header[1])
+        self._read[0] = self._place
+
     def take(self, target: memoryview) -> None:
         """Copy the next message into ``target``, which is of its size."""
         start, size = self._place % self._size + _HEADER.size, len(target)
@@ -170,6 +175,7 @@ class Mailboxes:
             for other, (peer, segment) in theirs.items()
         }
         self._early: dict[tuple[int, int], bytes] = {}
+        self._newest, self._awaited = 0, set[int]()
         weakref.finalize(self, _leave, self._state, os.getpid())
 
     @classmethod
@@ -186,6 +192,18 @@ class Mailboxes:
         if own is None or theirs is None or NOTHING in agreed:
             return None
         return cls(rank, own, theirs)
+
+    def begin(self, exchange: int) -> None:
+        """An exchange is begun, and may be waited for; their numbers rise."""
+        self._newest = exchange
+        self._awaited.add(exchange)
+
+    def end(self, exchange: int) -> None:
+        """It will not be waited for any more: what still comes of it is not kept."""
+        self._awaited.discard(exchange)
+        if self._early:
+            for source in self._others:
+                self._early.pop((source, exchange), None)
 
     def send(self, to: int, exchange: int, message: memoryview, patience: timedelta | None) -> None:
         """Put a message where a rank reads it; waits only where there is no room.
@@ -211,6 +229,9 @@ class Mailboxes:
 
     def _set_aside(self, source: int, ring: Ring) -> None:
         exchange, size = ring.header
+        if exchange <= self._newest and exchange not in self._awaited:
+            ring.skip()
+            return
         early = bytearray(size)
         ring.take(memoryview(early))
         self._early[source, exchange] = bytes(early)

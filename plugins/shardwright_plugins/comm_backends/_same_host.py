@@ -242,12 +242,16 @@ class _ByMail:
         self._own = leaving[rank]
         self._sent = memory_of(call.input)
         _check_sizes(call, leaving, self._spans, rank)
+        mail.begin(number)
         for peer, (start, stop) in enumerate(leaving):
             if start < stop and peer != rank:
                 self._send(peer, self._sent[start:stop], start)
         self._huge: dict[int, Tensor] = {}
         if max(call.output_splits) * size > MOST_BYTES:
             self._receive_huge()
+
+    def __del__(self) -> None:
+        self._mail.end(self._number)
 
     def _send(self, peer: int, piece: memoryview, start: int) -> None:
         size = len(piece)

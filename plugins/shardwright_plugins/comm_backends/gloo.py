@@ -19,7 +19,9 @@ class Gloo(CommBackend):
 
         from shardwright.runtime.comm import TorchCommunicator
         from shardwright.runtime.roll_call import store_of
+        from shardwright_plugins.comm_backends._quiet_end import let_go_at_end
         from shardwright_plugins.comm_backends._same_host import exchange_over
 
+        let_go_at_end()
         exchange = exchange_over(process_group, store_of(process_group))
         return TorchCommunicator(process_group, torch.device("cpu"), exchange)

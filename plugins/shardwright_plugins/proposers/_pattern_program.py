@@ -47,6 +47,21 @@ class Pattern:
 
 
 @frozen(eq=False)
+class HostPattern:
+    """Hosts that hold the same gangs.
+
+    Args:
+        gangs: of each kind: ``[K]``.
+        hosts: how many hosts.
+        patterns: what their ranks hold else; no more ranks than there are.
+    """
+
+    gangs: Ints
+    hosts: int
+    patterns: tuple[Pattern, ...]
+
+
+@frozen(eq=False)
 class Kinds:
     """The kinds of shards that may go to any rank or host, and what options need of them.
 
@@ -71,6 +86,16 @@ class Kinds:
     spread: Floats
     budget: Floats
     labels: tuple[bytes, ...] = ()
+
+    def least_spread(self, multiplicity: Ints) -> Floats:
+        """What lies on every rank at least, in parts of all it has: ``[D]``.
+
+        Args:
+            multiplicity: how many tables each distinct table stands for: ``[T]``.
+        """
+        starts = np.flatnonzero(np.diff(self.table, prepend=-1))
+        least: Floats = np.minimum.reduceat(self.spread, starts, axis=0)
+        return least.T @ multiplicity.astype(np.float64)
 
 
 @frozen(eq=False)
@@ -151,6 +176,12 @@ class Program:
     def patterns(self) -> Floats:
         """All patterns made so far: ``[N, K]``."""
         return np.array(self._patterns)
+
+    @property
+    def prices(self) -> Floats:
+        """What a shard of each kind is worth, in ranks: ``[K]``."""
+        prices = (self._cost[self._basis] @ self._inverse)[: len(self._kinds.size)]
+        return np.maximum(prices, 0.0)
 
     @property
     def _cost(self) -> Floats:

@@ -22,7 +22,14 @@ from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Bins
-from shardwright_plugins.proposers._pattern_program import TOLERANCE, Kinds, Pattern, Program, Solution
+from shardwright_plugins.proposers._pattern_program import (
+    TOLERANCE,
+    HostPattern,
+    Kinds,
+    Pattern,
+    Program,
+    Solution,
+)
 
 # Kinds of shards at most: the work grows with their square.
 MOST_KINDS = 120
@@ -49,9 +56,9 @@ def kinds_of(
     options = space.options
     limit = np.append(limit_ms, space.capacity_bytes.min(axis=0))
     room = np.maximum(limit - budget, 0.0)
-    needs = np.column_stack([space.cost_ms, space.memory_bytes])
+    needs, count = _needs(space)
     usable = allowed.copy()
-    run = np.flatnonzero((options.rank == FREE) & usable[options.option])
+    run = np.flatnonzero((options.rank == FREE) & usable[options.option] & (count > 0))
     fits = (needs[run] <= room * (1 - TOLERANCE)).all(axis=1)
     usable[options.option[run[~fits]]] = False
     run = run[usable[options.option[run]]]
@@ -66,7 +73,7 @@ def kinds_of(
     matrix = np.zeros((len(distinct), len(chosen)))
     kind_of = np.full(options.num_shards, -1)
     kind_of[run] = kind.reshape(-1)
-    np.add.at(matrix, (kind.reshape(-1), np.searchsorted(chosen, options.option[run])), options.count[run])
+    np.add.at(matrix, (kind.reshape(-1), np.searchsorted(chosen, options.option[run])), count[run])
     least = np.maximum(limit, 1e-30)
     return Kinds(
         options=chosen,
@@ -79,6 +86,24 @@ def kinds_of(
         budget=budget / least,
         labels=tuple(row.tobytes() for row in distinct),
     )
+
+
+def _needs(space: SearchSpace) -> tuple[Floats, Ints]:
+    """What each shard of a run needs, ``[S, D]``, and how many there are, ``[S]``.
+
+    A gang takes as much of each rank as its largest shard, so all its shards are counted with its first run.
+    """
+    options = space.options
+    needs, count = np.column_stack([space.cost_ms, space.memory_bytes]), options.count.copy()
+    run = np.flatnonzero(options.gang != NO_GANG)
+    if len(run):
+        run = run[np.argsort(options.gang[run], kind="stable")]
+        starts = np.flatnonzero(np.diff(options.gang[run], prepend=NO_GANG))
+        total = np.add.reduceat(count[run], starts)
+        count[run] = 0
+        count[run[starts]] = total
+        needs[run[starts]] = np.maximum.reduceat(needs[run], starts, axis=0)
+    return needs, count
 
 
 def whole_tables(tables: Floats, kinds: Kinds, alike: Ints) -> Ints:
@@ -96,7 +121,7 @@ def whole_tables(tables: Floats, kinds: Kinds, alike: Ints) -> Ints:
     return proposal
 
 
-def seat(bins: Bins, kinds: Kinds, patterns: Sequence[Pattern]) -> None:
+def seat(bins: Bins, kinds: Kinds, patterns: Sequence[Pattern], hosts: Sequence[HostPattern] = ()) -> None:
     """Put shards into ranks as patterns say, those with most ranks first; what is left over is left out.
 
     A pattern with shards of gangs takes a host.
@@ -105,8 +130,12 @@ def seat(bins: Bins, kinds: Kinds, patterns: Sequence[Pattern]) -> None:
         bins: all shards, none in a rank; ``kind`` is the run of each.
         kinds: of the shards.
         patterns: of the program.
+        hosts: what hosts hold; these come before the patterns.
     """
-    _Seating(bins, kinds).seat(patterns)
+    seating = _Seating(bins, kinds)
+    for host in hosts:
+        seating.seat_hosts(host)
+    seating.seat(patterns)
 
 
 class _Seating:
@@ -119,12 +148,22 @@ class _Seating:
         for gang, members in bins.members.items():
             if len(members) <= bins.bins_per_host:
                 self._gangs[kind[members[0]]].append(gang)
+        self._free = list(range(len(bins.used)))[::-1]
+
+    def seat_hosts(self, host: HostPattern) -> None:
+        size = self._bins.bins_per_host
+        ranks = self._free[-size * host.hosts :][::-1]
+        del self._free[-size * host.hosts :]
+        for first in ranks[::size]:
+            self._put_gangs(host.gangs, first)
+        for pattern in host.patterns:
+            for _ in range(round(pattern.ranks)):
+                self._put_alone(pattern.shards, ranks.pop())
 
     def seat(self, patterns: Sequence[Pattern]) -> None:
-        size, world_size = self._bins.bins_per_host, len(self._bins.used)
-        free = list(range(world_size))[::-1]
+        size, free = self._bins.bins_per_host, self._free
         left = np.array([pattern.ranks for pattern in patterns])
-        has_gang = np.array([bool((pattern.shards[self._kinds.is_gang]).any()) for pattern in patterns])
+        has_gang = np.array([(pattern.shards[self._kinds.is_gang]).any() for pattern in patterns], dtype=bool)
         while len(free) >= size and (left[has_gang] >= 0.5 * size).any():
             index = int(np.argmax(np.where(has_gang, left, -1.0)))
             left[index] -= size
@@ -139,21 +178,46 @@ class _Seating:
             self._put_alone(patterns[index].shards, free.pop())
 
     def _put_gangs(self, shards: Ints, first: int) -> bool:
+        """Put gangs of each kind on a host until each rank holds so many shards of it; whether there was one."""
         is_some = False
         for kind in np.flatnonzero(self._kinds.is_gang & (shards > 0)).tolist():
             for _ in range(int(shards[kind])):
-                if self._gangs[kind]:
-                    is_some = True
-                    members = self._bins.members[self._gangs[kind].pop()]
-                    for place, item in enumerate(members):
-                        local = int(self._bins.local[item])
-                        self._bins.put(item, first + (place if local == FREE else local))
+                is_some |= self._put_across(self._gangs[kind], first)
         return is_some
+
+    def _put_across(self, gangs: list[int], first: int) -> bool:
+        """Put a gang, or several that are smaller than a host side by side, on the ranks of a host."""
+        taken = 0
+        while gangs and taken + len(self._bins.members[gangs[-1]]) <= self._bins.bins_per_host:
+            members = self._bins.members[gangs.pop()]
+            for place, item in enumerate(members):
+                local = int(self._bins.local[item])
+                self._bins.put(item, first + (taken + place if local == FREE else local))
+            taken += len(members) if self._bins.local[members[0]] == FREE else self._bins.bins_per_host
+        return taken > 0
 
     def _put_alone(self, shards: Ints, rank: int) -> None:
         for kind in np.flatnonzero(~self._kinds.is_gang & (shards > 0)).tolist():
             for _ in range(min(int(shards[kind]), len(self._alone[kind]))):
                 self._bins.put(self._alone[kind].pop(), rank)
+
+
+def patterns_of(kinds: Kinds, known: Mapping[tuple[bytes, ...], Floats]) -> Floats:
+    """Patterns of programs before that fit into a rank here: ``[N, K]``.
+
+    Args:
+        kinds: of the shards here.
+        known: labels of the kinds of a program -> its patterns.
+    """
+    position = {label: index for index, label in enumerate(kinds.labels)}
+    found = [np.empty((0, len(kinds.labels)))]
+    for labels, patterns in known.items():
+        old = np.array([label in position for label in labels])
+        kept = patterns[(patterns[:, ~old] == 0).all(axis=1)]
+        mapped = np.zeros((len(kept), len(kinds.labels)))
+        mapped[:, [position[label] for label in labels if label in position]] = kept[:, old]
+        found.append(mapped[(mapped @ kinds.size <= 1 + TOLERANCE).all(axis=1)])
+    return np.concatenate(found)
 
 
 @frozen(eq=False)
@@ -214,22 +278,10 @@ class Patterns:
         kinds = kinds_of(space, allowed, self._spread, budget, limit_ms)
         if kinds is None:
             return None
-        program = Program(kinds, space.options.multiplicity, self._patterns_of(kinds))
+        program = Program(kinds, space.options.multiplicity, patterns_of(kinds, self._known))
         solution = program.solve(part * len(space.capacity_bytes))
         self._known = {kinds.labels: program.patterns}
         return Trial(limit_ms, kinds, solution)
-
-    def _patterns_of(self, kinds: Kinds) -> Floats:
-        """Patterns of programs before that fit into a rank here: ``[P, K]``."""
-        position = {label: index for index, label in enumerate(kinds.labels)}
-        found = [np.empty((0, len(kinds.labels)))]
-        for labels, patterns in self._known.items():
-            old = np.array([label in position for label in labels])
-            kept = patterns[(patterns[:, ~old] == 0).all(axis=1)]
-            mapped = np.zeros((len(kept), len(kinds.labels)))
-            mapped[:, [position[label] for label in labels if label in position]] = kept[:, old]
-            found.append(mapped[(mapped @ kinds.size <= 1 + TOLERANCE).all(axis=1)])
-        return np.concatenate(found)
 
     def seated(self, trial: Trial) -> Assignment:
         """All tables over all ranks as a program says, most of them within its time."""

@@ -11,13 +11,13 @@ from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.proposers._programs import Programs
 from shardwright_plugins.proposers._timed_patterns import packed_within
 
-# A gap that is worth it, and one where tables times ranks are more: that takes long.
+# A gap that is worth it, and one where tables times ranks are more, unless memory has a price: that takes long.
 _WIDE_GAP, _MANY, _WIDE_OF_MANY = 0.03, 300_000, 0.12
 # So many times the solver's nodes, for programs of so many columns.
 _HARD, _MOST_COLUMNS = 12.0, 1500
 # The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure;
 # and tries.
-_FIRST_STEP, _STEP, _MOST_TRIES = 0.4, 0.05, 6
+_FIRST_STEP, _STEP, _MOST_TRIES = 0.4, 0.05, 8
 _LEAST_GAIN = 1e-4
 
 
@@ -40,7 +40,7 @@ class WideGap:
         """Whether the gap is still worth it, and there is time."""
         space = self.catalogue.space
         is_small = len(space.options.all_tables) * len(space.capacity_bytes) <= _MANY
-        wide = _WIDE_GAP if is_small else _WIDE_OF_MANY
+        wide = _WIDE_GAP if is_small or space.bound.multipliers.any() else _WIDE_OF_MANY
         return self.best.value_ms > space.prover.bound_ms * (1 + wide) and not space.watch.is_over
 
     def plans(self) -> Iterator[Assignment]:

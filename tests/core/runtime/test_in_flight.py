@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from attrs import evolve
 from tests.core.runtime.pipelines import Watched, bags
 
 from shardwright.testing.simulated import run_simulated
 
 
-def events_of_a_step(world_size: int = 4, local_world_size: int = 2) -> list[list[tuple[str, str]]]:
-    """A forward and a backward pass of tables with three dataflows."""
+def events_of_a_step(
+    world_size: int = 4, local_world_size: int = 2, *, turned: bool = False
+) -> list[list[tuple[str, str]]]:
+    """A forward and a backward pass of tables with three dataflows; ``turned``: the last table is the first."""
     case = bags(world_size)
+    if turned:
+        case = evolve(case, tables=case.tables[::-1])
     module = case.module()
 
     def step(env):
@@ -24,10 +30,12 @@ def events_of_a_step(world_size: int = 4, local_world_size: int = 2) -> list[lis
     return run_simulated(step, world_size, local_world_size=local_world_size, timeout_s=20.0)
 
 
-def test_results_of_all_ways_home_are_under_way_before_any_is_waited_for():
-    for events in events_of_a_step():
+@pytest.mark.parametrize("turned", [False, True])
+def test_results_of_all_ways_home_are_under_way_before_any_is_waited_for(turned):
+    ways = [("start", "results"), ("start", "results inside the host")]
+    for events in events_of_a_step(turned=turned):
         forward = events[events.index(("wait", "ids")) + 1 : events.index(("backward", ""))]
-        assert forward[:2] == [("start", "results"), ("start", "results inside the host")]
+        assert forward[:2] == (ways[::-1] if turned else ways)
         last_start = forward.index(("start", "results across hosts"))
         assert [event for event in forward[:last_start] if event[0] == "wait"] == [
             ("wait", "results inside the host")

@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.core.runtime.pipelines import examples, on_ranks
 
 from shardwright.errors import DistributedError
+from shardwright.runtime import batches
+from shardwright.runtime.batch_settings import BatchSettings
+from shardwright.runtime.batches import BatchesInStep
+from shardwright.runtime.engine import _sent_to
 from shardwright.runtime.inputs import Status
 from shardwright.runtime.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
 from shardwright.sparse import KeyedJaggedTensor
@@ -112,6 +117,40 @@ def test_ids_are_received_on_the_side_stream_which_the_current_one_waits_for_and
         "recorded on main",
         "side waits for main",
     ]
+
+
+def test_batch_that_is_taken_is_recorded_on_the_stream_that_computes_with_it(monkeypatch):
+    recorded = []
+    monkeypatch.setattr(batches, "record_stream", lambda *args: recorded.append(args))
+
+    class Side(SideStream):
+        """One whose copies the current stream waits for."""
+
+        def join(self):
+            return "the current stream"
+
+    def work(model, env):
+        monkeypatch.setattr(SideStream, "on", lambda device: Side(device, None))
+        batch = examples(0, 0, 1)
+        assert BatchesInStep(model, BatchSettings()).take(iter([batch])) is batch
+        assert recorded == [(batch, "the current stream")]
+
+    on_ranks(work, 1)
+
+
+def test_headers_are_sent_to_a_device_from_page_locked_memory_without_waiting_for_it():
+    class Values:
+        def pin_memory(self):
+            return Pinned()
+
+    class Pinned:
+        def to(self, device, *, non_blocking):
+            return device, non_blocking
+
+    device = torch.device("cuda", 0)
+    assert _sent_to(device, Values()) == (device, True)
+    on_host = torch.ones(2)
+    assert _sent_to(torch.device("cpu"), on_host) is on_host
 
 
 def test_cpu_has_no_side_stream():

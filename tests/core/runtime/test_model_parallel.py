@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from shardwright.contracts import CommBackend
 from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from shardwright.plugins import PluginHost, use_host
-from shardwright.runtime.comm import TorchCommunicator
+from shardwright.runtime.comm import AllToAll, TorchCommunicator, TorchExchange
 from shardwright.testing.simulated import run_simulated
 
 CASE = Cuts([Cut(5, 2, ("a",), edges=(1,), ranks=(0, 1)), Cut(7, 3, ("b",), "MEAN", ranks=(1,))], 2)
@@ -332,3 +333,28 @@ def test_communicator_of_a_group_of_one_hands_back_what_it_is_given(group_of_one
 def test_communicator_failing_exchange_says_what_and_who(group_of_one):
     with pytest.raises(DistributedError, match="rank 0: the exchange of odd failed"):
         group_of_one.communicator.all_to_all(torch.empty(3), torch.ones(2), [3], [2], label="odd").wait()
+
+
+class Watchful(TorchExchange):
+    """An exchange that is never made: how long starting it, and waiting for it, may take."""
+
+    def __init__(self):
+        self.patience = []
+
+    def start(self, call: AllToAll):
+        self.patience.append(call.patience)
+        return self
+
+    def wait(self, timeout):
+        self.patience.append(timeout)
+
+
+def test_communicator_waits_no_longer_than_leaves_time_to_ask_who_is_missing_within_the_time_out(
+    group_of_one,
+):
+    watchful = Watchful()
+    group = dist.new_group(timeout=timedelta(seconds=8))
+    communicator = TorchCommunicator(group, torch.device("cpu"), watchful)
+    communicator.all_to_all(torch.empty(1), torch.ones(1), [1], [1], label="one").wait()
+    asking = timedelta(seconds=2)  # a quarter of the group's time-out
+    assert watchful.patience == [timedelta(seconds=8) - asking] * 2

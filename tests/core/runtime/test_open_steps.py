@@ -42,18 +42,26 @@ def test_loop_of_forward_and_backward_passes_never_meets(loop: Loop) -> None:
     assert not any(any(loop.train()) for _ in range(20))
 
 
-def test_two_forward_passes_before_their_backward_passes_meet_once(loop: Loop) -> None:
-    assert [loop.train(forwards=2) for _ in range(5)] == [[False, True], *[[False, False]] * 4]
+def test_two_forward_passes_before_their_backward_passes_meet_twice(loop: Loop) -> None:
+    assert [loop.train(forwards=2) for _ in range(6)] == [*[[False, True]] * 2, *[[False, False]] * 4]
+
+
+def test_steps_of_one_and_of_two_forward_passes_in_turn_meet_twice(loop: Loop) -> None:
+    met = [any(loop.train(forwards=1 + number % 2)) for number in range(12)]
+    assert met == [False, True, False, True, *[False] * 8]
 
 
 def test_forward_passes_without_backward_passes_meet_ever_more_rarely(loop: Loop) -> None:
     assert [number for number in range(1000) if loop.forward()] == [2**power - 1 for power in range(1, 10)]
 
 
-def test_backward_pass_left_out_after_an_evaluation_is_noticed_again_after_four_steps(loop: Loop) -> None:
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_backward_pass_left_out_after_an_evaluation_is_noticed_from_the_second_step_on(
+    loop: Loop, num_steps: int
+) -> None:
     for _ in range(100):
         loop.forward()
-    for _ in range(5):
+    for _ in range(num_steps):
         assert not any(loop.train())
     loop.forward()
     assert loop.forward()  # without the backward pass of the one before

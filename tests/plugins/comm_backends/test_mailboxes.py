@@ -36,8 +36,11 @@ def test_ring_gives_messages_in_their_order_and_never_overwrites_one(asked: list
             assert receiver.has_message
             assert receiver.header == (exchange, len(message))
             target = bytearray(len(message))
-            receiver.take(memoryview(target))
-            assert target == message
+            if exchange % 3:
+                receiver.take(memoryview(target))
+                assert target == message
+            else:
+                receiver.skip()
         assert receiver.has_message == bool(under_way)
 
 

@@ -1,0 +1,151 @@
+"""What ranks do in the tests of dense gradients; importable by their processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from shardwright import (
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    ShardingEnv,
+)
+from shardwright.errors import DistributedError
+from shardwright.runtime import dense_sync
+
+TIMEOUT_S = 2.0
+VICTIM = 1
+
+
+class Towers(torch.nn.Module):
+    """Dense layers, whose gradients are made after those of a table.
+
+    Args:
+        width: of the layers; from 512 on they take more than one bucket (1 MiB the first).
+        has_idle: a layer more, which takes no part.
+    """
+
+    def __init__(self, width: int = 2, *, has_idle: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.dense = torch.nn.Sequential(
+            torch.nn.Linear(width, width), torch.nn.Linear(width, width), torch.nn.Linear(width, 1)
+        )
+        self.idle = torch.nn.Linear(width, width) if has_idle else None
+        self.tables = EmbeddingBagCollection(
+            [EmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["a"])]
+        )
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.dense(dense).sum() + self.tables(features).values().sum()
+
+
+def _batch(rank: int, step: int, width: int) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+    torch.manual_seed(10 * step + rank)
+    return torch.randn(3, width), KeyedJaggedTensor(["a"], torch.tensor([rank]), lengths=torch.tensor([1]))
+
+
+def _env() -> ShardingEnv:
+    """Ranks of little patience, who have done everything once before: what is imported or compiled takes time."""
+    warm = DistributedModelParallel(Towers())
+    warm(*_batch(warm.env.rank, 0, 2)).backward()
+    return ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+
+
+def _strike(fault: str) -> None:
+    """What befalls the victim."""
+    time.sleep(0.2)  # what it sent before has arrived
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(TIMEOUT_S + 0.5)
+
+
+def lose_a_rank(collective: str, fault: str) -> str:
+    """A fault befalls rank 1 before one of the collectives of the dense part; returns what was raised."""
+    env = _env()
+    struck = collective if env.rank == VICTIM else ""
+    try:
+        with before_sums(lambda: _strike(fault) if struck == dense_sync.GRADIENTS else None):
+            model = DistributedModelParallel(Towers(), env, init_data_parallel=False)
+            if struck == dense_sync.COPIES:
+                _strike(fault)
+            model.init_data_parallel()
+            model(*_batch(env.rank, 0, 2)).backward()
+            if struck == dense_sync.BUCKETS:
+                _strike(fault)
+            model(*_batch(env.rank, 1, 2)).backward()
+    except DistributedError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+@contextmanager
+def before_sums(act: Callable[[], Any]) -> Iterator[None]:
+    """Something is done before each sum of a bucket."""
+    start = dense_sync._Sums.start
+
+    def acted(sums: dense_sync._Sums, bucket: Any) -> Any:
+        act()
+        return start(sums, bucket)
+
+    with mock.patch.object(dense_sync._Sums, "start", acted):
+        yield
+
+
+def accumulate_gradients(width: int) -> tuple[list[int], list[float]]:
+    """Backward passes of which every second is without sums; rank 1 comes late to each sum.
+
+    Returns:
+        How many sums each pass had; and, after each that had some, how far the gradients are from the mean of those
+        that the ranks' batches have in the unsharded model.
+    """
+    env, num_sums, deviations = _env(), [0], []
+    reference = Towers(width).dense
+
+    def note_and_linger() -> None:
+        num_sums[-1] += 1
+        time.sleep(0.05 * (env.rank == VICTIM))
+
+    with before_sums(note_and_linger):
+        model = DistributedModelParallel(Towers(width), env)
+        for step in range(6):
+            sums = nullcontext() if step % 2 else model._wrapper[0].no_sync()
+            with sums:
+                model(*_batch(env.rank, step, width)).backward()
+            for rank in range(env.world_size):
+                (reference(_batch(rank, step, width)[0]).sum() / env.world_size).backward()
+            if step % 2:
+                deviations.append(_deviation(model.module.dense, reference))
+                model.module.dense.zero_grad()
+                reference.zero_grad()
+            num_sums.append(0)
+    return num_sums[:-1], deviations
+
+
+def _deviation(module: torch.nn.Module, other: torch.nn.Module) -> float:
+    """The largest difference between the gradients of two modules."""
+    pairs = zip(module.parameters(), other.parameters(), strict=True)
+    return max(float((one.grad - two.grad).abs().max()) for one, two in pairs)
+
+
+def leave_a_layer_out() -> str:
+    """A layer takes no part in a step; returns what is raised in the next."""
+    env = _env()
+    model = DistributedModelParallel(Towers(has_idle=True), env)
+    try:
+        for step in range(2):
+            model(*_batch(env.rank, step, 2)).backward()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"

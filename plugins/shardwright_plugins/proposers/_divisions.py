@@ -24,15 +24,15 @@ from shardwright_plugins.proposers._patterns import kinds_of, patterns_of, sprea
 
 # The parts of a rank's time, and of its scarcest memory, that are left to what lies on every rank beyond what has to;
 # those of the time that are tried first; and the part of other memory.
-_PARTS, _FIRST_PARTS, _OTHER_PART = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.55), (0.01, 0.1, 0.3), 0.3
+_PARTS, _FIRST_PARTS, _OTHER_PART = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.55), (0.002, 0.1), 0.3
 # A shard that takes so much of a rank is given just enough room; such divisions at most, and what is left free then.
 _LARGE, _MOST_SIZES, _MARGIN = 0.1, 16, 1e-6
 # Patterns of other divisions that are added at most, and what they are worth, in ranks, at least.
 _MOST_PATTERNS, _WORTH = 2000, 0.85
 # How far from the best division others are tried at last.
 _STEPS = (0.02, 0.01, 0.005)
-# Divisions around which others are tried, and choices for large tables that are looked into.
-_MOST_REFINED, _MOST_CHOICES = 3, 2
+# The best divisions; those around which others are tried, and choices for large tables that are looked into.
+_MOST_BEST, _MOST_REFINED, _MOST_CHOICES = 3, 2, 2
 # So many tables are large, of those whose options differ by so much of a rank; so many choices for them at most.
 _MOST_LARGE, _LARGE_SPREAD, _MOST_LOOKED_AT = 2, 0.05, 40
 
@@ -137,10 +137,10 @@ class _Search:
         times, memories = self._rooms(0), self._rooms(self._of._scarce)
         for memory, part in product(memories, _FIRST_PARTS):
             self._try(self._least[0] + part, memory)
-        for division in self._best():
+        for division in self._best()[:_MOST_REFINED]:
             for time in times:
                 self._try(time, division.parts[1])
-        for division in self._best():
+        for division in self._best()[:1]:
             for memory in memories:
                 self._try(division.parts[0], memory)
         for step, division in ((step, division) for step in _STEPS for division in self._best()[:1]):
@@ -200,4 +200,4 @@ class _Search:
 
 
 def _best(found: list[Division]) -> list[Division]:
-    return sorted(found, key=lambda division: (division.ranks, division.parts))[:_MOST_REFINED]
+    return sorted(found, key=lambda division: (division.ranks, division.parts))[:_MOST_BEST]

@@ -196,7 +196,9 @@ def keys_left_by_states(num_states: int) -> int:
     """How many more keys the group's store has after the state was asked for so often."""
     model = wrap(clicks(), ["row_wise"])
     store = store_of(dist.group.WORLD)
+    model.env.communicator.barrier()  # the others may still be clearing up after the model was made
     before = store.num_keys()
+    model.env.communicator.barrier()
     for _ in range(num_states):
         model.state_dict()
         model.fused_optimizer.state_dict()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,14 @@ class _Wanted:
     width: int
 
     @cached_property
+    def are_all(self) -> bool:
+        """Whether they are all columns, in order: these are cut apart in one call."""
+        starts = [start for start, _ in self.spans]
+        return starts == [*accumulate((size for _, size in self.spans[:-1]), initial=0)] and self.width == (
+            sum(size for _, size in self.spans)
+        )
+
+    @cached_property
     def columns(self) -> _Columns:
         """Their columns, to be taken in one call."""
         return _Columns.of(self.spans, self.width)
@@ -216,6 +225,8 @@ class PooledArrangement(Arrangement):
         places: Callable[[Arrival], Tensor | None],
     ) -> list[Tensor]:
         gradient = gradients[0]
+        if len(arrivals) > 1 and self._known_of(arrivals).are_all:
+            return list(gradient.split_with_sizes([size for _, size in self._spans_of(arrivals)], 1))
         return [gradient.narrow(1, start, size) for start, size in self._spans_of(arrivals)]
 
     def write_columns(  # noqa: D102

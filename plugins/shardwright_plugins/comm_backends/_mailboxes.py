@@ -333,7 +333,7 @@ def _room(segment: Segment, receiver: int, ring: int) -> memoryview:
 def _count(segment: Segment, rank: int) -> memoryview:
     """One integer, which a rank writes: in another's segment what it has read, in its own whether it gave up."""
     start = rank * LINE_BYTES
-    return memory_of(segment.counts.view(-1))[start : start + 8].cast("q")
+    return segment.counts.data.cast("B")[start : start + 8].cast("q")
 
 
 def _leave(state: memoryview, process: int) -> None:

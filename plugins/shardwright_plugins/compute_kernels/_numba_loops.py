@@ -295,6 +295,30 @@ def _add_row(
     return types.void(*kinds), generate
 
 
+@intrinsic
+def _set_to_sum(
+    typing_context: Any, first: Any, second: Any, start: Any, size: Any, scale: Any, out: Any
+) -> Any:
+    """Set ``out`` to ``scale`` times the sum of the ``size`` float32 at ``start`` of two arrays."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first, second, start, size, scale, out = arguments
+        column: Any = ir.IntType(64)(0)
+        for step, lanes in _STEPS:
+            kind = ir.VectorType(ir.FloatType(), lanes) if lanes > 1 else ir.FloatType()
+            with _columns(builder, (column, size), step) as (place, limit):
+                sources = [_pointer(builder, term, builder.add(start, place)) for term in (first, second)]
+                target = _pointer(builder, out, place)
+                for number in range(step // lanes):
+                    terms = [builder.load(_vector(builder, own, kind, number), align=4) for own in sources]
+                    total = _times(builder, builder.fadd(*terms), scale, kind)
+                    builder.store(total, _vector(builder, target, kind, number), align=4)
+            column = limit
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4, types.float32, types.int64), generate
+
+
 @_compiled
 def _subtract(values: int, index: int, value: Any) -> None:
     _set(values, index, _get(values, index) - value)
@@ -485,8 +509,7 @@ def _update_row(
     """
     rate, eps = numbers[0], numbers[1]
     if optimizer == SGD:
-        for column in range(dim):
-            _subtract(weights, row + column, rate * _get(total, offset + column))
+        _add_row(total, offset, dim, -rate, weights, row)
     elif optimizer == ADAGRAD:
         for column in range(dim):
             value = _get(total, offset + column)
@@ -500,8 +523,7 @@ def _update_row(
         squares = _get(first, state) + squares / np.float32(own)
         _set(first, state, squares)
         step = rate / (np.sqrt(squares) + eps)
-        for column in range(dim):
-            _subtract(weights, row + column, step * _get(total, offset + column))
+        _add_row(total, offset, dim, -step, weights, row)
     else:
         rate /= numbers[5]
         for column in range(dim):
@@ -668,6 +690,9 @@ def _add_terms(sums: Any, place: int, size: int, scale: Any, total: int) -> None
     """Set ``total`` to ``scale`` times the sum of all terms' float32 at ``place``."""
     last = sums.shape[0] - 1
     first = sums[0]
+    if last == 1:
+        _set_to_sum(first, sums[1], place, size, scale, total)
+        return
     for column in range(size if last == 0 else 0):
         _set(total, column, scale * _get(first, place + column))
     for term in range(1, last + 1):

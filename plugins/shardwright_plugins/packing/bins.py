@@ -173,6 +173,11 @@ class Bins:
         """Whether some items must go to one host together."""
         return bool(self._members)
 
+    @property
+    def alone(self) -> Bools:
+        """Which items may go to any bin, each on its own: ``[N]``."""
+        return self._alone
+
     def movable_within(self, group: Ints) -> Bools:
         """Which items may go to any bin of a group, each on its own: ``[N]``.
 

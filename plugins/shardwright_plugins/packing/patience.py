@@ -10,10 +10,12 @@ from shardwright.planning.options import Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.neighbourhoods import repaired
+from shardwright_plugins.packing.regrouping import regroup
 from shardwright_plugins.packing.sharing import share_out
 
-# Of one turn: tables taken out and put back, and ranks shared out anew; so many more with each turn.
-_REBUILDS, _SHARINGS = 40, 200
+# Of one turn: tables taken out and put back, ranks shared out anew (so many more with each turn), and, for a plan that
+# is near, groups of ranks packed anew.
+_REBUILDS, _SHARINGS, _REGROUPS = 40, 200, 400
 # Choices of options to begin with, turns of each, and of the one that came nearest.
 _STARTS, _TURNS, _LAST_TURNS = 8, 4, 12
 # A start is given up that is over by more than this, divided by its turns, in ranks.
@@ -48,7 +50,7 @@ def packed(
         trial = Assignment(catalogue, start, limit_ms)
         trial.fill()
         trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS)
-        if _turned(trial, range(_TURNS), is_over, hopeless=_HOPELESS):
+        if turned(trial, range(_TURNS), is_over, hopeless=_HOPELESS):
             return trial
         if _over(trial) < _NEAR and not is_over():
             trial = repaired(catalogue, trial, _ROUNDS, is_over)
@@ -60,7 +62,7 @@ def packed(
         return nearest
     nearest = repaired(catalogue, nearest, _LAST_ROUNDS, is_over)
     if not np.isfinite(nearest.value_ms):
-        _turned(nearest, range(_TURNS, _LAST_TURNS), is_over)
+        turned(nearest, range(_TURNS, _LAST_TURNS), is_over)
     return nearest
 
 
@@ -69,18 +71,25 @@ def _over(plan: Assignment) -> float:
     return float(plan.bins.over().sum())
 
 
-def _turned(
-    trial: Assignment, turns: range, is_over: Callable[[], bool], *, hopeless: float = np.inf
-) -> bool:
-    """Change options and ranks in turn as long as something is over a limit; whether nothing is any more."""
+def turned(trial: Assignment, turns: range, is_over: Callable[[], bool], *, hopeless: float = np.inf) -> bool:
+    """Change options and ranks in turn as long as something is over a limit; whether nothing is any more.
+
+    Args:
+        trial: the plan.
+        turns: their numbers: later ones are longer, and draw by chance otherwise.
+        is_over: whether to end.
+        hopeless: what may be over after the first turn, in ranks; after the second, half of it, and so on.
+    """
     price = trial.space.total_cost_ms
     for turn in turns:
         if trial.rebuild(_REBUILDS, price, seed=turn):
             return True
         if share_out(trial.bins, _SHARINGS * (1 + turn), seed=turn):
             return True
-        if is_over() or float(trial.bins.over().sum()) > hopeless / (1 + turn):
+        if is_over() or _over(trial) > hopeless / (1 + turn):
             return False
+        if _over(trial) < _NEAR and regroup(trial.bins, _REGROUPS, seed=turn):
+            return True
     return False
 
 

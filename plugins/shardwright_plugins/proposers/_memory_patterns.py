@@ -33,8 +33,9 @@ _MOST_DIVISIONS, _MARGIN = 24, 1e-6
 _WORTH_A_TRY = 1.02
 # Divisions for which all patterns that fill a rank are looked at.
 _MOST_FILLED = 3
-# Groups of ranks that a solver shares out anew, for what the patterns leave over.
-_ROUNDS = 40
+# For what the patterns leave over: turns of patience, given up where more than this is left, divided by the turns; and
+# groups of ranks that a solver shares out anew.
+_TURNS, _HOPELESS, _ROUNDS = 6, 0.3, 40
 
 
 def packed_last(
@@ -71,8 +72,9 @@ def packed_by_memory(catalogue: Catalogue, limit_ms: float, is_over: Callable[[]
     search = _Divisions(without_time(catalogue.space))
     for kinds, whole in search.choices(is_over):
         found = seated(catalogue, kinds, whole, limit_ms)
-        if not np.isfinite(found.value_ms):
-            found = repaired(catalogue, found, _ROUNDS, is_over)
+        if patience.turned(found, range(_TURNS), is_over, hopeless=_HOPELESS):
+            return found
+        found = repaired(catalogue, found, _ROUNDS, is_over)
         if np.isfinite(found.value_ms):
             return found
     return None

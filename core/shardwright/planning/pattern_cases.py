@@ -44,11 +44,12 @@ class PatternCases:
     def __attrs_post_init__(self) -> None:
         self._prices = PatternPrices(self.prover.space.bound.problem)
 
-    def sharpen(self, value_ms: float) -> None:
-        """Bring the bound as near to a plan's value as it goes."""
+    def sharpen(self, value_ms: float, enough: float = 0.0) -> None:
+        """Bring the bound as near to a plan's value as it goes, or until the gap is ``enough``."""
         low, high = self.prover.bound_ms, value_ms
         for _ in range(_MOST_TIMES):
-            if high <= low * (1 + _PRECISION) or self.prover.space.watch.is_over:
+            is_near = high <= low * (1 + _PRECISION) or value_ms <= low * (1 + enough)
+            if is_near or self.prover.space.watch.is_over:
                 return
             middle = low + 0.6 * (high - low)
             if self.refute(middle):
@@ -75,7 +76,7 @@ class PatternCases:
         found = self._prices.refute(case, z_ms)
         if isinstance(found, Priced):
             return found.to_data(self._prices.problem)
-        if found is None or self._left <= 0:
+        if found is None or self._left <= 0 or self.prover.space.watch.is_over:
             return None
         return self._parted(case, z_ms, found)
 

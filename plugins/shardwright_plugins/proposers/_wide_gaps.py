@@ -13,6 +13,8 @@ from shardwright_plugins.proposers._timed_patterns import packed_within
 
 # A gap that is worth it, and one where tables times ranks are more, unless memory has a price: that takes long.
 _WIDE_GAP, _MANY, _WIDE_OF_MANY = 0.03, 300_000, 0.12
+# Where tables times ranks are more, a bound is proven until the gap is not wide, and no further.
+_LARGE = 100_000
 # So many times the solver's nodes, for programs of so many columns.
 _HARD, _MOST_COLUMNS = 12.0, 1500
 # The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure;
@@ -39,15 +41,21 @@ class WideGap:
     def is_wide(self) -> bool:
         """Whether the gap is still worth it, and there is time."""
         space = self.catalogue.space
-        is_small = len(space.options.all_tables) * len(space.capacity_bytes) <= _MANY
-        wide = _WIDE_GAP if is_small or space.bound.multipliers.any() else _WIDE_OF_MANY
+        wide = _WIDE_GAP if self._extent <= _MANY or space.bound.multipliers.any() else _WIDE_OF_MANY
         return self.best.value_ms > space.prover.bound_ms * (1 + wide) and not space.watch.is_over
+
+    @property
+    def _extent(self) -> int:
+        """Tables times ranks."""
+        space = self.catalogue.space
+        return len(space.options.all_tables) * len(space.capacity_bytes)
 
     def plans(self) -> Iterator[Assignment]:
         """Each plan that is better than those before; the bound is raised first."""
         if not self.is_wide:
             return
-        PatternCases(self.catalogue.space.prover).sharpen(self.best.value_ms)
+        enough = _WIDE_GAP if self._extent > _LARGE else 0.0
+        PatternCases(self.catalogue.space.prover).sharpen(self.best.value_ms, enough)
         part = _FIRST_STEP
         for _ in range(_MOST_TRIES):
             if part >= 1 or not self.is_wide:

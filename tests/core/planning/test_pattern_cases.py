@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -20,6 +21,7 @@ from shardwright.planning.proof import why_unproven
 from shardwright.planning.solver import most_worth
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
+from shardwright.planning.watch import Watch
 from shardwright.plugins import use_host
 
 
@@ -45,6 +47,17 @@ def test_pattern_cases_prove_that_three_equal_tables_leave_a_rank_with_two():
     assert space.bound.certificate.z_ms <= 0.76 * best
     PatternCases(space.prover).sharpen(best)
     assert space.prover.bound_ms >= 0.99 * best
+
+
+def test_pattern_cases_end_where_the_gap_is_enough_or_time_is_over():
+    space = space_of([(10, 6), (10, 6), (10, 6)], only=["whole"])
+    best = best_value(space)
+    PatternCases(space.prover).sharpen(best, enough=0.2)
+    assert best / 1.2 <= space.prover.bound_ms <= 0.95 * best
+    late = attrs.evolve(space_of([(10, 6), (10, 6), (10, 6)], only=["whole"]), watch=Watch(0.0))
+    before = late.prover.bound_ms
+    PatternCases(late.prover).sharpen(best)
+    assert late.prover.bound_ms == before
 
 
 def test_pattern_prices_where_a_tier_has_nothing_are_those_of_the_others():

@@ -123,9 +123,16 @@ class Program:
         kinds: of shards.
         multiplicity: how many tables each distinct table stands for: ``[T]``.
         given: patterns to begin with, beside those that are made: ``[P, K]``.
+        before: a program that was solved; its basis is a good one to begin with where it is about the same shards.
     """
 
-    def __init__(self, kinds: Kinds, multiplicity: Ints, given: Floats | None = None) -> None:
+    def __init__(
+        self,
+        kinds: Kinds,
+        multiplicity: Ints,
+        given: Floats | None = None,
+        before: Program | None = None,
+    ) -> None:
         self._kinds, self._multiplicity = kinds, multiplicity
         num_kinds, num_tables, dims = len(kinds.size), len(multiplicity), kinds.size.shape[1]
         self._rows = num_kinds + num_tables + dims
@@ -143,28 +150,50 @@ class Program:
         self._fixed_columns = np.hstack([option, slack])
         alone = np.diag(np.floor((1 + TOLERANCE) / kinds.size.max(axis=1))).astype(np.float64)
         self._patterns: list[Floats] = list(np.minimum(alone, _MOST_SHARDS))
-        self._orders = _orders(dims)
+        self._orders = orders_of(dims)
         self._patterns += self._fullest()
         self._patterns += [] if given is None else list(given)
         self._known = {pattern.tobytes() for pattern in self._patterns}
-        num_options = len(kinds.options)
-        # At first each table takes an option with the least spread load, and each kind of shards has ranks of its own.
-        order = np.lexsort((kinds.needs.sum(axis=0), kinds.spread.sum(axis=1), kinds.table))
-        base = order[np.searchsorted(kinds.table[order], np.arange(num_tables))]
-        of_base = num_options + num_kinds + np.arange(dims)
-        first_pattern = self._fixed_columns.shape[1]
-        self._basis: Ints = np.concatenate([first_pattern + np.arange(num_kinds), base, of_base])
         self._columns = np.hstack([self._fixed_columns, self._as_columns(self._patterns)])
-        self._inverse: Floats = np.linalg.inv(self._columns[:, self._basis])
-        self._value: Floats = self._inverse @ rhs
         self._pivots = 0
         self._looks_hard = False
+        if before is None or not self._begin_as(before):
+            self._begin()
+
+    def _begin(self) -> None:
+        """At first each table takes an option with the least spread load, and each kind of shards has its own ranks."""
+        kinds, num_kinds, num_tables = self._kinds, len(self._kinds.size), len(self._multiplicity)
+        order = np.lexsort((kinds.needs.sum(axis=0), kinds.spread.sum(axis=1), kinds.table))
+        base = order[np.searchsorted(kinds.table[order], np.arange(num_tables))]
+        of_base = len(kinds.options) + num_kinds + np.arange(kinds.size.shape[1])
+        first_pattern = self._fixed_columns.shape[1]
+        self._basis: Ints = np.concatenate([first_pattern + np.arange(num_kinds), base, of_base])
+        self._inverse: Floats = np.linalg.inv(self._columns[:, self._basis])
+        self._value: Floats = self._inverse @ self._rhs
+
+    def _begin_as(self, before: Program) -> bool:
+        """Begin where another program ended, if its patterns fit here; whether they do."""
+        is_alike = before._kinds.labels == self._kinds.labels and np.array_equal(
+            before._kinds.options, self._kinds.options
+        )
+        if not is_alike:
+            return False
+        first = self._fixed_columns.shape[1]
+        position = {pattern.tobytes(): first + index for index, pattern in enumerate(self._patterns)}
+        basis = [
+            index if index < first else position.get(before._patterns[index - first].tobytes())
+            for index in before._basis.tolist()
+        ]
+        if None in basis or len(set(basis)) < len(basis):
+            return False
+        self._basis = np.array(basis)
+        return self._refresh() and bool((self._value >= -_LEAST_PIVOT).all())
 
     def _fullest(self) -> list[Floats]:
         """Ranks filled after one shard of each kind, for the size of what they hold: patterns to begin with."""
         size = self._kinds.size
         prices = np.clip(size.sum(axis=1), 1e-6, None)
-        found = _fillings(size, prices, self._orders, _starts(size, np.arange(len(size))))
+        found = fillings(size, prices, self._orders, _starts(size, np.arange(len(size))))
         return list({pattern.tobytes(): pattern for pattern in found}.values())
 
     def _as_columns(self, patterns: list[Floats]) -> Floats:
@@ -177,11 +206,28 @@ class Program:
         """All patterns made so far: ``[N, K]``."""
         return np.array(self._patterns)
 
+    def best_patterns(self, most: int) -> Floats:
+        """Those of its patterns that come nearest to what they are worth, in use or not: ``[N, K]``."""
+        patterns, prices = self.patterns, self.prices
+        worth = patterns @ prices
+        return patterns[np.argsort(-worth, kind="stable")[:most]]
+
     @property
     def prices(self) -> Floats:
         """What a shard of each kind is worth, in ranks: ``[K]``."""
         prices = (self._cost[self._basis] @ self._inverse)[: len(self._kinds.size)]
         return np.maximum(prices, 0.0)
+
+    def worth_of(self, kinds: Kinds) -> Floats:
+        """What one table less of each option's would save, less what the option takes of every rank, in ranks: ``[O']``.
+
+        Args:
+            kinds: of all options, those of this program among them.
+        """
+        prices = (self._cost[self._basis] @ self._inverse)[len(self._kinds.size) :]
+        of_table, of_spread = np.split(prices, [len(self._multiplicity)])
+        worth: Floats = of_table[kinds.table] + kinds.spread @ of_spread
+        return worth
 
     @property
     def _cost(self) -> Floats:
@@ -246,10 +292,10 @@ class Program:
     def _generate(self, prices: Floats) -> bool:
         """Add patterns that are worth more than a rank at some prices of shards; whether there are any."""
         size, prices = self._kinds.size, np.maximum(prices, 0.0)
-        new, most = self._worthwhile(_fillings(size, prices, self._orders, np.zeros((1, len(size)))), prices)
+        new, most = self._worthwhile(fillings(size, prices, self._orders, np.zeros((1, len(size)))), prices)
         if most <= _MEAGRE or self._looks_hard:
-            found = _fillings(size, prices, self._orders, _starts(size, np.flatnonzero(prices > 1e-9)))
-            again = _fillings(size, prices, self._orders, _less(found, found @ prices))
+            found = fillings(size, prices, self._orders, _starts(size, np.flatnonzero(prices > 1e-9)))
+            again = fillings(size, prices, self._orders, _less(found, found @ prices))
             new, most = self._worthwhile(np.concatenate([found, again]), prices)
         if not new:
             return False
@@ -281,7 +327,7 @@ class Program:
         return Solution(float(values[first:].sum()), values[: len(self._kinds.options)], tuple(used))
 
 
-def _orders(dims: int) -> Floats:
+def orders_of(dims: int) -> Floats:
     """Weights of the dimensions: each alone, all alike, and some between: ``[V, D]``."""
     random = np.sqrt(2 + np.arange(_NUM_WEIGHTS * dims) * 7919.0) % 1
     return np.vstack([np.eye(dims) + 1e-3, np.ones((1, dims)), random.reshape(-1, dims) ** 2 + 1e-3])
@@ -301,7 +347,7 @@ def _less(filling: Floats, worth: Floats) -> Floats:
     return np.unique(less, axis=0)
 
 
-def _fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> Floats:
+def fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> Floats:
     """Ranks filled by price for what is taken, dimensions weighted in several ways, after what is there at first.
 
     Args:
@@ -317,16 +363,16 @@ def _fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> 
     density = prices[worth] / np.maximum(weights @ size[worth].T, 1e-12)
     order = worth[np.argsort(-density, axis=1, kind="stable")]
     filling = np.repeat(starts, len(order), axis=0)
-    ways = np.tile(order, (len(starts), 1))
-    left = [1 + TOLERANCE - filling @ column for column in size.T]
-    columns = [np.maximum(column, 1e-12) for column in size.T]
-    rows = np.arange(len(filling))
-    for kind in ways.T:
-        number = left[0] / columns[0][kind]
-        for room, column in zip(left[1:], columns[1:], strict=True):
-            np.minimum(number, room / column[kind], out=number)
-        number = np.floor(np.clip(number, 0.0, _MOST_SHARDS))
+    ways = np.ascontiguousarray(np.tile(order, (len(starts), 1)).T)
+    columns = [(column, 1 / np.maximum(column, 1e-12)) for column in size.T if column.any()]
+    left = [1 + TOLERANCE - filling @ column for column, _ in columns]
+    rows, most = np.arange(len(filling)), np.full(len(filling), _MOST_SHARDS)
+    for kind in ways:
+        number = most
+        for room, (_, times) in zip(left, columns, strict=True):
+            number = np.minimum(number, room * times[kind])
+        number = np.floor(np.maximum(number, 0.0))
         filling[rows, kind] += number
-        for room, column in zip(left, columns, strict=True):
+        for room, (column, _) in zip(left, columns, strict=True):
             room -= number * column[kind]
     return filling

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.planning.fillings import fillings, orders_of
 from shardwright.planning.options import Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
-from shardwright_plugins.proposers._pattern_program import Kinds, Program, fillings, orders_of
+from shardwright_plugins.proposers._pattern_program import Kinds, Program
 
 # So many options at first, beside those that put one shard on every rank; so many more are not worth the difference.
 _AT_FIRST, _SOME_MORE = 40, 8

@@ -198,11 +198,14 @@ class _Program:
         columns = np.hstack([option, rest, -rest[:, short], self._as_columns(self.patterns)])
         cost = np.zeros(columns.shape[1])
         cost[:num_options], cost[num_options + limited : num_options + limited + len(short)] = self._cost, _PENALTY
-        # Degenerate vertices are many: a little more of each kind tells them apart.
-        limit = np.concatenate([np.ones(num_shared), -1e-7 * (1 + np.arange(kinds) / kinds), [1], count])
+        # Degenerate vertices are many. A little of each kind is free, so that kinds that are not in use have no price.
+        limit = np.concatenate([np.ones(num_shared), 1e-7 * (1 + np.arange(kinds) / kinds), [1], count])
         base = _cheapest(self._cost + shared.sum(axis=1) + self._needs.sum(axis=0), self._table)
-        alone = num_options + limited + len(short) + np.arange(kinds)
-        ranks = (self._needs[:, base] @ count - limit[num_shared : limited - 1]) / self.patterns.max(axis=1)[:kinds]
+        more = self._needs[:, base] @ count - limit[num_shared : limited - 1]
+        alone = num_options + np.where(
+            more > 0, limited + len(short) + np.arange(kinds), num_shared + np.arange(kinds)
+        )
+        ranks = np.maximum(more, 0.0) / self.patterns.max(axis=1)[:kinds]
         used = np.append(count @ shared[base], ranks.sum() / self._problem.world_size)
         over = np.where(used > 1, num_options + limited + np.arange(len(short)), num_options + short)
         program = Simplex(columns, cost, limit)

@@ -25,6 +25,8 @@ from shardwright.planning.pattern_prices import PatternPrices, Priced
 
 # Cases of the proof of one time; times that are tried; how near to a time out of reach the bound is brought.
 _MOST_CASES, _MOST_TIMES, _PRECISION = 60, 10, 1.5e-3
+# The parts of the way to a plan's value that a quick proof tries.
+_QUICK_PARTS = (0.6, 0.35)
 # A case that grants the spread load but for this part of a rank is not parted further; it is parted at this part.
 _FINE, _PART = 0.004, 0.55
 
@@ -39,10 +41,21 @@ class PatternCases:
 
     prover: Prover
     _prices: PatternPrices = field(init=False)
-    _left: int = 0
+    _left: float = 0
+    _left_in_all: float = np.inf
 
     def __attrs_post_init__(self) -> None:
         self._prices = PatternPrices(self.prover.space.bound.problem)
+
+    def raise_once(self, value_ms: float, most_cases: int) -> None:
+        """Bring the bound nearer to a plan's value in one step, a lesser one if that fails; with so many cases in all."""
+        self._left_in_all = most_cases
+        low = self.prover.bound_ms
+        for part in _QUICK_PARTS:
+            if self.prover.space.watch.is_over or self._left_in_all <= 0:
+                return
+            if self.refute(low + part * (value_ms - low)):
+                return
 
     def sharpen(self, value_ms: float, enough: float = 0.0) -> None:
         """Bring the bound as near to a plan's value as it goes, or until the gap is ``enough``."""
@@ -59,7 +72,7 @@ class PatternCases:
 
     def refute(self, z_ms: float) -> bool:
         """Try to prove that no plan is faster than a time."""
-        self._left = _MOST_CASES
+        self._left = min(_MOST_CASES, self._left_in_all)
         tiers = len(self._prices.problem.capacity)
         everything = Case(
             np.ones(len(self._prices.problem.cost), dtype=bool),
@@ -73,6 +86,7 @@ class PatternCases:
 
     def _proof(self, case: Case, z_ms: float) -> dict[str, Any] | None:
         self._left -= 1
+        self._left_in_all -= 1
         found = self._prices.refute(case, z_ms)
         if isinstance(found, Priced):
             return found.to_data(self._prices.problem)

@@ -161,7 +161,7 @@ class _Program:
         num_options, num_shared = len(self._options), self._shared.shape[1]
         program = self._begun()
         for _ in range(_MOST_PROGRAMS):
-            is_least = program.solve(_MOST_PIVOTS, enough=1.0)
+            is_least = program.solve(_MOST_PIVOTS)
             chosen: Floats = program.solution[:num_options] @ self._spread
             if program.value <= 1:
                 return chosen
@@ -242,7 +242,7 @@ class _Program:
     def _most(self, prices: Floats, shared: Floats) -> tuple[float, Floats]:
         """What the best pattern is worth at most, as far as it matters to the proof, and that pattern."""
         enough = (self._value_of_tables(shared, prices) - 1 - 20 * TOLERANCE) / self._problem.world_size
-        found = best_set(self._size, prices, max(enough, 0.0))
+        found = best_set(self._size, prices, max(enough, 0.0) * (1 - 10 * TOLERANCE))
         return most_worth(self._size, prices) if found is None else (found.bound, found.number)
 
     def _greedy(self, prices: Floats, rank: float) -> Floats:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from attrs import define
 
+from shardwright.planning.options import FREE
 from shardwright.planning.pattern_cases import PatternCases
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.proposers._programs import Programs
@@ -13,8 +15,9 @@ from shardwright_plugins.proposers._timed_patterns import packed_within
 
 # A gap that is worth it, and one where tables times ranks are more, unless memory has a price: that takes long.
 _WIDE_GAP, _MANY, _WIDE_OF_MANY = 0.03, 300_000, 0.12
-# Where tables times ranks are more, a bound is proven until the gap is not wide, and no further.
-_LARGE = 100_000
+# With so many tables, and tables times ranks, a bound is raised with so many cases, if kinds of shards are as few, and
+# that is all.
+_MANY_TABLES, _LARGE, _FEW_CASES, _FEW_KINDS = 600, 125_000, 24, 60
 # So many times the solver's nodes, for programs of so many columns.
 _HARD, _MOST_COLUMNS = 12.0, 1500
 # The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure;
@@ -50,12 +53,27 @@ class WideGap:
         space = self.catalogue.space
         return len(space.options.all_tables) * len(space.capacity_bytes)
 
+    @property
+    def _is_large(self) -> bool:
+        """Whether all that takes long takes too long."""
+        return self._extent > _LARGE and len(self.catalogue.space.options.all_tables) > _MANY_TABLES
+
+    @property
+    def _num_kinds(self) -> int:
+        """Different shards that may lie on any rank."""
+        space = self.catalogue.space
+        free = space.options.rank == FREE
+        return len(np.unique(np.column_stack([space.cost_ms, space.memory_bytes])[free], axis=0))
+
     def plans(self) -> Iterator[Assignment]:
         """Each plan that is better than those before; the bound is raised first."""
         if not self.is_wide:
             return
-        enough = _WIDE_GAP if self._extent > _LARGE else 0.0
-        PatternCases(self.catalogue.space.prover).sharpen(self.best.value_ms, enough)
+        if self._is_large:
+            if self._num_kinds <= _FEW_KINDS:
+                PatternCases(self.catalogue.space.prover).raise_once(self.best.value_ms, _FEW_CASES)
+            return
+        PatternCases(self.catalogue.space.prover).sharpen(self.best.value_ms)
         part = _FIRST_STEP
         for _ in range(_MOST_TRIES):
             if part >= 1 or not self.is_wide:

@@ -60,10 +60,11 @@ class WideGap:
 
     @property
     def _num_kinds(self) -> int:
-        """Different shards that may lie on any rank."""
-        space = self.catalogue.space
-        free = space.options.rank == FREE
-        return len(np.unique(np.column_stack([space.cost_ms, space.memory_bytes])[free], axis=0))
+        """Different shards that may lie on any rank, of options as fast as the best plan."""
+        space, options = self.catalogue.space, self.catalogue.space.options
+        is_fast = space.bound.problem.allowed(self.best.value_ms)
+        run = np.flatnonzero((options.rank == FREE) & is_fast[options.option])
+        return len(np.unique(np.column_stack([space.cost_ms[run], space.memory_bytes[run]]), axis=0))
 
     def plans(self) -> Iterator[Assignment]:
         """Each plan that is better than those before; the bound is raised first."""

@@ -108,7 +108,8 @@ class PatternCases:
         limit = float(low[dimension] + _PART * (spread - low)[dimension])
         below, above = _halves(case, dimension, limit)
         proofs: dict[str, Any] = {}
-        for name, half in (("below", below), ("above", above)):
+        # What seems possible is above: where it is, no more cases are looked at.
+        for name, half in (("above", above), ("below", below)):
             proof = self._proof(half, z_ms)
             if proof is None:
                 return None

@@ -17,7 +17,7 @@ from shardwright_plugins.proposers._timed_patterns import packed_within
 _WIDE_GAP, _MANY, _WIDE_OF_MANY = 0.03, 300_000, 0.12
 # With so many tables, and tables times ranks, a bound is raised with so many cases, if kinds of shards are as few, and
 # that is all.
-_MANY_TABLES, _LARGE, _FEW_CASES, _FEW_KINDS = 600, 125_000, 24, 60
+_MANY_TABLES, _LARGE, _FEW_CASES, _FEW_KINDS = 600, 125_000, 80, 60
 # So many times the solver's nodes, for programs of so many columns.
 _HARD, _MOST_COLUMNS = 12.0, 1500
 # The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure;
@@ -44,7 +44,8 @@ class WideGap:
     def is_wide(self) -> bool:
         """Whether the gap is still worth it, and there is time."""
         space = self.catalogue.space
-        wide = _WIDE_GAP if self._extent <= _MANY or space.bound.multipliers.any() else _WIDE_OF_MANY
+        is_quick = self._extent <= _MANY or self._is_large or space.bound.multipliers.any()
+        wide = _WIDE_GAP if is_quick else _WIDE_OF_MANY
         return self.best.value_ms > space.prover.bound_ms * (1 + wide) and not space.watch.is_over
 
     @property

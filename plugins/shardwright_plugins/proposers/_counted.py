@@ -29,8 +29,8 @@ _MOST_SIZES = 12
 # Times tried from the bound up, those tried between the best plan and the bound, and how near they come to it.
 _RUNGS, _NARROWINGS, _NARROW = 4, 3, 1e-3
 _CASES = 12
-# Choices tried for a time; tables of one kind that take another option in one, at most.
-_MOST_CHOICES, _MOST_CHANGED = 40, 4
+# Choices tried for a time, and those tried thoroughly; tables of one kind that take another option in one, at most.
+_MOST_CHOICES, _MOST_THOROUGH, _MOST_CHANGED = 40, 16, 8
 # Ways to put gangs on hosts; plans that exceed memory, and the steps in which one is repaired.
 _MOST_WAYS, _MOST_MISFITS, _REPAIR_STEPS = 16, 6, 60
 # Sizes that differ by less are one.
@@ -102,7 +102,7 @@ class Counted:
         """A plan near the bound; ``None`` if shards are of too many sizes, or none is found within memory."""
         found, low = None, self.space.prover.bound_ms
         for limit in self._rungs():
-            found = self._within(limit)
+            found = self._within(limit, is_thorough=True)
             if found is not None or self.space.watch.is_over:
                 break
             low = limit
@@ -124,12 +124,20 @@ class Counted:
                 yield (low + limit) / 2
             yield limit
 
-    def _within(self, limit_ms: float) -> Assignment | None:
-        """A plan within a time."""
-        misfits = 0
-        for numbers in self._choices(limit_ms):
+    def _within(self, limit_ms: float, *, is_thorough: bool = False) -> Assignment | None:
+        """A plan within a time.
+
+        Args:
+            limit_ms: the time.
+            is_thorough: whether larger shards are put in several ways, for the leanest choices.
+        """
+        misfits, choices = 0, list(self._choices(limit_ms))
+        tries = [(numbers, False) for numbers in choices]
+        if is_thorough:
+            tries += [(numbers, True) for numbers in choices[:_MOST_THOROUGH]]
+        for numbers, thorough in tries:
             for lumps in self._lumps(numbers):
-                shares = shared_out(lumps.load, lumps.size, lumps.count, limit_ms)
+                shares = shared_out(lumps.load, lumps.size, lumps.count, limit_ms, is_thorough=thorough)
                 if shares is None:
                     continue
                 found = self._placed(numbers, lumps, shares, limit_ms)
@@ -154,7 +162,9 @@ class Counted:
         found = [*bases, *(other for base in bases for other in self._changed(base, limit_ms))]
         most = limit_ms * self.catalogue.world_size
         found = [numbers for numbers in found if numbers.total_ms <= most]
-        yield from sorted(found, key=lambda numbers: numbers.total_ms)[:_MOST_CHOICES]
+        # What takes the same time in all is the same for this, whichever table it is.
+        each = {round(numbers.total_ms / most, 9): numbers for numbers in reversed(found)}
+        yield from sorted(each.values(), key=lambda numbers: numbers.total_ms)[:_MOST_CHOICES]
 
     def _numbers(self, proposal: Ints) -> Numbers:
         tables = np.bincount(proposal, minlength=self.space.options.num_options)

@@ -1,9 +1,9 @@
 """What shards that fit into a rank together are worth at most: a knapsack problem, by branch and bound.
 
 Kind after kind, those with most worth for their size first (Martello and Toth, Knapsack Problems, 1990, chapter 3),
-all sets of a kind at once. What is left of a rank is worth no more than its size in some measure, a sum of dimensions, times the best
-worth for such size of the kinds that are left; of several measures the least counts. A search that is to prove that
-nothing is worth more than some number looks at little.
+all sets of a kind at once. What is left of a rank is worth no more than its size in some measure, a sum of dimensions,
+times the best worth for such size of the kinds that are left; of several measures the least counts. A search that is to
+prove that nothing is worth more than some number looks at little.
 
 Legend: K kinds of shards, D dimensions, J measures, N sets.
 """
@@ -15,8 +15,8 @@ from attrs import frozen
 
 from shardwright.planning.options import Floats, Ints
 
-# So many sets are looked at, at most; measures that are compared, and shards of one kind that no rank has more of.
-_MOST_SETS, _NUM_MEASURES, _MOST_SHARDS = 400_000, 33, 1e4
+# So many sets are looked at, at most; and measures that are compared.
+_MOST_SETS, _NUM_MEASURES = 400_000, 33
 _ROUNDING = 1e-9
 
 
@@ -34,12 +34,15 @@ class Best:
 
 
 def best_set(size: Floats, prices: Floats, enough: float) -> Best | None:
-    """The best set that fits into a rank, or the proof that none is worth more than ``enough``; ``None`` if that takes long.
+    """The best set that fits into a rank, or the proof that none is worth more than ``enough``.
 
     Args:
         size: of each kind of shards, in parts of a rank: ``[K, D]``.
         prices: of each kind: ``[K]``.
         enough: what sets may be worth.
+
+    Returns:
+        ``None`` if that would take long.
     """
     kinds = np.flatnonzero((prices > 0) & (size <= 1 + _ROUNDING).all(axis=1))
     if not len(kinds):
@@ -96,11 +99,13 @@ class _Search:
         """Look at all sets; whether these were not too many."""
         left, worth = np.ones((1, self._size.shape[1])), np.zeros(1)
         for kind in range(len(self._size)):
-            most = np.full((len(left), 1), _MOST_SHARDS)
-            fits = np.divide(left, self._size[kind], out=np.broadcast_to(most, left.shape).copy(), where=self._size[kind] > 0)
-            count = np.minimum(fits.min(axis=1), _MOST_SHARDS).astype(np.int64)
-            if int(count.sum()) + len(count) > _MOST_SETS:
+            takes = np.flatnonzero(self._size[kind])
+            if not len(takes):
                 return False
+            count = np.floor(np.maximum((left[:, takes] / self._size[kind, takes]).min(axis=1), 0.0))
+            if count.sum() + len(count) > _MOST_SETS:
+                return False
+            count = count.astype(np.int64)
             before = np.repeat(np.arange(len(left)), count + 1)
             number = np.arange(len(before)) - np.repeat(np.cumsum(count + 1) - count - 1, count + 1)
             left = left[before] - number[:, None] * self._size[kind]

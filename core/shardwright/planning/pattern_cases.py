@@ -48,7 +48,12 @@ class PatternCases:
         self._prices = PatternPrices(self.prover.space.bound.problem)
 
     def raise_once(self, value_ms: float, most_cases: int) -> None:
-        """Bring the bound nearer to a plan's value in one step, a lesser one if that fails; with so many cases in all."""
+        """Bring the bound nearer to a plan's value in one step, a lesser one if that fails.
+
+        Args:
+            value_ms: of the plan.
+            most_cases: that may be looked at in all.
+        """
         self._left_in_all = most_cases
         low = self.prover.bound_ms
         for part in _QUICK_PARTS:

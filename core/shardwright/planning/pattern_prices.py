@@ -197,7 +197,10 @@ class _Program:
         rest = np.eye(len(option))[:, :limited]
         columns = np.hstack([option, rest, -rest[:, short], self._as_columns(self.patterns)])
         cost = np.zeros(columns.shape[1])
-        cost[:num_options], cost[num_options + limited : num_options + limited + len(short)] = self._cost, _PENALTY
+        cost[:num_options], cost[num_options + limited : num_options + limited + len(short)] = (
+            self._cost,
+            _PENALTY,
+        )
         # Degenerate vertices are many. A little of each kind is free, so that kinds that are not in use have no price.
         limit = np.concatenate([np.ones(num_shared), 1e-7 * (1 + np.arange(kinds) / kinds), [1], count])
         base = _cheapest(self._cost + shared.sum(axis=1) + self._needs.sum(axis=0), self._table)

@@ -1,7 +1,8 @@
-"""Linear programs whose columns are made as they are needed: the revised simplex method (Dantzig and Orchard-Hays 1954).
+"""Linear programs whose columns are made as they are needed, by the revised simplex method.
 
-The programs of planning have a few dozen rows, and the inverse of the basis is kept: a pivot takes microseconds, where
-a general solver takes half a second to import. New columns go on from the basis that there is.
+The programs of planning have a few dozen rows, and the inverse of the basis is kept (Dantzig and Orchard-Hays 1954): a
+pivot takes microseconds, where a general solver takes half a second to import. New columns go on from the basis that
+there is.
 
 Legend: R rows, N columns.
 """
@@ -98,8 +99,8 @@ class Simplex:
     def _refresh(self) -> bool:
         """Make the inverse anew; whether there is one."""
         try:
-            self._inverse = np.linalg.inv(self._columns[:, self.basis])
+            inverse: Floats = np.linalg.inv(self._columns[:, self.basis])
         except np.linalg.LinAlgError:
             return False
-        self._value = self._inverse @ self._limit
+        self._inverse, self._value = inverse, inverse @ self._limit
         return True

@@ -73,6 +73,7 @@ class Bisection:
     space: SearchSpace
     catalogue: Catalogue = field(init=False)
     best: Assignment | None = None
+    _is_counted: bool = False
     _starts: Starts = field(init=False)
     _programs: Programs = field(init=False)
 
@@ -83,13 +84,15 @@ class Bisection:
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
-        found = self._counted() or self._first() or self._first_solved() or self._packed()
+        found = self._counted()
+        self._is_counted = found is not None
+        found = found or self._first() or self._first_solved() or self._packed()
         if found is None:
             yield from choices(self.space)
             return
         yield self._keep(found)
         yield from self._tightened()
-        if len(self.space.capacity_bytes) <= _FEW_RANKS:
+        if len(self.space.capacity_bytes) <= _FEW_RANKS and not self._is_good_count:
             yield from self._kicked()
         if not self._is_close():
             yield from self._solved(_FEW_COLUMNS)
@@ -176,6 +179,11 @@ class Bisection:
         """By what part of the bound the best plan exceeds it."""
         assert self.best is not None
         return self.best.value_ms / max(self._low_ms, 1e-300) - 1
+
+    @property
+    def _is_good_count(self) -> bool:
+        """Whether numbers were shared out, and the gap is small: other choices of options hardly come nearer."""
+        return self._is_counted and self._gap <= _SMALL_GAP
 
     @property
     def _tolerance(self) -> float:
@@ -269,6 +277,7 @@ class Bisection:
         """Plans better than the best, from trying to keep within a time."""
         assert self.best is not None
         is_small = len(self.best.proposal) <= SOME_TABLES and not self._starts.is_folded
+        is_small = is_small and not self._is_good_count
         for attempt in (self._improved, self._attempt) if is_small else (self._improved,):
             found = attempt(limit_ms)
             if found is not None and found.value_ms < self.best.value_ms * (1 - 1e-6):

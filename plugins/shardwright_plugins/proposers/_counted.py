@@ -28,6 +28,8 @@ from shardwright_plugins.proposers._counting import shared_out
 _MOST_SIZES = 12
 # Times tried from the bound up, those tried between the best plan and the bound, and how near they come to it.
 _RUNGS, _NARROWINGS, _NARROW = 4, 3, 1e-3
+# With more tables than these, they need not come as near.
+_FEW_TABLES, _NEAR = 64, 2.5e-3
 _CASES = 12
 # Choices tried for a time, and those tried thoroughly; tables of one kind that take another option in one, at most.
 _MOST_CHOICES, _MOST_THOROUGH, _MOST_CHANGED = 40, 16, 8
@@ -101,6 +103,7 @@ class Counted:
     def plan(self) -> Assignment | None:
         """A plan near the bound; ``None`` if shards are of too many sizes, or none is found within memory."""
         found, low = None, self.space.prover.bound_ms
+        near = _NARROW if len(self.space.options.all_tables) <= _FEW_TABLES else _NEAR
         for limit in self._rungs():
             found = self._within(limit, is_thorough=True)
             if found is not None or self.space.watch.is_over:
@@ -108,7 +111,7 @@ class Counted:
             low = limit
         for _ in range(_NARROWINGS):
             low = max(low, self.space.prover.bound_ms)
-            if found is None or found.value_ms <= low * (1 + _NARROW) or self.space.watch.is_over:
+            if found is None or found.value_ms <= low * (1 + near) or self.space.watch.is_over:
                 break
             limit = low + (found.value_ms - low) / 2
             better = self._within(limit)

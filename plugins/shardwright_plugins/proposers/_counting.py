@@ -143,9 +143,7 @@ def _others(room: Floats, size: list[float], kinds: list[int]) -> Iterator[Ints]
         yield found
 
 
-def _lost(
-    left: Floats, size: Floats, count: Ints, first: int, known: dict[float, _Ways | None]
-) -> float:
+def _lost(left: Floats, size: Floats, count: Ints, first: int, known: dict[float, _Ways | None]) -> float:
     """How much of what is left of ranks the shards from ``first`` on cannot fill, beyond what may be lost."""
     most = 0.0
     for here in left.tolist():

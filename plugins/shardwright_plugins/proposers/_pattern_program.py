@@ -207,7 +207,7 @@ class Program:
         return np.maximum(self._simplex.prices[: len(self._kinds.size)], 0.0)
 
     def worth_of(self, kinds: Kinds) -> Floats:
-        """What one table less of each option's would save, less what the option takes of every rank, in ranks: ``[O']``.
+        """What one table less would save, less what each option takes of every rank, in ranks: ``[O']``.
 
         Args:
             kinds: of all options, those of this program among them.

@@ -133,8 +133,8 @@ def _beaten_alike(options: list[int], needs: dict[int, Floats]) -> list[int]:
     """Of options whose shards may be placed alike, those of which another takes no more of anything."""
     taken = np.stack([needs[option].reshape(-1) for option in options])
     no_more = (taken[:, None] <= taken[None]).all(axis=2)
-    is_beaten: Bools = (no_more & (~no_more.T | np.tri(len(options), k=-1, dtype=bool).T)).any(axis=0)
-    return [option for option, beaten in zip(options, is_beaten.tolist(), strict=True) if beaten]
+    is_beaten = no_more & (~no_more.T | np.tri(len(options), k=-1, dtype=bool).T)
+    return [options[index] for index in np.flatnonzero(is_beaten.any(axis=0)).tolist()]
 
 
 def _is_more(needs: Floats, least: Floats) -> bool:

@@ -99,7 +99,7 @@ class Simplex:
     def _refresh(self) -> bool:
         """Make the inverse anew; whether there is one."""
         try:
-            inverse: Floats = np.linalg.inv(self._columns[:, self.basis])
+            inverse = np.asarray(np.linalg.inv(self._columns[:, self.basis]), dtype=np.float64)
         except np.linalg.LinAlgError:
             return False
         self._inverse, self._value = inverse, inverse @ self._limit

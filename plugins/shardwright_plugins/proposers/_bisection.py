@@ -52,6 +52,8 @@ _FIRST_LIMIT = 10.0
 _MOST_PROGRAMS, _FIRST_PART = 6, 0.125
 # A gap that is small enough for a problem of many columns, and one that is worth twice as many.
 _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
+# The same where more tables than these were counted: there the solver needs seconds, and finds little.
+_MANY_COUNTED, _COUNTED_GAP = 200, 0.015
 _LEAST_GAIN = 1e-4
 # A gap that is good enough for more than a few tables, and descents to reach it.
 _GOOD, _MOST_DESCENTS = 5e-3, 6
@@ -102,7 +104,8 @@ class Bisection:
             yield from self._evened()
         if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= SOME_TABLES):
             yield from self._improvements()
-        if not self._is_close() and self._gap > _SMALL_GAP:
+        is_many = self._is_counted and len(found.proposal) > _MANY_COUNTED
+        if not self._is_close() and self._gap > (_COUNTED_GAP if is_many else _SMALL_GAP):
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
         assert self.best is not None

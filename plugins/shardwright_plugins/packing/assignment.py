@@ -264,6 +264,8 @@ class Assignment:
         worst = int(np.argmax(over))
         best, act = now + _NO_GAIN, None
         for table in self._tables_on(worst):
+            if self.bins.effort.is_spent:
+                break
             self.bins.effort.left -= 0.5
             for option, after, bins in self._changes(table):
                 if after < best:

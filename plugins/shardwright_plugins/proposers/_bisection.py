@@ -80,7 +80,8 @@ class Bisection:
     _programs: Programs = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.catalogue = Catalogue(self.space, Effort())
+        watch = self.space.watch
+        self.catalogue = Catalogue(self.space, Effort(is_over=lambda: watch.is_over))
         self._starts = Starts(self.catalogue, Patterns(self.catalogue, self.space.bound.problem.covers))
         self._programs = Programs(self.catalogue)
 
@@ -88,9 +89,9 @@ class Bisection:
         """Each plan that is better than those before."""
         found = self._counted()
         self._is_counted = found is not None
-        found = found or self._first() or self._first_solved() or self._packed()
+        found = found or self._first() or self._first_solved() or self._packed() or self._starts.in_haste()
         if found is None:
-            yield from choices(self.space)
+            yield from () if self.space.watch.is_over else choices(self.space)
             return
         yield self._keep(found)
         yield from self._tightened()
@@ -259,6 +260,8 @@ class Bisection:
 
     def _packed(self) -> Assignment | None:
         """Any plan, by patience, whatever its time; none where it is proven that there is none."""
+        if self.space.watch.is_over:
+            return None
         limit = self.space.most_ms * (1 + _LEAST_GAIN)
         cases = self.space.prover.refute(limit, max_cases=_FEW_CASES)
         if cases.possible is None or self._low_ms > self.space.most_ms:

@@ -139,6 +139,8 @@ class Counted:
         if is_thorough:
             tries += [(numbers, True) for numbers in choices[:_MOST_THOROUGH]]
         for numbers, thorough in tries:
+            if self.space.watch.is_over:
+                return None
             for lumps in self._lumps(numbers):
                 shares = shared_out(lumps.load, lumps.size, lumps.count, limit_ms, is_thorough=thorough)
                 if shares is None:

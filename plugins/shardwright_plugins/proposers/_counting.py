@@ -18,8 +18,8 @@ from attrs import frozen
 from shardwright.planning.options import Floats, Ints
 
 _MOST_STATES, _MOST_WAYS = 1500, 200
-# Ways to put the larger shards that are looked at.
-_MOST_ARRANGEMENTS = 30
+# Ways to put the larger shards that are looked at, if there are no more of these.
+_MOST_ARRANGEMENTS, _MOST_LARGE = 30, 12
 _NONE = -1e9
 _ROUNDING, _ONE = 1e-12, 1e-9
 
@@ -110,7 +110,7 @@ def _arrangements(room: Floats, size: Floats, count: Ints, *, is_thorough: bool)
         number[rank, kind] += 1
     else:
         yield number
-    if is_thorough and kinds:
+    if is_thorough and 0 < len(kinds) <= _MOST_LARGE:
         yield from _others(room, size.tolist(), kinds)
 
 

@@ -10,12 +10,15 @@ Legend: K kinds of shards, O' options, T distinct tables, D dimensions (time, me
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from attrs import frozen
 
 from shardwright.planning.fillings import MOST_SHARDS, fillings, many_fillings, orders_of
 from shardwright.planning.options import Bools, Floats, Ints
 from shardwright.planning.simplex import Simplex
+from shardwright_plugins.packing.limits import never
 
 # Pivots between new patterns, and rounds of these.
 _MOST_PIVOTS, _MOST_ROUNDS = 400, 120
@@ -217,13 +220,13 @@ class Program:
         worth: Floats = of_table[kinds.table] + kinds.spread @ of_spread
         return worth
 
-    def solve(self, enough: float) -> Solution:
-        """The least number of ranks, or one that is enough."""
+    def solve(self, enough: float, is_over: Callable[[], bool] = never) -> Solution:
+        """The least number of ranks, or one that is enough; or what there is when time is over."""
         history: list[float] = []
         for _ in range(_MOST_ROUNDS):
             is_least = self._simplex.solve(_MOST_PIVOTS, enough)
             history.append(self._simplex.value)
-            if not is_least or history[-1] <= enough:
+            if not is_least or history[-1] <= enough or is_over():
                 break
             is_stuck = len(history) > _PATIENCE and history[-1] > history[-_PATIENCE] * (1 - _LEAST_PROGRESS)
             if is_stuck and self._looks_hard:

@@ -290,13 +290,16 @@ class Patterns:
             program = Program(
                 kinds, self.space.options.multiplicity, patterns_of(kinds, self._known), self._last
             )
-            solution = program.solve(enough)
+            solution = program.solve(enough, self._is_over)
             self._known, self._last = {kinds.labels: program.best_patterns(_MOST_KEPT)}, program
             new = self._few.add_missing(program, kinds, everything) if solution.ranks > enough else None
             grown += 1
-            if new is None or grown > _MOST_GROWTHS:
+            if new is None or grown > _MOST_GROWTHS or self._is_over():
                 return Trial(limit_ms, kinds, solution)
             self._known = {**self._known, everything.labels: new}
+
+    def _is_over(self) -> bool:
+        return self.space.watch.is_over
 
     def _kinds(self, allowed: Bools, budget: Floats, limit_ms: float) -> Kinds | None:
         return kinds_of(self.space, allowed, self._spread, budget, limit_ms)

@@ -35,7 +35,8 @@ class FewOptions:
 
     def __init__(self, space: SearchSpace, covers: Bools) -> None:
         self._space, self._covers = space, covers
-        self._kept: Bools = np.zeros(space.options.num_options, dtype=bool)
+        self.kept: Bools = np.zeros(space.options.num_options, dtype=bool)
+        """Those that were added: ``[O]``."""
         problem = space.bound.problem
         self._price: Floats = problem.cost + problem.share @ space.bound.multipliers
 
@@ -48,7 +49,7 @@ class FewOptions:
         price = np.where(allowed, self._price, np.inf)
         regret = price - np.minimum.reduceat(price, options.first_option[:-1])[options.table]
         order = np.argsort(np.where(elsewhere, regret, np.inf), kind="stable")
-        result: Bools = allowed & (self._covers | self._kept)
+        result: Bools = allowed & (self._covers | self.kept)
         result[order[:_AT_FIRST]] = True
         return result
 
@@ -72,7 +73,7 @@ class FewOptions:
         dearer = prices @ everything.needs - program.worth_of(everything)
         new = np.flatnonzero((dearer < -_LEAST_SAVED) & ~np.isin(everything.options, kinds.options))
         new = new[np.argsort(dearer[new], kind="stable")[:_MOST_ADDED]]
-        self._kept[everything.options[new]] = True
+        self.kept[everything.options[new]] = True
         return best[(everything.needs[:, new][missing] > 0).any(axis=1)] if len(new) else None
 
 

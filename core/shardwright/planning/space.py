@@ -38,6 +38,9 @@ class SearchSpace:
         objective: what plans are rated by, a name in :data:`~shardwright.planning.objectives.OBJECTIVES`.
         rules: which ranks tables may use, which are kept together and apart; ``None``: none.
         watch: told of progress, and asked whether to end.
+        further_tiers: names of resources beside the topology's memory tiers, which ``memory_bytes`` and
+            ``capacity_bytes`` have columns for after those; they stand for rules (:mod:`.ruled_space`).
+        least_ms: what no plan is faster than, for reasons that options and capacities do not show.
     """
 
     options: Options
@@ -48,11 +51,13 @@ class SearchSpace:
     objective: str = "largest_rank_time"
     rules: RankRules | None = None
     watch: Watch = field(factory=Watch)
+    further_tiers: tuple[str, ...] = ()
+    least_ms: float = 0.0
 
     @property
     def tiers(self) -> tuple[str, ...]:
         """The names of the memory tiers."""
-        return self.topology.tiers
+        return (*self.topology.tiers, *self.further_tiers)
 
     @cached_property
     def cost_ms(self) -> Floats:

@@ -188,6 +188,60 @@ def test_plan_of_a_missing_file_is_told(tmp_path):
     assert "No such file" in run("plan", tmp_path / "none.json", *PLAN, code=1).stderr
 
 
+@pytest.mark.parametrize("option", ["--output", "--report"])
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [("none/plan.json", "there is no folder"), ("", "it is a folder")],
+    ids=["none", "folder"],
+)
+def test_plan_that_could_not_be_written_is_not_begun(workload, tmp_path, option, path, told):
+    done = run("plan", workload, *PLAN, option, tmp_path / path, code=1)
+    assert done.stdout == ""
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize("size", ["inf", "1e30"])
+def test_plan_memory_that_no_rank_has_is_told(workload, size):
+    done = run("plan", workload, "--ranks", "4", "--hbm-gib", size, code=1)
+    assert f"--hbm-gib is the memory of one rank in GiB, 1048576 at most; got {float(size)}" in done.stderr
+
+
+def test_plan_of_a_table_larger_than_numbers_are_says_that_there_is_none(tmp_path):
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps({"tables": [table("large", 1 << 62, 64, 1.0)]}))
+    assert "no plan: table 'large'" in run("plan", path, *PLAN, code=1).stderr
+
+
+def test_plan_of_a_table_of_very_many_columns_ends(tmp_path):
+    path = tmp_path / "wide.json"
+    path.write_text(json.dumps({"tables": [table("wide", 10, 1 << 40, 1.0)]}))
+    assert "no plan: table 'wide'" in run("plan", path, *PLAN, code=1).stderr
+
+
+def test_plan_estimators_that_were_asked_for_are_given(planned):
+    document = json.loads(planned("--storage-estimator", "torchrec_storage").read_text())
+    assert document["inputs"]["storage_estimator"] == {"value": "torchrec_storage", "provenance": "given"}
+
+
+def test_check_of_a_plan_with_codecs_of_the_tables_own_adds_up(tmp_path):
+    tables = [
+        {**table("user", 200_000, 64, 3.0), "qcomms_config": {"forward_precision": "fp16"}},
+        table("item", 50_000, 64, 20.0),
+    ]
+    path, made = tmp_path / "codecs.json", tmp_path / "plan.json"
+    path.write_text(json.dumps({"tables": tables}))
+    run("plan", path, *PLAN, "--output", made)
+    assert entry(json.loads(made.read_text()), "user")["qcomms_config"] == {"forward_precision": "fp16"}
+    assert "proven again" in run("check", made).stdout
+
+
+def test_plan_under_rules_on_ranks_says_that_the_bound_leaves_them_out(workload, tmp_path):
+    constraints = tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"t*": {"ranks": 0}, "user": {"ranks": 0}, "item": {"ranks": 0}}))
+    told = run("plan", workload, *PLAN, "--quiet", "--constraints", constraints).stdout
+    assert "the proof leaves out the rules on ranks" in told
+
+
 def test_plan_report_as_html_json_and_text(workload, tmp_path):
     for suffix in ("html", "json", "txt"):
         run("plan", workload, *PLAN, "--report", tmp_path / f"report.{suffix}")

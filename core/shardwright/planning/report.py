@@ -61,7 +61,10 @@ class Report:
             return "no bound is proven: a better plan may exist"
         if self.gap == 0:
             return f"no plan is better under these costs (bound {bound:.4g} ms)"
-        return f"no plan is better than {bound:.4g} ms under these costs: this one is within {self.gap:.2%} of it"
+        rules = (
+            " (the proof leaves out the rules on ranks, so the gap may be theirs)" if self.space.rules else ""
+        )
+        return f"no plan is better than {bound:.4g} ms under these costs: this one is within {self.gap:.2%} of it{rules}"
 
     def __str__(self) -> str:
         lines = [

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from shardwright.planning.bound import Bound
     from shardwright.planning.cases import Prover
 
+# A shard of more fits nowhere (256 TiB), and sums of what is no more stay within 64 bits.
+_MOST_BYTES = float(1 << 48)
+
 ID_BYTES = 8
 """Ids travel as 64-bit integers."""
 
@@ -142,7 +145,8 @@ def estimate_costs(
     memory = np.zeros((options.num_shards, len(topology.tiers)), dtype=np.int64)
     for tier, column in by_tier.items():
         checked = _checked(storage, tier, column, options)
-        memory[:, topology.tiers.index(topology.tier_of(tier))] += np.ceil(checked).astype(np.int64)
+        whole = np.ceil(np.minimum(checked, _MOST_BYTES)).astype(np.int64)
+        memory[:, topology.tiers.index(topology.tier_of(tier))] += whole
     phases = {
         phase: _checked(performance, phase, column, options)
         for phase, column in _estimated(performance, options, topology).items()

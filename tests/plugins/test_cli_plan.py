@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 import types
 from unittest import mock
 
@@ -14,6 +17,7 @@ import pytest
 from tests import readme
 
 from shardwright.cli import main
+from shardwright_plugins.proposers._bisection import Bisection
 
 
 def table(name, rows, dim, *pooling):
@@ -186,6 +190,37 @@ def test_plan_file_that_is_no_workload_is_told(tmp_path, text, told):
 
 def test_plan_of_a_missing_file_is_told(tmp_path):
     assert "No such file" in run("plan", tmp_path / "none.json", *PLAN, code=1).stderr
+
+
+def interrupted_search(monkeypatch, num_plans):
+    """The default search, to which somebody sends SIGINT after so many plans; it goes on until it is told to end."""
+    plans = Bisection.plans
+
+    def with_interrupt(self):
+        for count, plan in enumerate(plans(self)):
+            if count == num_plans:
+                break
+            yield plan
+        os.kill(os.getpid(), signal.SIGINT)
+        while not self.space.watch.is_over:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(Bisection, "plans", with_interrupt)
+
+
+def test_plan_interrupted_writes_the_best_plan_so_far(workload, tmp_path, monkeypatch):
+    interrupted_search(monkeypatch, 1)
+    path = tmp_path / "plan.json"
+    run("plan", workload, *PLAN, "--quiet", "--output", path)
+    assert "everything fits" in run("check", path).stdout
+
+
+def test_plan_interrupted_before_there_is_one_says_so_and_writes_nothing(workload, tmp_path, monkeypatch):
+    interrupted_search(monkeypatch, 0)
+    path = tmp_path / "plan.json"
+    done = run("plan", workload, *PLAN, "--quiet", "--output", path, code=130)
+    assert done.stderr == "interrupted before there was a plan: nothing is written\n"
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("option", ["--output", "--report"])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _GIB = 1 << 30
+_INTERRUPTED = 130  # as shells say it of a process that SIGINT ended
 # A pebibyte a rank: more would not go into 64-bit sums over many ranks.
 _MOST_GIB = 1 << 20
 
@@ -79,7 +80,11 @@ def plan(
         objective=objective,
         seconds=seconds,
     )
-    made = planner.plan_tables(loaded.tables)
+    try:
+        made = planner.plan_tables(loaded.tables)
+    except KeyboardInterrupt:
+        typer.echo("interrupted before there was a plan: nothing is written", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
     assert planner.report is not None  # it has just planned
     typer.echo("\n".join(planner.report.summary) if quiet else str(planner.report))
     if output is not None:

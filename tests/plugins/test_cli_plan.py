@@ -84,6 +84,37 @@ def entry(document, table):
     return document["modules"][""][table]
 
 
+def test_plan_each_option_reaches_the_planner(workload, tmp_path):
+    path, constraints = tmp_path / "plan.json", tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"user": {"min_partition": 16}}))
+    options = {
+        **{"--ranks": 4, "--local": 2, "--device": "cuda", "--hbm-gib": 1, "--ddr-gib": 4, "--batch": 32},
+        **{"--reserve": 0.25, "--estimator": "torchrec", "--storage-estimator": "weights_and_buffers"},
+        **{"--proposer": "uniform", "--partitioner": "memory_balanced", "--objective": "step_time"},
+        **{"--seconds": 7, "--constraints": constraints, "--output": path},
+    }
+    run("plan", workload, *(word for option in options.items() for word in option))
+    document = json.loads(path.read_text())
+    topology, inputs = document["topology"], document["inputs"]
+    assert (topology["world_size"], topology["local_world_size"]) == (4, 2)
+    assert topology["memory_bytes"] == {"hbm": 1 << 30, "ddr": 4 << 30}
+    assert document["objective"]["name"] == "step_time"
+    asked = {"batch_size": 32, "storage_reservation": 0.25, "estimator": "torchrec", "seconds_limit": 7.0}
+    asked["storage_estimator"] = "weights_and_buffers"
+    assert {name: inputs[name] for name in asked} == {
+        name: {"value": value, "provenance": "given"} for name, value in asked.items()
+    }
+    assert inputs["constraints"]["value"]["user"] == {"min_partition": 16, "pooling_factors": [3.0]}
+    parts = {(plugin["kind"], plugin["name"]) for plugin in document["plugins"]}
+    assert {("proposers", "uniform"), ("partitioners", "memory_balanced")} <= parts
+
+
+def test_plan_is_for_the_device_that_is_named(workload, tmp_path):
+    path = tmp_path / "plan.json"
+    run("plan", workload, "--ranks", "2", "--device", "cpu", "--ddr-gib", "1", "--output", path)
+    assert json.loads(path.read_text())["topology"]["compute_device"] == "cpu"
+
+
 def test_plan_document_has_the_documented_parts(planned):
     document = json.loads(planned().read_text())
     assert (document["format"], document["version"]) == ("shardwright-plan", 1)

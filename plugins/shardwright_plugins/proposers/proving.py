@@ -36,6 +36,9 @@ class Proving(Proposer):
 
 def _within_rules(space: SearchSpace) -> Proposals:
     """Plans that keep rules on ranks, of a space in which rules are resources; choices of options if there is none."""
+    first = next(choices(space), None)
+    if first is not None:
+        yield first  # over many ranks it may be better than what is found at once
     ruled = RuledSpace.of(space)
     if ruled is not None and np.isfinite(ruled.plain.bound.possible_ms):
         for proposed in Bisection(ruled.plain).plans():

@@ -16,11 +16,13 @@ from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.options import FREE
 from shardwright.planning.placement import Placed, propose
+from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.ruled_space import RuledSpace
 from shardwright.planning.space import estimate_costs
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
+from shardwright_plugins.proposers._bisection import Bisection
 
 KIB = 1 << 10
 ROWS = [9000, 7000, 5000, 4000, 3000, 2500, 1500, 1000, 800, 700, 400, 300]
@@ -115,12 +117,50 @@ def test_proving_that_a_pinned_table_overloads_its_rank_ends_at_once():
     assert value == pytest.approx(sum(pinned))
 
 
+def test_proving_under_rules_has_a_plan_of_choices_before_it_searches(monkeypatch):
+    space, begun = ruled_space(SHAPES, {"t0": {"ranks": [0]}}, ranks=4, kib=1 << 20), []
+    plans = Bisection.plans
+
+    def noted(self):
+        begun.append(space.watch.progress.value_ms)
+        yield from plans(self)
+
+    monkeypatch.setattr(Bisection, "plans", noted)
+    found_in(space)
+    assert len(begun) == 1
+    assert np.isfinite(begun[0])
+
+
 def test_ruled_space_without_a_rule_that_binds_is_the_space_itself():
     space = ruled_space(SHAPES[:3], {"t0": {"ranks": [0, 1]}}, ranks=2, kib=1 << 20)
     ruled = RuledSpace.of(space).plain
     assert ruled.further_tiers == ()
     np.testing.assert_array_equal(ruled.options.rank, space.options.rank)
     assert ruled.rules is None
+
+
+def test_proving_pinned_table_that_fits_one_rank_by_another_kernel_only_has_a_plan():
+    # 48 MiB of weights, 32 MiB of device memory: in pieces it would fit, on one rank the host must hold it.
+    tables = tables_of([(200_000, 64), (1000, 64), (2000, 64)])
+    topology = Topology(4, "cuda", hbm_cap=1 << 25, ddr_cap=1 << 27, local_world_size=2)
+    rules = {"t0": ParameterConstraints(ranks=[3])}
+    made = EmbeddingShardingPlanner(topology, 64, constraints=rules, storage_reservation=0.0).plan_tables(
+        tables
+    )
+    assert made.plan[""]["t0"].compute_kernel in ("fused_uvm", "fused_uvm_caching")
+    assert set(made.plan[""]["t0"].ranks) == {3}
+
+
+def test_ruled_space_under_more_sets_of_ranks_than_are_resources_settles_some_tables():
+    pairs = [[a, b] for a in range(6) for b in range(a)]
+    asked = {f"t{index}": {"ranks": pair} for index, pair in enumerate(pairs)}
+    shapes = [(500 + 100 * index, 64) for index in range(len(pairs))]
+    space = ruled_space(shapes, asked, ranks=6, kib=1 << 20)
+    ruled = RuledSpace.of(space).plain
+    in_sets = [name for name in ruled.further_tiers if name.endswith(": ranks")]
+    seated = np.unique(ruled.options.shard_table[ruled.options.rank != FREE])
+    assert (len(pairs), len(in_sets), len(seated)) == (15, 12, 3)
+    assert np.isfinite(found_in(space).feedback.value_ms)
 
 
 def test_ruled_space_plans_are_plans_of_the_given_space():

@@ -82,6 +82,14 @@ def test_explain_unknown_table_raises_with_the_nearest():
         explain_table(planned(), "towr.b")
 
 
+def test_check_of_a_bound_above_the_value_says_so_whatever_its_proof(monkeypatch):
+    monkeypatch.setattr("shardwright.planning.check.why_unproven", lambda space, bound, certificate: "")
+    document = json.loads(planned().to_json())
+    document["objective"].update(lower_bound_ms=2 * document["objective"]["value_ms"], gap=0.0)
+    (problem,) = check_plan(ShardingPlan.from_json(json.dumps(document))).problems
+    assert "is above the plan's own value" in problem
+
+
 def test_explain_name_of_several_tables_raises_with_their_paths():
     tables = [TableSpec("a", 10, 8, ["f"], module=module) for module in ("x", "y")]
     made = EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=100_000), 64).plan_tables(tables)

@@ -147,3 +147,14 @@ def test_no_plan_where_rules_keep_tables_to_ranks_without_room_is_proven_and_nam
         planned(LARGE, topology, {**rules, **kinds})
     roomy = Topology(3, "cuda", hbm_cap=2000 * KIB, ddr_cap=0)
     assert planned(LARGE, roomy, {**rules, **kinds})
+
+
+def test_no_plan_where_no_option_of_a_pinned_table_fits_on_its_rank_is_proven():
+    # Neither tier of rank 1 holds it, though each holds what some option needs of it.
+    table = TableSpec("t", 10_000, 64, ["f"])
+    topology = Topology(2, "cuda", hbm_cap=[10_000 * KIB, 500 * KIB], ddr_cap=[10_000 * KIB, 500 * KIB])
+    rules = {"t": ParameterConstraints(ranks=[1])}
+    text = r"no plan: table 't' \(10_000 x 64 FP32\) may use no ranks but 1, which have 500.0 KiB of hbm"
+    with pytest.raises(NoPlanError, match=text):
+        planned([table], topology, rules)
+    assert planned([table], topology, {"t": ParameterConstraints(ranks=[0])})

@@ -97,6 +97,10 @@ def _too_much_for_rules(space: SearchSpace) -> str:
     rules, least = space.rules, _least_bytes(space)
     if rules is None:
         return ""
+    for table in sorted(rules.concerned):
+        text = _lonely_text(space, table, sorted(rules.allowed(table)))
+        if text:
+            return text
     for group in dict.fromkeys(rules.together.values()):
         have = space.capacity_bytes[sorted(rules.allowed(group[0]))].max(axis=0)
         text = _crowded_text(space, group, "are kept together on one rank", least, have)
@@ -109,6 +113,33 @@ def _too_much_for_rules(space: SearchSpace) -> str:
         if text:
             return text
     return ""
+
+
+def _lonely_text(space: SearchSpace, table: int, ranks: Sequence[int]) -> str:
+    """That no option of a table goes into its ranks, were they empty; empty if one does."""
+    mine = np.array(space.options.of_table(int(space.options.alike[table])))
+    there = space.capacity_bytes[list(ranks)]
+    over = np.maximum(
+        (space.total_bytes[mine] - there.sum(axis=0)).max(axis=1),
+        (space.largest_bytes[mine] - there.max(axis=0)).max(axis=1),
+    )
+    nearest = int(np.argmin(over))
+    if over[nearest] <= 0:
+        return ""
+    option = int(mine[nearest])
+    needs, has = (
+        ", ".join(
+            f"{bytes_text(size)} of {tier}" for tier, size in zip(space.tiers, sizes.tolist(), strict=True)
+        )
+        for sizes in (space.total_bytes[option], there.sum(axis=0))
+    )
+    return (
+        f"no plan: table {space.options.all_tables[table].describe()} may use no ranks but {some(ranks)}, which have "
+        f"{has}; of its options none fits there. That which comes nearest, "
+        f"{space.options.type_of(option).name!r} with kernel {space.options.kernel_of(option).name!r} "
+        f"({_blocks(space.options, option)}), needs {needs}. Loosen its constraint 'ranks'; or more memory, a smaller "
+        "data type, batch size or storage_reservation."
+    )
 
 
 def _least_bytes(space: SearchSpace) -> Ints:

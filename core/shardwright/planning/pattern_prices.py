@@ -5,7 +5,8 @@ together, and the ranks hold patterns in any parts, as many as there are ranks (
 that linear program has a price for each kind of shards, and no set that fits into a rank is worth more than the rank.
 Hence, added to what an option costs, the prices of its shards are paid back by the ranks at most, and a case is refuted
 as by other multipliers (:mod:`shardwright.planning.cases`): it is the best of all dual feasible functions. Shards of
-gangs count as shards that may go to any rank.
+gangs count as shards that may go to any rank. Where there are too many kinds, those of about one size count as the
+least of them: what fits together still does, so all that is proven holds of the shards as they are.
 
 Legend: K kinds of shards, N patterns, O' options, M memory tiers, W ranks, D dimensions (time, then memory tiers).
 """
@@ -18,13 +19,16 @@ import numpy as np
 from attrs import define, field, frozen
 
 from shardwright.planning.bound import Case, Relaxation, Room
-from shardwright.planning.distinct import without
+from shardwright.planning.distinct import distinct_rows, without
 from shardwright.planning.dual import TOLERANCE
+from shardwright.planning.knapsack import most_worth
 from shardwright.planning.options import FREE, Floats, Ints
-from shardwright.planning.solver import most_worth
 
-# Kinds at most; linear programs of one case; patterns added to one; those that are kept for other cases.
-_MOST_KINDS, _MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 160, 120, 12, 3000
+# Linear programs of one case; patterns added to one; those that are kept for other cases.
+_MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 120, 12, 3000
+# Kinds at most; if there are more, about one size is within this part, or so many times it until there are few enough.
+# What is less than the last part of a rank is of one size.
+_MOST_KINDS, _FINEST, _COARSER, _TINY = 120, 1e-3, 1.4, 2e-3
 # What one rank more than there are costs, in parts of all ranks' time.
 _PENALTY = 1e4
 # A pattern is worth more than a rank by no less than this.
@@ -72,18 +76,25 @@ class PatternPrices:
 
     Args:
         problem: the relaxed problem.
+        most_ms: the longest time that is asked about.
     """
 
     problem: Relaxation
+    most_ms: float
     _needs: Floats = field(init=False)
     _kind: Ints = field(init=False)
     _patterns: Floats = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         space = self.problem.space
-        needs = np.column_stack([space.cost_ms, space.memory_bytes])
-        self._needs, kind = np.unique(needs, axis=0, return_inverse=True)
-        self._kind = np.where(space.options.rank == FREE, kind.reshape(-1), FREE)
+        needs, kind = np.unique(
+            np.column_stack([space.cost_ms, space.memory_bytes]), axis=0, return_inverse=True
+        )
+        kind = np.where(space.options.rank == FREE, kind.reshape(-1), FREE)
+        group = _groups(needs, kind, np.append(self.most_ms, space.capacity_bytes.max(axis=0)))
+        self._needs = np.full((int(group.max()) + 1, needs.shape[1]), np.inf)
+        np.minimum.at(self._needs, group, needs)
+        self._kind = np.where(kind == FREE, FREE, group[kind])
         self._patterns = np.empty((0, len(self._needs)))
 
     @property
@@ -105,7 +116,7 @@ class PatternPrices:
         options = np.flatnonzero(room.allowed)
         run = np.flatnonzero((self._kind != FREE) & room.allowed[self.problem.space.options.option])
         kinds = np.unique(self._kind[run])
-        if not 0 < len(kinds) <= _MOST_KINDS:
+        if not len(kinds):
             return None
         program = _Program(self, case, z_ms, room, options, kinds)
         found = program.solve()
@@ -122,7 +133,29 @@ class PatternPrices:
     def _keep(self, kinds: Ints, patterns: Floats) -> None:
         whole = np.zeros((len(patterns), len(self._needs)))
         whole[:, kinds] = patterns
-        self._patterns = np.unique(np.vstack([self._patterns, whole])[-_MOST_KEPT:], axis=0)
+        self._patterns = distinct_rows(np.vstack([self._patterns, whole])[-_MOST_KEPT:])
+
+
+def _groups(needs: Floats, kind: Ints, room: Floats) -> Ints:
+    """The groups of shards of about one size: ``[K]``; each kind is one of its own where they are few.
+
+    Args:
+        needs: of each kind: ``[K, D]``.
+        kind: of each run, or ``FREE``: ``[S]``.
+        room: what a rank has at most; what takes more is out of the question, and not counted: ``[D]``.
+    """
+    group = np.arange(len(needs))
+    is_free = np.zeros(len(needs), dtype=bool)
+    is_free[kind[kind != FREE]] = True
+    fitting = np.flatnonzero(is_free & (needs <= room).all(axis=1))
+    part, step, number = needs[fitting] / np.maximum(room, 1e-300), _FINEST, len(fitting)
+    size = np.log(np.maximum(part, _TINY))
+    while number > _MOST_KINDS:
+        _, place = np.unique(np.floor(size / np.log1p(step)), axis=0, return_inverse=True)
+        number, step = int(place.max()) + 1, step * _COARSER
+        group[fitting] = len(needs) + place.reshape(-1)
+    _, result = np.unique(group, return_inverse=True)
+    return result.reshape(-1)
 
 
 class _Program:
@@ -165,7 +198,7 @@ class _Program:
             rank = max(-found.ineqlin.marginals[-1] / self._problem.world_size, 1e-12)
             new = self._greedy(prices, rank)
             if not len(new):
-                most, pattern = self._most(prices)
+                most, pattern = most_worth(self._size, prices, rank)
                 if self._value(shared, prices, most) >= 1 + 10 * TOLERANCE:
                     return self._priced(shared, prices)
                 new = pattern[None] if prices @ pattern > rank * (1 + _WORTHWHILE) else new
@@ -211,13 +244,6 @@ class _Program:
             shared[:tiers] * self._unit, spread, np.where(self._kind_of == FREE, 0.0, of_kind[self._kind_of])
         )
 
-    def _most(self, prices: Floats) -> tuple[float, Floats]:
-        """What the best pattern is worth at most, and that pattern."""
-        worth, number = most_worth(self._size, prices)
-        pattern = np.zeros(len(prices))
-        pattern[: len(number)] = number
-        return worth, pattern
-
     def _greedy(self, prices: Floats, rank: float) -> Floats:
         """Patterns worth more than a rank, from filling ranks by worth for size after one shard of each kind."""
         worth = np.flatnonzero(prices > 1e-12)
@@ -235,7 +261,6 @@ class _Program:
             number = np.floor(np.maximum((left / least[kind]).min(axis=1), 0.0))
             filled[rows, kind] += number
             left -= number[:, None] * self._size[kind]
-        filled = np.unique(filled, axis=0)
         value = filled @ prices
-        best = np.argsort(-value, kind="stable")[:_MOST_NEW]
-        return filled[best[value[best] > rank * (1 + 1e-4)]]
+        best = np.argsort(-value, kind="stable")
+        return distinct_rows(filled[best[value[best] > rank * (1 + 1e-4)]])[:_MOST_NEW]

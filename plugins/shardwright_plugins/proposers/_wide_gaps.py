@@ -55,7 +55,7 @@ class WideGap:
         if not self.is_wide:
             return
         enough = _WIDE_GAP if self._extent > _LARGE else 0.0
-        PatternCases(self.catalogue.space.prover).sharpen(self.best.value_ms, enough)
+        PatternCases(self.catalogue.space.prover, self.best.value_ms).sharpen(enough)
         part = _FIRST_STEP
         for _ in range(_MOST_TRIES):
             if part >= 1 or not self.is_wide:

@@ -13,6 +13,8 @@ Legend: K kinds of shards, N patterns, O' options, M memory tiers, W ranks, D di
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from shardwright.planning.distinct import distinct_rows, without
 from shardwright.planning.dual import TOLERANCE
 from shardwright.planning.knapsack import most_worth
 from shardwright.planning.options import FREE, Floats, Ints
+from shardwright.planning.solver import most_worth as solved_most_worth
 
 # Linear programs of one case; patterns added to one; those that are kept for other cases.
 _MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 120, 12, 3000
@@ -31,8 +34,10 @@ _MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 120, 12, 3000
 _MOST_KINDS, _FINEST, _COARSER, _TINY = 120, 1e-3, 1.4, 2e-3
 # What one rank more than there are costs, in parts of all ranks' time.
 _PENALTY = 1e4
-# A pattern is worth more than a rank by no less than this.
-_WORTHWHILE = 1e-6
+# By how much more than a rank a pattern is to be worth, at first and at last: few are worth much more.
+_FLOORS = (0.01, 1e-6)
+# Where there are too many sets to find the best pattern by them, the solver is asked, so often at most.
+_MOST_SOLVED = 60
 
 
 @frozen(eq=False)
@@ -84,6 +89,7 @@ class PatternPrices:
     _needs: Floats = field(init=False)
     _kind: Ints = field(init=False)
     _patterns: Floats = field(init=False)
+    _left: int = _MOST_SOLVED
 
     def __attrs_post_init__(self) -> None:
         space = self.problem.space
@@ -123,6 +129,14 @@ class PatternPrices:
         self._keep(kinds, program.patterns)
         return found
 
+    def questions(self, rank: float) -> Iterator[Callable[[Floats, Floats], tuple[float, Floats]]]:
+        """What a pattern may be worth at most and which are worth more than a rank, asked ever more exactly."""
+        for part in _FLOORS:
+            yield partial(most_worth, floor=rank * (1 + part), most=_MOST_NEW)
+        if self._left:
+            self._left -= 1
+            yield lambda size, prices: _alone(*solved_most_worth(size, prices), prices, rank)
+
     def known(self, kinds: Ints, size: Floats) -> Floats:
         """Patterns of some kinds that were seen before and fit: ``[N, K]``."""
         others = without(np.arange(len(self._needs)), kinds)
@@ -158,13 +172,19 @@ def _groups(needs: Floats, kind: Ints, room: Floats) -> Ints:
     return result.reshape(-1)
 
 
+def _alone(worth: float, pattern: Floats, prices: Floats, rank: float) -> tuple[float, Floats]:
+    """The solver's answer: its pattern counts where it is worth more than a rank."""
+    return worth, pattern[None][: int(pattern @ prices > rank * (1 + _FLOORS[-1]))]
+
+
 class _Program:
     """The linear program of one case; all in parts of all ranks' time, of memory, and of all ranks."""
 
     def __init__(
         self, prices: PatternPrices, case: Case, z_ms: float, room: Room, options: Ints, kinds: Ints
     ) -> None:
-        problem = self._problem = prices.problem
+        self._of, problem = prices, prices.problem
+        self._problem = problem
         space, columns = problem.space, problem.space.options
         self._unit = problem.world_size * z_ms
         self._options, self._kinds, self._kind_of = options, kinds, prices._kind
@@ -187,7 +207,7 @@ class _Program:
     def solve(self) -> Priced | Floats | None:
         """Patterns are added until the case is refuted, or shown to be possible: then the spread load."""
         for _ in range(_MOST_PROGRAMS):
-            found = self._solved()
+            found = None if self._problem.space.watch.is_over else self._solved()
             if found is None:
                 return None
             chosen: Floats = found.x[: len(self._options)] @ self._spread
@@ -197,11 +217,12 @@ class _Program:
             shared, prices = np.maximum(shared, 0.0), np.maximum(prices, 0.0)
             rank = max(-found.ineqlin.marginals[-1] / self._problem.world_size, 1e-12)
             new = self._greedy(prices, rank)
-            if not len(new):
-                most, pattern = most_worth(self._size, prices, rank)
+            for ask in () if len(new) else self._of.questions(rank):
+                most, new = ask(self._size, prices)
                 if self._value(shared, prices, most) >= 1 + 10 * TOLERANCE:
                     return self._priced(shared, prices)
-                new = pattern[None] if prices @ pattern > rank * (1 + _WORTHWHILE) else new
+                if len(new) or most <= rank * (1 + _FLOORS[-1]):
+                    break
             if not len(new):
                 return chosen
             self.patterns = np.vstack([self.patterns, new])

@@ -23,8 +23,20 @@ def test_most_worth_is_that_of_the_best_of_all_sets_that_fit_or_the_floor(seed, 
     best = float((NUMBERS[fits] @ prices).max())
     worth, found = most_worth(size, prices, below * best)
     assert worth == pytest.approx(max(1, below) * best, rel=1e-9)
+    assert len(found) == (below < 1)
     assert (found @ size <= 1 + 1e-9).all()
-    assert found @ prices == pytest.approx(best if below < 1 else 0.0)
+    assert found @ prices == pytest.approx(np.full(len(found), best))
+
+
+def test_most_worth_gives_the_best_sets_that_are_worth_more_than_the_floor():
+    size, prices = np.random.default_rng(0).uniform(0.2, 0.7, size=(4, 2)), np.array([3.0, 2.0, 2.5, 1.0])
+    fits = (NUMBERS @ size <= 1).all(axis=1)
+    every = np.sort(NUMBERS[fits] @ prices)[::-1]
+    _, found = most_worth(size, prices, every[3], 10)
+    assert (found @ prices).tolist() == pytest.approx(every[every > every[3]].tolist())
+    assert len(np.unique(found, axis=0)) == len(found)
+    _, found = most_worth(size, prices, every[8], 2)
+    assert (found @ prices).tolist() == pytest.approx(every[:2].tolist())
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -35,19 +47,30 @@ def test_most_worth_of_many_kinds_is_what_the_solver_finds(seed):
     solved, _ = solved_most_worth(size, prices)
     worth, found = most_worth(size, prices, 0.9 * solved)
     assert worth == pytest.approx(solved, rel=1e-5)
-    assert found @ prices == pytest.approx(solved, rel=1e-5)
+    assert found[0] @ prices == pytest.approx(solved, rel=1e-5)
 
 
 def test_most_worth_of_kinds_without_a_price_is_nothing():
     worth, found = most_worth(np.full((3, 2), 0.1), np.zeros(3), 0.0)
     assert worth == 0
-    assert not found.any()
+    assert not len(found)
 
 
-@pytest.mark.parametrize("limit", ["_MOST_SETS", "_MOST_SHARDS"])
-def test_most_worth_where_there_are_too_many_sets_is_the_solvers(monkeypatch, limit):
-    monkeypatch.setattr(knapsack, limit, 2)
+def test_most_worth_where_very_many_shards_go_into_a_rank_is_the_solvers(monkeypatch):
+    monkeypatch.setattr(knapsack, "_MOST_SHARDS", 2)
     size, prices = np.array([[0.3, 0.2], [0.2, 0.4], [0.26, 0.3]]), np.array([3.0, 3.1, 2.9])
-    worth, found = most_worth(size, prices, 0.0)
-    assert worth == pytest.approx(found @ prices, rel=1e-5)
+    worth, found = most_worth(size, prices, 1.0)
+    assert found.shape == (1, 3)
+    assert worth == pytest.approx(found[0] @ prices, rel=1e-5)
     assert worth == pytest.approx(solved_most_worth(size, prices)[0])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_most_worth_where_sets_are_left_out_is_no_less_than_that_of_the_best(monkeypatch, seed):
+    monkeypatch.setattr(knapsack, "_MOST_SETS", 2)
+    random = np.random.default_rng(seed)
+    size, prices = random.uniform(0.2, 0.7, size=(4, 2)), random.uniform(0, 2, size=4)
+    best = float((NUMBERS[(NUMBERS @ size <= 1).all(axis=1)] @ prices).max())
+    worth, found = most_worth(size, prices, 0.3 * best)
+    assert best * (1 - 1e-9) <= worth <= 2 * best
+    assert (found @ prices <= worth).all()

@@ -105,8 +105,8 @@ class _Search:
         size, price, found = self._size[kind], self._prices[kind], list[tuple[Floats, Floats, Ints, Ints]]()
         less = float(size @ room - price)  # what one more of the kind takes away from what a set promises
         while len(before):
-            kept = (promise > self._floor) & (used <= 1 + _ROUNDING).all(axis=1)
-            used, promise, before = used[kept], promise[kept], before[kept]
+            good = np.flatnonzero((promise > self._floor) & (used <= 1 + _ROUNDING).all(axis=1))
+            used, promise, before = used[good], promise[good], before[good]
             found.append((used, promise, before, np.full(len(before), len(found))))
             used, promise = used + size, promise - less
         sets, promises, befores, numbers = (np.concatenate(each) for each in zip(*found, strict=True))

@@ -13,8 +13,6 @@ Legend: K kinds of shards, N patterns, O' options, M memory tiers, W ranks, D di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,8 +32,6 @@ _MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 120, 12, 3000
 _MOST_KINDS, _FINEST, _COARSER, _TINY = 120, 1e-3, 1.4, 2e-3
 # What one rank more than there are costs, in parts of all ranks' time.
 _PENALTY = 1e4
-# By how much more than a rank a pattern is to be worth, at first and at last: few are worth much more.
-_FLOORS = (0.01, 1e-6)
 # Where there are too many sets to find the best pattern by them, the solver is asked, so often at most.
 _MOST_SOLVED = 60
 
@@ -129,13 +125,14 @@ class PatternPrices:
         self._keep(kinds, program.patterns)
         return found
 
-    def questions(self, rank: float) -> Iterator[Callable[[Floats, Floats], tuple[float, Floats]]]:
-        """What a pattern may be worth at most and which are worth more than a rank, asked ever more exactly."""
-        for part in _FLOORS:
-            yield partial(most_worth, floor=rank * (1 + part), most=_MOST_NEW)
-        if self._left:
-            self._left -= 1
-            yield lambda size, prices: _alone(*solved_most_worth(size, prices), prices, rank)
+    def best_patterns(self, size: Floats, prices: Floats, floor: float) -> tuple[float, Floats]:
+        """What a pattern may be worth at most, and the best ones that are worth more than a floor, ``[N, K]``."""
+        most, found = most_worth(size, prices, floor, _MOST_NEW)
+        if most <= floor or len(found) or not self._left:
+            return most, found
+        self._left -= 1
+        most, pattern = solved_most_worth(size, prices)
+        return most, pattern[None][: int(pattern @ prices > floor)]
 
     def known(self, kinds: Ints, size: Floats) -> Floats:
         """Patterns of some kinds that were seen before and fit: ``[N, K]``."""
@@ -170,11 +167,6 @@ def _groups(needs: Floats, kind: Ints, room: Floats) -> Ints:
         group[fitting] = len(needs) + place.reshape(-1)
     _, result = np.unique(group, return_inverse=True)
     return result.reshape(-1)
-
-
-def _alone(worth: float, pattern: Floats, prices: Floats, rank: float) -> tuple[float, Floats]:
-    """The solver's answer: its pattern counts where it is worth more than a rank."""
-    return worth, pattern[None][: int(pattern @ prices > rank * (1 + _FLOORS[-1]))]
 
 
 class _Program:
@@ -217,12 +209,11 @@ class _Program:
             shared, prices = np.maximum(shared, 0.0), np.maximum(prices, 0.0)
             rank = max(-found.ineqlin.marginals[-1] / self._problem.world_size, 1e-12)
             new = self._greedy(prices, rank)
-            for ask in () if len(new) else self._of.questions(rank):
-                most, new = ask(self._size, prices)
-                if self._value(shared, prices, most) >= 1 + 10 * TOLERANCE:
+            if not len(new):
+                enough = self._enough(shared, prices)
+                most, new = self._of.best_patterns(self._size, prices, max(enough, rank))
+                if most <= enough:
                     return self._priced(shared, prices)
-                if len(new) or most <= rank * (1 + _FLOORS[-1]):
-                    break
             if not len(new):
                 return chosen
             self.patterns = np.vstack([self.patterns, new])
@@ -248,12 +239,13 @@ class _Program:
         found = linprog(cost, A_ub=over, b_ub=limit, A_eq=equal, b_eq=self._problem.count, method="highs")
         return found if found.status == 0 else None
 
-    def _value(self, shared: Floats, prices: Floats, rank: float) -> float:
-        """What is proven of all ranks' time, where no pattern is worth more than ``rank``."""
+    def _enough(self, shared: Floats, prices: Floats) -> float:
+        """The case is refuted where no pattern is worth more."""
         priced = self._cost + self._shared @ shared + prices @ self._needs
         starts = np.flatnonzero(np.diff(self._table, prepend=-1))
         least = np.minimum.reduceat(priced, starts)
-        return float(self._problem.count @ least - shared.sum() - rank * self._problem.world_size)
+        value = float(self._problem.count @ least - shared.sum()) - 1 - 20 * TOLERANCE
+        return value / self._problem.world_size
 
     def _priced(self, shared: Floats, prices: Floats) -> Priced:
         of_kind = np.zeros(int(self._kind_of.max()) + 1)

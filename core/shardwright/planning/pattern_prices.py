@@ -21,15 +21,15 @@ from attrs import define, field, frozen
 from shardwright.planning.bound import Case, Relaxation, Room
 from shardwright.planning.distinct import distinct_rows, without
 from shardwright.planning.dual import TOLERANCE
+from shardwright.planning.groups import groups
 from shardwright.planning.knapsack import most_worth
 from shardwright.planning.options import FREE, Floats, Ints
 from shardwright.planning.solver import most_worth as solved_most_worth
 
 # Linear programs of one case; patterns added to one; those that are kept for other cases.
 _MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 120, 12, 3000
-# Kinds at most; if there are more, about one size is within this part, or so many times it until there are few enough.
-# What is less than the last part of a rank is of one size.
-_MOST_KINDS, _FINEST, _COARSER, _TINY = 120, 1e-3, 1.4, 2e-3
+# Kinds at most.
+_MOST_KINDS = 120
 # What one rank more than there are costs, in parts of all ranks' time.
 _PENALTY = 1e4
 # Where there are too many sets to find the best pattern by them, the solver is asked, so often at most.
@@ -93,11 +93,22 @@ class PatternPrices:
             np.column_stack([space.cost_ms, space.memory_bytes]), axis=0, return_inverse=True
         )
         kind = np.where(space.options.rank == FREE, kind.reshape(-1), FREE)
-        group = _groups(needs, kind, np.append(self.most_ms, space.capacity_bytes.max(axis=0)))
+        group = self._groups(needs, kind)
         self._needs = np.full((int(group.max()) + 1, needs.shape[1]), np.inf)
         np.minimum.at(self._needs, group, needs)
         self._kind = np.where(kind == FREE, FREE, group[kind])
         self._patterns = np.empty((0, len(self._needs)))
+
+    def _groups(self, needs: Floats, kind: Ints) -> Ints:
+        """The groups of kinds that count as one, ``[K]``; what no rank has room for is one of its own."""
+        is_free = np.zeros(len(needs), dtype=bool)
+        is_free[kind[kind != FREE]] = True
+        room = np.append(self.most_ms, self.problem.space.capacity_bytes.max(axis=0))
+        fitting = np.flatnonzero(is_free & (needs <= room).all(axis=1))
+        group = np.arange(len(needs))
+        group[fitting] = len(needs) + groups(needs[fitting] / np.maximum(room, 1e-300), _MOST_KINDS)
+        _, result = np.unique(group, return_inverse=True)
+        return result.reshape(-1)
 
     @property
     def _nothing(self) -> Priced:
@@ -145,28 +156,6 @@ class PatternPrices:
         whole = np.zeros((len(patterns), len(self._needs)))
         whole[:, kinds] = patterns
         self._patterns = distinct_rows(np.vstack([self._patterns, whole])[-_MOST_KEPT:])
-
-
-def _groups(needs: Floats, kind: Ints, room: Floats) -> Ints:
-    """The groups of shards of about one size: ``[K]``; each kind is one of its own where they are few.
-
-    Args:
-        needs: of each kind: ``[K, D]``.
-        kind: of each run, or ``FREE``: ``[S]``.
-        room: what a rank has at most; what takes more is out of the question, and not counted: ``[D]``.
-    """
-    group = np.arange(len(needs))
-    is_free = np.zeros(len(needs), dtype=bool)
-    is_free[kind[kind != FREE]] = True
-    fitting = np.flatnonzero(is_free & (needs <= room).all(axis=1))
-    part, step, number = needs[fitting] / np.maximum(room, 1e-300), _FINEST, len(fitting)
-    size = np.log(np.maximum(part, _TINY))
-    while number > _MOST_KINDS:
-        _, place = np.unique(np.floor(size / np.log1p(step)), axis=0, return_inverse=True)
-        number, step = int(place.max()) + 1, step * _COARSER
-        group[fitting] = len(needs) + place.reshape(-1)
-    _, result = np.unique(group, return_inverse=True)
-    return result.reshape(-1)
 
 
 class _Program:

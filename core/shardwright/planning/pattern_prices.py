@@ -33,7 +33,9 @@ _MOST_KINDS = 120
 # What one rank more than there are costs, in parts of all ranks' time.
 _PENALTY = 1e4
 # Where there are too many sets to find the best pattern by them, the solver is asked, so often at most.
-_MOST_SOLVED = 60
+_MOST_SOLVED = 12
+# Entries of all linear programs of a proof: a million take about a second.
+_MOST_WORK = 12_000_000
 
 
 @frozen(eq=False)
@@ -86,6 +88,8 @@ class PatternPrices:
     _kind: Ints = field(init=False)
     _patterns: Floats = field(init=False)
     _left: int = _MOST_SOLVED
+    work_left: int = _MOST_WORK
+    """Entries of the linear programs that may still be solved."""
 
     def __attrs_post_init__(self) -> None:
         space = self.problem.space
@@ -188,7 +192,8 @@ class _Program:
     def solve(self) -> Priced | Floats | None:
         """Patterns are added until the case is refuted, or shown to be possible: then the spread load."""
         for _ in range(_MOST_PROGRAMS):
-            found = None if self._problem.space.watch.is_over else self._solved()
+            is_over = self._problem.space.watch.is_over or self._of.work_left <= 0
+            found = None if is_over else self._solved()
             if found is None:
                 return None
             chosen: Floats = found.x[: len(self._options)] @ self._spread
@@ -220,6 +225,7 @@ class _Program:
         over[-1, num_options : num_options + num_patterns] = 1 / self._problem.world_size
         short = np.append(np.arange(num_shared), len(over) - 1)
         over[short, num_options + num_patterns + np.arange(num_shared + 1)] = -1
+        self._of.work_left -= over.size
         limit = np.zeros(len(over))
         limit[short] = 1
         equal = np.zeros((len(self._problem.count), over.shape[1]))

@@ -18,7 +18,6 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.groups import groups
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
@@ -45,7 +44,7 @@ def spread_of(space: SearchSpace, covers: Bools) -> Floats:
 def kinds_of(
     space: SearchSpace, allowed: Bools, spread: Floats, budget: Floats, limit_ms: float
 ) -> Kinds | None:
-    """The kinds of shards of some options, those of about one size as one; ``None`` where there is no room for them.
+    """The kinds of shards of some options; ``None`` if there are too many, or no room beside the spread load.
 
     Args:
         space: options and costs.
@@ -70,7 +69,7 @@ def kinds_of(
     gang = options.gang[run] != NO_GANG
     distinct, kind = np.unique(np.column_stack([needs[run], gang]), axis=0, return_inverse=True)
     if len(distinct) > MOST_KINDS:
-        distinct, kind = _grouped(distinct, kind.reshape(-1), room)
+        return None
     matrix = np.zeros((len(distinct), len(chosen)))
     kind_of = np.full(options.num_shards, -1)
     kind_of[run] = kind.reshape(-1)
@@ -87,21 +86,6 @@ def kinds_of(
         budget=budget / least,
         labels=tuple(row.tobytes() for row in distinct),
     )
-
-
-def _grouped(distinct: Floats, kind: Ints, room: Floats) -> tuple[Floats, Ints]:
-    """Fewer kinds, each as large as the largest of those that it stands for.
-
-    Args:
-        distinct: what each kind needs, and whether it is a gang's: ``[K, D + 1]``.
-        kind: of each run.
-        room: what a rank has beside what lies on every rank: ``[D]``.
-    """
-    part = np.column_stack([distinct[:, :-1] / np.maximum(room, 1e-30), distinct[:, -1]])
-    group = groups(part, MOST_KINDS)
-    largest = np.zeros((int(group.max()) + 1, distinct.shape[1]))
-    np.maximum.at(largest, group, distinct)
-    return largest, group[kind]
 
 
 def _needs(space: SearchSpace) -> tuple[Floats, Ints]:

@@ -23,6 +23,8 @@ ENOUGH = 0.985
 # Times tried at most, and of these after the first plan; how near they come, and how large a step is.
 _MOST_TIMES, _NARROWINGS, _NARROW = 14, 5, 0.006
 _LEAST_STEP, _MOST_STEP = 0.004, 0.5
+# Steps that made the ranks no fewer, at most.
+_MOST_VAIN = 3
 # So many times that do not hold a plan, though the ranks are enough, are taken for no bound of the times that do.
 _MOST_FAILURES = 2
 # What may be left open between times, or else so many more are tried.
@@ -52,6 +54,8 @@ class Folded:
     _best: Assignment | None = None
     _is_case_first: bool = False
     _failures: int = 0
+    _vain: int = 0
+    """Times that needed no fewer ranks than the one before."""
     _top_ms: float = np.inf
     """Shorter times are to be tried next."""
 
@@ -141,9 +145,17 @@ class Folded:
 
     def _above(self, limit_ms: float, part: float) -> float:
         """A longer time, after one that needs too many ranks; 0 where the ranks do not fall with the time."""
-        if len(self._tried) > 1 and part > _NEARLY and part > self._tried[-2][1] * (1 - _LEAST_STEP):
-            return 0.0
-        return limit_ms * float(np.clip(part, 1 + _LEAST_STEP, 1 + _MOST_STEP))
+        step = float(np.clip(part, 1 + _LEAST_STEP, 1 + _MOST_STEP))
+        if len(self._tried) < 2:
+            return limit_ms * step
+        (time, before), last = self._tried[-2], limit_ms
+        if part > before * (1 - _LEAST_STEP):
+            self._vain += 1
+            step = max(step, (last / time) ** 2)
+        else:
+            slope = np.log(before / part) / np.log(last / time)
+            step = max(step, (part / ENOUGH) ** (1 / slope))
+        return 0.0 if self._vain > _MOST_VAIN else limit_ms * min(step, 1 + _MOST_STEP, (last / time) ** 3)
 
     def _between(self) -> float:
         """A time between the best plan's and one that is too short; 0 if these are close."""

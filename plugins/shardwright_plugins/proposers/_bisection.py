@@ -105,8 +105,8 @@ class Bisection:
             yield from self._evened()
         if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= SOME_TABLES):
             yield from self._improvements()
-        is_many = self._is_counted and len(found.proposal) > _MANY_COUNTED
-        if not self._is_close() and self._gap > (_COUNTED_GAP if is_many else _SMALL_GAP):
+        small = _COUNTED_GAP if self._is_counted_of_many else _SMALL_GAP
+        if not self._is_close() and self._gap > small:
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
         assert self.best is not None
@@ -186,8 +186,12 @@ class Bisection:
 
     @property
     def _is_good_count(self) -> bool:
-        """Whether numbers were shared out, and the gap is small: other choices of options hardly come nearer."""
-        return self._is_counted and self._gap <= _SMALL_GAP
+        """Whether many tables were counted, and the gap is small: other choices of options hardly come nearer."""
+        return self._is_counted_of_many and self._gap <= _SMALL_GAP
+
+    @property
+    def _is_counted_of_many(self) -> bool:
+        return self._is_counted and len(self.space.options.all_tables) > _MANY_COUNTED
 
     @property
     def _tolerance(self) -> float:

@@ -34,8 +34,9 @@ _NEAR = 1e-3
 # Of the way between a time with too few ranks and one with enough, the part that a step leaves on each side.
 _MARGIN = 0.15
 _CASES, _REPAIR_STEPS = 12, 60
-# Where a choice needs so many times the ranks there are, another choice may need no more than these.
-_NEARLY = 1.02
+# Where a choice needs so many times the ranks there are, another choice may need no more than these; so
+# many times those of the first choice are many more.
+_NEARLY, _BEHIND = 1.02, 1.03
 
 
 @define(eq=False)
@@ -54,6 +55,7 @@ class Folded:
     _best: Assignment | None = None
     _is_case_first: bool = False
     _failures: int = 0
+    _is_second_behind: bool = False
     _vain: int = 0
     """Times that needed no fewer ranks than the one before."""
     _top_ms: float = np.inf
@@ -102,7 +104,10 @@ class Folded:
     def _try(self, limit_ms: float) -> float | None:
         """The part of the ranks that a time needs, 1 where they hold a plan; ``None`` where there is no choice."""
         least: float | None = None
-        for budget in self._budgets(limit_ms):
+        budgets = self._budgets(limit_ms)
+        # A choice that needed many more ranks than the other is left out once.
+        self._is_second_behind, was_behind = False, self._is_second_behind
+        for budget in budgets[:1] if was_behind else budgets:
             trial = self.patterns.trial(budget, limit_ms, part=ENOUGH)
             if trial is None:
                 continue
@@ -110,6 +115,7 @@ class Folded:
             if part <= 1 and self._holds_plan(trial):
                 self._top_ms = np.inf
                 return 1.0
+            self._is_second_behind = least is not None and part > least * _BEHIND
             least = part if least is None else min(least, part)
             if part > _NEARLY:
                 break

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
+# By so much HiGHS ends after its limit of time (programs of 1500 columns), and what it gets at least.
+_LATE_S, _LEAST_S = 0.3, 0.05
+
 
 @frozen
 class Progress:
@@ -79,6 +82,10 @@ class Watch:
         """Until the limit; infinite without one."""
         own = math.inf if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
         return own if self.outer is None else min(own, self.outer.seconds_left)
+
+    def seconds_at_most(self, seconds: float) -> float:
+        """What a solver may have of the time that is left: it ends a little late."""
+        return min(seconds, max(self.seconds_left - _LATE_S, _LEAST_S))
 
     @property
     def is_over(self) -> bool:

@@ -153,7 +153,7 @@ class Neighbourhoods:
         rest = self._matrix @ np.where(is_free, 0, self._numbers)
         base, rows = len(self._equals), self._matrix.shape[0] - len(self._equals)
         program = self._shared(free, rest, base, rows, group, random)
-        seconds = min(_SECONDS, self._space.watch.seconds_left)
+        seconds = self._space.watch.seconds_at_most(_SECONDS)
         found = program.solve(most_nodes=_NODES, seconds=seconds, precision=_PRECISION)
         if found.x is None:
             return None

@@ -52,6 +52,8 @@ _FIRST_LIMIT = 10.0
 _MOST_PROGRAMS, _FIRST_PART = 6, 0.125
 # A gap that is small enough for a problem of many columns, and one that is worth twice as many.
 _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
+# The same where more tables than these were counted: there the solver needs seconds, and finds little.
+_MANY_COUNTED, _COUNTED_GAP = 200, 0.015
 _LEAST_GAIN = 1e-4
 # A gap that is good enough for more than a few tables, and descents to reach it.
 _GOOD, _MOST_DESCENTS = 5e-3, 6
@@ -73,23 +75,27 @@ class Bisection:
     space: SearchSpace
     catalogue: Catalogue = field(init=False)
     best: Assignment | None = None
+    _is_counted: bool = False
     _starts: Starts = field(init=False)
     _programs: Programs = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.catalogue = Catalogue(self.space, Effort())
+        watch = self.space.watch
+        self.catalogue = Catalogue(self.space, Effort(is_over=lambda: watch.is_over))
         self._starts = Starts(self.catalogue, Patterns(self.catalogue, self.space.bound.problem.covers))
         self._programs = Programs(self.catalogue)
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
-        found = self._counted() or self._first() or self._first_solved() or self._packed()
+        found = self._counted()
+        self._is_counted = found is not None
+        found = found or self._first() or self._first_solved() or self._packed() or self._starts.in_haste()
         if found is None:
-            yield from choices(self.space)
+            yield from () if self.space.watch.is_over else choices(self.space)
             return
         yield self._keep(found)
         yield from self._tightened()
-        if len(self.space.capacity_bytes) <= _FEW_RANKS:
+        if len(self.space.capacity_bytes) <= _FEW_RANKS and not self._is_good_count:
             yield from self._kicked()
         if not self._is_close():
             yield from self._solved(_FEW_COLUMNS)
@@ -99,7 +105,8 @@ class Bisection:
             yield from self._evened()
         if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= SOME_TABLES):
             yield from self._improvements()
-        if not self._is_close() and self._gap > _SMALL_GAP:
+        small = _COUNTED_GAP if self._is_counted_of_many else _SMALL_GAP
+        if not self._is_close() and self._gap > small:
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
         assert self.best is not None
@@ -178,6 +185,15 @@ class Bisection:
         return self.best.value_ms / max(self._low_ms, 1e-300) - 1
 
     @property
+    def _is_good_count(self) -> bool:
+        """Whether many tables were counted, and the gap is small: other choices of options hardly come nearer."""
+        return self._is_counted_of_many and self._gap <= _SMALL_GAP
+
+    @property
+    def _is_counted_of_many(self) -> bool:
+        return self._is_counted and len(self.space.options.all_tables) > _MANY_COUNTED
+
+    @property
     def _tolerance(self) -> float:
         """The gap at which a plan is good enough: small problems are solved further."""
         return CLOSE if len(self.space.options.all_tables) <= _FEW_TABLES else _GOOD
@@ -248,6 +264,8 @@ class Bisection:
 
     def _packed(self) -> Assignment | None:
         """Any plan, by patience, whatever its time; none where it is proven that there is none."""
+        if self.space.watch.is_over:
+            return None
         limit = self.space.most_ms * (1 + _LEAST_GAIN)
         cases = self.space.prover.refute(limit, max_cases=_FEW_CASES)
         if cases.possible is None or self._low_ms > self.space.most_ms:
@@ -269,6 +287,7 @@ class Bisection:
         """Plans better than the best, from trying to keep within a time."""
         assert self.best is not None
         is_small = len(self.best.proposal) <= SOME_TABLES and not self._starts.is_folded
+        is_small = is_small and not self._is_good_count
         for attempt in (self._improved, self._attempt) if is_small else (self._improved,):
             found = attempt(limit_ms)
             if found is not None and found.value_ms < self.best.value_ms * (1 - 1e-6):

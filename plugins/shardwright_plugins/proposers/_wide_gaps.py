@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from attrs import define
 
+from shardwright.planning.options import FREE
 from shardwright.planning.pattern_cases import PatternCases
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.neighbourhoods import quickened
@@ -14,8 +16,9 @@ from shardwright_plugins.proposers._timed_patterns import packed_within
 
 # A gap that is worth it, and one where tables times ranks are more, unless memory has a price: that takes long.
 _WIDE_GAP, _MANY, _WIDE_OF_MANY = 0.03, 300_000, 0.12
-# Where tables times ranks are more, a bound is proven until the gap is not wide, and no further.
-_LARGE = 100_000
+# With so many tables, and tables times ranks, a bound is raised with so many cases, if kinds of shards are as few, and
+# that is all.
+_MANY_TABLES, _LARGE, _FEW_CASES, _FEW_KINDS = 600, 125_000, 80, 60
 # So many times the solver's nodes, for programs of so many columns.
 _HARD, _MOST_COLUMNS = 12.0, 1500
 # The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure;
@@ -45,7 +48,8 @@ class WideGap:
     def is_wide(self) -> bool:
         """Whether the gap is still worth it, and there is time."""
         space = self.catalogue.space
-        wide = _WIDE_GAP if self._extent <= _MANY or space.bound.multipliers.any() else _WIDE_OF_MANY
+        is_quick = self._extent <= _MANY or self._is_large or space.bound.multipliers.any()
+        wide = _WIDE_GAP if is_quick else _WIDE_OF_MANY
         return self.best.value_ms > space.prover.bound_ms * (1 + wide) and not space.watch.is_over
 
     @property
@@ -54,12 +58,29 @@ class WideGap:
         space = self.catalogue.space
         return len(space.options.all_tables) * len(space.capacity_bytes)
 
+    @property
+    def _is_large(self) -> bool:
+        """Whether all that takes long takes too long."""
+        return self._extent > _LARGE and len(self.catalogue.space.options.all_tables) > _MANY_TABLES
+
+    @property
+    def _num_kinds(self) -> int:
+        """Different shards that may lie on any rank, of options as fast as the best plan."""
+        space, options = self.catalogue.space, self.catalogue.space.options
+        is_fast = space.bound.problem.allowed(self.best.value_ms)
+        run = np.flatnonzero((options.rank == FREE) & is_fast[options.option])
+        return len(np.unique(np.column_stack([space.cost_ms[run], space.memory_bytes[run]]), axis=0))
+
     def plans(self) -> Iterator[Assignment]:
         """Each plan that is better than those before; the bound is raised first."""
         if not self.is_wide:
             return
-        enough = _WIDE_GAP if self._extent > _LARGE else 0.0
-        PatternCases(self.catalogue.space.prover, self.best.value_ms).sharpen(enough)
+        cases = PatternCases(self.catalogue.space.prover, self.best.value_ms)
+        if self._is_large:
+            if self._num_kinds <= _FEW_KINDS:
+                cases.raise_once(_FEW_CASES)
+            return
+        cases.sharpen()
         part = _FIRST_STEP
         for _ in range(_MOST_TRIES):
             if part >= 1 or not self.is_wide:

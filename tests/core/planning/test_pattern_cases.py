@@ -99,3 +99,12 @@ def test_most_worth_is_that_of_the_best_of_all_sets_that_fit(seed):
     worth, found = most_worth(size, prices)
     assert worth == pytest.approx(float((numbers[fits] @ prices).max()), rel=1e-5)
     assert (found @ size <= 1 + 1e-6).all()
+
+
+def test_pattern_cases_raise_the_bound_once_and_look_at_no_more_cases_than_they_may():
+    space = space_of([(10, 6), (10, 6), (10, 6)], only=["whole"])
+    best, before = best_value(space), space.prover.bound_ms
+    PatternCases(space.prover, best).raise_once(0)
+    assert space.prover.bound_ms == before
+    PatternCases(space.prover, best).raise_once(50)
+    assert before + 0.34 * (best - before) <= space.prover.bound_ms <= best * (1 + 1e-6)

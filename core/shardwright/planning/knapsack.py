@@ -1,11 +1,12 @@
-"""What shards that fit into a rank together are worth at most: a knapsack problem, by branch and bound.
+"""What shards that fit into a rank together are worth at most: a knapsack of a few dimensions, solved exactly.
 
-Kind after kind, those with most worth for their size first (Martello and Toth, Knapsack Problems, 1990, chapter 3),
-all sets of a kind at once. What is left of a rank is worth no more than its size in some measure, a sum of dimensions,
-times the best worth for such size of the kinds that are left; of several measures the least counts. A search that is to
-prove that nothing is worth more than some number looks at little.
+Kinds are gone through from the largest to the smallest, and every set of shards of those before is kept that could
+still be worth more than a floor: at the prices per room of the linear program over the kinds that are left, what has
+room beside it is worth no more than these prices times that room (the bound of Dantzig 1957, for several dimensions).
+With a floor near the best, as column generation has one, a few thousand sets are all; a solver takes fifty times as
+long.
 
-Legend: K kinds of shards, D dimensions, J measures, N sets.
+Legend: K kinds of shards, D dimensions (time, then memory tiers), N sets of shards.
 """
 
 from __future__ import annotations
@@ -14,122 +15,141 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.planning.options import Floats, Ints
+from shardwright.planning.solver import most_worth as solved_most_worth
 
-# So many sets are looked at, at most; and measures that are compared.
-_MOST_SETS, _NUM_MEASURES = 400_000, 33
-_ROUNDING = 1e-9
+# The prices of room are made anew so often on the way. Of more sets those are kept that promise most; where so many
+# shards of the smallest kind go into one, the solver is asked.
+_PIECES, _MOST_SETS, _MOST_SHARDS = 6, 20_000, 5000
+# Sums of sizes are off by rounding; the linear program's prices are, too.
+_ROUNDING, _EXACT = 1e-12, 1e-9
+# The least price of two is looked for among so many, so often; a kind that takes less of one dimension takes so much.
+_TRIALS, _NARROWINGS, _SMALL = 33, 5, 1e-6
 
 
 @frozen(eq=False)
-class Best:
-    """What was found.
+class _Stage:
+    """What became of all sets at one kind: each has a set before it and so many shards more."""
 
-    Args:
-        bound: no set is worth more.
-        number: how many there are of each kind in the best set that is worth more than was asked, or none: ``[K]``.
-    """
-
-    bound: float
-    number: Floats
+    before: Ints
+    number: Ints
 
 
-def best_set(size: Floats, prices: Floats, enough: float) -> Best | None:
-    """The best set that fits into a rank, or the proof that none is worth more than ``enough``.
+def most_worth(size: Floats, prices: Floats, floor: float, most: int = 1) -> tuple[float, Floats]:
+    """What a set of shards that fits into a rank is worth at most, and the best sets; or that none is above a floor.
 
     Args:
         size: of each kind of shards, in parts of a rank: ``[K, D]``.
         prices: of each kind: ``[K]``.
-        enough: what sets may be worth.
+        floor: sets that are worth no more do not count.
+        most: how many sets to return at most.
 
     Returns:
-        ``None`` if that would take long.
+        No set is worth more than the first, which is no less than the floor; and how many the best sets found have of
+        each kind, the best first, ``[N, K]``: none where no set was found that is worth more than the floor. The first
+        is what the best set is worth, unless there were too many sets to look at.
     """
-    kinds = np.flatnonzero((prices > 0) & (size <= 1 + _ROUNDING).all(axis=1))
+    kinds = np.flatnonzero(prices > 0)
     if not len(kinds):
-        return Best(enough, np.zeros(len(prices)))
-    # A little smaller than they are: what rounding makes fit is not missed.
-    lesser = size[kinds] * (1 - _ROUNDING)
-    measures = _measures(lesser, prices[kinds])
-    order = np.argsort(-prices[kinds] / np.maximum(lesser @ measures[0], 1e-12), kind="stable")
-    search = _Search(lesser[order], prices[kinds][order], measures, enough)
-    if not search.look():
-        return None
-    number = np.zeros(len(prices))
-    number[kinds[order]] = search.best
-    return Best(search.most * (1 + _ROUNDING), number)
-
-
-def _measures(size: Floats, prices: Floats) -> Floats:
-    """Sums of dimensions by which a whole rank is worth least, the best first: ``[J, D]``."""
-    dims = size.shape[1]
-    parts = np.linspace(0, 1, _NUM_MEASURES)
-    found = [np.eye(dims), np.full((1, dims), 1 / dims)]
-    for one in range(dims):
-        for other in range(one):
-            weights = np.zeros((len(parts), dims))
-            weights[:, one], weights[:, other] = parts, 1 - parts
-            found.append(weights)
-    measures = np.concatenate(found)
-    worth = (prices / np.maximum(size @ measures.T, 1e-12).T).max(axis=1)
-    best = np.argsort(worth, kind="stable")[0]
-    useful = np.flatnonzero(size.any(axis=0))
-    return np.vstack([measures[best], np.eye(dims)[useful]])
+        return max(floor, 0.0), np.zeros((0, len(prices)))
+    if float(size[kinds].max(axis=1).min()) * _MOST_SHARDS < 1:
+        worth, number = solved_most_worth(size, prices)
+        return max(floor, worth), number[None][: int(number @ prices > floor)]
+    kinds = kinds[np.argsort(-size[kinds].max(axis=1), kind="stable")]
+    search = _Search(size[kinds], prices[kinds], floor)
+    best = search.best(most)
+    found = np.zeros((len(best), len(prices)))
+    found[:, kinds] = best
+    return max(floor, search.dropped, float((found @ prices).max(initial=0.0))), found
 
 
 class _Search:
-    """The sets of shards that may be worth more than some number.
+    """The sets that could still be worth more than a floor, kind after kind.
 
     Args:
-        size: of each kind, the best first: ``[K, D]``.
-        prices: ``[K]``.
-        measures: ``[J, D]``.
-        most: what sets may be worth.
+        size: of each kind, the largest first: ``[K, D]``.
+        prices: all above zero: ``[K]``.
+        floor: sets that are worth no more are left out.
     """
 
-    def __init__(self, size: Floats, prices: Floats, measures: Floats, most: float) -> None:
-        self._size, self._prices, self._measures = size, prices, measures
-        worth = prices / np.maximum(size @ measures.T, 1e-12).T
-        # The best worth for size of the kinds after each, of each measure: [J, K].
-        self._rest: Floats = np.maximum.accumulate(worth[:, ::-1], axis=1)[:, ::-1]
-        self.most, self.best = most, np.zeros(len(prices))
-        # Of the sets of each kind: which of the sets before each is made of, and how many of the kind it has more.
-        self._made: list[tuple[Ints, Ints]] = []
+    def __init__(self, size: Floats, prices: Floats, floor: float) -> None:
+        self._size, self._prices, self._floor = size, prices, floor
+        self.dropped = 0.0
+        """What a set of those that were left out because they were too many is worth at most."""
 
-    def look(self) -> bool:
-        """Look at all sets; whether these were not too many."""
-        left, worth = np.ones((1, self._size.shape[1])), np.zeros(1)
-        for kind in range(len(self._size)):
-            takes = np.flatnonzero(self._size[kind])
-            if not len(takes):
-                return False
-            count = np.floor(np.maximum((left[:, takes] / self._size[kind, takes]).min(axis=1), 0.0))
-            if count.sum() + len(count) > _MOST_SETS:
-                return False
-            count = count.astype(np.int64)
-            before = np.repeat(np.arange(len(left)), count + 1)
-            number = np.arange(len(before)) - np.repeat(np.cumsum(count + 1) - count - 1, count + 1)
-            left = left[before] - number[:, None] * self._size[kind]
-            worth = worth[before] + number * self._prices[kind]
-            self._made.append((before, number))
-            self._keep_best(worth)
-            kept = self._promising(left, worth, kind + 1)
-            self._made[-1] = before[kept], number[kept]
-            left, worth = left[kept], worth[kept]
-        return True
+    def best(self, most: int) -> Floats:
+        """How many of each kind are in the best sets: ``[N, K]``."""
+        size, prices = self._size, self._prices
+        starts = set(np.linspace(0, len(prices), _PIECES + 1).astype(np.int64)[:-1].tolist())
+        used, worth, stages = np.zeros((1, size.shape[1])), np.zeros(1), list[_Stage]()
+        room = np.zeros(size.shape[1])
+        for kind in range(len(prices)):
+            if kind in starts:
+                room = _prices_of_room(size[kind:], prices[kind:])
+            stage, used, worth = self._with_more(kind, used, worth, room)
+            stages.append(stage)
+            if not len(worth):
+                return np.zeros((0, len(prices)))
+        order = np.argsort(-worth, kind="stable")[:most]
+        chosen = order[worth[order] > self._floor]
+        number = np.zeros((len(chosen), len(prices)))
+        for kind in range(len(prices) - 1, -1, -1):
+            number[:, kind] = stages[kind].number[chosen]
+            chosen = stages[kind].before[chosen]
+        return number
 
-    def _keep_best(self, worth: Floats) -> None:
-        """Note the set that is worth most, if it is worth more than was asked."""
-        at = int(worth.argmax()) if len(worth) else 0
-        if len(worth) and worth[at] > self.most:
-            self.most, self.best = float(worth[at]), np.zeros(len(self._prices))
-            for kind in reversed(range(len(self._made))):
-                before, number = self._made[kind]
-                self.best[kind] = number[at]
-                at = int(before[at])
+    def _with_more(
+        self, kind: int, used: Floats, worth: Floats, room: Floats
+    ) -> tuple[_Stage, Floats, Floats]:
+        """All sets with any number more of one kind that could still be worth more than the floor."""
+        promise, before = worth + (1 - used) @ room, np.arange(len(worth))
+        size, price, found = self._size[kind], self._prices[kind], list[tuple[Floats, Floats, Ints, Ints]]()
+        less = float(size @ room - price)  # what one more of the kind takes away from what a set promises
+        while len(before):
+            good = np.flatnonzero((promise > self._floor) & (used <= 1 + _ROUNDING).all(axis=1))
+            used, promise, before = used[good], promise[good], before[good]
+            found.append((used, promise, before, np.full(len(before), len(found))))
+            used, promise = used + size, promise - less
+        sets, promises, befores, numbers = (np.concatenate(each) for each in zip(*found, strict=True))
+        if len(promises) > _MOST_SETS:
+            order = np.argsort(-promises, kind="stable")
+            self.dropped = max(self.dropped, float(promises[order[_MOST_SETS]]))
+            kept = order[:_MOST_SETS]
+            sets, promises, befores, numbers = sets[kept], promises[kept], befores[kept], numbers[kept]
+        return _Stage(befores, numbers), sets, promises - (1 - sets) @ room
 
-    def _promising(self, left: Floats, worth: Floats, kind: int) -> Ints:
-        """The sets that may become worth more than the best by kinds from one on."""
-        if kind == len(self._size):
-            return np.empty(0, dtype=np.int64)
-        room = np.maximum(left, 0.0) @ self._measures.T
-        return np.flatnonzero(worth + (room * self._rest[:, kind]).min(axis=1) > self.most)
+
+def _prices_of_room(size: Floats, prices: Floats) -> Floats:
+    """About the least prices of a rank's dimensions at which no kind is worth more than what it takes: ``[D]``.
+
+    Any such prices are good for a bound; those of the linear program are the best.
+    """
+    used = np.flatnonzero(size.any(axis=0))
+    room = np.zeros(size.shape[1])
+    room[used] = _solved(size[:, used], prices) if len(used) > 2 else _nearly_least(size[:, used], prices)
+    worth = size @ room
+    room *= max(1.0, float((prices / np.maximum(worth, 1e-300)).max())) * (1 + _EXACT)
+    return room
+
+
+def _solved(size: Floats, prices: Floats) -> Floats:
+    from scipy.optimize import linprog
+
+    scale = float(prices.max())
+    found = linprog(np.ones(size.shape[1]), A_ub=-size, b_ub=-prices / scale, method="highs")
+    room: Floats = np.maximum(found.x, 0.0) * scale
+    return room
+
+
+def _nearly_least(size: Floats, prices: Floats) -> Floats:
+    """The same for one dimension or two: the second price follows from the first, and their sum is convex in it."""
+    first, last = size[:, 0], size[:, -1]
+    if size.shape[1] == 1:
+        return np.array([(prices / first).max()])
+    low, high = 0.0, float((prices / np.maximum(first, _SMALL)).max())
+    for _ in range(_NARROWINGS):
+        trial = np.linspace(low, high, _TRIALS)
+        left = np.maximum(prices - trial[:, None] * first, 0.0)
+        second = (left / np.maximum(last, _SMALL)).max(axis=1)
+        best = int(np.argmin(trial + second))
+        low, high = trial[max(best - 1, 0)], trial[min(best + 1, _TRIALS - 1)]
+    return np.array([trial[best], second[best]])

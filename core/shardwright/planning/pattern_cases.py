@@ -37,21 +37,22 @@ class PatternCases:
 
     Args:
         prover: what is proven so far.
+        most_ms: the longest time that is asked about: that of the best plan.
     """
 
     prover: Prover
+    most_ms: float
     _prices: PatternPrices = field(init=False)
     _left: float = 0
     _left_in_all: float = np.inf
 
     def __attrs_post_init__(self) -> None:
-        self._prices = PatternPrices(self.prover.space.bound.problem)
+        self._prices = PatternPrices(self.prover.space.bound.problem, self.most_ms)
 
-    def raise_once(self, value_ms: float, most_cases: int) -> None:
-        """Bring the bound nearer to a plan's value in one step, a lesser one if that fails.
+    def raise_once(self, most_cases: int) -> None:
+        """Bring the bound nearer to the longest time in one step, a lesser one if that fails.
 
         Args:
-            value_ms: of the plan.
             most_cases: that may be looked at in all.
         """
         self._left_in_all = most_cases
@@ -59,14 +60,14 @@ class PatternCases:
         for part in _QUICK_PARTS:
             if self.prover.space.watch.is_over or self._left_in_all <= 0:
                 return
-            if self.refute(low + part * (value_ms - low)):
+            if self.refute(low + part * (self.most_ms - low)):
                 return
 
-    def sharpen(self, value_ms: float, enough: float = 0.0) -> None:
-        """Bring the bound as near to a plan's value as it goes, or until the gap is ``enough``."""
-        low, high = self.prover.bound_ms, value_ms
+    def sharpen(self, enough: float = 0.0) -> None:
+        """Bring the bound as near to the longest time as it goes, or until the gap is ``enough``."""
+        low, high = self.prover.bound_ms, self.most_ms
         for _ in range(_MOST_TIMES):
-            is_near = high <= low * (1 + _PRECISION) or value_ms <= low * (1 + enough)
+            is_near = high <= low * (1 + _PRECISION) or self.most_ms <= low * (1 + enough)
             if is_near or self.prover.space.watch.is_over:
                 return
             middle = low + 0.6 * (high - low)

@@ -5,7 +5,8 @@ together, and the ranks hold patterns in any parts, as many as there are ranks (
 that linear program has a price for each kind of shards, and no set that fits into a rank is worth more than the rank.
 Hence, added to what an option costs, the prices of its shards are paid back by the ranks at most, and a case is refuted
 as by other multipliers (:mod:`shardwright.planning.cases`): it is the best of all dual feasible functions. Shards of
-gangs count as shards that may go to any rank.
+gangs count as shards that may go to any rank. Where there are too many kinds, those of about one size count as the
+least of them: what fits together still does, so all that is proven holds of the shards as they are.
 
 Legend: K kinds of shards, N patterns, O' options, M memory tiers, W ranks, D dimensions (time, then memory tiers).
 """
@@ -18,22 +19,27 @@ import numpy as np
 from attrs import define, field, frozen
 
 from shardwright.planning.bound import Case, Relaxation, Room
-from shardwright.planning.distinct import without
+from shardwright.planning.distinct import distinct_rows, without
 from shardwright.planning.dual import TOLERANCE
 from shardwright.planning.fillings import fillings, many_fillings, orders_of
-from shardwright.planning.knapsack import best_set
+from shardwright.planning.groups import groups
+from shardwright.planning.knapsack import most_worth
 from shardwright.planning.options import FREE, Floats, Ints
 from shardwright.planning.simplex import Simplex
-from shardwright.planning.solver import most_worth
+from shardwright.planning.solver import most_worth as solved_most_worth
 
-# Kinds at most; linear programs of one case; patterns added to one; those that are kept for other cases.
-_MOST_KINDS, _MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 160, 120, 30, 3000
+# Linear programs of one case; patterns added to one; those that are kept for other cases.
+_MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 120, 30, 3000
 # Pivots of one program.
 _MOST_PIVOTS = 3000
+# Kinds at most.
+_MOST_KINDS = 120
 # What one rank more than there are costs, in parts of all ranks' time.
 _PENALTY = 1e4
-# A pattern is worth more than a rank by no less than this.
-_WORTHWHILE = 1e-6
+# Where there are too many sets to find the best pattern by them, the solver is asked, so often at most.
+_MOST_SOLVED = 12
+# Entries of all linear programs of a proof: ten million take a second or two.
+_MOST_WORK = 60_000_000
 
 
 @frozen(eq=False)
@@ -77,19 +83,40 @@ class PatternPrices:
 
     Args:
         problem: the relaxed problem.
+        most_ms: the longest time that is asked about.
     """
 
     problem: Relaxation
+    most_ms: float
     _needs: Floats = field(init=False)
     _kind: Ints = field(init=False)
     _patterns: Floats = field(init=False)
+    _left: int = _MOST_SOLVED
+    work_left: int = _MOST_WORK
+    """Entries of the linear programs that may still be solved."""
 
     def __attrs_post_init__(self) -> None:
         space = self.problem.space
-        needs = np.column_stack([space.cost_ms, space.memory_bytes])
-        self._needs, kind = np.unique(needs, axis=0, return_inverse=True)
-        self._kind = np.where(space.options.rank == FREE, kind.reshape(-1), FREE)
+        needs, kind = np.unique(
+            np.column_stack([space.cost_ms, space.memory_bytes]), axis=0, return_inverse=True
+        )
+        kind = np.where(space.options.rank == FREE, kind.reshape(-1), FREE)
+        group = self._groups(needs, kind)
+        self._needs = np.full((int(group.max()) + 1, needs.shape[1]), np.inf)
+        np.minimum.at(self._needs, group, needs)
+        self._kind = np.where(kind == FREE, FREE, group[kind])
         self._patterns = np.empty((0, len(self._needs)))
+
+    def _groups(self, needs: Floats, kind: Ints) -> Ints:
+        """The groups of kinds that count as one, ``[K]``; what no rank has room for is one of its own."""
+        is_free = np.zeros(len(needs), dtype=bool)
+        is_free[kind[kind != FREE]] = True
+        room = np.append(self.most_ms, self.problem.space.capacity_bytes.max(axis=0))
+        fitting = np.flatnonzero(is_free & (needs <= room).all(axis=1))
+        group = np.arange(len(needs))
+        group[fitting] = len(needs) + groups(needs[fitting] / np.maximum(room, 1e-300), _MOST_KINDS)
+        _, result = np.unique(group, return_inverse=True)
+        return result.reshape(-1)
 
     @property
     def _nothing(self) -> Priced:
@@ -110,12 +137,21 @@ class PatternPrices:
         options = np.flatnonzero(room.allowed)
         run = np.flatnonzero((self._kind != FREE) & room.allowed[self.problem.space.options.option])
         kinds = np.unique(self._kind[run])
-        if not 0 < len(kinds) <= _MOST_KINDS:
+        if not len(kinds):
             return None
         program = _Program(self, case, z_ms, room, options, kinds)
         found = program.solve()
         self._keep(kinds, program.patterns)
         return found
+
+    def best_patterns(self, size: Floats, prices: Floats, floor: float) -> tuple[float, Floats]:
+        """What a pattern may be worth at most, and the best ones that are worth more than a floor, ``[N, K]``."""
+        most, found = most_worth(size, prices, floor, _MOST_NEW)
+        if most <= floor or len(found) or not self._left:
+            return most, found
+        self._left -= 1
+        most, pattern = solved_most_worth(size, prices)
+        return most, pattern[None][: int(pattern @ prices > floor)]
 
     def known(self, kinds: Ints, size: Floats) -> Floats:
         """Patterns of some kinds that were seen before and fit: ``[N, K]``."""
@@ -127,7 +163,7 @@ class PatternPrices:
     def _keep(self, kinds: Ints, patterns: Floats) -> None:
         whole = np.zeros((len(patterns), len(self._needs)))
         whole[:, kinds] = patterns
-        self._patterns = np.unique(np.vstack([self._patterns, whole])[-_MOST_KEPT:], axis=0)
+        self._patterns = distinct_rows(np.vstack([self._patterns, whole])[-_MOST_KEPT:])
 
 
 class _Program:
@@ -136,7 +172,8 @@ class _Program:
     def __init__(
         self, prices: PatternPrices, case: Case, z_ms: float, room: Room, options: Ints, kinds: Ints
     ) -> None:
-        problem = self._problem = prices.problem
+        self._of, problem = prices, prices.problem
+        self._problem = problem
         space, columns = problem.space, problem.space.options
         self._unit = problem.world_size * z_ms
         self._options, self._kinds, self._kind_of = options, kinds, prices._kind
@@ -161,21 +198,22 @@ class _Program:
         num_options, num_shared = len(self._options), self._shared.shape[1]
         program = self._begun()
         for _ in range(_MOST_PROGRAMS):
+            self._of.work_left -= program.size
             is_least = program.solve(_MOST_PIVOTS)
             chosen: Floats = program.solution[:num_options] @ self._spread
             if program.value <= 1:
                 return chosen
-            if not is_least:
+            if not is_least or self._of.work_left <= 0 or self._problem.space.watch.is_over:
                 return None
             duals = np.maximum(-program.prices, 0.0)
             shared, prices = duals[:num_shared], duals[num_shared : num_shared + len(self._kinds)]
             rank = max(duals[num_shared + len(self._kinds)] / self._problem.world_size, 1e-12)
             new = self._greedy(prices, rank)
             if not len(new):
-                most, pattern = self._most(prices, shared)
-                if self._value(shared, prices, most) >= 1 + 10 * TOLERANCE:
+                enough = self._enough(shared, prices)
+                most, new = self._of.best_patterns(self._size, prices, max(enough, rank))
+                if most <= enough:
                     return self._priced(shared, prices)
-                new = pattern[None] if prices @ pattern > rank * (1 + _WORTHWHILE) else new
             if not len(new):
                 return chosen
             self.patterns = np.vstack([self.patterns, new])
@@ -222,15 +260,13 @@ class _Program:
         columns[num_shared + kinds] = 1 / self._problem.world_size
         return columns
 
-    def _value(self, shared: Floats, prices: Floats, rank: float) -> float:
-        """What is proven of all ranks' time, where no pattern is worth more than ``rank``."""
-        return self._value_of_tables(shared, prices) - rank * self._problem.world_size
-
-    def _value_of_tables(self, shared: Floats, prices: Floats) -> float:
+    def _enough(self, shared: Floats, prices: Floats) -> float:
+        """The case is refuted where no pattern is worth more."""
         priced = self._cost + self._shared @ shared + prices @ self._needs
         starts = np.flatnonzero(np.diff(self._table, prepend=-1))
         least = np.minimum.reduceat(priced, starts)
-        return float(self._problem.count @ least - shared.sum())
+        value = float(self._problem.count @ least - shared.sum()) - 1 - 20 * TOLERANCE
+        return value / self._problem.world_size
 
     def _priced(self, shared: Floats, prices: Floats) -> Priced:
         of_kind = np.zeros(int(self._kind_of.max()) + 1)
@@ -242,22 +278,16 @@ class _Program:
             shared[:tiers] * self._unit, spread, np.where(self._kind_of == FREE, 0.0, of_kind[self._kind_of])
         )
 
-    def _most(self, prices: Floats, shared: Floats) -> tuple[float, Floats]:
-        """What the best pattern is worth at most, as far as it matters to the proof, and that pattern."""
-        enough = (self._value_of_tables(shared, prices) - 1 - 20 * TOLERANCE) / self._problem.world_size
-        found = best_set(self._size, prices, max(enough, 0.0) * (1 - 10 * TOLERANCE))
-        return most_worth(self._size, prices) if found is None else (found.bound, found.number)
-
     def _greedy(self, prices: Floats, rank: float) -> Floats:
         """Patterns worth more than a rank, from filling ranks by worth for size in many orders."""
         found, orders = np.empty((0, len(prices))), orders_of(self._size.shape[1])
         if not (prices > 1e-9).any():
             return found
         for fill in (_quick_fillings, many_fillings):
-            found = np.unique(fill(self._size, prices, orders), axis=0)
+            found = fill(self._size, prices, orders)
             value = found @ prices
-            best = np.argsort(-value, kind="stable")[:_MOST_NEW]
-            found = found[best[value[best] > rank * (1 + 1e-4)]]
+            best = np.argsort(-value, kind="stable")
+            found = distinct_rows(found[best[value[best] > rank * (1 + 1e-4)]])[:_MOST_NEW]
             if len(found):
                 break
         return found

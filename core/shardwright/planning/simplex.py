@@ -44,6 +44,11 @@ class Simplex:
         """Add columns ``[R, N']`` with their costs ``[N']``."""
         self._columns, self._cost = np.hstack([self._columns, columns]), np.append(self._cost, cost)
 
+    @property
+    def size(self) -> int:
+        """The entries of all columns."""
+        return int(self._columns.size)
+
     def solve(self, most_pivots: int, enough: float = -np.inf) -> bool:
         """Pivot as long as that is of use; whether no column would make it less.
 

@@ -10,6 +10,7 @@ from attrs import define
 from shardwright.planning.options import FREE
 from shardwright.planning.pattern_cases import PatternCases
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
+from shardwright_plugins.packing.neighbourhoods import quickened
 from shardwright_plugins.proposers._programs import Programs
 from shardwright_plugins.proposers._timed_patterns import packed_within
 
@@ -23,6 +24,9 @@ _HARD, _MOST_COLUMNS = 12.0, 1500
 # The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure;
 # and tries.
 _FIRST_STEP, _STEP, _MOST_TRIES = 0.4, 0.05, 8
+# The part of such a gap that groups of ranks shared out anew are to leave, how often at most, and rounds; and the least
+# gain that is worth the next.
+_SHARED_PART, _MOST_SHARINGS, _ROUNDS, _WORTHWHILE = 0.6, 3, 12, 5e-3
 _LEAST_GAIN = 1e-4
 
 
@@ -71,11 +75,12 @@ class WideGap:
         """Each plan that is better than those before; the bound is raised first."""
         if not self.is_wide:
             return
+        cases = PatternCases(self.catalogue.space.prover, self.best.value_ms)
         if self._is_large:
             if self._num_kinds <= _FEW_KINDS:
-                PatternCases(self.catalogue.space.prover).raise_once(self.best.value_ms, _FEW_CASES)
+                cases.raise_once(_FEW_CASES)
             return
-        PatternCases(self.catalogue.space.prover).sharpen(self.best.value_ms)
+        cases.sharpen()
         part = _FIRST_STEP
         for _ in range(_MOST_TRIES):
             if part >= 1 or not self.is_wide:
@@ -86,6 +91,18 @@ class WideGap:
         if self.is_wide:
             limit = self.best.value_ms * (1 - _LEAST_GAIN)
             yield from self._better(self.programs.plan(limit, _MOST_COLUMNS, _HARD))
+        yield from self._shared_out()
+
+    def _shared_out(self) -> Iterator[Assignment]:
+        """Better plans by sharing out what lies on a few ranks anew, as long as that is worth it."""
+        for _ in range(_MOST_SHARINGS):
+            before, low = self.best, self.catalogue.space.prover.bound_ms
+            if not self.is_wide:
+                return
+            limit = low + _SHARED_PART * (before.value_ms - low)
+            yield from self._better(quickened(self.catalogue, before, limit, _ROUNDS))
+            if self.best.value_ms > before.value_ms * (1 - _WORTHWHILE):
+                return
 
     def _better(self, found: Assignment | None) -> Iterator[Assignment]:
         if found is not None and found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):

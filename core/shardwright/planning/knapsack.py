@@ -15,6 +15,7 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.planning.options import Floats, Ints
+from shardwright.planning.simplex import Simplex
 from shardwright.planning.solver import most_worth as solved_most_worth
 
 # The prices of room are made anew so often on the way. Of more sets those are kept that promise most; where so many
@@ -24,6 +25,8 @@ _PIECES, _MOST_SETS, _MOST_SHARDS = 6, 20_000, 5000
 _ROUNDING, _EXACT = 1e-12, 1e-9
 # The least price of two is looked for among so many, so often; a kind that takes less of one dimension takes so much.
 _TRIALS, _NARROWINGS, _SMALL = 33, 5, 1e-6
+# Pivots of the linear program of a rank.
+_MOST_PIVOTS = 200
 
 
 @frozen(eq=False)
@@ -132,11 +135,13 @@ def _prices_of_room(size: Floats, prices: Floats) -> Floats:
 
 
 def _solved(size: Floats, prices: Floats) -> Floats:
-    from scipy.optimize import linprog
-
-    scale = float(prices.max())
-    found = linprog(np.ones(size.shape[1]), A_ub=-size, b_ub=-prices / scale, method="highs")
-    room: Floats = np.maximum(found.x, 0.0) * scale
+    """The prices of the linear program that fills a rank with parts of shards."""
+    dims, scale = size.shape[1], float(prices.max())
+    cost = np.append(-prices / scale, np.zeros(dims))
+    program = Simplex(np.hstack([size.T, np.eye(dims)]), cost, np.ones(dims))
+    program.begin(len(prices) + np.arange(dims))
+    program.solve(_MOST_PIVOTS)
+    room: Floats = np.maximum(-program.prices, 0.0) * scale
     return room
 
 

@@ -112,6 +112,15 @@ def test_proving_under_rules_on_ranks_keeps_them():
     assert set(plan.plan[""]["t0"].ranks) == {1}
 
 
+def test_bound_where_two_memories_are_short_is_made_of_finite_numbers():
+    tables = tables_of([(2428, 64), (1072, 64), (2756, 64), (3782, 64)])
+    topology = Topology(3, "cuda", hbm_cap=211_156, ddr_cap=668_219)
+    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=64)
+    performance, storage = (host().estimators.create(name) for name in ("torchrec", "torchrec_storage"))
+    bound = estimate_costs(options, topology, performance, storage, topology.capacity_bytes).bound
+    assert np.isfinite(bound.multipliers).all()
+
+
 _SCRIPT = """
 import json
 from shardwright.planning.planner import EmbeddingShardingPlanner

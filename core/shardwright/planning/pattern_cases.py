@@ -35,20 +35,22 @@ class PatternCases:
 
     Args:
         prover: what is proven so far.
+        most_ms: the longest time that is asked about: that of the best plan.
     """
 
     prover: Prover
+    most_ms: float
     _prices: PatternPrices = field(init=False)
     _left: int = 0
 
     def __attrs_post_init__(self) -> None:
-        self._prices = PatternPrices(self.prover.space.bound.problem)
+        self._prices = PatternPrices(self.prover.space.bound.problem, self.most_ms)
 
-    def sharpen(self, value_ms: float, enough: float = 0.0) -> None:
-        """Bring the bound as near to a plan's value as it goes, or until the gap is ``enough``."""
-        low, high = self.prover.bound_ms, value_ms
+    def sharpen(self, enough: float = 0.0) -> None:
+        """Bring the bound as near to the longest time as it goes, or until the gap is ``enough``."""
+        low, high = self.prover.bound_ms, self.most_ms
         for _ in range(_MOST_TIMES):
-            is_near = high <= low * (1 + _PRECISION) or value_ms <= low * (1 + enough)
+            is_near = high <= low * (1 + _PRECISION) or self.most_ms <= low * (1 + enough)
             if is_near or self.prover.space.watch.is_over:
                 return
             middle = low + 0.6 * (high - low)

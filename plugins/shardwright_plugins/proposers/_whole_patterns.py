@@ -59,7 +59,7 @@ def whole_numbers(
     """
     ways = _Ways.of(kinds, patterns) if filled is None else _Ways.without_gangs(patterns)
     found = _model(space, kinds, ways, filled).solve(
-        most_nodes=_NODES, seconds=_SECONDS, precision=_PRECISION
+        most_nodes=_NODES, seconds=min(_SECONDS, space.watch.seconds_left), precision=_PRECISION
     )
     if found.x is None:
         return None

@@ -8,6 +8,7 @@ from attrs import define
 
 from shardwright.planning.pattern_cases import PatternCases
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
+from shardwright_plugins.packing.neighbourhoods import quickened
 from shardwright_plugins.proposers._programs import Programs
 from shardwright_plugins.proposers._timed_patterns import packed_within
 
@@ -20,6 +21,9 @@ _HARD, _MOST_COLUMNS = 12.0, 1500
 # The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure;
 # and tries.
 _FIRST_STEP, _STEP, _MOST_TRIES = 0.4, 0.05, 8
+# The part of such a gap that groups of ranks shared out anew are to leave, how often at most, and rounds; and the least
+# gain that is worth the next.
+_SHARED_PART, _MOST_SHARINGS, _ROUNDS, _WORTHWHILE = 0.6, 3, 12, 5e-3
 _LEAST_GAIN = 1e-4
 
 
@@ -55,7 +59,7 @@ class WideGap:
         if not self.is_wide:
             return
         enough = _WIDE_GAP if self._extent > _LARGE else 0.0
-        PatternCases(self.catalogue.space.prover).sharpen(self.best.value_ms, enough)
+        PatternCases(self.catalogue.space.prover, self.best.value_ms).sharpen(enough)
         part = _FIRST_STEP
         for _ in range(_MOST_TRIES):
             if part >= 1 or not self.is_wide:
@@ -66,6 +70,18 @@ class WideGap:
         if self.is_wide:
             limit = self.best.value_ms * (1 - _LEAST_GAIN)
             yield from self._better(self.programs.plan(limit, _MOST_COLUMNS, _HARD))
+        yield from self._shared_out()
+
+    def _shared_out(self) -> Iterator[Assignment]:
+        """Better plans by sharing out what lies on a few ranks anew, as long as that is worth it."""
+        for _ in range(_MOST_SHARINGS):
+            before, low = self.best, self.catalogue.space.prover.bound_ms
+            if not self.is_wide:
+                return
+            limit = low + _SHARED_PART * (before.value_ms - low)
+            yield from self._better(quickened(self.catalogue, before, limit, _ROUNDS))
+            if self.best.value_ms > before.value_ms * (1 - _WORTHWHILE):
+                return
 
     def _better(self, found: Assignment | None) -> Iterator[Assignment]:
         if found is not None and found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):

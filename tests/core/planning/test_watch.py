@@ -86,3 +86,17 @@ def test_watch_seconds_left_end_at_none_and_are_endless_without_a_limit():
     assert Watch().seconds_left == math.inf
     assert 59 < Watch(60.0).seconds_left <= 60
     assert Watch(1e-9).seconds_left == 0
+
+
+def test_watch_of_a_part_of_a_search_ends_with_the_search_and_tells_nobody():
+    heard = []
+    whole = Watch(60.0, heard.append)
+    part, short = Watch(outer=whole), Watch(1e-9, outer=whole)
+    assert 59 < part.seconds_left <= 60
+    assert short.seconds_left == 0
+    assert short.is_over
+    part.tell(value_ms=1.0)
+    assert heard == []
+    assert not part.is_over
+    whole.was_interrupted = True
+    assert part.is_over

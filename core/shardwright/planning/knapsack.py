@@ -15,6 +15,7 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.planning.options import Floats, Ints
+from shardwright.planning.simplex import Simplex
 from shardwright.planning.solver import most_worth as solved_most_worth
 
 # The prices of room are made anew so often on the way. Of more sets those are kept that promise most; where so many
@@ -24,6 +25,8 @@ _PIECES, _MOST_SETS, _MOST_SHARDS = 6, 20_000, 5000
 _ROUNDING, _EXACT = 1e-12, 1e-9
 # The least price of two is looked for among so many, so often; a kind that takes less of one dimension takes so much.
 _TRIALS, _NARROWINGS, _SMALL = 33, 5, 1e-6
+# Pivots of the linear program of a rank.
+_MOST_PIVOTS = 200
 
 
 @frozen(eq=False)
@@ -101,21 +104,22 @@ class _Search:
         self, kind: int, used: Floats, worth: Floats, room: Floats
     ) -> tuple[_Stage, Floats, Floats]:
         """All sets with any number more of one kind that could still be worth more than the floor."""
-        promise, before = worth + (1 - used) @ room, np.arange(len(worth))
-        size, price, found = self._size[kind], self._prices[kind], list[tuple[Floats, Floats, Ints, Ints]]()
-        less = float(size @ room - price)  # what one more of the kind takes away from what a set promises
+        size, price, before = self._size[kind], self._prices[kind], np.arange(len(worth))
+        found = list[tuple[Floats, Floats, Ints, Ints]]()
         while len(before):
-            good = np.flatnonzero((promise > self._floor) & (used <= 1 + _ROUNDING).all(axis=1))
-            used, promise, before = used[good], promise[good], before[good]
-            found.append((used, promise, before, np.full(len(before), len(found))))
-            used, promise = used + size, promise - less
-        sets, promises, befores, numbers = (np.concatenate(each) for each in zip(*found, strict=True))
-        if len(promises) > _MOST_SETS:
-            order = np.argsort(-promises, kind="stable")
-            self.dropped = max(self.dropped, float(promises[order[_MOST_SETS]]))
+            promises = worth + (1 - used) @ room > self._floor
+            good = np.flatnonzero(promises & (used <= 1 + _ROUNDING).all(axis=1))
+            used, worth, before = used[good], worth[good], before[good]
+            found.append((used, worth, before, np.full(len(before), len(found))))
+            used, worth = used + size, worth + price
+        sets, worths, befores, numbers = (np.concatenate(each) for each in zip(*found, strict=True))
+        if len(worths) > _MOST_SETS:
+            promise = worths + (1 - sets) @ room
+            order = np.argsort(-promise, kind="stable")
+            self.dropped = max(self.dropped, float(promise[order[_MOST_SETS]]))
             kept = order[:_MOST_SETS]
-            sets, promises, befores, numbers = sets[kept], promises[kept], befores[kept], numbers[kept]
-        return _Stage(befores, numbers), sets, promises - (1 - sets) @ room
+            sets, worths, befores, numbers = sets[kept], worths[kept], befores[kept], numbers[kept]
+        return _Stage(befores, numbers), sets, worths
 
 
 def _prices_of_room(size: Floats, prices: Floats) -> Floats:
@@ -126,17 +130,21 @@ def _prices_of_room(size: Floats, prices: Floats) -> Floats:
     used = np.flatnonzero(size.any(axis=0))
     room = np.zeros(size.shape[1])
     room[used] = _solved(size[:, used], prices) if len(used) > 2 else _nearly_least(size[:, used], prices)
-    worth = size @ room
-    room *= max(1.0, float((prices / np.maximum(worth, 1e-300)).max())) * (1 + _EXACT)
-    return room
+    # What rounding leaves a kind short of, its largest dimension pays.
+    dimension, kinds = np.argmax(size, axis=1), np.arange(len(size))
+    more = np.zeros_like(room)
+    np.maximum.at(more, dimension, np.maximum(prices - size @ room, 0.0) / size[kinds, dimension])
+    return (room + more) * (1 + _EXACT)
 
 
 def _solved(size: Floats, prices: Floats) -> Floats:
-    from scipy.optimize import linprog
-
-    scale = float(prices.max())
-    found = linprog(np.ones(size.shape[1]), A_ub=-size, b_ub=-prices / scale, method="highs")
-    room: Floats = np.maximum(found.x, 0.0) * scale
+    """The prices of the linear program that fills a rank with parts of shards."""
+    dims, scale = size.shape[1], float(prices.max())
+    cost = np.append(-prices / scale, np.zeros(dims))
+    program = Simplex(np.hstack([size.T, np.eye(dims)]), cost, np.ones(dims))
+    program.begin(len(prices) + np.arange(dims))
+    program.solve(_MOST_PIVOTS)
+    room: Floats = np.maximum(-program.prices, 0.0) * scale
     return room
 
 

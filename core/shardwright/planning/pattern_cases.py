@@ -26,7 +26,7 @@ from shardwright.planning.pattern_prices import PatternPrices, Priced
 # Cases of the proof of one time; times that are tried; how near to a time out of reach the bound is brought.
 _MOST_CASES, _MOST_TIMES, _PRECISION = 60, 10, 1.5e-3
 # The parts of the way to a plan's value that a quick proof tries.
-_QUICK_PARTS = (0.6, 0.35)
+_QUICK_PARTS = (0.6, 0.3)
 # A case that grants the spread load but for this part of a rank is not parted further; it is parted at this part.
 _FINE, _PART = 0.004, 0.55
 

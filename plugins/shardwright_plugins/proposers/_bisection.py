@@ -332,10 +332,8 @@ class Bisection:
             return found
         for _ in range(_NARROWINGS):
             below_ms = max(below_ms, self.space.prover.bound_ms)
-            if (
-                found.value_ms <= below_ms * (1 + (_NARROW_FOLDED if self._starts.is_folded else _NARROW))
-                or self.space.watch.is_over
-            ):
+            near = _NARROW_FOLDED if self._starts.is_folded else _NARROW
+            if found.value_ms <= below_ms * (1 + near) or self.space.watch.is_over:
                 break
             middle = (below_ms * found.value_ms) ** 0.5
             trial = self._quick(middle)

@@ -36,7 +36,7 @@ _MARGIN = 0.15
 _CASES, _REPAIR_STEPS = 12, 60
 # Where a choice needs so many times the ranks there are, another choice may need no more than these; so
 # many times those of the first choice are many more.
-_NEARLY, _BEHIND = 1.02, 1.03
+_NEARLY, _BEHIND = 1.02, 1.06
 
 
 @define(eq=False)

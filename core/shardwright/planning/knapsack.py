@@ -106,21 +106,22 @@ class _Search:
         self, kind: int, used: Floats, worth: Floats, room: Floats
     ) -> tuple[_Stage, Floats, Floats]:
         """All sets with any number more of one kind that could still be worth more than the floor."""
-        promise, before = worth + (1 - used) @ room, np.arange(len(worth))
-        size, price, found = self._size[kind], self._prices[kind], list[tuple[Floats, Floats, Ints, Ints]]()
-        less = float(size @ room - price)  # what one more of the kind takes away from what a set promises
+        size, price, before = self._size[kind], self._prices[kind], np.arange(len(worth))
+        found = list[tuple[Floats, Floats, Ints, Ints]]()
         while len(before):
-            good = np.flatnonzero((promise > self._floor) & (used <= 1 + _ROUNDING).all(axis=1))
-            used, promise, before = used[good], promise[good], before[good]
-            found.append((used, promise, before, np.full(len(before), len(found))))
-            used, promise = used + size, promise - less
-        sets, promises, befores, numbers = (np.concatenate(each) for each in zip(*found, strict=True))
-        if len(promises) > _MOST_SETS:
-            order = np.argsort(-promises, kind="stable")
-            self.dropped = max(self.dropped, float(promises[order[_MOST_SETS]]))
+            promises = worth + (1 - used) @ room > self._floor
+            good = np.flatnonzero(promises & (used <= 1 + _ROUNDING).all(axis=1))
+            used, worth, before = used[good], worth[good], before[good]
+            found.append((used, worth, before, np.full(len(before), len(found))))
+            used, worth = used + size, worth + price
+        sets, worths, befores, numbers = (np.concatenate(each) for each in zip(*found, strict=True))
+        if len(worths) > _MOST_SETS:
+            promise = worths + (1 - sets) @ room
+            order = np.argsort(-promise, kind="stable")
+            self.dropped = max(self.dropped, float(promise[order[_MOST_SETS]]))
             kept = order[:_MOST_SETS]
-            sets, promises, befores, numbers = sets[kept], promises[kept], befores[kept], numbers[kept]
-        return _Stage(befores, numbers), sets, promises - (1 - sets) @ room
+            sets, worths, befores, numbers = sets[kept], worths[kept], befores[kept], numbers[kept]
+        return _Stage(befores, numbers), sets, worths
 
 
 def _prices_of_room(size: Floats, prices: Floats) -> Floats:
@@ -131,9 +132,11 @@ def _prices_of_room(size: Floats, prices: Floats) -> Floats:
     used = np.flatnonzero(size.any(axis=0))
     room = np.zeros(size.shape[1])
     room[used] = _solved(size[:, used], prices) if len(used) > 2 else _nearly_least(size[:, used], prices)
-    worth = size @ room
-    room *= max(1.0, float((prices / np.maximum(worth, 1e-300)).max())) * (1 + _EXACT)
-    return room
+    # What rounding leaves a kind short of, its largest dimension pays.
+    dimension, kinds = np.argmax(size, axis=1), np.arange(len(size))
+    more = np.zeros_like(room)
+    np.maximum.at(more, dimension, np.maximum(prices - size @ room, 0.0) / size[kinds, dimension])
+    return (room + more) * (1 + _EXACT)
 
 
 def _solved(size: Floats, prices: Floats) -> Floats:

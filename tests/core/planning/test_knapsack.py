@@ -75,3 +75,10 @@ def test_most_worth_where_sets_are_left_out_is_no_less_than_that_of_the_best(mon
     worth, found = most_worth(size, prices, 0.3 * best)
     assert best * (1 - 1e-9) <= worth <= 2 * best
     assert (found @ prices <= worth).all()
+
+
+def test_most_worth_of_kinds_with_hardly_a_price_is_that_of_the_others():
+    size = np.array([[0.4, 0.1, 0.0], [0.1, 0.4, 0.1], [0.0, 0.0, 0.3], [0.3, 0.3, 0.3]])
+    worth, found = most_worth(size, np.array([1.0, 1.0, 1e-14, 1e-13]), 2.5, 3)
+    assert worth == pytest.approx(4.0)
+    assert found[0].tolist() == [2, 2, 2, 0]

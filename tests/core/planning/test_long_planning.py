@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -129,6 +130,16 @@ def test_shown_on_a_terminal_shows_the_best_after_a_moment(monkeypatch):
         while "gap 50.00%" not in screen.getvalue() and time.monotonic() < deadline:
             time.sleep(0.02)
     assert "best 3 ms, bound 2 ms, gap 50.00%; Ctrl-C takes the best so far" in screen.getvalue()
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_plan_that_takes_long_shows_its_progress_unless_that_is_unwanted(monkeypatch, is_wanted):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("shardwright.planning.planner.shown", partial(shown, after_s=0.01))
+    planner(Endless(pause_s=0.01), seconds=0.4, progress=is_wanted).plan_tables(TABLES)
+    assert ("planning, " in screen.getvalue()) == is_wanted
 
 
 @pytest.mark.parametrize("is_wanted", [None, False])

@@ -133,6 +133,27 @@ def test_proof_accepts_no_certificate_of_a_bound_above_the_best_plan(data):
     assert why_unproven(space, z, certificate) != ""
 
 
+@pytest.mark.parametrize("only", [["whole"], ["slices"], ["whole", "slices"]])
+@pytest.mark.parametrize("times", [1e-3, 1.0, 1e3])
+def test_proof_by_high_prices_of_what_there_is_enough_of_proves_nothing(only, times):
+    # Each price is paid back for what the ranks have of it; left out, it would prove anything.
+    space = space_of([(4, 4), (6, 4), (9, 4)], only=only)
+    z = 1.1 * best_value(space)
+    options = space.options
+    each = {
+        table.path: {
+            str(place): [times * z] * (options.shards_of(option).stop - options.shards_of(option).start)
+            for place, option in enumerate(options.of_table(index))
+        }
+        for index, table in enumerate(options.tables)
+    }
+    nodes = [{"multipliers": {"ddr": times * z}}, {"prices": each}]
+    for of, parts in product(("time", "ddr"), (1, 2, 3, 5)):
+        nodes.append({"roundings": [{"of": of, "parts": parts, "multiplier": times * z}]})
+    for node in nodes:
+        assert "tables need" in why_unproven(space, z, {"z_ms": z, **node})
+
+
 @settings(max_examples=100)
 @given(SIZES)
 def test_proof_accepts_what_all_work_shared_evenly_would_take(sizes):

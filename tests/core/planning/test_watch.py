@@ -92,3 +92,17 @@ def test_watch_leaves_a_solver_less_than_is_left_and_never_nothing():
     assert Watch().seconds_at_most(300.0) == 300.0
     assert 0 < Watch(seconds=0.0).seconds_at_most(300.0) < 0.1
     assert 99 < Watch(seconds=100.0).seconds_at_most(300.0) < 100
+
+
+def test_watch_of_a_part_of_a_search_ends_with_the_search_and_tells_nobody():
+    heard = []
+    whole = Watch(60.0, heard.append)
+    part, short = Watch(outer=whole), Watch(1e-9, outer=whole)
+    assert 59 < part.seconds_left <= 60
+    assert short.seconds_left == 0
+    assert short.is_over
+    part.tell(value_ms=1.0)
+    assert heard == []
+    assert not part.is_over
+    whole.was_interrupted = True
+    assert part.is_over

@@ -81,6 +81,21 @@ def test_memory_balanced_keeps_within_memory_or_says_what_is_short(seed):
         checked(shards, ranks)
 
 
+def test_memory_balanced_evens_memory_where_longest_first_evens_time():
+    shards = ProposedShards(
+        shard=np.arange(4),
+        table=np.arange(4),
+        cost_ms=np.array([9.0, 9.0, 1.0, 1.0]),
+        memory_bytes=np.array([[400], [400], [10], [10]])[[0, 2, 1, 3]],
+        tiers=("hbm",),
+        capacity_bytes=np.full((2, 1), 1000),
+    )  # times 9, 9, 1, 1; bytes 400, 10, 400, 10
+    by_memory, by_time = MemoryBalanced().place(shards), LongestFirst().place(shards)
+    assert shards.used_bytes(by_memory)[:, 0].tolist() == [410, 410]
+    assert shards.loads_ms(by_time).tolist() == [10, 10]
+    assert by_memory[0] != by_memory[2]
+
+
 @pytest.mark.parametrize("partitioner", [LongestFirst(), Exact(), MemoryBalanced()])
 def test_ranks_that_are_filled_to_the_last_byte_are_found(partitioner):
     sizes = np.array([3, 3, 2, 2, 2]) * 10**10 + np.array([1, -1, 0, 0, 0])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -94,6 +96,44 @@ def test_greedy_leaves_small_tables_whole_where_memory_is_tight():
     kinds = types_of(space, run(space, "greedy").proposal)
     assert "table_wise" not in kinds[:2]
     assert {"table_wise", "data_parallel"} & set(kinds[2:])
+
+
+def best_placed(space):
+    """The least value of all choices of options, each placed by the partitioner."""
+    partitioner, values = host().partitioners.create("greedy_perf"), []
+    for chosen in product(*(space.options.of_table(table) for table in space.options.alike.tolist())):
+        shards = propose(space, np.array(chosen), with_fixed=True)
+        ranks = partitioner.place(shards)
+        if not isinstance(ranks, Misfit):
+            values.append(float(shards.loads_ms(ranks).max()))
+    return min(values)
+
+
+def test_grid_search_finds_the_best_of_all_combinations_where_the_cheapest_do_not_fit():
+    space = space_of([TableSpec(f"t{i}", 3000 * (i + 1), 64, [f"f{i}"]) for i in range(2)], ddr_cap=1_400_000)
+    found = run(space, "grid_search")
+    assert found.num_placed < found.num_proposals
+    assert found.feedback.value_ms == pytest.approx(best_placed(space))
+
+
+def test_dynamic_programming_proposes_the_least_time_together_for_each_amount_of_memory():
+    space = space_of([TableSpec(f"t{i}", 3000 * (i + 1), 64, [f"f{i}"]) for i in range(3)])
+    options = space.options
+    proposals = list(host().proposers.create("dynamic_programming").proposals(space))
+    best = np.minimum.reduceat(
+        np.where(space.fits_alone, space.total_cost_ms, np.inf), options.first_option[:-1]
+    )
+    totals = [float(space.total_cost_ms[proposal].sum()) for proposal in proposals]
+    assert min(totals) == pytest.approx(best[options.alike].sum())
+    for proposal, total in zip(proposals, totals, strict=True):
+        size = space.total_bytes[proposal, 0].sum()
+        cheaper = [
+            chosen
+            for chosen in product(*(options.of_table(table) for table in options.alike.tolist()))
+            if space.total_bytes[list(chosen), 0].sum() < 0.97 * size
+            and space.total_cost_ms[list(chosen)].sum() < 0.999 * total
+        ]
+        assert not cheaper
 
 
 @settings(max_examples=30, deadline=None)

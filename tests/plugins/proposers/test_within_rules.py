@@ -165,6 +165,19 @@ def test_proving_pinned_table_that_fits_one_rank_by_another_kernel_only_has_a_pl
     assert set(made.plan[""]["t0"].ranks) == {3}
 
 
+def test_proving_tables_kept_together_share_a_rank_where_only_some_fit_its_device():
+    # Each fits on a rank's device, all three do not: the host must hold one at least.
+    tables = tables_of([(80_000, 64)] * 3)
+    topology = Topology(2, "cuda", hbm_cap=50 << 20, ddr_cap=1 << 27)
+    rules = {"*": ParameterConstraints(together="x", sharding_types=["table_wise"])}
+    made_by = EmbeddingShardingPlanner(topology, 64, constraints=rules, storage_reservation=0.0)
+    made = made_by.plan_tables(tables).plan[""]
+    assert len({rank for sharding in made.values() for rank in sharding.ranks}) == 1
+    kernels = [sharding.compute_kernel for sharding in made.values()]
+    assert kernels.count("fused") == 2
+    assert RuledSpace.of(made_by.report.space) is not None
+
+
 def test_ruled_space_under_more_sets_of_ranks_than_are_resources_settles_some_tables():
     pairs = [[a, b] for a in range(6) for b in range(a)]
     asked = {f"t{index}": {"ranks": pair} for index, pair in enumerate(pairs)}

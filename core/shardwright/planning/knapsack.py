@@ -1,8 +1,9 @@
 """What shards that fit into a rank together are worth at most: a knapsack of a few dimensions, solved exactly.
 
-Kinds are gone through from the largest to the smallest, and every set of shards of those before is kept that could
-still be worth more than a floor: at the prices per room of the linear program over the kinds that are left, what has
-room beside it is worth no more than these prices times that room (the bound of Dantzig 1957, for several dimensions).
+Kinds are gone through, those with most worth for their room first, and every set of shards of those before is kept that
+could still be worth more than a floor: at the prices per room of the linear program over the kinds that are left, what
+has room beside it is worth no more than these prices times that room (the bound of Dantzig 1957, for several
+dimensions).
 With a floor near the best, as column generation has one, a few thousand sets are all; a solver takes fifty times as
 long.
 
@@ -57,7 +58,8 @@ def most_worth(size: Floats, prices: Floats, floor: float, most: int = 1) -> tup
     if float(size[kinds].max(axis=1).min()) * _MOST_SHARDS < 1:
         worth, number = solved_most_worth(size, prices)
         return max(floor, worth), number[None][: int(number @ prices > floor)]
-    kinds = kinds[np.argsort(-size[kinds].max(axis=1), kind="stable")]
+    room = size[kinds] @ _prices_of_room(size[kinds], prices[kinds])
+    kinds = kinds[np.argsort(-prices[kinds] / np.maximum(room, 1e-300), kind="stable")]
     search = _Search(size[kinds], prices[kinds], floor)
     best = search.best(most)
     found = np.zeros((len(best), len(prices)))
@@ -69,7 +71,7 @@ class _Search:
     """The sets that could still be worth more than a floor, kind after kind.
 
     Args:
-        size: of each kind, the largest first: ``[K, D]``.
+        size: of each kind, those with most worth for their room first: ``[K, D]``.
         prices: all above zero: ``[K]``.
         floor: sets that are worth no more are left out.
     """

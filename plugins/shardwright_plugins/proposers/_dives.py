@@ -1,0 +1,385 @@
+"""Any plan within memory, where hardly any is left over: the program of patterns, fixed pattern after pattern.
+
+This is price and dive (Sadykov, Vanderbeck, Pessoa, Tahiri and Uchoa, Primal heuristics for branch and price, 2019):
+the pattern of which the program uses most is given a rank, what it holds is placed, and the program of the rest is
+solved again with patterns made for the rest. While it needs no more ranks than are left, the dive goes on; else
+another one begins, in which chance has a say in what is fixed. Gangs are given hosts first, by the same program.
+
+Legend: K kinds of shards, O' options, T distinct tables, G groups of ranks, W ranks of hosts of L, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from attrs import define, field, frozen
+
+from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
+from shardwright.planning.space import SearchSpace
+from shardwright_plugins.packing.assignment import Assignment, Catalogue
+from shardwright_plugins.packing.bins import Bins
+from shardwright_plugins.packing.limits import Effort
+from shardwright_plugins.packing.neighbourhoods import without_time
+from shardwright_plugins.packing.patience import turned
+from shardwright_plugins.proposers._dive_program import ZERO, DiveProgram, Fractions, Group
+from shardwright_plugins.proposers._memory_budgets import Budgets
+from shardwright_plugins.proposers._pattern_program import TOLERANCE, Kinds
+from shardwright_plugins.proposers._patterns import whole_tables
+
+# A pattern that is used so often is one in whole numbers; a gang of which the program has so much is given a host.
+_WHOLE, _HALF = 1e-6, 0.5
+# What chance adds to the use of a pattern at most, in all dives but the first.
+_NOISE = 0.5
+# Kinds of shards at most; dives from each budget, those from the second on from the best budgets only, of which there
+# are so many; and cells of all linear programs together.
+_MOST_KINDS, _MOST_DIVES, _MOST_AGAIN, _EFFORT = 600, 12, 4, 1e9
+# Turns of patience for what a dive leaves over by rounding, given up where more is left, divided by the turns.
+_TURNS, _HOPELESS = 2, 0.1
+
+
+@frozen(eq=False)
+class Gang:
+    """The gangs of one kind.
+
+    Args:
+        size: how many shards each has.
+        has_places: whether each has one shard on each rank of its host.
+    """
+
+    size: int
+    has_places: bool
+
+
+def gangs_of(space: SearchSpace, kinds: Kinds) -> Mapping[int, Gang] | None:
+    """The gangs of each kind; ``None`` where some have places on a part of a host.
+
+    Args:
+        space: the options.
+        kinds: of their shards.
+    """
+    options, local = space.options, space.topology.local_world_size
+    found: dict[int, Gang] = {}
+    if local == 1:
+        return found
+    for kind in np.flatnonzero(kinds.is_gang).tolist():
+        first = int(np.flatnonzero(kinds.kind_of == kind)[0])
+        runs = np.flatnonzero(options.gang == options.gang[first])
+        size, placed = int(options.count[runs].sum()), options.local_rank[runs] != FREE
+        if placed.any() and not (placed.all() and size == local):
+            return None
+        found[kind] = Gang(size, bool(placed.any()))
+    return found
+
+
+@frozen(eq=False)
+class Dived:
+    """Where a dive came to.
+
+    Args:
+        tables: how many tables take each option: ``[O']``.
+        held: what each rank holds, gangs with places apart: rank -> shards of each kind, ``[K]``.
+        hosts: the first ranks of the hosts of the gangs of each kind.
+        is_whole: whether all tables are placed.
+    """
+
+    tables: Floats
+    held: Mapping[int, Ints]
+    hosts: Mapping[int, Sequence[int]]
+    is_whole: bool
+
+
+@define(eq=False)
+class Dive:
+    """One dive.
+
+    Args:
+        kinds: of the shards.
+        gangs: of each kind.
+        local: ranks of a host.
+        program: of all there is to place.
+        random: the generator of chance; ``None`` for none.
+    """
+
+    kinds: Kinds
+    gangs: Mapping[int, Gang]
+    local: int
+    program: DiveProgram
+    random: np.random.Generator | None = None
+    _held: dict[int, Ints] = field(factory=dict)
+    _hosts: dict[int, list[int]] = field(factory=dict)
+    _tables: Floats = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._tables = np.zeros(len(self.kinds.options))
+
+    def run(self) -> Dived:
+        """Give ranks to patterns until all are placed or the program says that it cannot be."""
+        is_whole = self._settle_gangs() and self._fill()
+        return Dived(self._tables, self._held, self._hosts, is_whole)
+
+    def _solve(self) -> Fractions | None:
+        found = self.program.solve()
+        if found is not None:
+            self._tables = found.tables
+        return found
+
+    # -- ranks --------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> bool:
+        """Fix patterns; whether all is placed."""
+        while True:
+            found = self._solve()
+            if found is None:
+                return False
+            if found.ranks <= ZERO:
+                return True
+            whole = [
+                (group, pattern, int(use + _WHOLE))
+                for group in self.program.groups
+                for pattern, use in zip(group.patterns, group.uses.tolist(), strict=True)
+                if use >= 1 - _WHOLE
+            ]
+            for group, pattern, number in whole or [self._most_used()]:
+                self._fix(group, pattern, number)
+
+    def _most_used(self) -> tuple[Group, Floats, int]:
+        """The group and the pattern that the program uses most, up to chance."""
+        groups = self.program.groups
+        uses = np.concatenate([group.uses for group in groups])
+        chance = 0.0 if self.random is None else self.random.uniform(0, _NOISE, len(uses))
+        best = int(np.argmax(np.where(uses > ZERO, uses + chance, -1.0)))
+        group = np.repeat(np.arange(len(groups)), [len(group.uses) for group in groups])[best]
+        patterns = np.concatenate([group.patterns for group in groups])
+        return groups[group], patterns[best], 1
+
+    def _fix(self, group: Group, pattern: Floats, number: int) -> None:
+        """Give so many ranks of a group a pattern, as long as there are shards for it."""
+        program = self.program
+        for _ in range(number):
+            if not group.ranks or (pattern > np.minimum(program.most, group.most)).any():
+                return
+            self._held[group.ranks.pop()] = pattern.astype(np.int64)
+            program.covered += pattern
+            group.most = group.most - pattern
+            self._decide(np.flatnonzero(pattern))
+        program.groups = [each for each in program.groups if each.ranks]
+
+    def _decide(self, placed: Ints) -> None:
+        """A table that is like no other takes an option that has the shards placed."""
+        kinds, program = self.kinds, self.program
+        for kind in placed.tolist():
+            users = kinds.needs[kind] > 0
+            tables = np.unique(kinds.table[users & program.is_allowed])
+            if len(tables) == 1 and program.multiplicity[tables[0]] == 1:
+                program.is_allowed &= users | (kinds.table != tables[0])
+
+    # -- gangs --------------------------------------------------------------------------------------------------
+
+    def _settle_gangs(self) -> bool:
+        """Give gangs hosts, the largest first, as long as the program has about a whole one; whether that went."""
+        while self.gangs:
+            found = self._solve()
+            if found is None:
+                return False
+            some = np.array(list(self.gangs))
+            size = np.array([gang.size for gang in self.gangs.values()])
+            settled = np.array([len(self._hosts.get(kind, ())) for kind in some.tolist()])
+            wanted = self.kinds.needs[some] @ found.tables / size - settled
+            if not (wanted >= _HALF).any():
+                break
+            weight = self.kinds.size[some].max(axis=1)
+            kind = int(some[np.argmax(np.where(wanted >= _HALF, weight, -1.0))])
+            if not self._settle(kind, self.gangs[kind]):
+                return False
+        self._bar()
+        return True
+
+    def _settle(self, kind: int, gang: Gang) -> bool:
+        """Give a gang the host on which the program has most of it; whether one has room."""
+        groups, size = self.program.groups, self.kinds.size[kind]
+        mass = [
+            float(group.uses @ group.patterns[:, kind]) if (size <= group.room + TOLERANCE).all() else -1.0
+            for group in groups
+        ]
+        best = int(np.argmax(mass))
+        if mass[best] < 0:
+            return False
+        group = groups[best]
+        if len(group.ranks) > self.local:
+            group = group.split(group.ranks[-self.local :])
+            groups.append(group)
+        self._hosts.setdefault(kind, []).append(group.ranks[0])
+        if gang.has_places:
+            group.room = group.room - size
+            self.program.covered[kind] += gang.size
+        self._decide(np.array([kind]))
+        return True
+
+    def _bar(self) -> None:
+        """From now on gangs lie on the hosts that they were given, or nowhere."""
+        for group in self.program.groups:
+            for kind, gang in self.gangs.items():
+                here = self._hosts.get(kind, []).count(group.ranks[0])
+                group.most[kind] = 0 if gang.has_places else here * gang.size
+        barred = [kind for kind in self.gangs if kind not in self._hosts]
+        self.program.is_allowed &= ~(self.kinds.needs[barred] > 0).any(axis=0)
+
+
+def program_of(
+    space: SearchSpace, kinds: Kinds, scarce: int, effort: Effort, patterns: Floats | None = None
+) -> DiveProgram:
+    """The program of all tables on all ranks.
+
+    Args:
+        space: the ranks, and how many tables are alike.
+        kinds: of the shards.
+        scarce: the dimension that counts.
+        effort: of linear programs.
+        patterns: that are known: ``[N, K]``.
+    """
+    num_kinds, dims = kinds.size.shape
+    known = np.empty((0, num_kinds)) if patterns is None else patterns
+    all_ranks = list(range(len(space.capacity_bytes)))
+    group = Group(all_ranks, np.ones(dims), np.full(num_kinds, np.inf), known, np.zeros(len(known)))
+    return DiveProgram(kinds, space.options.multiplicity, scarce, [group], effort)
+
+
+def packed_by_dives(catalogue: Catalogue, limit_ms: float, is_over: Callable[[], bool]) -> Assignment | None:
+    """A plan within all memories, or ``None`` if dives do not find one.
+
+    Args:
+        catalogue: of the space.
+        limit_ms: the time that a plan may take.
+        is_over: whether to end.
+    """
+    dives = _Dives(catalogue, limit_ms, is_over)
+    for number in range(_MOST_DIVES):
+        for entry in dives.entries() if number == 0 else dives.nearest():
+            if is_over() or dives.effort.is_spent:
+                return None
+            found = dives.dived(entry, number)
+            if found is not None:
+                return found
+    return None
+
+
+@frozen(eq=False)
+class _Entry:
+    """Where dives begin: a budget for what lies on every rank, and what the program says of it.
+
+    Args:
+        kinds: of the shards.
+        gangs: of each kind.
+        ranks: how many are needed.
+        patterns: of any rank: ``[N, K]``.
+    """
+
+    kinds: Kinds
+    gangs: Mapping[int, Gang]
+    ranks: float
+    patterns: Floats
+
+
+@define(eq=False)
+class _Dives:
+    """The dives of a space.
+
+    Args:
+        catalogue: of the space.
+        limit_ms: the time that a plan may take.
+        is_over: whether to end.
+    """
+
+    catalogue: Catalogue
+    limit_ms: float
+    is_over: Callable[[], bool]
+    effort: Effort = field(factory=lambda: Effort(_EFFORT))
+    _budgets: Budgets = field(init=False)
+    _known: list[_Entry] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self._budgets = Budgets(without_time(self.catalogue.space))
+
+    def entries(self) -> Iterator[_Entry]:
+        """Budgets with which the program needs no more ranks than there are."""
+        space = self._budgets.space
+        for budget in [self._budgets.least(), *self._budgets.some()]:
+            kinds = None if self.is_over() else self._budgets.kinds(budget, _MOST_KINDS)
+            multiplicity = space.options.multiplicity
+            if kinds is None or (kinds.least_spread(multiplicity) > kinds.budget + TOLERANCE).any():
+                continue
+            gangs, program = gangs_of(space, kinds), self._program(kinds)
+            found = None if gangs is None else program.solve()
+            if gangs is not None and found is not None:
+                self._known.append(_Entry(kinds, gangs, found.ranks, program.groups[0].patterns))
+                yield self._known[-1]
+
+    def nearest(self) -> list[_Entry]:
+        """The budgets with which the fewest ranks are needed."""
+        return sorted(self._known, key=lambda entry: entry.ranks)[:_MOST_AGAIN]
+
+    def _program(self, kinds: Kinds, patterns: Floats | None = None) -> DiveProgram:
+        """The program of all tables on all ranks."""
+        space, (num_kinds, dims) = self._budgets.space, kinds.size.shape
+        known = np.empty((0, num_kinds)) if patterns is None else patterns
+        ranks = list(range(len(space.capacity_bytes)))
+        group = Group(ranks, np.ones(dims), np.full(num_kinds, np.inf), known, np.zeros(len(known)))
+        return DiveProgram(kinds, space.options.multiplicity, self._budgets.scarce, [group], self.effort)
+
+    def dived(self, entry: _Entry, number: int) -> Assignment | None:
+        """The plan of a dive; chance has no say in the first."""
+        random = np.random.default_rng(number) if number else None
+        program = self._program(entry.kinds, entry.patterns)
+        local = self.catalogue.space.topology.local_world_size
+        found = Dive(entry.kinds, entry.gangs, local, program, random).run()
+        if not found.is_whole:
+            return None
+        plan = seated(self.catalogue, entry.kinds, found, self.limit_ms)
+        is_plan = np.isfinite(plan.value_ms) or turned(plan, range(_TURNS), self.is_over, hopeless=_HOPELESS)
+        return plan if is_plan else None
+
+
+def seated(catalogue: Catalogue, kinds: Kinds, dived: Dived, limit_ms: float) -> Assignment:
+    """The plan that a dive made; what is left over is put where there is room.
+
+    Args:
+        catalogue: of the space.
+        kinds: of the shards.
+        dived: where the dive came to.
+        limit_ms: the time that no rank should exceed.
+    """
+    alike = catalogue.space.options.alike
+    result = Assignment(catalogue, whole_tables(dived.tables, kinds, alike), limit_ms)
+    bins, kind = result.bins, kinds.kind_of[result.bins.kind]
+    if bins.bins_per_host > 1:
+        _seat_gangs(bins, kind, dived)
+    alone = (bins.gang == NO_GANG) | (bins.bins_per_host == 1)
+    for rank, shards in dived.held.items():
+        for number in np.flatnonzero(shards).tolist():
+            free = np.flatnonzero(alone & (kind == number) & (bins.bin == FREE))
+            for item in free[: int(shards[number])].tolist():
+                bins.put(item, rank)
+    result.fill()
+    return result
+
+
+def _seat_gangs(bins: Bins, kind: Ints, dived: Dived) -> None:
+    """Put gangs on their hosts, shards without a place where the dive has them."""
+    gangs: dict[int, list[Sequence[int]]] = {}
+    for members in bins.members.values():
+        gangs.setdefault(int(kind[members[0]]), []).append(members)
+    none = np.zeros(int(kind.max(initial=0)) + 1, dtype=np.int64)
+    for number, hosts in dived.hosts.items():
+        ranks = {
+            first: np.repeat(
+                mine := np.arange(first, first + bins.bins_per_host),
+                [int(dived.held.get(rank, none)[number]) for rank in mine.tolist()],
+            ).tolist()
+            for first in set(hosts)
+        }
+        for first, members in zip(hosts, gangs.get(number, ()), strict=False):
+            for item in members:
+                place = int(bins.local[item])
+                if place != FREE or ranks[first]:
+                    bins.put(item, first + place if place != FREE else ranks[first].pop())

@@ -23,19 +23,6 @@ _ROUNDING = 1e-6
 TOLERANCE = 1e-9
 
 
-@frozen(eq=False)
-class Sets:
-    """Sets of shards.
-
-    Args:
-        shards: of each kind: ``[X, K]``.
-        most: what the best set of all is worth, up to rounding.
-    """
-
-    shards: Floats
-    most: float
-
-
 @define(eq=False)
 class Knapsacks:
     """The knapsacks of some shards.
@@ -122,29 +109,37 @@ class Tables:
     before: Floats
     after: Floats
 
-    def best(self, prices: Floats, room: Floats, around: Ints | None = None) -> Sets:
-        """The best set around each unit that is worth something.
-
-        Args:
-            prices: of the kinds: ``[K]``.
-            room: of the rank, in parts of it: ``[D]``.
-            around: around no other units than these.
-        """
-        cells = int(np.floor(room[self.of.scarce] * self.of._num_cells + _ROUNDING))
-        all_units = np.arange(len(self.worth)) if around is None else around
-        units = all_units[(self.worth[all_units] > 0) & (self.of._cells[all_units] <= cells)]
-        most = float(self.before[-1, max(cells, 0)])
-        if not len(units):
-            return Sets(np.empty((0, len(prices))), most)
-        at = np.array([self._split(unit, cells) for unit in units.tolist()])
-        shards = self._traced(units, at, cells)
-        shards = self.of.trimmed(shards, prices, room)
-        return Sets(np.unique(shards[shards.any(axis=1)], axis=0), most)
-
     @property
     def num_units(self) -> int:
         """How many units there are."""
         return len(self.worth)
+
+    def most_worth(self, room: Floats) -> float:
+        """What the best set of all is worth, up to rounding.
+
+        Args:
+            room: of the rank, in parts of it: ``[D]``.
+        """
+        return float(self.before[-1, self._cells(room)])
+
+    def best(self, prices: Floats, room: Floats, around: Ints) -> Floats:
+        """The best sets around units that are worth something: ``[X, K]``.
+
+        Args:
+            prices: of the kinds: ``[K]``.
+            room: of the rank, in parts of it: ``[D]``.
+            around: these units.
+        """
+        cells = self._cells(room)
+        units = around[(self.worth[around] > 0) & (self.of._cells[around] <= cells)]
+        if not len(units):
+            return np.empty((0, len(prices)))
+        at = np.array([self._split(unit, cells) for unit in units.tolist()])
+        shards = self.of.trimmed(self._traced(units, at, cells), prices, room)
+        return np.unique(shards[shards.any(axis=1)], axis=0)
+
+    def _cells(self, room: Floats) -> int:
+        return max(int(np.floor(room[self.of.scarce] * self.of._num_cells + _ROUNDING)), 0)
 
     def _split(self, unit: int, cells: int) -> int:
         """How many of the cells beside a unit are best left to those before it."""

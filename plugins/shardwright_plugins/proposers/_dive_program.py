@@ -12,8 +12,10 @@ Legend: K kinds of shards, O' options, T distinct tables, N patterns of a group,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
+import attrs
 import numpy as np
 from attrs import define, field, frozen
 
@@ -43,6 +45,7 @@ class Group:
         most: shards of each kind on them together, at most: ``[K]``.
         patterns: that one of them may hold: ``[N, K]``.
         uses: how many of the ranks hold each, by the program: ``[N]``.
+        barred: patterns that they are not to hold.
     """
 
     ranks: list[int]
@@ -50,10 +53,11 @@ class Group:
     most: Floats
     patterns: Floats
     uses: Floats
+    barred: frozenset[bytes] = frozenset()
 
     def add(self, patterns: Floats) -> int:
         """Add those that are not known yet; how many that were."""
-        known = {row.tobytes() for row in self.patterns}
+        known = {row.tobytes() for row in self.patterns} | self.barred
         new = [row for row in patterns if row.tobytes() not in known]
         if new:
             self.patterns = np.concatenate([self.patterns, np.array(new)])
@@ -64,10 +68,19 @@ class Group:
         """Forget all other patterns."""
         self.patterns, self.uses = self.patterns[which], self.uses[which]
 
+    def bar(self, pattern: Floats) -> None:
+        """No rank is to hold a pattern from now on; nor any shard of it, if it is one shard of a gang."""
+        self.barred |= {pattern.tobytes()}
+        self.keep((self.patterns != pattern).any(axis=1))
+
     def split(self, ranks: list[int]) -> Group:
         """Take ranks away; a group of their own."""
         self.ranks = [rank for rank in self.ranks if rank not in ranks]
-        return Group(ranks, self.room.copy(), self.most.copy(), self.patterns.copy(), self.uses.copy())
+        return attrs.evolve(self, ranks=ranks)
+
+    def copy(self) -> Group:
+        """The same; arrays are never changed in place."""
+        return attrs.evolve(self, ranks=list(self.ranks))
 
 
 @frozen(eq=False)
@@ -93,6 +106,7 @@ class DiveProgram:
         scarce: the dimension that counts.
         groups: the ranks that are left.
         effort: of linear programs, in cells of their matrices.
+        is_allowed: options that are still open: ``[O']``.
     """
 
     kinds: Kinds
@@ -100,16 +114,14 @@ class DiveProgram:
     scarce: int
     groups: list[Group]
     effort: Effort
+    is_allowed: Bools
     covered: Floats = field(init=False)
     """Shards of each kind that have a rank: ``[K]``."""
-    is_allowed: Bools = field(init=False)
-    """Options that are still open: ``[O']``."""
     _prices: Floats = field(init=False)
     """What a shard of each kind was worth at last: ``[K]``."""
 
     def __attrs_post_init__(self) -> None:
         self.covered = np.zeros(len(self.kinds.size))
-        self.is_allowed = np.ones(len(self.kinds.options), dtype=bool)
         self._prices = self.kinds.size[:, self.scarce] * _FIRST
 
     @property
@@ -148,6 +160,12 @@ class DiveProgram:
             if not num_new:
                 break
         return None if found is None else self._fractions(found)
+
+    def copy(self) -> DiveProgram:
+        """The same state, to come back to."""
+        twin = copy(self)
+        twin.groups = [group.copy() for group in self.groups]
+        return twin
 
     # -- the program --------------------------------------------------------------------------------------------
 
@@ -211,18 +229,23 @@ class DiveProgram:
 
     def _generate(self, most: Floats, group_prices: Floats) -> tuple[float, int]:
         """Add the patterns that are worth most; by what the best exceeds its price, and how many are new."""
-        worth, num_new = 1.0, 0
-        for group, price, tables in self._tables(most, group_prices):
-            around = None
-            if len(self.groups) * tables.num_units > _MOST_AROUND:
-                step = -(-len(self.groups) * tables.num_units // _MOST_AROUND)
-                around = np.arange(len(group.ranks) % step, tables.num_units, step)
-            found = tables.best(self._prices, group.room, around)
-            value = found.shards @ self._prices - price
-            worth = max(worth, found.most - price)
+        tables = list(self._tables(most, group_prices))
+        step = max(1, -(-sum(of.num_units for _, _, of in tables) // _MOST_AROUND))
+        num_new = self._add(tables, step)
+        if not num_new and step > 1:
+            num_new = self._add(tables, 1)
+        worth = [of.most_worth(group.room) - price for group, price, of in tables]
+        return max(worth, default=1.0), num_new
+
+    def _add(self, tables: list[tuple[Group, float, Tables]], step: int) -> int:
+        """Add the best patterns around every so-many-th shard; how many are new."""
+        num_new = 0
+        for index, (group, price, of) in enumerate(tables):
+            shards = of.best(self._prices, group.room, np.arange(index % step, of.num_units, step))
+            value = shards @ self._prices - price
             order = np.argsort(-value, kind="stable")[:_MOST_NEW]
-            num_new += group.add(found.shards[order[value[order] > 1 + _GAIN]] if len(group.patterns) else found.shards)
-        return worth, num_new
+            num_new += group.add(shards[order[value[order] > 1 + _GAIN]] if len(group.patterns) else shards)
+        return num_new
 
     def _tables(self, most: Floats, group_prices: Floats) -> Iterator[tuple[Group, float, Tables]]:
         """Each group, its price, and the best sets of its shards; groups with the same shards have these in common."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import attrs
 import numpy as np
 from attrs import define, field, frozen
 
-from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
+from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Bins
@@ -31,9 +32,11 @@ from shardwright_plugins.proposers._patterns import whole_tables
 _WHOLE, _HALF = 1e-6, 0.5
 # What chance adds to the use of a pattern at most, in all dives but the first.
 _NOISE = 0.5
-# Kinds of shards at most; dives from each budget, those from the second on from the best budgets only, of which there
-# are so many; and cells of all linear programs together.
-_MOST_KINDS, _MOST_DIVES, _MOST_AGAIN, _EFFORT = 600, 12, 4, 1e9
+# Choices of one dive that are taken back.
+_MOST_RETREATS = 12
+# Kinds of shards at most; dives from each budget in all, and with as few gangs as can be before all gangs are allowed;
+# those from the second on from the best budgets only, of which there are so many; cells of all linear programs together.
+_MOST_KINDS, _MOST_DIVES, _DIVES, _MOST_AGAIN, _EFFORT = 600, 12, 4, 4, 2.5e8
 # Turns of patience for what a dive leaves over by rounding, given up where more is left, divided by the turns.
 _TURNS, _HOPELESS = 2, 0.1
 
@@ -72,6 +75,16 @@ def gangs_of(space: SearchSpace, kinds: Kinds) -> Mapping[int, Gang] | None:
     return found
 
 
+def few_gangs(kinds: Kinds, gangs: Mapping[int, Gang]) -> Bools:
+    """All options but those with gangs of tables that may lie on any rank without: ``[O']``."""
+    has_gangs = (kinds.needs[list(gangs)] > 0).any(axis=0)
+    is_alone = ~has_gangs & (kinds.needs > 0).any(axis=0)
+    has_alone = np.zeros(int(kinds.table.max()) + 1, dtype=bool)
+    has_alone[kinds.table[is_alone]] = True
+    few: Bools = ~has_gangs | ~has_alone[kinds.table]
+    return few
+
+
 @frozen(eq=False)
 class Dived:
     """Where a dive came to.
@@ -87,6 +100,36 @@ class Dived:
     held: Mapping[int, Ints]
     hosts: Mapping[int, Sequence[int]]
     is_whole: bool
+
+
+@frozen(eq=False)
+class _Choice:
+    """What was chosen, and how all was before.
+
+    Args:
+        program: before.
+        held: likewise, by ranks.
+        hosts: likewise, of gangs.
+        index: of a group.
+        chosen: its pattern, or where the shards of the gang are one that came to a host of it: ``[K]``.
+        is_gang: which of the two.
+    """
+
+    program: DiveProgram
+    held: dict[int, Ints]
+    hosts: dict[int, list[int]]
+    index: int
+    chosen: Floats
+    is_gang: bool
+
+    def bar(self) -> DiveProgram:
+        """The program before, in which it cannot be chosen again."""
+        group = self.program.groups[self.index]
+        if self.is_gang:
+            group.most = np.where(self.chosen > 0, 0.0, group.most)
+        else:
+            group.bar(self.chosen)
+        return self.program
 
 
 @define(eq=False)
@@ -108,6 +151,8 @@ class Dive:
     random: np.random.Generator | None = None
     _held: dict[int, Ints] = field(factory=dict)
     _hosts: dict[int, list[int]] = field(factory=dict)
+    _choices: list[_Choice] = field(factory=list)
+    _retreats: int = 0
     _tables: Floats = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -128,39 +173,66 @@ class Dive:
 
     def _fill(self) -> bool:
         """Fix patterns; whether all is placed."""
+        self._choices.clear()
         while True:
             found = self._solve()
             if found is None:
-                return False
-            if found.ranks <= ZERO:
+                if not self._retreat():
+                    return False
+            elif found.ranks <= ZERO:
                 return True
-            whole = [
-                (group, pattern, int(use + _WHOLE))
-                for group in self.program.groups
-                for pattern, use in zip(group.patterns, group.uses.tolist(), strict=True)
-                if use >= 1 - _WHOLE
-            ]
-            for group, pattern, number in whole or [self._most_used()]:
-                self._fix(group, pattern, number)
+            else:
+                self._fix_some(found)
 
-    def _most_used(self) -> tuple[Group, Floats, int]:
+    def _fix_some(self, found: Fractions) -> None:
+        """Fix all patterns that are used in whole numbers by tables whose options are, or else one of the others."""
+        fractional = np.abs(found.tables - np.rint(found.tables)) > _WHOLE
+        is_open = (self.kinds.needs[:, fractional] > 0).any(axis=1)
+        whole = [
+            (group, pattern, int(use + _WHOLE))
+            for group in self.program.groups
+            for pattern, use in zip(group.patterns, group.uses.tolist(), strict=True)
+            if use >= 1 - _WHOLE and not (pattern > 0)[is_open].any()
+        ]
+        if not whole:
+            index, pattern = self._most_used()
+            self._choose(index, pattern)
+            whole = [(self.program.groups[index], pattern, 1)]
+        for group, pattern, number in whole:
+            self._fix(group, pattern, number)
+
+    def _choose(self, index: int, chosen: Floats, *, is_gang: bool = False) -> None:
+        """Note what is chosen for a group, and how all is before."""
+        hosts = {kind: list(firsts) for kind, firsts in self._hosts.items()}
+        self._choices.append(_Choice(self.program.copy(), dict(self._held), hosts, index, chosen, is_gang))
+
+    def _retreat(self) -> bool:
+        """Take choices back, one more each time; the first of them is not to be made again. Whether there are any."""
+        self._retreats += 1
+        if not self._choices or self._retreats > _MOST_RETREATS:
+            return False
+        del self._choices[max(len(self._choices) - self._retreats + 1, 1) :]
+        last = self._choices.pop()
+        self.program, self._held, self._hosts = last.bar(), last.held, last.hosts
+        return True
+
+    def _most_used(self) -> tuple[int, Floats]:
         """The group and the pattern that the program uses most, up to chance."""
         groups = self.program.groups
         uses = np.concatenate([group.uses for group in groups])
         chance = 0.0 if self.random is None else self.random.uniform(0, _NOISE, len(uses))
         best = int(np.argmax(np.where(uses > ZERO, uses + chance, -1.0)))
-        group = np.repeat(np.arange(len(groups)), [len(group.uses) for group in groups])[best]
-        patterns = np.concatenate([group.patterns for group in groups])
-        return groups[group], patterns[best], 1
+        index = int(np.repeat(np.arange(len(groups)), [len(group.uses) for group in groups])[best])
+        return index, np.concatenate([group.patterns for group in groups])[best]
 
     def _fix(self, group: Group, pattern: Floats, number: int) -> None:
         """Give so many ranks of a group a pattern, as long as there are shards for it."""
         program = self.program
         for _ in range(number):
             if not group.ranks or (pattern > np.minimum(program.most, group.most)).any():
-                return
+                break
             self._held[group.ranks.pop()] = pattern.astype(np.int64)
-            program.covered += pattern
+            program.covered = program.covered + pattern
             group.most = group.most - pattern
             self._decide(np.flatnonzero(pattern))
         program.groups = [each for each in program.groups if each.ranks]
@@ -172,7 +244,7 @@ class Dive:
             users = kinds.needs[kind] > 0
             tables = np.unique(kinds.table[users & program.is_allowed])
             if len(tables) == 1 and program.multiplicity[tables[0]] == 1:
-                program.is_allowed &= users | (kinds.table != tables[0])
+                program.is_allowed = program.is_allowed & (users | (kinds.table != tables[0]))
 
     # -- gangs --------------------------------------------------------------------------------------------------
 
@@ -181,7 +253,9 @@ class Dive:
         while self.gangs:
             found = self._solve()
             if found is None:
-                return False
+                if not self._retreat():
+                    return False
+                continue
             some = np.array(list(self.gangs))
             size = np.array([gang.size for gang in self.gangs.values()])
             settled = np.array([len(self._hosts.get(kind, ())) for kind in some.tolist()])
@@ -190,40 +264,35 @@ class Dive:
                 break
             weight = self.kinds.size[some].max(axis=1)
             kind = int(some[np.argmax(np.where(wanted >= _HALF, weight, -1.0))])
-            if not self._settle(kind, self.gangs[kind]):
-                return False
+            self._settle(kind, self.gangs[kind])
         self._bar()
         return True
 
-    def _settle(self, kind: int, gang: Gang) -> bool:
-        """Give a gang the host on which the program has most of it; whether one has room."""
-        groups, size = self.program.groups, self.kinds.size[kind]
-        mass = [
-            float(group.uses @ group.patterns[:, kind]) if (size <= group.room + TOLERANCE).all() else -1.0
-            for group in groups
-        ]
-        best = int(np.argmax(mass))
-        if mass[best] < 0:
-            return False
-        group = groups[best]
+    def _settle(self, kind: int, gang: Gang) -> None:
+        """Give a gang the host on which the program has most of it; of many that are equal, each has a part."""
+        groups = self.program.groups
+        index = int(np.argmax([group.uses @ group.patterns[:, kind] / len(group.ranks) for group in groups]))
+        chosen = (np.arange(len(self.kinds.size)) == kind).astype(np.float64)
+        self._choose(index, chosen, is_gang=True)
+        group = groups[index]
         if len(group.ranks) > self.local:
             group = group.split(group.ranks[-self.local :])
             groups.append(group)
         self._hosts.setdefault(kind, []).append(group.ranks[0])
         if gang.has_places:
-            group.room = group.room - size
-            self.program.covered[kind] += gang.size
+            group.room = group.room - self.kinds.size[kind]
+            self.program.covered = self.program.covered + gang.size * chosen
         self._decide(np.array([kind]))
-        return True
 
     def _bar(self) -> None:
         """From now on gangs lie on the hosts that they were given, or nowhere."""
         for group in self.program.groups:
+            group.most = group.most.copy()
             for kind, gang in self.gangs.items():
                 here = self._hosts.get(kind, []).count(group.ranks[0])
                 group.most[kind] = 0 if gang.has_places else here * gang.size
         barred = [kind for kind in self.gangs if kind not in self._hosts]
-        self.program.is_allowed &= ~(self.kinds.needs[barred] > 0).any(axis=0)
+        self.program.is_allowed = self.program.is_allowed & ~(self.kinds.needs[barred] > 0).any(axis=0)
 
 
 def program_of(
@@ -254,13 +323,14 @@ def packed_by_dives(catalogue: Catalogue, limit_ms: float, is_over: Callable[[],
         is_over: whether to end.
     """
     dives = _Dives(catalogue, limit_ms, is_over)
-    for number in range(_MOST_DIVES):
-        for entry in dives.entries() if number == 0 else dives.nearest():
-            if is_over() or dives.effort.is_spent:
-                return None
-            found = dives.dived(entry, number)
-            if found is not None:
-                return found
+    few, all_gangs = dives.levels()
+    for first in range(0, _MOST_DIVES, _DIVES):
+        for level in (few, all_gangs):
+            for number in range(first, first + _DIVES):
+                for entry in dives.nearest(level) if number else dives.possible(level):
+                    found = dives.dived(entry, number)
+                    if found is not None or dives.is_spent:
+                        return found
     return None
 
 
@@ -271,14 +341,16 @@ class _Entry:
     Args:
         kinds: of the shards.
         gangs: of each kind.
+        is_allowed: the options that are open: ``[O']``.
         ranks: how many are needed.
         patterns: of any rank: ``[N, K]``.
     """
 
     kinds: Kinds
     gangs: Mapping[int, Gang]
-    ranks: float
-    patterns: Floats
+    is_allowed: Bools
+    ranks: float = np.inf
+    patterns: Floats = field(factory=lambda: np.empty((0, 0)))
 
 
 @define(eq=False)
@@ -296,41 +368,60 @@ class _Dives:
     is_over: Callable[[], bool]
     effort: Effort = field(factory=lambda: Effort(_EFFORT))
     _budgets: Budgets = field(init=False)
-    _known: list[_Entry] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self._budgets = Budgets(without_time(self.catalogue.space))
 
-    def entries(self) -> Iterator[_Entry]:
-        """Budgets with which the program needs no more ranks than there are."""
-        space = self._budgets.space
-        for budget in [self._budgets.least(), *self._budgets.some()]:
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more is to be tried."""
+        return self.effort.is_spent or self.is_over()
+
+    def levels(self) -> tuple[list[_Entry], list[_Entry]]:
+        """Where dives may begin: with as few gangs as can be, and with all where that are more."""
+        multiplicity = self._budgets.space.options.multiplicity
+        few, all_gangs = list[_Entry](), list[_Entry]()
+        for budget in self._budgets.different():
             kinds = None if self.is_over() else self._budgets.kinds(budget, _MOST_KINDS)
-            multiplicity = space.options.multiplicity
             if kinds is None or (kinds.least_spread(multiplicity) > kinds.budget + TOLERANCE).any():
                 continue
-            gangs, program = gangs_of(space, kinds), self._program(kinds)
-            found = None if gangs is None else program.solve()
-            if gangs is not None and found is not None:
-                self._known.append(_Entry(kinds, gangs, found.ranks, program.groups[0].patterns))
-                yield self._known[-1]
+            gangs = gangs_of(self._budgets.space, kinds)
+            if gangs is None:
+                continue
+            is_allowed = few_gangs(kinds, gangs)
+            few.append(_Entry(kinds, gangs, is_allowed))
+            if not is_allowed.all():
+                all_gangs.append(_Entry(kinds, gangs, np.ones_like(is_allowed)))
+        return few, all_gangs
 
-    def nearest(self) -> list[_Entry]:
-        """The budgets with which the fewest ranks are needed."""
-        return sorted(self._known, key=lambda entry: entry.ranks)[:_MOST_AGAIN]
+    def possible(self, level: list[_Entry]) -> Iterator[_Entry]:
+        """Those with which the program needs no more ranks than there are; the level has no others any more then."""
+        begun, level[:] = list(level), []
+        for entry in begun:
+            program = self._program(entry)
+            found = None if self.is_spent else program.solve()
+            if found is not None:
+                level.append(attrs.evolve(entry, ranks=found.ranks, patterns=program.groups[0].patterns))
+                yield level[-1]
 
-    def _program(self, kinds: Kinds, patterns: Floats | None = None) -> DiveProgram:
+    def nearest(self, level: list[_Entry]) -> list[_Entry]:
+        """Those with which the fewest ranks are needed."""
+        return sorted(level, key=lambda entry: entry.ranks)[:_MOST_AGAIN]
+
+    def _program(self, entry: _Entry) -> DiveProgram:
         """The program of all tables on all ranks."""
-        space, (num_kinds, dims) = self._budgets.space, kinds.size.shape
-        known = np.empty((0, num_kinds)) if patterns is None else patterns
+        space, (num_kinds, dims) = self._budgets.space, entry.kinds.size.shape
+        known = entry.patterns.reshape(-1, num_kinds)
         ranks = list(range(len(space.capacity_bytes)))
         group = Group(ranks, np.ones(dims), np.full(num_kinds, np.inf), known, np.zeros(len(known)))
-        return DiveProgram(kinds, space.options.multiplicity, self._budgets.scarce, [group], self.effort)
+        return DiveProgram(
+            entry.kinds, space.options.multiplicity, self._budgets.scarce, [group], self.effort, entry.is_allowed.copy()
+        )
 
     def dived(self, entry: _Entry, number: int) -> Assignment | None:
         """The plan of a dive; chance has no say in the first."""
         random = np.random.default_rng(number) if number else None
-        program = self._program(entry.kinds, entry.patterns)
+        program = self._program(entry)
         local = self.catalogue.space.topology.local_world_size
         found = Dive(entry.kinds, entry.gangs, local, program, random).run()
         if not found.is_whole:

@@ -55,22 +55,43 @@ class Budgets:
         Room is left for the largest shard of one option or another, in the tier that is scarcest; of other tiers, no
         more than half is left to what lies on every rank.
         """
-        space, has = self.space, self._capacity[self.scarce - 1]
-        sizes = np.unique(space.largest_bytes[self._allowed & self._is_free, self.scarce - 1])
+        has, scarce = self._capacity[self.scarce - 1], self.scarce
+        most = self._extreme(np.maximum, self.spread)
+        sizes = np.unique(self.space.largest_bytes[self._allowed & self._is_free, scarce - 1])
         rooms = np.append(sizes[sizes < has] * (1 + MARGIN), has)[::-1]
+        rooms = rooms[rooms >= min(max(has - most[scarce], self._least_room), has)]
         chosen = rooms[np.unique(np.linspace(0, len(rooms) - 1, _MOST_SIZES).astype(np.int64))]
-        most = np.maximum.reduceat(self.spread, space.options.first_option[:-1], axis=0)
-        others = np.append(0.0, np.minimum((space.options.multiplicity @ most)[1:], self._capacity / 2))
         # What is chosen to lie on every rank is a little less than may be: half of what a rank has too much of.
-        spare = max(self.waste / len(space.capacity_bytes), 0.0) * has / 2
+        spare = max(self.waste / len(self.space.capacity_bytes), 0.0) * has / 2
         both = np.unique(np.maximum(has - np.concatenate([chosen, chosen + spare]), 0.0))
-        budgets = np.repeat(others[None], len(both), axis=0)
-        budgets[:, self.scarce] = both
+        budgets = np.repeat(np.append(0.0, np.minimum(most[1:], self._capacity / 2))[None], len(both), axis=0)
+        budgets[:, scarce] = both
         return list(budgets)
+
+    def different(self) -> list[Floats]:
+        """The least budget and some others, none that is about the same as another: each ``[D]``."""
+        near = self.waste / len(self.space.capacity_bytes) * self._capacity / 8 + 1
+        found: list[Floats] = []
+        for budget in [self.least(), *self.some()]:
+            if all((np.abs(budget - other)[1:] > near).any() for other in found):
+                found.append(budget)
+        return found
 
     def least(self) -> Floats:
         """What lies on every rank whatever is chosen, in bytes: ``[D]``."""
-        spread = np.where(self._allowed[:, None], self.spread, np.inf)
-        least = np.minimum.reduceat(spread, self.space.options.first_option[:-1], axis=0)
-        result: Floats = self.space.options.multiplicity @ least * (1 + MARGIN)
+        return self._extreme(np.minimum, self.spread) * (1 + MARGIN)
+
+    def _extreme(self, extreme: np.ufunc, column: Floats) -> Floats:
+        """The least, or the most, that all tables have of a column ``[O, D]``: ``[D]``."""
+        nothing = np.inf if extreme is np.minimum else 0.0
+        usable = np.where(self._allowed[:, None], column, nothing)
+        of_table = extreme.reduceat(usable, self.space.options.first_option[:-1], axis=0)
+        result: Floats = self.space.options.multiplicity @ of_table
         return result
+
+    @property
+    def _least_room(self) -> float:
+        """What the largest shard needs that cannot but lie somewhere."""
+        first, shards = self.space.options.first_option[:-1], self.space.largest_bytes[:, self.scarce - 1]
+        needs = np.where(self._allowed, np.where(self._is_free, shards, 0.0), np.inf)
+        return float(np.minimum.reduceat(needs, first).max())

@@ -14,6 +14,7 @@ Legend: A tables, K kinds of shards, O' options, T distinct tables, N patterns, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from shardwright.planning.options import Floats, Ints
 from shardwright_plugins.packing import patience
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.neighbourhoods import repaired, without_time
+from shardwright_plugins.proposers._dives import packed_by_dives
 from shardwright_plugins.proposers._full_patterns import FullPatterns, full_patterns
 from shardwright_plugins.proposers._memory_budgets import MARGIN, Budgets
 from shardwright_plugins.proposers._pattern_program import Kinds, Program
@@ -39,7 +41,7 @@ _TURNS, _HOPELESS, _ROUNDS = 6, 0.3, 40
 def packed_last(
     catalogue: Catalogue, proposal: Ints, limit_ms: float, *, by_patterns_first: bool
 ) -> Assignment | None:
-    """Any plan within all memories: by patience and by patterns, whichever comes first.
+    """Any plan within all memories: by dives, by patience and by patterns, whichever comes first.
 
     Args:
         catalogue: of the space.
@@ -51,12 +53,15 @@ def packed_last(
     def is_over() -> bool:
         return catalogue.space.watch.is_over
 
-    found = packed_by_memory(catalogue, limit_ms, is_over) if by_patterns_first else None
-    if found is None:
-        found = patience.packed(catalogue, proposal, limit_ms, is_over)
-    if (found is None or not np.isfinite(found.value_ms)) and not by_patterns_first:
-        found = packed_by_memory(catalogue, limit_ms, is_over)
-    return found if found is not None and np.isfinite(found.value_ms) else None
+    by_patterns = partial(packed_by_memory, catalogue, limit_ms, is_over)
+    by_dives = partial(packed_by_dives, catalogue, limit_ms, is_over)
+    by_patience = partial(patience.packed, catalogue, proposal, limit_ms, is_over)
+    last = [by_dives, by_patience]
+    for search in [by_patterns, *last] if by_patterns_first else [*last, by_patterns]:
+        found = None if is_over() else search()
+        if found is not None and np.isfinite(found.value_ms):
+            return found
+    return None
 
 
 def packed_by_memory(catalogue: Catalogue, limit_ms: float, is_over: Callable[[], bool]) -> Assignment | None:

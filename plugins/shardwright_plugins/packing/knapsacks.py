@@ -1,10 +1,11 @@
 """The sets of shards that fit into a rank and are worth most, one around each shard: by dynamic programming.
 
 Of each kind there are only so many shards, so a set is one that a plan can have: patterns of such sets say far more
-about tables that are not alike than sets in which a shard may be twice. Memory is counted in cells, sizes rounded up, so
-every set fits; what is lost by rounding is little against what a rank holds of a few shards. For each shard the best
-set with it is found at once, from the best sets of the shards before it and of those after it (the two tables of Toth
-1980). Of the dimensions one is counted; what is over in another is taken out again, the least worth first.
+about tables that are not alike than sets in which a shard may be twice. Memory is counted in cells, sizes rounded up,
+so every set fits; what is lost by rounding is little against what a rank holds of a few shards. For each shard the best
+set with it is found at once, from the best sets of the shards before it and of those after it. Kinds that take nothing
+of the scarcest dimension, as of host memory alone, have knapsacks of their own, and a set is one of each. What is still
+over in a dimension that was not counted is taken out again, the least worth first.
 
 Legend: K kinds of shards, D dimensions, U units (a kind's shards by ones, twos, fours ...), C cells, X sets.
 """
@@ -21,6 +22,8 @@ _CELLS_UNITS, _FEWEST_CELLS, _MOST_CELLS = 1 << 21, 1 << 10, 1 << 14
 # Sizes are cut by this part of a cell before they are rounded up; a shard that is over by less still fits.
 _ROUNDING = 1e-6
 TOLERANCE = 1e-9
+# A shard takes nothing of a dimension of which it takes no more: a few counters for each table, say.
+NEGLIGIBLE = 1e-6
 
 
 @define(eq=False)
@@ -77,7 +80,7 @@ class Knapsacks:
         return table
 
     def trimmed(self, shards: Floats, prices: Floats, room: Floats) -> Floats:
-        """Sets ``[X, K]`` without what is over in other dimensions: what is worth least for what it takes goes first."""
+        """Sets ``[X, K]`` without what is over in other dimensions: what is worth least for its size goes first."""
         over = (shards @ self.size > room + TOLERANCE).any(axis=1)
         for index in np.flatnonzero(over).tolist():
             one = shards[index]
@@ -138,6 +141,15 @@ class Tables:
         shards = self.of.trimmed(self._traced(units, at, cells), prices, room)
         return np.unique(shards[shards.any(axis=1)], axis=0)
 
+    def top(self, room: Floats) -> Floats:
+        """The best set of all: ``[K]``."""
+        shards, left = np.zeros(len(self.of.most)), self._cells(room)
+        for unit in range(len(self.worth) - 1, -1, -1):
+            if self.before[unit + 1, left] > self.before[unit, left]:
+                shards[self.of._kind[unit]] += self.of._number[unit]
+                left -= int(self.of._cells[unit])
+        return shards
+
     def _cells(self, room: Floats) -> int:
         return max(int(np.floor(room[self.of.scarce] * self.of._num_cells + _ROUNDING)), 0)
 
@@ -164,9 +176,72 @@ class Tables:
         return shards
 
 
+@frozen(eq=False)
+class Joint:
+    """The best sets of kinds that share no dimension, or hardly: one of each knapsack together.
+
+    Args:
+        tables: of each.
+    """
+
+    tables: tuple[Tables, ...]
+
+    @classmethod
+    def of(cls, size: Floats, most: Ints, scarce: int, prices: Floats) -> Joint:
+        """The best sets at some prices.
+
+        Args:
+            size: of each kind, in parts of a rank: ``[K, D]``.
+            most: shards of each kind at most: ``[K]``.
+            scarce: the dimension that is counted for all kinds that take of it.
+            prices: of the kinds: ``[K]``.
+        """
+        others = [dimension for dimension in range(size.shape[1]) if dimension != scarce]
+        counted = np.full(len(size), scarce)
+        for dimension in others:
+            is_there = (size[:, scarce] <= NEGLIGIBLE) & (size[:, dimension] > NEGLIGIBLE)
+            counted[is_there] = dimension
+        used = [scarce, *(dimension for dimension in others if (most[counted == dimension] > 0).any())]
+        return cls(
+            tuple(
+                Knapsacks(size, np.where(counted == dimension, most, 0), dimension).tables(prices)
+                for dimension in used
+            )
+        )
+
+    @property
+    def num_units(self) -> int:
+        """How many units there are."""
+        return sum(table.num_units for table in self.tables)
+
+    @property
+    def num_cells(self) -> int:
+        """How many cells all tables have."""
+        return sum(2 * table.before.size for table in self.tables)
+
+    def most_worth(self, room: Floats) -> float:
+        """What the best set of all is worth, up to rounding."""
+        return sum(table.most_worth(room) for table in self.tables)
+
+    def best(self, prices: Floats, room: Floats, around: Ints) -> Floats:
+        """The best sets around units: ``[X, K]``; arguments as for :meth:`Tables.best`."""
+        found, first = [np.empty((0, len(prices)))], 0
+        for table in self.tables:
+            mine = around[(around >= first) & (around < first + table.num_units)] - first
+            sets = table.best(prices, room, mine)
+            for other in self.tables:
+                if other is not table and len(sets):
+                    left = room - sets @ other.of.size
+                    sets = sets + np.array([other.top(row) for row in left])
+                    sets = other.of.trimmed(sets, prices, room)
+            found.append(sets)
+            first += table.num_units
+        return np.unique(np.concatenate(found), axis=0)
+
+
 def _parts(number: int) -> list[int]:
     """Ones, twos, fours ... whose sums are all numbers up to one."""
-    parts = []
+    parts = list[int]()
     while number > 0:
         parts.append(min(1 << len(parts), number))
         number -= parts[-1]

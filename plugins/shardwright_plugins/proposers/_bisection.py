@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from attrs import define, field
 
 from shardwright.contracts.proposer import Proposals
 from shardwright.planning.cases import CLOSE
-from shardwright.planning.options import Floats
+from shardwright.planning.options import Floats, Ints
 from shardwright.planning.placement import Placed
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.limits import Effort
 from shardwright_plugins.proposers._choices import LADDER, choices, kicks
-from shardwright_plugins.proposers._counted import Counted
+from shardwright_plugins.proposers._counted import counted
 from shardwright_plugins.proposers._descent import descended
+from shardwright_plugins.proposers._dives import packed_by_dives
 from shardwright_plugins.proposers._folded import Folded
 from shardwright_plugins.proposers._memory_patterns import packed_last
 from shardwright_plugins.proposers._patterns import Patterns
@@ -31,8 +32,6 @@ _WORTHWHILE = 2e-3
 _NEAR_FAILURE = 1e-3
 # A plan found at once is taken for one within a time if it exceeds it by no more.
 _NEAR = 1e-3
-# Shards are shared out by counting where so few kinds of tables are all there are.
-_FEW_KINDS = 16
 # So many cases are looked at for a choice of options that none of them refutes.
 _CASES, _FEW_CASES = 40, 12
 # Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
@@ -83,11 +82,16 @@ class Bisection:
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
-        found = self._counted() or self._first() or self._first_solved() or self._packed()
+        found = counted(self.catalogue) or self._at_once()
+        packed = self._dived() if found is None else None
+        if packed is not None:
+            yield self._keep(packed)
+        found = found or self._with_work() or packed
         if found is None:
             yield from choices(self.space)
             return
-        yield self._keep(found)
+        if self.best is None or found.value_ms < self.best.value_ms:
+            yield self._keep(found)
         yield from self._tightened()
         if len(self.space.capacity_bytes) <= _FEW_RANKS:
             yield from self._kicked()
@@ -103,8 +107,7 @@ class Bisection:
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
         assert self.best is not None
-        for found in WideGap(self.catalogue, self._programs, self.best).plans():
-            yield self._keep(found)
+        yield from map(self._keep, WideGap(self.catalogue, self._programs, self.best).plans())
 
     def _tightened(self) -> Proposals:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
@@ -240,7 +243,7 @@ class Bisection:
 
     def _first_solved(self) -> Assignment | None:
         """Any plan, by a solver; or the proof that there is none."""
-        for limit in (_FIRST_LIMIT * self.space.bound.possible_ms, self.space.most_ms * (1 + _LEAST_GAIN)):
+        for limit in (_FIRST_LIMIT * self.space.bound.possible_ms, self._any_ms):
             found = self._programs.plan(limit, _MOST_COLUMNS)
             if found is not None or self.space.watch.is_over:
                 return found
@@ -248,11 +251,35 @@ class Bisection:
 
     def _packed(self) -> Assignment | None:
         """Any plan, by patience, whatever its time; none where it is proven that there is none."""
-        limit = self.space.most_ms * (1 + _LEAST_GAIN)
-        cases = self.space.prover.refute(limit, max_cases=_FEW_CASES)
-        if cases.possible is None or self._low_ms > self.space.most_ms:
+        possible = self._possible
+        if possible is None or self._low_ms > self.space.most_ms:
             return None
-        return packed_last(self.catalogue, cases.possible, limit, by_patterns_first=self._starts.is_folded)
+        return packed_last(self.catalogue, possible, self._any_ms, by_patterns_first=self._starts.is_folded)
+
+    def _dived(self) -> Assignment | None:
+        """Any plan, whatever its time, where hardly any memory is left; none where patterns are what counts."""
+        if self._starts.is_folded or self._possible is None:
+            return None
+        return packed_by_dives(self.catalogue, self._any_ms, lambda: self.space.watch.is_over)
+
+    @property
+    def _any_ms(self) -> float:
+        """A time that every plan keeps within."""
+        return self.space.most_ms * (1 + _LEAST_GAIN)
+
+    @property
+    def _possible(self) -> Ints | None:
+        """Options that fit in memory as a whole, ``[A]``; ``None`` where it is proven that there are none."""
+        return self.space.prover.refute(self._any_ms, max_cases=_FEW_CASES).possible
+
+    def _with_work(self) -> Assignment | None:
+        """A plan that is found with some work; with little, if there is one."""
+        self.catalogue.effort.left = np.inf if self.best is None else _EFFORT
+        found = self._first(self._attempt)
+        self.catalogue.effort.left = np.inf
+        if found is not None or self.best is not None:
+            return found
+        return self._first_solved() or self._packed()
 
     def _improvements(self) -> Proposals:
         assert self.best is not None
@@ -281,30 +308,22 @@ class Bisection:
         """No time below is worth a try."""
         return self.space.prover.bound_ms
 
-    def _counted(self) -> Assignment | None:
-        """A plan by numbers of options and of shards, where many tables are alike over a few ranks."""
-        options = self.space.options
-        is_small = len(options.tables) <= _FEW_KINDS and len(self.space.capacity_bytes) <= _FEW_RANKS
-        if not is_small or len(options.all_tables) < 2 * len(options.tables):
-            return None
-        return Counted(self.catalogue).plan()
+    def _at_once(self) -> Assignment | None:
+        """A plan that is found at once."""
+        found = Folded(self.space, self._starts.patterns).plan() if self._starts.is_folded else None
+        return found or self._first(self._quick)
 
-    def _first(self) -> Assignment | None:
-        """A plan that is found at once, or else with some work."""
-        if self._starts.is_folded:
-            found = Folded(self.space, self._starts.patterns).plan()
-            if found is not None:
-                return found
+    def _first(self, attempt: Callable[[float], Assignment | None]) -> Assignment | None:
+        """A plan of the least of some times at which an attempt finds one."""
         below = self.space.prover.bound_ms
-        for attempt in (self._quick, self._attempt):
-            for part in LADDER:
-                limit = self.space.bound.possible_ms * (1 + part)
-                found = attempt(limit)
-                if found is not None and np.isfinite(found.value_ms):
-                    return self._narrowed(below, found)
-                if self.space.watch.is_over:
-                    return None
-                below = limit
+        for part in LADDER:
+            limit = self.space.bound.possible_ms * (1 + part)
+            found = attempt(limit)
+            if found is not None and np.isfinite(found.value_ms):
+                return self._narrowed(below, found)
+            if self.space.watch.is_over:
+                return None
+            below = limit
         return None
 
     def _narrowed(self, below_ms: float, found: Assignment) -> Assignment:
@@ -313,10 +332,8 @@ class Bisection:
             return found
         for _ in range(_NARROWINGS):
             below_ms = max(below_ms, self.space.prover.bound_ms)
-            if (
-                found.value_ms <= below_ms * (1 + (_NARROW_FOLDED if self._starts.is_folded else _NARROW))
-                or self.space.watch.is_over
-            ):
+            narrow = _NARROW_FOLDED if self._starts.is_folded else _NARROW
+            if found.value_ms <= below_ms * (1 + narrow) or self.space.watch.is_over:
                 break
             middle = (below_ms * found.value_ms) ** 0.5
             trial = self._quick(middle)

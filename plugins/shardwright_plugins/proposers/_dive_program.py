@@ -3,8 +3,8 @@
 The program of :mod:`~shardwright_plugins.proposers._pattern_program` is about many tables that are alike. This one is
 about tables of which each is like no other: no pattern holds more of a kind than there are shards left of it, which
 says far more (the linear bounds of such proper patterns: Belov and Scheithauer 2006), and the best new patterns are
-found exactly (:mod:`~shardwright_plugins.packing.knapsacks`). So where the program needs more ranks than are left, there
-is no plan but for rounding, and the bound of Farley (1990) mostly says so after a few rounds.
+found exactly (:mod:`~shardwright_plugins.packing.knapsacks`). So where the program needs more ranks than are left,
+there is no plan but for rounding, and the bound of Farley (1990) mostly says so after a few rounds.
 
 Legend: K kinds of shards, O' options, T distinct tables, N patterns of a group, G groups of ranks, D dimensions.
 """
@@ -21,7 +21,7 @@ from attrs import define, field, frozen
 
 from shardwright.planning.options import Bools, Floats, Ints
 from shardwright.planning.solver import LinearProgram, LinearSolution
-from shardwright_plugins.packing.knapsacks import TOLERANCE, Knapsacks, Tables
+from shardwright_plugins.packing.knapsacks import TOLERANCE, Joint
 from shardwright_plugins.packing.limits import Effort
 from shardwright_plugins.proposers._pattern_program import Kinds
 
@@ -31,6 +31,8 @@ _LEFT_OUT, ZERO, _MORE = 4.0, 1e-6, 1e-6
 _GAIN, _MOST_ROUNDS, _MOST_NEW = 1e-6, 60, 120
 # First patterns are made by size. Patterns are kept, so many a row at most: those that were the nearest to a use.
 _FIRST, _KEPT = 1.02, 12
+# So many cells of a knapsack take as long as one of a linear program.
+_CELLS_AT_ONCE = 40
 # Of many groups, new patterns are looked for around so many shards together.
 _MOST_AROUND = 200
 
@@ -64,7 +66,7 @@ class Group:
             self.uses = np.concatenate([self.uses, np.zeros(len(new))])
         return len(new)
 
-    def keep(self, which: Bools) -> None:
+    def keep(self, which: Bools | Ints) -> None:
         """Forget all other patterns."""
         self.patterns, self.uses = self.patterns[which], self.uses[which]
 
@@ -142,8 +144,10 @@ class DiveProgram:
         """The fewest ranks, by column generation; ``None`` where more are needed than are left."""
         most, num_groups = self.most, len(self.groups)
         for group in self.groups:
-            fits = (group.patterns <= np.minimum(most, group.most)).all(axis=1)
-            group.keep(fits & (group.patterns @ self.kinds.size <= group.room + TOLERANCE).all(axis=1))
+            group.uses = np.zeros(len(group.patterns))
+            are_there = (group.patterns <= np.minimum(most, group.most)).all(axis=1)
+            fit = (group.patterns @ self.kinds.size <= group.room + TOLERANCE).all(axis=1)
+            group.keep(np.flatnonzero(are_there & fit))
         if not all(len(group.patterns) for group in self.groups):
             self._generate(most, np.zeros(num_groups))
         found = None
@@ -174,7 +178,9 @@ class DiveProgram:
         from scipy.sparse import bmat, csr_matrix, eye
 
         kinds, open_options = self.kinds, np.flatnonzero(self.is_allowed)
-        patterns = np.concatenate([np.empty((0, len(kinds.size))), *(group.patterns for group in self.groups)])
+        patterns = np.concatenate(
+            [np.empty((0, len(kinds.size))), *(group.patterns for group in self.groups)]
+        )
         group_of = np.repeat(np.arange(len(self.groups)), [len(group.patterns) for group in self.groups])
         is_of = (group_of == np.arange(len(self.groups))[:, None]).astype(np.float64)
         rows: list[list[Any]] = [
@@ -237,21 +243,24 @@ class DiveProgram:
         worth = [of.most_worth(group.room) - price for group, price, of in tables]
         return max(worth, default=1.0), num_new
 
-    def _add(self, tables: list[tuple[Group, float, Tables]], step: int) -> int:
+    def _add(self, tables: list[tuple[Group, float, Joint]], step: int) -> int:
         """Add the best patterns around every so-many-th shard; how many are new."""
         num_new = 0
         for index, (group, price, of) in enumerate(tables):
+            self.effort.left -= of.num_cells / step / _CELLS_AT_ONCE
             shards = of.best(self._prices, group.room, np.arange(index % step, of.num_units, step))
             value = shards @ self._prices - price
             order = np.argsort(-value, kind="stable")[:_MOST_NEW]
             num_new += group.add(shards[order[value[order] > 1 + _GAIN]] if len(group.patterns) else shards)
         return num_new
 
-    def _tables(self, most: Floats, group_prices: Floats) -> Iterator[tuple[Group, float, Tables]]:
+    def _tables(self, most: Floats, group_prices: Floats) -> Iterator[tuple[Group, float, Joint]]:
         """Each group, its price, and the best sets of its shards; groups with the same shards have these in common."""
-        known: dict[bytes, Tables] = {}
+        known: dict[bytes, Joint] = {}
         for group, price in zip(self.groups, group_prices.tolist(), strict=True):
             mine = np.minimum(most, group.most)
             if mine.tobytes() not in known:
-                known[mine.tobytes()] = Knapsacks(self.kinds.size, mine.astype(np.int64), self.scarce).tables(self._prices)
+                sets = Joint.of(self.kinds.size, mine.astype(np.int64), self.scarce, self._prices)
+                self.effort.left -= sets.num_cells / _CELLS_AT_ONCE
+                known[mine.tobytes()] = sets
             yield group, price, known[mine.tobytes()]

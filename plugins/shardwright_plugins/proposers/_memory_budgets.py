@@ -1,6 +1,7 @@
 """What may lie on every rank, of memory, so that shards of some size still find room beside it.
 
-The more of each rank is left to copies and rows of all ranks, the less room there is for whatever has to be in one place.
+The more of each rank is left to copies and rows of all ranks, the less room there is for whatever has to be in one
+place.
 
 Legend: O options, D dimensions (time, which is none, then memory tiers).
 """
@@ -85,7 +86,7 @@ class Budgets:
         """The least, or the most, that all tables have of a column ``[O, D]``: ``[D]``."""
         nothing = np.inf if extreme is np.minimum else 0.0
         usable = np.where(self._allowed[:, None], column, nothing)
-        of_table = extreme.reduceat(usable, self.space.options.first_option[:-1], axis=0)
+        of_table: Floats = extreme.reduceat(usable, self.space.options.first_option[:-1], axis=0)
         result: Floats = self.space.options.multiplicity @ of_table
         return result
 

@@ -51,7 +51,7 @@ class Planted:
 
 
 @attrs.define
-class _Plot:
+class Plot:
     """Tables and the ranks of their shards, drawn so that all ranks are full in the end."""
 
     random: np.random.Generator
@@ -116,7 +116,7 @@ def _drawn(random):
     """Topology and tables."""
     world_size, num_tables = int(random.integers(2, 65)), int(random.integers(10, 201))
     local = max(size for size in (1, 2, 4, 8) if world_size % size == 0 and size <= world_size)
-    plot = _Plot(random, world_size // local, local)
+    plot = Plot(random, world_size // local, local)
     some = num_tables * random.uniform(0, 0.15, size=4)
     for kind, count in zip(("row_wise", "data_parallel", "table_row_wise", "column_wise"), some, strict=True):
         for _ in range(int(count)):

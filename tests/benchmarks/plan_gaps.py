@@ -43,7 +43,7 @@ _AMPLE_BYTES = 100_000 * _GIB
 def main() -> None:
     """Measure the instances that are asked for."""
     arguments = _arguments()
-    parts = Choice("torchrec", None, None, None).resolve()
+    parts = Choice(arguments.estimator, None, None, None).resolve()
     found = _measured_before(arguments)
     known = {_key(result) for result in found}
     for instance, space in _instances(arguments, parts, known):
@@ -65,6 +65,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tightness", nargs="*", type=float, default=TIGHTNESS)
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--ddr-gib", type=int, default=128)
+    parser.add_argument("--estimator", default="torchrec", help="the performance estimator")
     parser.add_argument("--seconds", type=float, help="how long a search may take; no limit by default")
     parser.add_argument("--output", type=Path, help="where to write the results, as JSON")
     parser.add_argument("--resume", action="store_true", help="leave out what the output has already")

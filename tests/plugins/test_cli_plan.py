@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 import types
 from unittest import mock
 
@@ -14,6 +17,7 @@ import pytest
 from tests import readme
 
 from shardwright.cli import main
+from shardwright_plugins.proposers._bisection import Bisection
 
 
 def table(name, rows, dim, *pooling):
@@ -78,6 +82,37 @@ def edit(path, change):
 
 def entry(document, table):
     return document["modules"][""][table]
+
+
+def test_plan_each_option_reaches_the_planner(workload, tmp_path):
+    path, constraints = tmp_path / "plan.json", tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"user": {"min_partition": 16}}))
+    options = {
+        **{"--ranks": 4, "--local": 2, "--device": "cuda", "--hbm-gib": 1, "--ddr-gib": 4, "--batch": 32},
+        **{"--reserve": 0.25, "--estimator": "torchrec", "--storage-estimator": "weights_and_buffers"},
+        **{"--proposer": "uniform", "--partitioner": "memory_balanced", "--objective": "step_time"},
+        **{"--seconds": 7, "--constraints": constraints, "--output": path},
+    }
+    run("plan", workload, *(word for option in options.items() for word in option))
+    document = json.loads(path.read_text())
+    topology, inputs = document["topology"], document["inputs"]
+    assert (topology["world_size"], topology["local_world_size"]) == (4, 2)
+    assert topology["memory_bytes"] == {"hbm": 1 << 30, "ddr": 4 << 30}
+    assert document["objective"]["name"] == "step_time"
+    asked = {"batch_size": 32, "storage_reservation": 0.25, "estimator": "torchrec", "seconds_limit": 7.0}
+    asked["storage_estimator"] = "weights_and_buffers"
+    assert {name: inputs[name] for name in asked} == {
+        name: {"value": value, "provenance": "given"} for name, value in asked.items()
+    }
+    assert inputs["constraints"]["value"]["user"] == {"min_partition": 16, "pooling_factors": [3.0]}
+    parts = {(plugin["kind"], plugin["name"]) for plugin in document["plugins"]}
+    assert {("proposers", "uniform"), ("partitioners", "memory_balanced")} <= parts
+
+
+def test_plan_is_for_the_device_that_is_named(workload, tmp_path):
+    path = tmp_path / "plan.json"
+    run("plan", workload, "--ranks", "2", "--device", "cpu", "--ddr-gib", "1", "--output", path)
+    assert json.loads(path.read_text())["topology"]["compute_device"] == "cpu"
 
 
 def test_plan_document_has_the_documented_parts(planned):
@@ -186,6 +221,91 @@ def test_plan_file_that_is_no_workload_is_told(tmp_path, text, told):
 
 def test_plan_of_a_missing_file_is_told(tmp_path):
     assert "No such file" in run("plan", tmp_path / "none.json", *PLAN, code=1).stderr
+
+
+def interrupted_search(monkeypatch, num_plans):
+    """The default search, to which somebody sends SIGINT after so many plans; it goes on until it is told to end."""
+    plans = Bisection.plans
+
+    def with_interrupt(self):
+        for count, plan in enumerate(plans(self)):
+            if count == num_plans:
+                break
+            yield plan
+        os.kill(os.getpid(), signal.SIGINT)
+        while not self.space.watch.is_over:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(Bisection, "plans", with_interrupt)
+
+
+def test_plan_interrupted_writes_the_best_plan_so_far(workload, tmp_path, monkeypatch):
+    interrupted_search(monkeypatch, 1)
+    path = tmp_path / "plan.json"
+    run("plan", workload, *PLAN, "--quiet", "--output", path)
+    assert "everything fits" in run("check", path).stdout
+
+
+def test_plan_interrupted_before_there_is_one_says_so_and_writes_nothing(workload, tmp_path, monkeypatch):
+    interrupted_search(monkeypatch, 0)
+    path = tmp_path / "plan.json"
+    done = run("plan", workload, *PLAN, "--quiet", "--output", path, code=130)
+    assert done.stderr == "interrupted before there was a plan: nothing is written\n"
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("option", ["--output", "--report"])
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [("none/plan.json", "there is no folder"), ("", "it is a folder")],
+    ids=["none", "folder"],
+)
+def test_plan_that_could_not_be_written_is_not_begun(workload, tmp_path, option, path, told):
+    done = run("plan", workload, *PLAN, option, tmp_path / path, code=1)
+    assert done.stdout == ""
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize("size", ["inf", "1e30"])
+def test_plan_memory_that_no_rank_has_is_told(workload, size):
+    done = run("plan", workload, "--ranks", "4", "--hbm-gib", size, code=1)
+    assert f"--hbm-gib is the memory of one rank in GiB, 1048576 at most; got {float(size)}" in done.stderr
+
+
+def test_plan_of_a_table_larger_than_numbers_are_says_that_there_is_none(tmp_path):
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps({"tables": [table("large", 1 << 62, 64, 1.0)]}))
+    assert "no plan: table 'large'" in run("plan", path, *PLAN, code=1).stderr
+
+
+def test_plan_of_a_table_of_very_many_columns_ends(tmp_path):
+    path = tmp_path / "wide.json"
+    path.write_text(json.dumps({"tables": [table("wide", 10, 1 << 40, 1.0)]}))
+    assert "no plan: table 'wide'" in run("plan", path, *PLAN, code=1).stderr
+
+
+def test_plan_estimators_that_were_asked_for_are_given(planned):
+    document = json.loads(planned("--storage-estimator", "torchrec_storage").read_text())
+    assert document["inputs"]["storage_estimator"] == {"value": "torchrec_storage", "provenance": "given"}
+
+
+def test_check_of_a_plan_with_codecs_of_the_tables_own_adds_up(tmp_path):
+    tables = [
+        {**table("user", 200_000, 64, 3.0), "qcomms_config": {"forward_precision": "fp16"}},
+        table("item", 50_000, 64, 20.0),
+    ]
+    path, made = tmp_path / "codecs.json", tmp_path / "plan.json"
+    path.write_text(json.dumps({"tables": tables}))
+    run("plan", path, *PLAN, "--output", made)
+    assert entry(json.loads(made.read_text()), "user")["qcomms_config"] == {"forward_precision": "fp16"}
+    assert "proven again" in run("check", made).stdout
+
+
+def test_plan_under_rules_on_ranks_says_that_the_bound_leaves_them_out(workload, tmp_path):
+    constraints = tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"t*": {"ranks": 0}, "user": {"ranks": 0}, "item": {"ranks": 0}}))
+    told = run("plan", workload, *PLAN, "--quiet", "--constraints", constraints).stdout
+    assert "the proof leaves out the rules on ranks" in told
 
 
 def test_plan_report_as_html_json_and_text(workload, tmp_path):

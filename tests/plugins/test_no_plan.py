@@ -117,3 +117,44 @@ def test_no_plan_of_each_kind_is_told(sizes, kinds, part, text):
         planned(*asked)
     assert text in str(caught.value)
     check_proof(str(caught.value), space_of(*asked), asked[0])
+
+
+LARGE = [TableSpec(f"t{i}", 1000, 64, ["f"]) for i in range(4)]  # 250 KiB of weights each
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (
+            {"t0": {"ranks": 0}, "t1": {"ranks": 0}},
+            r"2 of the tables \('t0', 't1'\) may use no ranks but 0, and",
+        ),
+        (
+            {"t[01]": {"ranks": [0, 2]}, "t2": {"ranks": 0}, "t3": {"ranks": 2}},
+            r"4 of the tables .* may use no ranks but 0, 2, and need at least .* of hbm there",
+        ),
+        (
+            {"t[12]": {"together": "x"}},
+            r"2 of the tables \('t1', 't2'\) are kept together on one rank, and need",
+        ),
+    ],
+)
+def test_no_plan_where_rules_keep_tables_to_ranks_without_room_is_proven_and_names_them(asked, text):
+    rules = {name: ParameterConstraints(**rule) for name, rule in asked.items()}
+    kinds = {"*": ParameterConstraints(sharding_types=TYPES[:2], compute_kernels=["fused"])}
+    topology = Topology(3, "cuda", hbm_cap=400 * KIB, ddr_cap=0)
+    with pytest.raises(NoPlanError, match=f"no plan: {text}.*Loosen 'ranks' or 'together'"):
+        planned(LARGE, topology, {**rules, **kinds})
+    roomy = Topology(3, "cuda", hbm_cap=2000 * KIB, ddr_cap=0)
+    assert planned(LARGE, roomy, {**rules, **kinds})
+
+
+def test_no_plan_where_no_option_of_a_pinned_table_fits_on_its_rank_is_proven():
+    # Neither tier of rank 1 holds it, though each holds what some option needs of it.
+    table = TableSpec("t", 10_000, 64, ["f"])
+    topology = Topology(2, "cuda", hbm_cap=[10_000 * KIB, 500 * KIB], ddr_cap=[10_000 * KIB, 500 * KIB])
+    rules = {"t": ParameterConstraints(ranks=[1])}
+    text = r"no plan: table 't' \(10_000 x 64 FP32\) may use no ranks but 1, which have 500.0 KiB of hbm"
+    with pytest.raises(NoPlanError, match=text):
+        planned([table], topology, rules)
+    assert planned([table], topology, {"t": ParameterConstraints(ranks=[0])})

@@ -50,6 +50,25 @@ def test_tutorial_two_ranks_are_faster_than_one_would_be_alone():
     assert free.result.feedback.value_ms <= table_wise.result.feedback.value_ms
 
 
+def test_step_time_is_the_sum_of_each_phases_slowest_rank():
+    # One table is long to look up, the other to send: each phase has another slowest rank.
+    tables = [TableSpec("deep", 1000, 16, ["f"]), TableSpec("wide", 1000, 512, ["g"])]
+    rules = {
+        "deep": ParameterConstraints(ranks=[0], pooling_factors=[400.0]),
+        "wide": ParameterConstraints(ranks=[1], pooling_factors=[1.0]),
+    }
+    values = {}
+    for objective in ("largest_rank_time", "step_time"):
+        planner = EmbeddingShardingPlanner(Topology(2, "cuda"), constraints=rules, objective=objective)
+        planner.plan_tables(tables)
+        data = planner.report.to_data()
+        phases = [rank["phases_ms"] for rank in data["ranks"]]
+        values[objective] = data["objective"]["value_ms"]
+    assert values["step_time"] == pytest.approx(sum(max(p[name] for p in phases) for name in phases[0]))
+    assert values["largest_rank_time"] == pytest.approx(max(sum(p.values()) for p in phases))
+    assert values["step_time"] > 1.01 * values["largest_rank_time"]
+
+
 def test_tutorial_constraint_by_the_member_of_the_open_enumeration():
     rule = ParameterConstraints(sharding_types=[ShardingType.TABLE_WISE.value])
     made, _ = plan(SMALL, constraints={"small_table": rule})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _GIB = 1 << 30
+_INTERRUPTED = 130  # as shells say it of a process that SIGINT ended
+# A pebibyte a rank: more would not go into 64-bit sums over many ranks.
+_MOST_GIB = 1 << 20
 
 
 def plan(
@@ -60,6 +64,8 @@ def plan(
     from shardwright.planning.planner import EmbeddingShardingPlanner
     from shardwright.planning.workload import Workload, read_json
 
+    for path in (output, report):
+        check_writable(path)
     loaded = Workload.read(workload)
     asked = Constraints.from_data(read_json(constraints, "constraints") if constraints else {})
     planner = EmbeddingShardingPlanner(
@@ -74,7 +80,11 @@ def plan(
         objective=objective,
         seconds=seconds,
     )
-    made = planner.plan_tables(loaded.tables)
+    try:
+        made = planner.plan_tables(loaded.tables)
+    except KeyboardInterrupt:
+        typer.echo("interrupted before there was a plan: nothing is written", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
     assert planner.report is not None  # it has just planned
     typer.echo("\n".join(planner.report.summary) if quiet else str(planner.report))
     if output is not None:
@@ -91,10 +101,18 @@ def _topology(
     return Topology(
         ranks,
         device,
-        hbm_cap=None if hbm_gib is None else int(hbm_gib * _GIB),
-        ddr_cap=None if ddr_gib is None else int(ddr_gib * _GIB),
+        hbm_cap=_bytes("--hbm-gib", hbm_gib),
+        ddr_cap=_bytes("--ddr-gib", ddr_gib),
         local_world_size=local,
     )
+
+
+def _bytes(option: str, gib: float | None) -> int | None:
+    from shardwright.errors import InvalidInputError
+
+    if gib is not None and not gib <= _MOST_GIB:
+        raise InvalidInputError(f"{option} is the memory of one rank in GiB, {_MOST_GIB} at most; got {gib}")
+    return None if gib is None else int(gib * _GIB)
 
 
 def _report_text(report: Report, path: Path, name: str) -> str:
@@ -105,6 +123,28 @@ def _report_text(report: Report, path: Path, name: str) -> str:
 
         return json_text(report.to_data()) + "\n"
     return f"{report}\n"
+
+
+def check_writable(path: Path | None) -> None:
+    """Check that a file can be written before work begins whose result it is to hold.
+
+    Raises:
+        InvalidInputError: it is a folder, or its folder does not exist or may not be written to.
+    """
+    from shardwright.errors import InvalidInputError
+
+    if path is None:
+        return
+    folder = path.parent
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not folder.is_dir():
+        reason = f"there is no folder {str(folder)!r}"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        reason = "that is not permitted"
+    else:
+        return
+    raise InvalidInputError(f"cannot write {str(path)!r}: {reason}. Name a file that can be written.")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -126,7 +126,7 @@ class Relaxation:
     def least_ms(self) -> float:
         """No plan is faster than the table whose best option is worst: its largest shard."""
         largest = np.where(self.fits, self.largest, np.inf)
-        return float(np.minimum.reduceat(largest, self.first).max())
+        return max(float(np.minimum.reduceat(largest, self.first).max()), self.space.least_ms)
 
     @cached_property
     def thresholds_ms(self) -> Floats:

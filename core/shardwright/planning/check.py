@@ -7,7 +7,7 @@ shards, W ranks, M memory tiers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ from shardwright.planning.plan import ShardingPlan
 from shardwright.planning.proof import TOLERANCE, why_unproven
 from shardwright.planning.rederived import Rederived
 from shardwright.planning.text import bytes_text
+from shardwright.planning.watch import gap_of
+
+_GAP_TOLERANCE = 1e-6
 
 
 @frozen
@@ -64,9 +67,20 @@ def check_plan(plan: ShardingPlan) -> CheckedPlan:
         if reason:
             problems.append(f"the bound of {bound} ms is not proven: {reason}")
             bound = 0.0
+    problems += _gap_problems(claims)
     if value is not None and bound > value * (1 + TOLERANCE):
         problems.append(f"the bound of {bound} ms is above the plan's own value of {value} ms")
     return CheckedPlan(problems, value, bound)
+
+
+def _gap_problems(claims: Mapping[str, Any]) -> Iterator[str]:
+    """That the gap that is claimed is not that of the value and the bound that are."""
+    value, bound, gap = (claims.get(key) for key in ("value_ms", "lower_bound_ms", "gap"))
+    if value is None or bound is None or gap is None:
+        return
+    real = gap_of(value, bound)
+    if abs(gap - real) > _GAP_TOLERANCE:
+        yield f"the document says gap = {gap}; its value_ms and lower_bound_ms make {real}"
 
 
 def _close(claimed: Any, value: float) -> bool:

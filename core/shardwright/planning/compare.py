@@ -15,7 +15,9 @@ from attrs import frozen
 from shardwright.errors import PlanError
 from shardwright.planning.layouts import Block
 from shardwright.planning.plan import ParameterSharding, ShardingPlan
+from shardwright.planning.rederived import reading_inputs
 from shardwright.planning.tables import DataType
+from shardwright.planning.workload import table_from_data
 
 
 @frozen
@@ -96,13 +98,10 @@ def _tables(plan: ShardingPlan) -> dict[str, ParameterSharding]:
 
 def _data_types(plan: ShardingPlan) -> dict[str, DataType]:
     """The element types, where the document has the tables' specifications."""
-    entries = plan.document.get("inputs", {}).get("tables", {}).get("value", ())
-    return {
-        f"{entry['module']}.{entry['name']}" if entry.get("module") else entry["name"]: DataType(
-            entry.get("data_type", "FP32")
-        )
-        for entry in entries
-    }
+    with reading_inputs():
+        entries = plan.document.get("inputs", {}).get("tables", {}).get("value", ())
+        tables = [table_from_data(entry, f"inputs.tables {index}") for index, entry in enumerate(entries)]
+    return {table.path: table.data_type for table in tables}
 
 
 def _change(

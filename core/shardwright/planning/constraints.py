@@ -16,7 +16,7 @@ from attrs import field, frozen
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
-from shardwright.planning.tables import TableSpec
+from shardwright.planning.tables import TableSpec, is_answer
 
 
 def _plain_names(values: Iterable[Any] | None) -> tuple[str, ...] | None:
@@ -143,7 +143,7 @@ class ParameterConstraints:
     batch_sizes: tuple[int, ...] | None = field(
         default=None, converter=_whole_numbers, validator=_not_negative
     )
-    is_weighted: bool | None = None
+    is_weighted: bool | None = field(default=None, validator=is_answer)
     cache_params: CacheParams | None = field(default=None, converter=_cache)
     device_group: str | None = field(default=None, validator=_is_text)
     ranks: tuple[int, ...] | None = field(default=None, converter=_ranks)

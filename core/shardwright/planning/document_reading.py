@@ -49,6 +49,7 @@ def read_plan(text: str) -> ShardingPlan:
         raise PlanError(
             f"the plan document has version {document.get('version')!r}; version {VERSION} can be read"
         )
+    _check_claims(document)
     topology = _typed(document, "topology", dict, "the plan document")
     reader = _Reader(_ranks_of(topology))
     modules = _typed(document, "modules", dict, "the plan document")
@@ -59,6 +60,23 @@ def read_plan(text: str) -> ShardingPlan:
         for path, tables in modules.items()
     }
     return ShardingPlan(plan=plan, document=document)
+
+
+def _check_claims(document: Mapping[str, Any]) -> None:
+    """Check the form of what a document says of its plan, as far as it says anything."""
+    for key, kind in (("objective", dict), ("inputs", dict), ("plugins", list)):
+        if key in document:
+            _typed(document, key, kind, "the plan document")
+    objective = document.get("objective", {})
+    for key in ("value_ms", "lower_bound_ms", "gap"):
+        number = objective.get(key)
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
+            raise PlanError(f"the plan document: objective.{key} must be a number, got {number!r}")
+    if "certificate" in objective:
+        _typed(objective, "certificate", dict, "the plan document: objective")
+    for index, plugin in enumerate(document.get("plugins", ())):
+        if not isinstance(plugin, dict):
+            raise PlanError(f"the plan document: plugins[{index}] must be an object, got {plugin!r}")
 
 
 def _ranks_of(data: Mapping[str, Any]) -> Topology:

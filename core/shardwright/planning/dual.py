@@ -118,7 +118,7 @@ class Dual:
 
     def _climb(self) -> None:
         """Subgradient steps (Polyak 1969), where two resources are short and going along each in turn got stuck."""
-        if self.best is None or self._is_proven:
+        if self.best is None or self._is_proven or not np.isfinite(self._enough_ms):
             return
         choice, steps = self.best, _POLYAK_STEPS
         while steps and not self._is_proven:

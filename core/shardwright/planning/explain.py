@@ -97,10 +97,17 @@ def explain_table(plan: ShardingPlan, table: str) -> Explanation:
 
 def _position(again: Rederived, name: str) -> int:
     tables = again.options.all_tables
-    for position, table in enumerate(tables):
-        if name in (table.path, table.name):
-            return position
     known = [table.path for table in tables]
+    if name in known:
+        return known.index(name)
+    named = [position for position, table in enumerate(tables) if table.name == name]
+    if len(named) > 1:
+        paths = ", ".join(repr(known[position]) for position in named)
+        raise UnknownNameError(
+            f"{len(named)} tables of the plan are named {name!r}: {paths}. Give the path of one."
+        )
+    if named:
+        return named[0]
     raise UnknownNameError(
         f"the plan has no table {name!r}. It has {len(known)}: {', '.join(known[:8])}"
         f"{', ...' if len(known) > 8 else ''}.{nearest(name, known)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import numpy as np
 
@@ -9,9 +11,10 @@ from shardwright.errors import NoPlanError, ShardwrightError
 from shardwright.planning.constraints import Constraints
 from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.inputs import Request
-from shardwright.planning.options import Options
+from shardwright.planning.options import Ints, Options
 from shardwright.planning.parts import Parts
 from shardwright.planning.placement import Misfit, fixed_misfit, propose
+from shardwright.planning.rank_rules import some
 from shardwright.planning.search import SearchResult
 from shardwright.planning.space import SearchSpace, estimate_costs
 from shardwright.planning.tables import TableSpec
@@ -32,8 +35,9 @@ def explain_no_plan(
         table, text = too_large
         return NoPlanError(text + (_what_would_fit(space, table, request, parts, here=here) or _MORE))
     together = _too_much_together(space)
-    if together:
-        return NoPlanError(together)
+    crowded = together or _too_much_for_rules(space)
+    if crowded:
+        return NoPlanError(crowded)
     if _is_refuted(space):
         return NoPlanError(_refuted_text(space, result))
     if result.misfit is None:
@@ -85,6 +89,76 @@ def _too_much_together(space: SearchSpace) -> str:
         f"{space.tiers[tier]} together, whatever is chosen; the {world_size} ranks have "
         f"{bytes_text(have[tier])}. At least {enough} such ranks are needed; or a smaller data type, "
         "batch size or storage_reservation, or kernels that use another memory."
+    )
+
+
+def _too_much_for_rules(space: SearchSpace) -> str:
+    """Whether tables that rules keep to some ranks need more than these have, whatever is chosen."""
+    rules, least = space.rules, _least_bytes(space)
+    if rules is None:
+        return ""
+    for table in sorted(rules.concerned):
+        text = _lonely_text(space, table, sorted(rules.allowed(table)))
+        if text:
+            return text
+    for group in dict.fromkeys(rules.together.values()):
+        have = space.capacity_bytes[sorted(rules.allowed(group[0]))].max(axis=0)
+        text = _crowded_text(space, group, "are kept together on one rank", least, have)
+        if text:
+            return text
+    for ranks in dict.fromkeys(rules.allowed(table) for table in sorted(rules.ranks)):
+        tables = tuple(table for table in sorted(rules.concerned) if rules.allowed(table) <= ranks)
+        have = space.capacity_bytes[sorted(ranks)].sum(axis=0)
+        text = _crowded_text(space, tables, f"may use no ranks but {some(sorted(ranks))}", least, have)
+        if text:
+            return text
+    return ""
+
+
+def _lonely_text(space: SearchSpace, table: int, ranks: Sequence[int]) -> str:
+    """That no option of a table goes into its ranks, were they empty; empty if one does."""
+    mine = np.array(space.options.of_table(int(space.options.alike[table])))
+    there = space.capacity_bytes[list(ranks)]
+    over = np.maximum(
+        (space.total_bytes[mine] - there.sum(axis=0)).max(axis=1),
+        (space.largest_bytes[mine] - there.max(axis=0)).max(axis=1),
+    )
+    nearest = int(np.argmin(over))
+    if over[nearest] <= 0:
+        return ""
+    option = int(mine[nearest])
+    needs, has = (
+        ", ".join(
+            f"{bytes_text(size)} of {tier}" for tier, size in zip(space.tiers, sizes.tolist(), strict=True)
+        )
+        for sizes in (space.total_bytes[option], there.sum(axis=0))
+    )
+    return (
+        f"no plan: table {space.options.all_tables[table].describe()} may use no ranks but {some(ranks)}, which have "
+        f"{has}; of its options none fits there. That which comes nearest, "
+        f"{space.options.type_of(option).name!r} with kernel {space.options.kernel_of(option).name!r} "
+        f"({_blocks(space.options, option)}), needs {needs}. Loosen its constraint 'ranks'; or more memory, a smaller "
+        "data type, batch size or storage_reservation."
+    )
+
+
+def _least_bytes(space: SearchSpace) -> Ints:
+    """What each of all tables needs of each tier at least: ``[A, M]``."""
+    least: Ints = np.minimum.reduceat(space.total_bytes, space.options.first_option[:-1], axis=0)
+    return least[space.options.alike]
+
+
+def _crowded_text(space: SearchSpace, tables: Sequence[int], where: str, least: Ints, have: Ints) -> str:
+    """That some tables need more than there is where they are kept; empty if they do not."""
+    need = least[list(tables)].sum(axis=0)
+    tier = int(np.argmax(need - have))
+    if need[tier] <= have[tier]:
+        return ""
+    names = some([space.options.all_tables[table].path for table in tables])
+    return (
+        f"no plan: {len(tables)} of the tables ({names}) {where}, and need at least {bytes_text(need[tier])} of "
+        f"{space.tiers[tier]} there, whatever is chosen; there is {bytes_text(have[tier])}. Loosen 'ranks' or "
+        "'together' of their constraints; or more memory, a smaller data type, batch size or storage_reservation."
     )
 
 

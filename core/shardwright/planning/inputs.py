@@ -98,10 +98,12 @@ def _estimator_values(parts: Parts) -> dict[str, Provenance]:
         if parts.is_model_asked
         else Provenance(parts.performance.name, "assumed", "the preferred one")
     )
-    values = {
-        "estimator": chosen,
-        "storage_estimator": Provenance(parts.storage.name, "assumed", "goes with it"),
-    }
+    storage = (
+        Provenance(parts.storage.name, "given")
+        if parts.is_storage_asked
+        else Provenance(parts.storage.name, "assumed", "goes with it")
+    )
+    values = {"estimator": chosen, "storage_estimator": storage}
     for estimator in (parts.performance, parts.storage):
         for name, value in estimator.provenance().items():
             source = f"estimator {estimator.name}"

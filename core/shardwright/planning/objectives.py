@@ -48,7 +48,7 @@ def checked_objective(name: str) -> str:
     Raises:
         UnknownNameError: there is none of that name; the text has those there are.
     """
-    if name not in OBJECTIVES:
+    if not isinstance(name, str) or name not in OBJECTIVES:
         raise UnknownNameError(
             f"no objective {name!r}. Known: {', '.join(OBJECTIVES)}.{nearest(str(name), OBJECTIVES)}"
         )

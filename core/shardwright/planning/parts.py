@@ -31,6 +31,7 @@ class Parts:
         partitioner: places proposals.
         last_resorts: partitioners that are asked where none fitted.
         is_model_asked: the performance estimator was asked for, not merely preferred.
+        is_storage_asked: so was the storage estimator.
     """
 
     performance: Estimator
@@ -39,6 +40,7 @@ class Parts:
     partitioner: Partitioner
     last_resorts: tuple[Partitioner, ...] = ()
     is_model_asked: bool = False
+    is_storage_asked: bool = False
 
     def space(self, topology: Topology) -> OptionSpace:
         """What is offered to tables of which nothing is asked: the model's own options, if it was asked for."""
@@ -70,6 +72,7 @@ class Choice:
             performance=performance,
             storage=_estimator(plugins.estimators, self.storage_estimator or paired, STORAGE),
             is_model_asked=self.estimator is not None,
+            is_storage_asked=self.storage_estimator is not None,
             proposers=tuple(self._proposers(plugins.proposers)),
             partitioner=(
                 _preferred(plugins.partitioners)[0]

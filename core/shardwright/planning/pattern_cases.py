@@ -25,6 +25,8 @@ from shardwright.planning.pattern_prices import PatternPrices, Priced
 
 # Cases of the proof of one time; times that are tried; how near to a time out of reach the bound is brought.
 _MOST_CASES, _MOST_TIMES, _PRECISION = 60, 10, 1.5e-3
+# The parts of the way to a plan's value that a quick proof tries.
+_QUICK_PARTS = (0.6, 0.35)
 # A case that grants the spread load but for this part of a rank is not parted further; it is parted at this part.
 _FINE, _PART = 0.004, 0.55
 
@@ -35,20 +37,37 @@ class PatternCases:
 
     Args:
         prover: what is proven so far.
+        most_ms: the longest time that is asked about: that of the best plan.
     """
 
     prover: Prover
+    most_ms: float
     _prices: PatternPrices = field(init=False)
-    _left: int = 0
+    _left: float = 0
+    _left_in_all: float = np.inf
 
     def __attrs_post_init__(self) -> None:
-        self._prices = PatternPrices(self.prover.space.bound.problem)
+        self._prices = PatternPrices(self.prover.space.bound.problem, self.most_ms)
 
-    def sharpen(self, value_ms: float, enough: float = 0.0) -> None:
-        """Bring the bound as near to a plan's value as it goes, or until the gap is ``enough``."""
-        low, high = self.prover.bound_ms, value_ms
+    def raise_once(self, most_cases: int) -> None:
+        """Bring the bound nearer to the longest time in one step, a lesser one if that fails.
+
+        Args:
+            most_cases: that may be looked at in all.
+        """
+        self._left_in_all = most_cases
+        low = self.prover.bound_ms
+        for part in _QUICK_PARTS:
+            if self.prover.space.watch.is_over or self._left_in_all <= 0:
+                return
+            if self.refute(low + part * (self.most_ms - low)):
+                return
+
+    def sharpen(self, enough: float = 0.0) -> None:
+        """Bring the bound as near to the longest time as it goes, or until the gap is ``enough``."""
+        low, high = self.prover.bound_ms, self.most_ms
         for _ in range(_MOST_TIMES):
-            is_near = high <= low * (1 + _PRECISION) or value_ms <= low * (1 + enough)
+            is_near = high <= low * (1 + _PRECISION) or self.most_ms <= low * (1 + enough)
             if is_near or self.prover.space.watch.is_over:
                 return
             middle = low + 0.6 * (high - low)
@@ -59,7 +78,7 @@ class PatternCases:
 
     def refute(self, z_ms: float) -> bool:
         """Try to prove that no plan is faster than a time."""
-        self._left = _MOST_CASES
+        self._left = min(_MOST_CASES, self._left_in_all)
         tiers = len(self._prices.problem.capacity)
         everything = Case(
             np.ones(len(self._prices.problem.cost), dtype=bool),
@@ -73,6 +92,7 @@ class PatternCases:
 
     def _proof(self, case: Case, z_ms: float) -> dict[str, Any] | None:
         self._left -= 1
+        self._left_in_all -= 1
         found = self._prices.refute(case, z_ms)
         if isinstance(found, Priced):
             return found.to_data(self._prices.problem)
@@ -94,7 +114,8 @@ class PatternCases:
         limit = float(low[dimension] + _PART * (spread - low)[dimension])
         below, above = _halves(case, dimension, limit)
         proofs: dict[str, Any] = {}
-        for name, half in (("below", below), ("above", above)):
+        # What seems possible is above: where it is, no more cases are looked at.
+        for name, half in (("above", above), ("below", below)):
             proof = self._proof(half, z_ms)
             if proof is None:
                 return None

@@ -5,7 +5,8 @@ together, and the ranks hold patterns in any parts, as many as there are ranks (
 that linear program has a price for each kind of shards, and no set that fits into a rank is worth more than the rank.
 Hence, added to what an option costs, the prices of its shards are paid back by the ranks at most, and a case is refuted
 as by other multipliers (:mod:`shardwright.planning.cases`): it is the best of all dual feasible functions. Shards of
-gangs count as shards that may go to any rank.
+gangs count as shards that may go to any rank. Where there are too many kinds, those of about one size count as the
+least of them: what fits together still does, so all that is proven holds of the shards as they are.
 
 Legend: K kinds of shards, N patterns, O' options, M memory tiers, W ranks, D dimensions (time, then memory tiers).
 """
@@ -18,17 +19,27 @@ import numpy as np
 from attrs import define, field, frozen
 
 from shardwright.planning.bound import Case, Relaxation, Room
-from shardwright.planning.distinct import without
+from shardwright.planning.distinct import distinct_rows, without
 from shardwright.planning.dual import TOLERANCE
+from shardwright.planning.fillings import fillings, many_fillings, orders_of
+from shardwright.planning.groups import groups
+from shardwright.planning.knapsack import most_worth
 from shardwright.planning.options import FREE, Floats, Ints
-from shardwright.planning.solver import most_worth
+from shardwright.planning.simplex import Simplex
+from shardwright.planning.solver import most_worth as solved_most_worth
 
-# Kinds at most; linear programs of one case; patterns added to one; those that are kept for other cases.
-_MOST_KINDS, _MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 160, 120, 12, 3000
+# Linear programs of one case; patterns added to one; those that are kept for other cases.
+_MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 120, 30, 3000
+# Pivots of one program.
+_MOST_PIVOTS = 3000
+# Kinds at most.
+_MOST_KINDS = 120
 # What one rank more than there are costs, in parts of all ranks' time.
 _PENALTY = 1e4
-# A pattern is worth more than a rank by no less than this.
-_WORTHWHILE = 1e-6
+# Where there are too many sets to find the best pattern by them, the solver is asked, so often at most.
+_MOST_SOLVED = 12
+# Entries of all linear programs of a proof: ten million take a second or two.
+_MOST_WORK = 60_000_000
 
 
 @frozen(eq=False)
@@ -72,19 +83,40 @@ class PatternPrices:
 
     Args:
         problem: the relaxed problem.
+        most_ms: the longest time that is asked about.
     """
 
     problem: Relaxation
+    most_ms: float
     _needs: Floats = field(init=False)
     _kind: Ints = field(init=False)
     _patterns: Floats = field(init=False)
+    _left: int = _MOST_SOLVED
+    work_left: int = _MOST_WORK
+    """Entries of the linear programs that may still be solved."""
 
     def __attrs_post_init__(self) -> None:
         space = self.problem.space
-        needs = np.column_stack([space.cost_ms, space.memory_bytes])
-        self._needs, kind = np.unique(needs, axis=0, return_inverse=True)
-        self._kind = np.where(space.options.rank == FREE, kind.reshape(-1), FREE)
+        needs, kind = np.unique(
+            np.column_stack([space.cost_ms, space.memory_bytes]), axis=0, return_inverse=True
+        )
+        kind = np.where(space.options.rank == FREE, kind.reshape(-1), FREE)
+        group = self._groups(needs, kind)
+        self._needs = np.full((int(group.max()) + 1, needs.shape[1]), np.inf)
+        np.minimum.at(self._needs, group, needs)
+        self._kind = np.where(kind == FREE, FREE, group[kind])
         self._patterns = np.empty((0, len(self._needs)))
+
+    def _groups(self, needs: Floats, kind: Ints) -> Ints:
+        """The groups of kinds that count as one, ``[K]``; what no rank has room for is one of its own."""
+        is_free = np.zeros(len(needs), dtype=bool)
+        is_free[kind[kind != FREE]] = True
+        room = np.append(self.most_ms, self.problem.space.capacity_bytes.max(axis=0))
+        fitting = np.flatnonzero(is_free & (needs <= room).all(axis=1))
+        group = np.arange(len(needs))
+        group[fitting] = len(needs) + groups(needs[fitting] / np.maximum(room, 1e-300), _MOST_KINDS)
+        _, result = np.unique(group, return_inverse=True)
+        return result.reshape(-1)
 
     @property
     def _nothing(self) -> Priced:
@@ -105,12 +137,21 @@ class PatternPrices:
         options = np.flatnonzero(room.allowed)
         run = np.flatnonzero((self._kind != FREE) & room.allowed[self.problem.space.options.option])
         kinds = np.unique(self._kind[run])
-        if not 0 < len(kinds) <= _MOST_KINDS:
+        if not len(kinds):
             return None
         program = _Program(self, case, z_ms, room, options, kinds)
         found = program.solve()
         self._keep(kinds, program.patterns)
         return found
+
+    def best_patterns(self, size: Floats, prices: Floats, floor: float) -> tuple[float, Floats]:
+        """What a pattern may be worth at most, and the best ones that are worth more than a floor, ``[N, K]``."""
+        most, found = most_worth(size, prices, floor, _MOST_NEW)
+        if most <= floor or len(found) or not self._left:
+            return most, found
+        self._left -= 1
+        most, pattern = solved_most_worth(size, prices)
+        return most, pattern[None][: int(pattern @ prices > floor)]
 
     def known(self, kinds: Ints, size: Floats) -> Floats:
         """Patterns of some kinds that were seen before and fit: ``[N, K]``."""
@@ -122,7 +163,7 @@ class PatternPrices:
     def _keep(self, kinds: Ints, patterns: Floats) -> None:
         whole = np.zeros((len(patterns), len(self._needs)))
         whole[:, kinds] = patterns
-        self._patterns = np.unique(np.vstack([self._patterns, whole])[-_MOST_KEPT:], axis=0)
+        self._patterns = distinct_rows(np.vstack([self._patterns, whole])[-_MOST_KEPT:])
 
 
 class _Program:
@@ -131,7 +172,8 @@ class _Program:
     def __init__(
         self, prices: PatternPrices, case: Case, z_ms: float, room: Room, options: Ints, kinds: Ints
     ) -> None:
-        problem = self._problem = prices.problem
+        self._of, problem = prices, prices.problem
+        self._problem = problem
         space, columns = problem.space, problem.space.options
         self._unit = problem.world_size * z_ms
         self._options, self._kinds, self._kind_of = options, kinds, prices._kind
@@ -153,53 +195,78 @@ class _Program:
 
     def solve(self) -> Priced | Floats | None:
         """Patterns are added until the case is refuted, or shown to be possible: then the spread load."""
+        num_options, num_shared = len(self._options), self._shared.shape[1]
+        program = self._begun()
         for _ in range(_MOST_PROGRAMS):
-            found = self._solved()
-            if found is None:
-                return None
-            chosen: Floats = found.x[: len(self._options)] @ self._spread
-            if found.fun <= 1:
+            self._of.work_left -= program.size
+            is_least = program.solve(_MOST_PIVOTS)
+            chosen: Floats = program.solution[:num_options] @ self._spread
+            if program.value <= 1:
                 return chosen
-            shared, prices = np.split(-found.ineqlin.marginals[:-1], [self._shared.shape[1]])
-            shared, prices = np.maximum(shared, 0.0), np.maximum(prices, 0.0)
-            rank = max(-found.ineqlin.marginals[-1] / self._problem.world_size, 1e-12)
+            if not is_least or self._of.work_left <= 0 or self._problem.space.watch.is_over:
+                return None
+            duals = np.maximum(-program.prices, 0.0)
+            shared, prices = duals[:num_shared], duals[num_shared : num_shared + len(self._kinds)]
+            rank = max(duals[num_shared + len(self._kinds)] / self._problem.world_size, 1e-12)
             new = self._greedy(prices, rank)
             if not len(new):
-                most, pattern = self._most(prices)
-                if self._value(shared, prices, most) >= 1 + 10 * TOLERANCE:
+                enough = self._enough(shared, prices)
+                most, new = self._of.best_patterns(self._size, prices, max(enough, rank))
+                if most <= enough:
                     return self._priced(shared, prices)
-                new = pattern[None] if prices @ pattern > rank * (1 + _WORTHWHILE) else new
             if not len(new):
                 return chosen
             self.patterns = np.vstack([self.patterns, new])
+            program.add(self._as_columns(new), np.zeros(len(new)))
         return None
 
-    def _solved(self) -> Any:
-        """Columns: tables that take each option, parts of ranks with each pattern, and what there is too little of."""
-        from scipy.optimize import linprog
+    def _begun(self) -> Simplex:
+        """The program with the patterns known, at a solution that may exceed what there is at a price.
 
-        num_options, num_patterns, num_shared = len(self._options), len(self.patterns), self._shared.shape[1]
-        over = np.zeros((num_shared + len(self._kinds) + 1, num_options + num_patterns + num_shared + 1))
-        over[:num_shared, :num_options] = self._shared.T
-        over[num_shared:-1, :num_options] = self._needs
-        over[num_shared:-1, num_options : num_options + num_patterns] = -self.patterns.T
-        over[-1, num_options : num_options + num_patterns] = 1 / self._problem.world_size
-        short = np.append(np.arange(num_shared), len(over) - 1)
-        over[short, num_options + num_patterns + np.arange(num_shared + 1)] = -1
-        limit = np.zeros(len(over))
-        limit[short] = 1
-        equal = np.zeros((len(self._problem.count), over.shape[1]))
-        equal[self._table, np.arange(num_options)] = 1
-        cost = np.concatenate([self._cost, np.zeros(num_patterns), np.full(num_shared + 1, _PENALTY)])
-        found = linprog(cost, A_ub=over, b_ub=limit, A_eq=equal, b_eq=self._problem.count, method="highs")
-        return found if found.status == 0 else None
+        Rows: what is shared, kinds of shards, ranks, tables. Columns: tables that take each option, what is left of
+        each row but the last, what there is too little of, ranks with each pattern.
+        """
+        kinds, shared, count = len(self._kinds), self._shared, self._problem.count
+        num_options, num_shared, limited = shared.shape[0], shared.shape[1], shared.shape[1] + kinds + 1
+        option = np.zeros((limited + len(count), num_options))
+        option[:num_shared], option[num_shared : limited - 1] = shared.T, self._needs
+        option[limited + self._table, np.arange(num_options)] = 1
+        short = np.append(np.arange(num_shared), limited - 1)
+        rest = np.eye(len(option))[:, :limited]
+        columns = np.hstack([option, rest, -rest[:, short], self._as_columns(self.patterns)])
+        cost = np.zeros(columns.shape[1])
+        cost[:num_options], cost[num_options + limited : num_options + limited + len(short)] = (
+            self._cost,
+            _PENALTY,
+        )
+        # Degenerate vertices are many. A little of each kind is free, so that kinds that are not in use have no price.
+        limit = np.concatenate([np.ones(num_shared), 1e-7 * (1 + np.arange(kinds) / kinds), [1], count])
+        base = _cheapest(self._cost + shared.sum(axis=1) + self._needs.sum(axis=0), self._table)
+        more = self._needs[:, base] @ count - limit[num_shared : limited - 1]
+        alone = num_options + np.where(
+            more > 0, limited + len(short) + np.arange(kinds), num_shared + np.arange(kinds)
+        )
+        ranks = np.maximum(more, 0.0) / self.patterns.max(axis=1)[:kinds]
+        used = np.append(count @ shared[base], ranks.sum() / self._problem.world_size)
+        over = np.where(used > 1, num_options + limited + np.arange(len(short)), num_options + short)
+        program = Simplex(columns, cost, limit)
+        program.begin(np.concatenate([over[:-1], alone, over[-1:], base]))
+        return program
 
-    def _value(self, shared: Floats, prices: Floats, rank: float) -> float:
-        """What is proven of all ranks' time, where no pattern is worth more than ``rank``."""
+    def _as_columns(self, patterns: Floats) -> Floats:
+        num_shared, kinds = self._shared.shape[1], len(self._kinds)
+        columns = np.zeros((num_shared + kinds + 1 + len(self._problem.count), len(patterns)))
+        columns[num_shared : num_shared + kinds] = -patterns.T
+        columns[num_shared + kinds] = 1 / self._problem.world_size
+        return columns
+
+    def _enough(self, shared: Floats, prices: Floats) -> float:
+        """The case is refuted where no pattern is worth more."""
         priced = self._cost + self._shared @ shared + prices @ self._needs
         starts = np.flatnonzero(np.diff(self._table, prepend=-1))
         least = np.minimum.reduceat(priced, starts)
-        return float(self._problem.count @ least - shared.sum() - rank * self._problem.world_size)
+        value = float(self._problem.count @ least - shared.sum()) - 1 - 20 * TOLERANCE
+        return value / self._problem.world_size
 
     def _priced(self, shared: Floats, prices: Floats) -> Priced:
         of_kind = np.zeros(int(self._kind_of.max()) + 1)
@@ -211,31 +278,27 @@ class _Program:
             shared[:tiers] * self._unit, spread, np.where(self._kind_of == FREE, 0.0, of_kind[self._kind_of])
         )
 
-    def _most(self, prices: Floats) -> tuple[float, Floats]:
-        """What the best pattern is worth at most, and that pattern."""
-        worth, number = most_worth(self._size, prices)
-        pattern = np.zeros(len(prices))
-        pattern[: len(number)] = number
-        return worth, pattern
-
     def _greedy(self, prices: Floats, rank: float) -> Floats:
-        """Patterns worth more than a rank, from filling ranks by worth for size after one shard of each kind."""
-        worth = np.flatnonzero(prices > 1e-12)
-        if not len(worth):
-            return np.empty((0, len(prices)))
-        dims = self._size.shape[1]
-        weights = np.vstack([np.eye(dims) + 1e-3, np.ones(dims), 1 / (1 + np.arange(dims))])
-        density = prices[worth] / np.maximum(weights @ self._size[worth].T, 1e-12)
-        order = worth[np.argsort(-density, axis=1, kind="stable")]
-        starts = np.vstack([np.zeros(len(prices)), np.eye(len(prices))[worth]])
-        filled = np.repeat(starts, len(order), axis=0)
-        ways, left = np.tile(order, (len(starts), 1)), 1 - filled @ self._size
-        rows, least = np.arange(len(filled)), np.maximum(self._size, 1e-9)
-        for kind in ways.T:
-            number = np.floor(np.maximum((left / least[kind]).min(axis=1), 0.0))
-            filled[rows, kind] += number
-            left -= number[:, None] * self._size[kind]
-        filled = np.unique(filled, axis=0)
-        value = filled @ prices
-        best = np.argsort(-value, kind="stable")[:_MOST_NEW]
-        return filled[best[value[best] > rank * (1 + 1e-4)]]
+        """Patterns worth more than a rank, from filling ranks by worth for size in many orders."""
+        found, orders = np.empty((0, len(prices))), orders_of(self._size.shape[1])
+        if not (prices > 1e-9).any():
+            return found
+        for fill in (_quick_fillings, many_fillings):
+            found = fill(self._size, prices, orders)
+            value = found @ prices
+            best = np.argsort(-value, kind="stable")
+            found = distinct_rows(found[best[value[best] > rank * (1 + 1e-4)]])[:_MOST_NEW]
+            if len(found):
+                break
+        return found
+
+
+def _quick_fillings(size: Floats, prices: Floats, orders: Floats) -> Floats:
+    starts = np.vstack([np.zeros(len(size)), np.eye(len(size))[prices > 1e-9]])
+    return fillings(size, prices, orders[: size.shape[1] + 2], starts)
+
+
+def _cheapest(price: Floats, table: Ints) -> Ints:
+    """The position of the cheapest option of each table, which stand together: ``[T]``."""
+    order = np.lexsort((price, table))
+    return order[np.flatnonzero(np.diff(table[order], prepend=-1))]

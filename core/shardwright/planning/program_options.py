@@ -40,32 +40,36 @@ class Candidates:
         can, kept = self._can, list[int]()
         for table in range(len(self.space.options.tables)):
             mine = [option for option in self.space.options.of_table(table) if can[option]]
-            kept += [option for option in mine if not self._is_beaten(option, mine)]
+            beaten = self._beaten(mine)
+            kept += [option for option in mine if option not in beaten]
         return kept
 
-    def _is_beaten(self, option: int, others: list[int]) -> bool:
-        """Whether another option may take its place in any plan: its shards go where this one's are, and take less."""
-        needs = self._needs(option)
-        return any(
-            other != option and self._takes_less(other, self._needs(other), option, needs) for other in others
-        )
+    def _beaten(self, options: list[int]) -> set[int]:
+        """The options that another may take the place of in any plan.
 
-    def _takes_less(self, one: int, needs: Floats, other: int, others: Floats) -> bool:
-        """Whether ``one`` is no more than ``other``, and comes first where they are equal."""
-        if self._where(one) == self._where(other):
-            less = (needs <= others).all()
-            return bool(less and ((needs < others).any() or one < other))
-        if not self._is_single(one) or (self._is_single(other) and len(others) == 1):
-            return False
-        return bool((needs[0] <= others).all(axis=1).any())
+        Its shards go where this one's are, or it is one shard that goes where any of this one's is; and it takes no
+        more. Of two that are equal, the first one stays.
+        """
+        needs, alike = {option: self._needs(option) for option in options}, dict[bytes, list[int]]()
+        for option in options:
+            alike.setdefault(self._where(option), []).append(option)
+        singles = [option for option in options if self._is_single(option)]
+        found = {option for some in alike.values() for option in _beaten_alike(some, needs)}
+        if singles:
+            least = np.stack([needs[option][0] for option in singles])
+            others = set(options).difference(singles)
+            found |= {option for option in others if _is_more(needs[option], least)}
+        return found
 
     def _is_single(self, option: int) -> bool:
         """Whether an option is one shard that may go anywhere."""
         options = self.space.options
         runs = options.shards_of(option)
-        free = options.rank[runs] == FREE
         return bool(
-            free.all() and (options.gang[runs] == NO_GANG).all() and int(options.count[runs].sum()) == 1
+            runs.stop - runs.start == 1
+            and options.rank[runs.start] == FREE
+            and options.gang[runs.start] == NO_GANG
+            and options.count[runs.start] == 1
         )
 
     def _needs(self, option: int) -> Floats:
@@ -123,3 +127,16 @@ class Candidates:
             for rank in range(start, start + int(options.count[runs.start + run])):
                 fixed[rank] = fixed.get(rank, 0.0) + needs[run]
         return np.repeat(needs[free], options.count[runs][free], axis=0), fixed
+
+
+def _beaten_alike(options: list[int], needs: dict[int, Floats]) -> list[int]:
+    """Of options whose shards may be placed alike, those of which another takes no more of anything."""
+    taken = np.stack([needs[option].reshape(-1) for option in options])
+    no_more = (taken[:, None] <= taken[None]).all(axis=2)
+    is_beaten = no_more & (~no_more.T | np.tri(len(options), k=-1, dtype=bool).T)
+    return [options[index] for index in np.flatnonzero(is_beaten.any(axis=0)).tolist()]
+
+
+def _is_more(needs: Floats, least: Floats) -> bool:
+    """Whether some shard, of ``[N, D]``, takes no less than one of some others, ``[K, D]``."""
+    return bool((least[:, None] <= needs[None]).all(axis=2).any())

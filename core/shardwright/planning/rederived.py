@@ -5,14 +5,15 @@ Nothing here searches. Legend: A tables, N shards that may move.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import numpy as np
 from attrs import frozen
 
-from shardwright.errors import PlanError
+from shardwright.errors import PlanError, ShardwrightError
 from shardwright.planning.constraints import Constraints
 from shardwright.planning.inputs import Request
 from shardwright.planning.layouts import Layout
@@ -59,12 +60,15 @@ class Rederived:
                 "the plan document has no inputs.tables: only a planner's document says what was asked of it, so that "
                 "options and costs can be had again"
             )
-        tables = [
-            table_from_data(entry, f"inputs.tables {i}") for i, entry in enumerate(_value(inputs, "tables"))
-        ]
-        _check_same_tables(tables, plan)
-        parts = _parts_of(inputs)
-        space = prepare(tables, _request_of(document, inputs), parts)
+        with reading_inputs():
+            tables = [
+                table_from_data(entry, f"inputs.tables {i}")
+                for i, entry in enumerate(_value(inputs, "tables"))
+            ]
+            _check_same_tables(tables, plan)
+            parts = _parts_of(inputs)
+            request = _request_of(document, inputs)
+        space = prepare(tables, request, parts)
         objective = document.get("objective", {}).get("name", LARGEST_RANK_TIME)
         return cls(plan, attrs.evolve(space, objective=checked_objective(objective)), parts)
 
@@ -150,9 +154,27 @@ def rated(
         num_proposals=1,
         num_placed=1,
         misfit=None,
-        lower_bound_ms=float(objective.get("lower_bound_ms", 0.0)),
+        lower_bound_ms=float(objective.get("lower_bound_ms") or 0.0),
         certificate=objective.get("certificate", {}),
     )
+
+
+@contextmanager
+def reading_inputs() -> Iterator[None]:
+    """Within this, what has not the form that the planner gave it is an error of the document.
+
+    Raises:
+        PlanError: instead of what went wrong; errors of ours are left as they are.
+    """
+    try:
+        yield
+    except ShardwrightError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise PlanError(
+            f"the plan document's inputs are not as a planner writes them ({type(error).__name__}: {error}): undo "
+            "what was edited in them, or plan again"
+        ) from error
 
 
 def _fixed_ranks(options: Options, option: int) -> list[int]:
@@ -235,9 +257,16 @@ def _request_of(document: Mapping[str, Any], inputs: Mapping[str, Any]) -> Reque
     return Request(
         topology=topology_from_data(document["topology"]),
         constraints=Constraints.from_data(constraints),
-        given_batch_size=_value(inputs, "batch_size"),
+        given_batch_size=_batch_size(inputs),
         given_reservation=reservation_from_data(_value(inputs, "storage_reservation")),
     )
+
+
+def _batch_size(inputs: Mapping[str, Any]) -> int:
+    value = _value(inputs, "batch_size")
+    if type(value) is not int or value < 1:
+        raise PlanError(f"the plan document's inputs.batch_size must be a positive integer, got {value!r}")
+    return value
 
 
 def topology_from_data(data: Mapping[str, Any]) -> Topology:

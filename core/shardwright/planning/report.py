@@ -61,7 +61,8 @@ class Report:
             return "no bound is proven: a better plan may exist"
         if self.gap == 0:
             return f"no plan is better under these costs (bound {bound:.4g} ms)"
-        return f"no plan is better than {bound:.4g} ms under these costs: this one is within {self.gap:.2%} of it"
+        found = f"no plan is better than {bound:.4g} ms under these costs: this one is within {self.gap:.2%} of it"
+        return f"{found} (the proof leaves out the rules on ranks)" if self.space.rules else found
 
     def __str__(self) -> str:
         lines = [

@@ -45,6 +45,12 @@ def place_within(rules: RankRules | None, partitioner: Partitioner, shards: Prop
     return ranks
 
 
+def seats_of(rules: RankRules, shards: ProposedShards) -> Ints | Misfit:
+    """The ranks of the shards that a rule is for, ``FREE`` for all others ``[N]``, or which did not fit."""
+    seats = _seated(rules, shards, np.flatnonzero(np.isin(shards.table, sorted(rules.concerned))))
+    return seats if isinstance(seats, Misfit) else seats.ranks
+
+
 def _around(shards: ProposedShards, seats: _Seats, rest: Ints) -> ProposedShards:
     """The shards that no rule is for, with the others as shards that must live where they are."""
     columns = ("shard", "table", "cost_ms", "memory_bytes", "rank", "gang", "local_rank")

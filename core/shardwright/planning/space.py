@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from shardwright.planning.bound import Bound
     from shardwright.planning.cases import Prover
 
+# A shard of more fits nowhere (256 TiB), and sums of what is no more stay within 64 bits.
+_MOST_BYTES = float(1 << 48)
+
 ID_BYTES = 8
 """Ids travel as 64-bit integers."""
 
@@ -38,6 +41,9 @@ class SearchSpace:
         objective: what plans are rated by, a name in :data:`~shardwright.planning.objectives.OBJECTIVES`.
         rules: which ranks tables may use, which are kept together and apart; ``None``: none.
         watch: told of progress, and asked whether to end.
+        further_tiers: names of resources beside the topology's memory tiers, which ``memory_bytes`` and
+            ``capacity_bytes`` have columns for after those; they stand for rules (:mod:`.ruled_space`).
+        least_ms: what no plan is faster than, for reasons that options and capacities do not show.
     """
 
     options: Options
@@ -48,11 +54,13 @@ class SearchSpace:
     objective: str = "largest_rank_time"
     rules: RankRules | None = None
     watch: Watch = field(factory=Watch)
+    further_tiers: tuple[str, ...] = ()
+    least_ms: float = 0.0
 
     @property
     def tiers(self) -> tuple[str, ...]:
         """The names of the memory tiers."""
-        return self.topology.tiers
+        return (*self.topology.tiers, *self.further_tiers)
 
     @cached_property
     def cost_ms(self) -> Floats:
@@ -137,7 +145,8 @@ def estimate_costs(
     memory = np.zeros((options.num_shards, len(topology.tiers)), dtype=np.int64)
     for tier, column in by_tier.items():
         checked = _checked(storage, tier, column, options)
-        memory[:, topology.tiers.index(topology.tier_of(tier))] += np.ceil(checked).astype(np.int64)
+        whole = np.ceil(np.minimum(checked, _MOST_BYTES)).astype(np.int64)
+        memory[:, topology.tiers.index(topology.tier_of(tier))] += whole
     phases = {
         phase: _checked(performance, phase, column, options)
         for phase, column in _estimated(performance, options, topology).items()

@@ -61,6 +61,7 @@ class DataType(Enum):
 
 
 _E = TypeVar("_E", bound=Enum)
+_MOST = (1 << 63) - 1
 _BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2}
 _TORCH_NAMES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}
 
@@ -70,6 +71,17 @@ def _positive(instance: Any, attribute: Any, value: Any) -> None:
         raise InvalidInputError(
             f"table {getattr(instance, 'name', '')!r}: {attribute.name} must be a positive integer, got {value!r}"
         )
+    if value > _MOST:
+        raise InvalidInputError(
+            f"table {getattr(instance, 'name', '')!r}: {attribute.name} is {value}; it can be "
+            f"{_MOST} at most, the largest of 64-bit integers"
+        )
+
+
+def is_answer(instance: Any, attribute: Any, value: Any) -> None:
+    """A validator: yes, no, or nothing said."""
+    if value is not None and not isinstance(value, bool):
+        raise InvalidInputError(f"{attribute.name} must be true or false, got {value!r}")
 
 
 def _member(kind: type[_E], value: Any) -> _E:
@@ -207,7 +219,7 @@ class TableSpec:
     feature_names: tuple[str, ...] = field(default=(), converter=_tuple)
     data_type: DataType = field(default=DataType.FP32, converter=_data_type)
     pooling: PoolingType = field(default=PoolingType.SUM, converter=_pooling)
-    is_weighted: bool = False
+    is_weighted: bool = field(default=False, validator=is_answer)
     module: str = ""
     optimizer: OptimizerSpec | None = field(factory=OptimizerSpec)
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
+# By so much HiGHS ends after its limit of time (programs of 1500 columns), and what it gets at least.
+_LATE_S, _LEAST_S = 0.3, 0.05
+
 
 @frozen
 class Progress:
@@ -57,10 +60,12 @@ class Watch:
     Args:
         seconds: how long it may take; no limit by default.
         listener: who is told about progress.
+        outer: the watch of a search that this one is part of: when that is over, so is this one.
     """
 
     seconds: float | None = None
     listener: Listener | None = None
+    outer: Watch | None = None
     was_interrupted: bool = field(default=False, init=False)
     """Whether somebody asked for an end with Ctrl-C."""
     _start: float = field(factory=time.monotonic, init=False)
@@ -75,12 +80,18 @@ class Watch:
     @property
     def seconds_left(self) -> float:
         """Until the limit; infinite without one."""
-        return math.inf if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
+        own = math.inf if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
+        return own if self.outer is None else min(own, self.outer.seconds_left)
+
+    def seconds_at_most(self, seconds: float) -> float:
+        """What a solver may have of the time that is left: it ends a little late."""
+        return min(seconds, max(self.seconds_left - _LATE_S, _LEAST_S))
 
     @property
     def is_over(self) -> bool:
         """Whether the search is to return what it has."""
-        return self.was_interrupted or (self.seconds is not None and self.elapsed_s >= self.seconds)
+        is_late = self.seconds is not None and self.elapsed_s >= self.seconds
+        return self.was_interrupted or is_late or (self.outer is not None and self.outer.is_over)
 
     @property
     def progress(self) -> Progress:

@@ -9,20 +9,23 @@ its features), ``num_poolings``, ``feature_names``, ``data_type``, ``pooling``, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 from attrs import frozen
 
-from shardwright.errors import InvalidInputError
+from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import TableSpec
 
 _USE = ("pooling_factors", "num_poolings")
+_SAME = ("num_embeddings", "embedding_dim", "data_type", "pooling", "is_weighted", "module", "qcomms_config")
+_KEYS = (*_USE, *_SAME, "name", "pooling_factor", "num_features", "feature_names", "cache", "optimizer")
 
 
 @frozen
@@ -64,6 +67,7 @@ class Workload:
         tables, constraints = [], {}
         for index, entry in enumerate(data["tables"]):
             table = table_from_data(entry, f"table {index}")
+            _check_spelling(entry, f"table {index} ({table.path!r})")
             tables.append(table)
             use = _use(entry)
             if use:
@@ -87,11 +91,30 @@ def read_json(path: Path, what: str) -> Any:
         InvalidInputError: it cannot be read, or is no JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repetition)
     except OSError as error:
         raise InvalidInputError(f"cannot read the {what} {str(path)!r}: {error.strerror}") from error
     except ValueError as error:
         raise InvalidInputError(f"the {what} {str(path)!r} is no JSON: {error}") from error
+
+
+def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, of which no key may stand twice: the first would be lost."""
+    pairs = list(pairs)
+    repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+    if repeated:
+        raise InvalidInputError(
+            f"the key {repeated[0]!r} stands twice in one object; put both values into one"
+        )
+    return dict(pairs)
+
+
+def _check_spelling(entry: Mapping[str, Any], where: str) -> None:
+    """Refuse keys that are nearly ours: what is read over them would be another model. Others are the file's own."""
+    for key in entry:
+        near = "" if key in _KEYS else nearest(key, _KEYS)
+        if near:
+            raise InvalidInputError(f"{where} has the key {key!r}, which is not read.{near}")
 
 
 def _use(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,23 +134,36 @@ def table_from_data(entry: Any, where: str) -> TableSpec:
     if not isinstance(entry, Mapping):
         raise InvalidInputError(f"{where} must be an object, got {entry!r}")
     missing = [key for key in ("name", "num_embeddings", "embedding_dim") if key not in entry]
-    if missing or not isinstance(entry["name"], str):
-        raise InvalidInputError(
-            f"{where} has no {missing[0] if missing else 'text as its name'!r}: {entry!r}"
-        )
-    same = ("num_embeddings", "embedding_dim", "data_type", "pooling", "is_weighted", "module")
-    fields = {key: entry[key] for key in same if key in entry}
+    if missing:
+        raise InvalidInputError(f"{where} has no {missing[0]!r}: {entry!r}")
+    if not isinstance(entry["name"], str) or not entry["name"]:
+        raise InvalidInputError(f"{where}: its name must be a text, got {entry['name']!r}")
+    fields = {key: entry[key] for key in _SAME if key in entry}
     if "cache" in entry:
         fields["cache"] = CacheParams.of(entry["cache"])
     if "optimizer" in entry:
         fields["optimizer"] = _optimizer(entry["optimizer"], where)
-    return TableSpec(name=entry["name"], feature_names=_features(entry, where), **fields)
+    names = _features(entry, where)
+    try:
+        return TableSpec(name=entry["name"], feature_names=names, **fields)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{where} ({entry['name']!r}): {error}") from error
 
 
 def _features(entry: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    if "feature_names" in entry:
-        return tuple(entry["feature_names"])
-    count = entry.get("num_features", 1)
+    names = entry.get("feature_names")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise InvalidInputError(
+            f"{where} ({entry['name']!r}): feature_names must be a list of names, got {names!r}"
+        )
+    count = entry.get("num_features", 1 if names is None else len(names))
+    if names is not None and count != len(names):
+        raise InvalidInputError(
+            f"{where} ({entry['name']!r}): num_features is {count!r}, and feature_names has {len(names)}: {names!r}; "
+            "give one of them, or as many names"
+        )
+    if names is not None:
+        return tuple(names)
     if type(count) is not int or count < 0:
         raise InvalidInputError(
             f"{where} ({entry['name']!r}): num_features must be a whole number, got {count!r}"
@@ -164,6 +200,8 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         data["is_weighted"] = True
     if table.module:
         data["module"] = table.module
+    if table.qcomms_config:
+        data["qcomms_config"] = table.qcomms_config.to_data()
     if table.cache != _DEFAULT_CACHE:
         data["cache"] = attrs.asdict(table.cache)
     optimizer = table.optimizer

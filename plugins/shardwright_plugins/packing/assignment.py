@@ -20,6 +20,8 @@ from shardwright_plugins.packing.limits import SLACK, Effort, excess, gang_bins,
 from shardwright_plugins.packing.pieces import Menu, Pieces
 
 _NO_GAIN = -1e-9
+# So many tables of a rank are asked for another option.
+_MOST_CHANGED = 64
 
 
 class Catalogue:
@@ -264,6 +266,8 @@ class Assignment:
         worst = int(np.argmax(over))
         best, act = now + _NO_GAIN, None
         for table in self._tables_on(worst):
+            if self.bins.effort.is_spent:
+                break
             self.bins.effort.left -= 0.5
             for option, after, bins in self._changes(table):
                 if after < best:
@@ -274,8 +278,8 @@ class Assignment:
         return True
 
     def _tables_on(self, rank: int) -> list[int]:
-        """Tables with something on a rank, one of those that are alike and sharded alike."""
-        options = self.space.options
+        """Tables with something on a rank, one of those that are alike and sharded alike; those with most, if many."""
+        options, limit = self.space.options, self.bins.limit[rank]
         found: dict[tuple[int, int], int] = {}
         here = set(np.flatnonzero(self.bins.bin == rank).tolist())
         for table, option in enumerate(self.proposal.tolist()):
@@ -284,7 +288,18 @@ class Assignment:
                 self._items[table]
             ):
                 found.setdefault((int(options.alike[table]), option), table)
-        return list(found.values())
+        tables = list(found.values())
+        if len(tables) <= _MOST_CHANGED:
+            return tables
+        taken = np.zeros((len(self.proposal), len(limit)))
+        for table in tables:
+            pieces = self.catalogue.pieces(int(self.proposal[table]))
+            mine = here.intersection(self._items[table])
+            taken[table] = self.bins.size[sorted(mine)].sum(axis=0)
+            if pieces.fixed is not None:
+                taken[table] += pieces.fixed[rank]
+        part = (taken[tables] / np.maximum(limit, 1e-30)).max(axis=1)
+        return [tables[index] for index in np.argsort(-part, kind="stable")[:_MOST_CHANGED].tolist()]
 
     def _changes(self, table: int) -> Iterator[tuple[int, float, list[int]]]:
         """What each other option of a table would leave over the limits, and where its shards would go."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from attrs import define
 
@@ -12,20 +14,27 @@ SLACK = 1e-9
 _LEAST = 1e-300
 
 
+def never() -> bool:
+    """Time is never over."""
+    return False
+
+
 @define
 class Effort:
     """How much may still be done, in steps of about the same time; the same on any machine, unlike seconds.
 
     Args:
         left: steps; below 1 nothing more is tried.
+        is_over: whether the time for the whole search is over; then, too, nothing more is tried.
     """
 
     left: float = np.inf
+    is_over: Callable[[], bool] = never
 
     @property
     def is_spent(self) -> bool:
         """Whether nothing more may be done."""
-        return self.left < 1
+        return self.left < 1 or self.is_over()
 
 
 def memory_limits(capacity_bytes: Ints) -> Floats:

@@ -1,8 +1,9 @@
-"""Memory alone, a few ranks at a time: a solver shares out what lies on them anew, options and places together.
+"""A few ranks at a time: a solver shares out what lies on them anew, options and places together.
 
 Large neighbourhood search (Shaw 1998) over the program of the problem itself: what lies on a few ranks is free, all
 else stays. So a table may be cut otherwise and others move at once, which no move or swap does; and little room on many
-ranks comes together on one. Legend: N columns of the program, K rows, W ranks, D memory tiers.
+ranks comes together on one. Of memory alone it makes plans that fit; within a time, faster ones.
+Legend: N columns of the program, K rows, W ranks, D dimensions (time, then memory tiers).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from shardwright.planning.solver import MixedProgram
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 
-# Programs of more columns take too long to write down.
-_MOST_COLUMNS = 60_000
+# Programs of more columns take too long to write down; where times count, many more are left than where they do not.
+_MOST_COLUMNS, _MOST_TIMED_COLUMNS = 60_000, 30_000
 # Ranks of a group at least and at most: one more after so many rounds in which the solver found nothing better,
 # one less after so many that it did not finish.
 _SMALLEST_GROUP, _LARGEST_GROUP, _PATIENCE = 4, 16, 3
@@ -30,6 +31,7 @@ _NODES, _SECONDS, _PRECISION = 100, 200.0, 0.1
 _GATHER = 1e-3
 # What is over by less is rounding; the solver is exact to a millionth, so it is to leave as much; a gain is more.
 _ROUNDING, _MARGIN, _GAIN = 1e-12, 2e-6, 1e-5
+_REPAIR_STEPS = 60
 
 
 def without_time(space: SearchSpace) -> SearchSpace:
@@ -38,21 +40,30 @@ def without_time(space: SearchSpace) -> SearchSpace:
 
 
 class Neighbourhoods:
-    """Plans that are nearly within all memories, brought within them.
+    """Plans that are nearly within a time and all memories, brought within them.
 
     Args:
-        space: options and memory; times do not count.
-        start: a plan that exceeds memory by a little.
+        space: options, costs and memory.
+        start: a plan that exceeds what there is by a little.
+        limit_ms: the time that no rank should exceed.
+        keeps: whether nothing may come to exceed what there is by more than it does at the start: all memories, where
+            the plan fits.
     """
 
-    def __init__(self, space: SearchSpace, start: Assignment) -> None:
+    def __init__(
+        self, space: SearchSpace, start: Assignment, limit_ms: float, *, keeps: bool = False
+    ) -> None:
+        most_columns = _MOST_TIMED_COLUMNS if keeps else _MOST_COLUMNS
         self._space, self._local = space, space.topology.local_world_size
-        self._program = Program.of(
-            without_time(space), 1.0, most_columns=_MOST_COLUMNS, keep=set(start.proposal.tolist())
-        )
+        kept = set(start.proposal.tolist())
+        self._program = Program.of(space, limit_ms, most_columns=most_columns, keep=kept)
         if self._program is not None:
             self._numbers = _numbers(self._program, start)
             self._write(self._program)
+            over = np.maximum(self._load(self._numbers) - 1, 0).max(axis=1)
+            self._most_over: Floats = np.repeat(
+                over if keeps else np.full(len(over), np.inf), len(space.capacity_bytes)
+            )
 
     def _write(self, program: Program) -> None:
         """The rows, and of each column the rank or host that it counts shards of."""
@@ -61,9 +72,7 @@ class Neighbourhoods:
         world_size, base = len(self._space.capacity_bytes), len(program.equals)
         row, column, value = (np.array(each) for each in zip(*program.entries, strict=True))
         rows = base + world_size * (1 + len(self._space.tiers))
-        whole = csc_matrix((value, (row, column)), shape=(rows, len(program.most)))
-        kept = np.append(np.arange(base), np.arange(base + world_size, rows))  # all but the rows of time
-        self._matrix: Any = whole[kept]
+        self._matrix: Any = csc_matrix((value, (row, column)), shape=(rows, len(program.most)))
         self._equals: Floats = np.array(program.equals)
         self._most: Floats = np.array(program.most)
         self._most[program.left_out] = 0
@@ -107,18 +116,23 @@ class Neighbourhoods:
                 in_vain = unfinished = 0
         return self._program.plan(self._numbers)
 
+    @property
+    def _fullest(self) -> int:
+        """The dimension of which most is in use."""
+        return int(np.argmax(self._load(self._numbers).sum(axis=1)))
+
     def _over(self, numbers: Ints) -> Floats:
-        """By how much each rank is over its memory, in parts of it: ``[W]``."""
+        """By how much each rank is over what it has, in parts of it: ``[W]``."""
         result: Floats = np.maximum(self._load(numbers) - 1, 0).sum(axis=0)
         return result
 
     def _load(self, numbers: Ints) -> Floats:
-        """What each rank holds, in parts of what it may: ``[M, W]``."""
+        """What each rank holds, in parts of what it may: ``[D, W]``."""
         load: Floats = (self._matrix @ numbers)[len(self._equals) :]
         return load.reshape(-1, len(self._space.capacity_bytes))
 
     def _group(self, over: Floats, size: int, random: np.random.Generator) -> Bools:
-        """A rank that is over its memory, at times the emptiest, others by chance; whole hosts if need be: ``[W]``."""
+        """A rank that is over what it has, at times the emptiest, others by chance; whole hosts if need be: ``[W]``."""
         step = self._local if (self._last > self._first).any() else 1
         weight = over.reshape(-1, step).sum(axis=1)
         others = random.permutation(len(weight))
@@ -139,7 +153,8 @@ class Neighbourhoods:
         rest = self._matrix @ np.where(is_free, 0, self._numbers)
         base, rows = len(self._equals), self._matrix.shape[0] - len(self._equals)
         program = self._shared(free, rest, base, rows, group, random)
-        found = program.solve(most_nodes=_NODES, seconds=_SECONDS, precision=_PRECISION)
+        seconds = self._space.watch.seconds_at_most(_SECONDS)
+        found = program.solve(most_nodes=_NODES, seconds=seconds, precision=_PRECISION)
         if found.x is None:
             return None
         numbers = self._numbers.copy()
@@ -149,21 +164,24 @@ class Neighbourhoods:
     def _shared(
         self, free: Ints, rest: Floats, base: int, rows: int, group: Bools, random: np.random.Generator
     ) -> MixedProgram:
-        """Columns: what is free, then what each rank is over each tier by, at a price; one rank is to become empty."""
+        """Columns: what is free, then by what each rank is over, at a price; one rank is to become empty."""
         from scipy.sparse import eye, hstack, vstack
 
         columns = self._matrix[:, free]
         zero = 0 * eye(base, rows)
         over = vstack([zero, -eye(rows)])
-        gathered = base + int(random.choice(np.flatnonzero(group)))
+        world_size = len(self._space.capacity_bytes)
+        gathered = base + world_size * self._fullest + int(random.choice(np.flatnonzero(group)))
         emptied = np.asarray(columns[[gathered]].todense()).reshape(-1) * _GATHER
-        room = 1 - _MARGIN - rest[base:]
+        # What may not exceed what there is need not leave a margin that was not left before.
+        margin = np.where(self._most_over < _MARGIN, 0.0, _MARGIN)
+        room = 1 - margin - rest[base:]
         return MixedProgram(
             cost=np.append(emptied, np.ones(rows)),
             matrix=hstack([columns, over], format="csr"),
             lower=np.append(self._equals - rest[:base], np.full(rows, -np.inf)),
             upper=np.append(self._equals - rest[:base], room),
-            most=np.append(self._most[free], np.full(rows, np.inf)),
+            most=np.append(self._most[free], self._most_over),
             is_whole=np.arange(len(free) + rows) < len(free),
         )
 
@@ -196,10 +214,31 @@ def repaired(
         rounds: groups of ranks shared out at most.
         is_over: whether to end.
     """
-    found = Neighbourhoods(catalogue.space, nearest).repaired(rounds, is_over)
+    found = Neighbourhoods(without_time(catalogue.space), nearest, 1.0).repaired(rounds, is_over)
     if found is None:
         return nearest
     proposal, ranks = found
     result = Assignment(catalogue, proposal, nearest.limit_ms)
     result.place(ranks)
     return result
+
+
+def quickened(catalogue: Catalogue, best: Assignment, limit_ms: float, rounds: int) -> Assignment | None:
+    """A faster plan, as far as the solver gets a few ranks at a time; ``None`` if it gets nowhere.
+
+    Args:
+        catalogue: of the space.
+        best: the plan.
+        limit_ms: the time that is aimed at.
+        rounds: groups of ranks shared out at most.
+    """
+    space = catalogue.space
+    search = Neighbourhoods(space, best, limit_ms, keeps=True)
+    found = search.repaired(rounds, lambda: space.watch.is_over)
+    if found is None:
+        return None
+    proposal, ranks = found
+    result = Assignment(catalogue, proposal, limit_ms)
+    result.place(ranks)
+    result.repair(_REPAIR_STEPS, changes=0)
+    return result if result.value_ms < best.value_ms else None

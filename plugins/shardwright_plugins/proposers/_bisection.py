@@ -9,7 +9,7 @@ from attrs import define, field
 
 from shardwright.contracts.proposer import Proposals
 from shardwright.planning.cases import CLOSE
-from shardwright.planning.options import Floats, Ints
+from shardwright.planning.options import Floats
 from shardwright.planning.placement import Placed
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
@@ -17,9 +17,8 @@ from shardwright_plugins.packing.limits import Effort
 from shardwright_plugins.proposers._choices import LADDER, choices, kicks
 from shardwright_plugins.proposers._counted import counted
 from shardwright_plugins.proposers._descent import descended
-from shardwright_plugins.proposers._dives import packed_by_dives
 from shardwright_plugins.proposers._folded import Folded
-from shardwright_plugins.proposers._memory_patterns import packed_last
+from shardwright_plugins.proposers._packings import Packings
 from shardwright_plugins.proposers._patterns import Patterns
 from shardwright_plugins.proposers._programs import Programs
 from shardwright_plugins.proposers._starts import SOME_TABLES, Starts
@@ -51,6 +50,8 @@ _FIRST_LIMIT = 10.0
 _MOST_PROGRAMS, _FIRST_PART = 6, 0.125
 # A gap that is small enough for a problem of many columns, and one that is worth twice as many.
 _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
+# The same where more tables than these were counted: there the solver needs seconds, and finds little.
+_MANY_COUNTED, _COUNTED_GAP = 200, 0.015
 _LEAST_GAIN = 1e-4
 # A gap that is good enough for more than a few tables, and descents to reach it.
 _GOOD, _MOST_DESCENTS = 5e-3, 6
@@ -72,28 +73,34 @@ class Bisection:
     space: SearchSpace
     catalogue: Catalogue = field(init=False)
     best: Assignment | None = None
+    _is_counted: bool = False
     _starts: Starts = field(init=False)
     _programs: Programs = field(init=False)
+    _packings: Packings = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.catalogue = Catalogue(self.space, Effort())
+        watch = self.space.watch
+        self.catalogue = Catalogue(self.space, Effort(is_over=lambda: watch.is_over))
         self._starts = Starts(self.catalogue, Patterns(self.catalogue, self.space.bound.problem.covers))
         self._programs = Programs(self.catalogue)
+        self._packings = Packings(self._starts)
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
-        found = counted(self.catalogue) or self._at_once()
-        packed = self._dived() if found is None else None
+        found = counted(self.catalogue)
+        self._is_counted = found is not None
+        found = found or self._at_once()
+        packed = self._packings.by_dives() if found is None else None
         if packed is not None:
             yield self._keep(packed)
-        found = found or self._with_work() or packed
+        found = found or self._with_work() or packed or self._starts.in_haste()
         if found is None:
-            yield from choices(self.space)
+            yield from () if self.space.watch.is_over else choices(self.space)
             return
         if self.best is None or found.value_ms < self.best.value_ms:
             yield self._keep(found)
         yield from self._tightened()
-        if len(self.space.capacity_bytes) <= _FEW_RANKS:
+        if len(self.space.capacity_bytes) <= _FEW_RANKS and not self._is_good_count:
             yield from self._kicked()
         if not self._is_close():
             yield from self._solved(_FEW_COLUMNS)
@@ -103,7 +110,8 @@ class Bisection:
             yield from self._evened()
         if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= SOME_TABLES):
             yield from self._improvements()
-        if not self._is_close() and self._gap > _SMALL_GAP:
+        small = _COUNTED_GAP if self._is_counted_of_many else _SMALL_GAP
+        if not self._is_close() and self._gap > small:
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
         assert self.best is not None
@@ -181,6 +189,15 @@ class Bisection:
         return self.best.value_ms / max(self._low_ms, 1e-300) - 1
 
     @property
+    def _is_good_count(self) -> bool:
+        """Whether many tables were counted, and the gap is small: other choices of options hardly come nearer."""
+        return self._is_counted_of_many and self._gap <= _SMALL_GAP
+
+    @property
+    def _is_counted_of_many(self) -> bool:
+        return self._is_counted and len(self.space.options.all_tables) > _MANY_COUNTED
+
+    @property
     def _tolerance(self) -> float:
         """The gap at which a plan is good enough: small problems are solved further."""
         return CLOSE if len(self.space.options.all_tables) <= _FEW_TABLES else _GOOD
@@ -243,34 +260,11 @@ class Bisection:
 
     def _first_solved(self) -> Assignment | None:
         """Any plan, by a solver; or the proof that there is none."""
-        for limit in (_FIRST_LIMIT * self.space.bound.possible_ms, self._any_ms):
+        for limit in (_FIRST_LIMIT * self.space.bound.possible_ms, self._packings.any_ms):
             found = self._programs.plan(limit, _MOST_COLUMNS)
             if found is not None or self.space.watch.is_over:
                 return found
         return None
-
-    def _packed(self) -> Assignment | None:
-        """Any plan, by patience, whatever its time; none where it is proven that there is none."""
-        possible = self._possible
-        if possible is None or self._low_ms > self.space.most_ms:
-            return None
-        return packed_last(self.catalogue, possible, self._any_ms, by_patterns_first=self._starts.is_folded)
-
-    def _dived(self) -> Assignment | None:
-        """Any plan, whatever its time, where hardly any memory is left; none where patterns are what counts."""
-        if self._starts.is_folded or self._possible is None:
-            return None
-        return packed_by_dives(self.catalogue, self._any_ms, lambda: self.space.watch.is_over)
-
-    @property
-    def _any_ms(self) -> float:
-        """A time that every plan keeps within."""
-        return self.space.most_ms * (1 + _LEAST_GAIN)
-
-    @property
-    def _possible(self) -> Ints | None:
-        """Options that fit in memory as a whole, ``[A]``; ``None`` where it is proven that there are none."""
-        return self.space.prover.refute(self._any_ms, max_cases=_FEW_CASES).possible
 
     def _with_work(self) -> Assignment | None:
         """A plan that is found with some work; with little, if there is one."""
@@ -279,7 +273,7 @@ class Bisection:
         self.catalogue.effort.left = np.inf
         if found is not None or self.best is not None:
             return found
-        return self._first_solved() or self._packed()
+        return self._first_solved() or self._packings.last()
 
     def _improvements(self) -> Proposals:
         assert self.best is not None
@@ -296,6 +290,7 @@ class Bisection:
         """Plans better than the best, from trying to keep within a time."""
         assert self.best is not None
         is_small = len(self.best.proposal) <= SOME_TABLES and not self._starts.is_folded
+        is_small = is_small and not self._is_good_count
         for attempt in (self._improved, self._attempt) if is_small else (self._improved,):
             found = attempt(limit_ms)
             if found is not None and found.value_ms < self.best.value_ms * (1 - 1e-6):

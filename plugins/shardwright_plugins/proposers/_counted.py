@@ -30,9 +30,11 @@ _FEW_KINDS, _FEW_RANKS = 16, 32
 _MOST_SIZES = 12
 # Times tried from the bound up, those tried between the best plan and the bound, and how near they come to it.
 _RUNGS, _NARROWINGS, _NARROW = 4, 3, 1e-3
+# With more tables than these, they need not come as near.
+_FEW_TABLES, _NEAR = 64, 2.1e-3
 _CASES = 12
-# Choices tried for a time; tables of one kind that take another option in one, at most.
-_MOST_CHOICES, _MOST_CHANGED = 40, 4
+# Choices tried for a time, and those tried thoroughly; tables of one kind that take another option in one, at most.
+_MOST_CHOICES, _MOST_THOROUGH, _MOST_CHANGED = 40, 16, 8
 # Ways to put gangs on hosts; plans that exceed memory, and the steps in which one is repaired.
 _MOST_WAYS, _MOST_MISFITS, _REPAIR_STEPS = 16, 6, 60
 # Sizes that differ by less are one.
@@ -103,14 +105,15 @@ class Counted:
     def plan(self) -> Assignment | None:
         """A plan near the bound; ``None`` if shards are of too many sizes, or none is found within memory."""
         found, low = None, self.space.prover.bound_ms
+        near = _NARROW if len(self.space.options.all_tables) <= _FEW_TABLES else _NEAR
         for limit in self._rungs():
-            found = self._within(limit)
+            found = self._within(limit, is_thorough=True)
             if found is not None or self.space.watch.is_over:
                 break
             low = limit
         for _ in range(_NARROWINGS):
             low = max(low, self.space.prover.bound_ms)
-            if found is None or found.value_ms <= low * (1 + _NARROW) or self.space.watch.is_over:
+            if found is None or found.value_ms <= low * (1 + near) or self.space.watch.is_over:
                 break
             limit = low + (found.value_ms - low) / 2
             better = self._within(limit)
@@ -126,12 +129,22 @@ class Counted:
                 yield (low + limit) / 2
             yield limit
 
-    def _within(self, limit_ms: float) -> Assignment | None:
-        """A plan within a time."""
-        misfits = 0
-        for numbers in self._choices(limit_ms):
+    def _within(self, limit_ms: float, *, is_thorough: bool = False) -> Assignment | None:
+        """A plan within a time.
+
+        Args:
+            limit_ms: the time.
+            is_thorough: whether larger shards are put in several ways, for the leanest choices.
+        """
+        misfits, choices = 0, list(self._choices(limit_ms))
+        tries = [(numbers, False) for numbers in choices]
+        if is_thorough:
+            tries += [(numbers, True) for numbers in choices[:_MOST_THOROUGH]]
+        for numbers, thorough in tries:
+            if self.space.watch.is_over:
+                return None
             for lumps in self._lumps(numbers):
-                shares = shared_out(lumps.load, lumps.size, lumps.count, limit_ms)
+                shares = shared_out(lumps.load, lumps.size, lumps.count, limit_ms, is_thorough=thorough)
                 if shares is None:
                     continue
                 found = self._placed(numbers, lumps, shares, limit_ms)
@@ -156,7 +169,9 @@ class Counted:
         found = [*bases, *(other for base in bases for other in self._changed(base, limit_ms))]
         most = limit_ms * self.catalogue.world_size
         found = [numbers for numbers in found if numbers.total_ms <= most]
-        yield from sorted(found, key=lambda numbers: numbers.total_ms)[:_MOST_CHOICES]
+        # What takes the same time in all is the same for this, whichever table it is.
+        each = {round(numbers.total_ms / most, 9): numbers for numbers in reversed(found)}
+        yield from sorted(each.values(), key=lambda numbers: numbers.total_ms)[:_MOST_CHOICES]
 
     def _numbers(self, proposal: Ints) -> Numbers:
         tables = np.bincount(proposal, minlength=self.space.options.num_options)

@@ -10,12 +10,16 @@ Legend: W ranks, K sizes, X states, P ways to fill a rank, J sizes in states.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from attrs import frozen
 
 from shardwright.planning.options import Floats, Ints
 
 _MOST_STATES, _MOST_WAYS = 1500, 200
+# Ways to put the larger shards that are looked at, if there are no more of these.
+_MOST_ARRANGEMENTS, _MOST_LARGE = 30, 12
 _NONE = -1e9
 _ROUNDING, _ONE = 1e-12, 1e-9
 
@@ -51,7 +55,9 @@ class _Ways:
         return np.where(exists, index, states)
 
 
-def shared_out(load: Floats, size: Floats, count: Ints, limit: float) -> Ints | None:
+def shared_out(
+    load: Floats, size: Floats, count: Ints, limit: float, *, is_thorough: bool = False
+) -> Ints | None:
     """How many shards of each size go to each rank, none over a limit; ``None`` if there is no way, or too many.
 
     Args:
@@ -59,6 +65,7 @@ def shared_out(load: Floats, size: Floats, count: Ints, limit: float) -> Ints | 
         size: each different, falling: ``[K]``.
         count: how many shards there are of each: ``[K]``.
         limit: of each rank's load.
+        is_thorough: whether several ways to put the largest shards are tried, not only where there is most room.
 
     Returns:
         ``[W, K]``.
@@ -71,14 +78,82 @@ def shared_out(load: Floats, size: Floats, count: Ints, limit: float) -> Ints | 
     if (np.floor(room[:, None] / size * (1 + _ONE)).sum(axis=0) < count).any():
         return None  # there is no room for all of one size, the others left out
     first = _first_in_states(count)
-    number = np.zeros((len(load), len(size)), dtype=np.int64)
-    for kind in np.repeat(np.arange(first), count[:first]).tolist():
-        rank = int(np.argmax(room))
-        if room[rank] < size[kind]:
-            return None
-        room[rank] -= size[kind]
+    known: dict[float, _Ways | None] = {}
+    for number in _arrangements(room, size[:first], count[:first], is_thorough=is_thorough):
+        left = room - number @ size[:first]
+        if _lost(left, size, count, first, known) > 0:
+            continue
+        shares = np.hstack([number, np.zeros((len(room), len(size) - first), dtype=np.int64)])
+        ways = {here: found for here in left.tolist() if (found := known[here]) is not None}
+        shared = _dealt(shares, left, size, count, ways)
+        if shared is not None:
+            return shared
+    return None
+
+
+def _arrangements(room: Floats, size: Floats, count: Ints, *, is_thorough: bool) -> Iterator[Ints]:
+    """Ways to put the largest shards on ranks, ``[W, K]`` each: where there is most room; then others.
+
+    Args:
+        room: of each rank: ``[W]``.
+        size: of these shards, falling: ``[K]``.
+        count: how many there are of each: ``[K]``.
+        is_thorough: whether to try others.
+    """
+    number, left = np.zeros((len(room), len(size)), dtype=np.int64), room.copy()
+    kinds = np.repeat(np.arange(len(size)), count).tolist()
+    for kind in kinds:
+        rank = int(np.argmax(left))
+        if left[rank] < size[kind]:
+            break
+        left[rank] -= size[kind]
         number[rank, kind] += 1
-    return _filled(number, room, size, count, first)
+    else:
+        yield number
+    if is_thorough and 0 < len(kinds) <= _MOST_LARGE:
+        yield from _others(room, size.tolist(), kinds)
+
+
+def _others(room: Floats, size: list[float], kinds: list[int]) -> Iterator[Ints]:
+    """Ways to put shards on ranks, ranks of equal room being alike: those that open the fewest ranks first.
+
+    What stands in a rank is ``(its room, its shards)``; a way is what stands in the ranks that are not empty.
+    """
+    rooms, number = np.unique(room, return_counts=True)
+    free = dict(zip(rooms.tolist(), number.tolist(), strict=True))
+    ways: set[tuple[tuple[float, tuple[int, ...]], ...]] = {()}
+    for kind in kinds:
+        more = set[tuple[tuple[float, tuple[int, ...]], ...]]()
+        for way in ways:
+            opened = [(have, ()) for have, most in free.items() if sum(one[0] == have for one in way) < most]
+            for one in dict.fromkeys([*way, *opened]):
+                have, held = one
+                if have - sum(size[other] for other in held) >= size[kind]:
+                    rest = list(way)
+                    if held:
+                        rest.remove(one)
+                    more.add(tuple(sorted([*rest, (have, (*held, kind))])))
+        ways = set(sorted(more, key=lambda way: (len(way), way))[:_MOST_ARRANGEMENTS])
+    for way in sorted(ways, key=lambda way: (len(way), way)):
+        found, left = np.zeros((len(room), len(size)), dtype=np.int64), room.tolist()
+        for have, held in way:
+            rank = left.index(have)
+            left[rank] = -1.0
+            np.add.at(found[rank], list(held), 1)
+        yield found
+
+
+def _lost(left: Floats, size: Floats, count: Ints, first: int, known: dict[float, _Ways | None]) -> float:
+    """How much of what is left of ranks the shards from ``first`` on cannot fill, beyond what may be lost."""
+    most = 0.0
+    for here in left.tolist():
+        if here not in known:
+            known[here] = _ways(here, size[first:], count[first:])
+        ways = known[here]
+        if ways is None:
+            return np.inf
+        most += ways.fullest
+    return float(size[first:] @ count[first:]) - most * (1 + _ONE)
 
 
 def _first_in_states(count: Ints) -> int:
@@ -88,21 +163,6 @@ def _first_in_states(count: Ints) -> int:
         first -= 1
         states *= int(count[first]) + 1
     return first
-
-
-def _filled(number: Ints, room: Floats, size: Floats, count: Ints, first: int) -> Ints | None:
-    """The rest of the shards, those of the sizes from ``first`` on, in what room there is."""
-    known: dict[float, _Ways] = {}
-    for here in dict.fromkeys(room.tolist()):
-        ways = _ways(here, size[first:], count[first:])
-        if ways is None:
-            return None
-        known[here] = ways
-    # What no way fills of each rank is lost.
-    most = sum(known[here].fullest for here in room.tolist())
-    if most * (1 + _ONE) < float(size[first:] @ count[first:]):
-        return None
-    return _dealt(number, room, size, count, known)
 
 
 def _dealt(number: Ints, room: Floats, size: Floats, count: Ints, known: dict[float, _Ways]) -> Ints | None:

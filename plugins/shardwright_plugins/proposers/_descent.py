@@ -119,6 +119,7 @@ class Descent:
         self.local_size = space.topology.local_world_size
         self._alike = space.options.alike
         self._menus: dict[int, Menu] = {}
+        self._alone: dict[int, Menu] = {}
         self._joint: dict[bytes, Menu] = {}
         # Loads count from the limit of each rank down.
         self._used: Floats = 1 - self._limits / self._most
@@ -132,15 +133,15 @@ class Descent:
     def begin(self, proposal: Ints, ranks: Sequence[Ints]) -> None:
         """Begin with a plan: the option of each table ``[A]``, and the ranks of its shards without a rank by layout."""
         self.proposal = proposal.copy()
-        known = dict[tuple[int, bytes], Places]()
-        self._places = []
-        for option, where in zip(proposal.tolist(), ranks, strict=True):
-            key = option, where.tobytes()
+        known, numbers = dict[tuple[int, bytes], Places](), dict[tuple[int, bytes], int]()
+        keys = [(option, where.tobytes()) for option, where in zip(proposal.tolist(), ranks, strict=True)]
+        for key, where in zip(keys, ranks, strict=True):
             if key not in known:
-                known[key] = self._taken_by(option, where)
-            places = known[key]
-            self._places.append(places)
-            self._used[places.touched] += places.taken
+                known[key] = self._taken_by(key[0], where)
+            numbers[key] = numbers.get(key, 0) + 1
+        for key, places in known.items():
+            self._used[places.touched] += numbers[key] * places.taken
+        self._places = [known[key] for key in keys]
 
     @property
     def ranks(self) -> list[Ints]:
@@ -153,7 +154,9 @@ class Descent:
         return float(self._used.max())
 
     def _taken_by(self, option: int, ranks: Ints) -> Places:
-        menu, at = Menu.of(self._space, np.array([option]), self._most), 0
+        if option not in self._alone:
+            self._alone[option] = Menu.of(self._space, np.array([option]), self._most)
+        menu, at = self._alone[option], 0
         if len(ranks) == 1 and len(menu.count) == 1:
             return Places(ranks, ranks, menu.size)
         used = np.zeros_like(self._used)

@@ -195,7 +195,7 @@ class _Search:
         if kinds is None or (kinds.least_spread(space.options.multiplicity) > kinds.budget + _MARGIN).any():
             return None
         program = Program(kinds, space.options.multiplicity)
-        solution = program.solve(0.0)
+        solution = program.solve(0.0, lambda: space.watch.is_over)
         return Division((time, memory), solution.ranks, kinds, program.patterns, program.prices)
 
 

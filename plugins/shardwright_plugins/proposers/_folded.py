@@ -23,6 +23,8 @@ ENOUGH = 0.985
 # Times tried at most, and of these after the first plan; how near they come, and how large a step is.
 _MOST_TIMES, _NARROWINGS, _NARROW = 14, 5, 0.006
 _LEAST_STEP, _MOST_STEP = 0.004, 0.5
+# Steps that made the ranks no fewer, at most.
+_MOST_VAIN = 3
 # So many times that do not hold a plan, though the ranks are enough, are taken for no bound of the times that do.
 _MOST_FAILURES = 2
 # What may be left open between times, or else so many more are tried.
@@ -32,8 +34,9 @@ _NEAR = 1e-3
 # Of the way between a time with too few ranks and one with enough, the part that a step leaves on each side.
 _MARGIN = 0.15
 _CASES, _REPAIR_STEPS = 12, 60
-# Where a choice needs so many times the ranks there are, another choice may need no more than these.
-_NEARLY = 1.02
+# Where a choice needs so many times the ranks there are, another choice may need no more than these; so
+# many times those of the first choice are many more.
+_NEARLY, _BEHIND = 1.02, 1.03
 
 
 @define(eq=False)
@@ -52,6 +55,9 @@ class Folded:
     _best: Assignment | None = None
     _is_case_first: bool = False
     _failures: int = 0
+    _is_second_behind: bool = False
+    _vain: int = 0
+    """Times that needed no fewer ranks than the one before."""
     _top_ms: float = np.inf
     """Shorter times are to be tried next."""
 
@@ -98,7 +104,10 @@ class Folded:
     def _try(self, limit_ms: float) -> float | None:
         """The part of the ranks that a time needs, 1 where they hold a plan; ``None`` where there is no choice."""
         least: float | None = None
-        for budget in self._budgets(limit_ms):
+        budgets = self._budgets(limit_ms)
+        # A choice that needed many more ranks than the other is left out once.
+        self._is_second_behind, was_behind = False, self._is_second_behind
+        for budget in budgets[:1] if was_behind else budgets:
             trial = self.patterns.trial(budget, limit_ms, part=ENOUGH)
             if trial is None:
                 continue
@@ -106,6 +115,7 @@ class Folded:
             if part <= 1 and self._holds_plan(trial):
                 self._top_ms = np.inf
                 return 1.0
+            self._is_second_behind = least is not None and part > least * _BEHIND
             least = part if least is None else min(least, part)
             if part > _NEARLY:
                 break
@@ -141,9 +151,17 @@ class Folded:
 
     def _above(self, limit_ms: float, part: float) -> float:
         """A longer time, after one that needs too many ranks; 0 where the ranks do not fall with the time."""
-        if len(self._tried) > 1 and part > _NEARLY and part > self._tried[-2][1] * (1 - _LEAST_STEP):
-            return 0.0
-        return limit_ms * float(np.clip(part, 1 + _LEAST_STEP, 1 + _MOST_STEP))
+        step = float(np.clip(part, 1 + _LEAST_STEP, 1 + _MOST_STEP))
+        if len(self._tried) < 2:
+            return limit_ms * step
+        (time, before), last = self._tried[-2], limit_ms
+        if part > before * (1 - _LEAST_STEP):
+            self._vain += 1
+            step = max(step, (last / time) ** 2)
+        else:
+            slope = np.log(before / part) / np.log(last / time)
+            step = max(step, (part / ENOUGH) ** (1 / slope))
+        return 0.0 if self._vain > _MOST_VAIN else limit_ms * min(step, 1 + _MOST_STEP, (last / time) ** 3)
 
     def _between(self) -> float:
         """A time between the best plan's and one that is too short; 0 if these are close."""

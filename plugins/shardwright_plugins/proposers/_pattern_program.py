@@ -10,25 +10,23 @@ Legend: K kinds of shards, O' options, T distinct tables, D dimensions (time, me
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from attrs import frozen
 
+from shardwright.planning.fillings import MOST_SHARDS, fillings, many_fillings, orders_of
 from shardwright.planning.options import Bools, Floats, Ints
+from shardwright.planning.simplex import Simplex
+from shardwright_plugins.packing.limits import never
 
-_MOST_PIVOTS = 1200
-# The inverse is made anew after so many pivots; a pivot is no less than this.
-_REFRESH, _LEAST_PIVOT = 60, 1e-7
+# Pivots between new patterns, and rounds of these.
+_MOST_PIVOTS, _MOST_ROUNDS = 400, 120
 # New patterns are made as long as so many rounds of them make the ranks fewer by this part.
 _PATIENCE, _LEAST_PROGRESS = 12, 2e-3
 TOLERANCE = 1e-9
-# Weights of the dimensions by which greedy fillings order shards: random directions, the same ones always.
-_NUM_WEIGHTS = 12
 # New patterns of a round, those that are worth most.
 _MOST_NEW, _MOST_SEEN = 6, 100
-# So many of the best patterns are filled again after a few shards were taken out.
-_MOST_REFILLED = 5
-# Shards that cost nothing: so many of a kind in a pattern at most.
-_MOST_SHARDS = 1e4
 # Patterns are looked for harder where the best is worth no more.
 _MEAGRE = 1.005
 
@@ -123,16 +121,22 @@ class Program:
         kinds: of shards.
         multiplicity: how many tables each distinct table stands for: ``[T]``.
         given: patterns to begin with, beside those that are made: ``[P, K]``.
+        before: a program that was solved; its basis is a good one to begin with where it is about the same shards.
     """
 
-    def __init__(self, kinds: Kinds, multiplicity: Ints, given: Floats | None = None) -> None:
+    def __init__(
+        self,
+        kinds: Kinds,
+        multiplicity: Ints,
+        given: Floats | None = None,
+        before: Program | None = None,
+    ) -> None:
         self._kinds, self._multiplicity = kinds, multiplicity
         num_kinds, num_tables, dims = len(kinds.size), len(multiplicity), kinds.size.shape[1]
         self._rows = num_kinds + num_tables + dims
         rhs = np.concatenate([np.zeros(num_kinds), multiplicity, kinds.budget * (1 + 1e-6) + 1e-9])
         # Degenerate vertices are many: a little more of each kind tells them apart.
         rhs[:num_kinds] = 1e-6 * (1 + np.arange(num_kinds) / num_kinds)
-        self._rhs = rhs
         option = np.zeros((self._rows, len(kinds.options)))
         option[:num_kinds] = -kinds.needs
         option[num_kinds + kinds.table, np.arange(len(kinds.options))] = 1
@@ -140,31 +144,48 @@ class Program:
         slack = np.zeros((self._rows, num_kinds + dims))
         slack[np.arange(num_kinds), np.arange(num_kinds)] = -1
         slack[num_kinds + num_tables + np.arange(dims), num_kinds + np.arange(dims)] = 1
-        self._fixed_columns = np.hstack([option, slack])
+        self._first_pattern = option.shape[1] + slack.shape[1]
         alone = np.diag(np.floor((1 + TOLERANCE) / kinds.size.max(axis=1))).astype(np.float64)
-        self._patterns: list[Floats] = list(np.minimum(alone, _MOST_SHARDS))
-        self._orders = _orders(dims)
+        self._patterns: list[Floats] = list(np.minimum(alone, MOST_SHARDS))
+        self._orders = orders_of(dims)
         self._patterns += self._fullest()
         self._patterns += [] if given is None else list(given)
         self._known = {pattern.tobytes() for pattern in self._patterns}
-        num_options = len(kinds.options)
-        # At first each table takes an option with the least spread load, and each kind of shards has ranks of its own.
+        columns = np.hstack([option, slack, self._as_columns(self._patterns)])
+        cost = (np.arange(columns.shape[1]) >= self._first_pattern).astype(np.float64)
+        self._simplex = Simplex(columns, cost, rhs)
+        self._looks_hard = False
+        if before is None or not self._begin_as(before):
+            self._begin()
+
+    def _begin(self) -> None:
+        """At first each table takes an option with the least spread load, and each kind of shards has its own ranks."""
+        kinds, num_kinds, num_tables = self._kinds, len(self._kinds.size), len(self._multiplicity)
         order = np.lexsort((kinds.needs.sum(axis=0), kinds.spread.sum(axis=1), kinds.table))
         base = order[np.searchsorted(kinds.table[order], np.arange(num_tables))]
-        of_base = num_options + num_kinds + np.arange(dims)
-        first_pattern = self._fixed_columns.shape[1]
-        self._basis: Ints = np.concatenate([first_pattern + np.arange(num_kinds), base, of_base])
-        self._columns = np.hstack([self._fixed_columns, self._as_columns(self._patterns)])
-        self._inverse: Floats = np.linalg.inv(self._columns[:, self._basis])
-        self._value: Floats = self._inverse @ rhs
-        self._pivots = 0
-        self._looks_hard = False
+        of_base = len(kinds.options) + num_kinds + np.arange(kinds.size.shape[1])
+        self._simplex.begin(np.concatenate([self._first_pattern + np.arange(num_kinds), base, of_base]))
+
+    def _begin_as(self, before: Program) -> bool:
+        """Begin where another program ended, if its patterns fit here; whether they do."""
+        is_alike = before._kinds.labels == self._kinds.labels and np.array_equal(
+            before._kinds.options, self._kinds.options
+        )
+        if not is_alike:
+            return False
+        first = self._first_pattern
+        position = {pattern.tobytes(): first + index for index, pattern in enumerate(self._patterns)}
+        basis = [
+            index if index < first else position.get(before._patterns[index - first].tobytes(), -1)
+            for index in before._simplex.basis.tolist()
+        ]
+        return min(basis) >= 0 and len(set(basis)) == len(basis) and self._simplex.begin(np.array(basis))
 
     def _fullest(self) -> list[Floats]:
         """Ranks filled after one shard of each kind, for the size of what they hold: patterns to begin with."""
         size = self._kinds.size
         prices = np.clip(size.sum(axis=1), 1e-6, None)
-        found = _fillings(size, prices, self._orders, _starts(size, np.arange(len(size))))
+        found = fillings(size, prices, self._orders, np.eye(len(size)))
         return list({pattern.tobytes(): pattern for pattern in found}.values())
 
     def _as_columns(self, patterns: list[Floats]) -> Floats:
@@ -177,84 +198,55 @@ class Program:
         """All patterns made so far: ``[N, K]``."""
         return np.array(self._patterns)
 
+    def best_patterns(self, most: int) -> Floats:
+        """Those of its patterns that come nearest to what they are worth, in use or not: ``[N, K]``."""
+        patterns, prices = self.patterns, self.prices
+        worth = patterns @ prices
+        return patterns[np.argsort(-worth, kind="stable")[:most]]
+
     @property
     def prices(self) -> Floats:
         """What a shard of each kind is worth, in ranks: ``[K]``."""
-        prices = (self._cost[self._basis] @ self._inverse)[: len(self._kinds.size)]
-        return np.maximum(prices, 0.0)
+        return np.maximum(self._simplex.prices[: len(self._kinds.size)], 0.0)
 
-    @property
-    def _cost(self) -> Floats:
-        cost = np.ones(self._columns.shape[1])
-        cost[: self._fixed_columns.shape[1]] = 0
-        return cost
+    def worth_of(self, kinds: Kinds) -> Floats:
+        """What one table less would save, less what each option takes of every rank, in ranks: ``[O']``.
 
-    def solve(self, enough: float) -> Solution:
-        """The least number of ranks, or one that is enough."""
+        Args:
+            kinds: of all options, those of this program among them.
+        """
+        prices = self._simplex.prices[len(self._kinds.size) :]
+        of_table, of_spread = np.split(prices, [len(self._multiplicity)])
+        worth: Floats = of_table[kinds.table] + kinds.spread @ of_spread
+        return worth
+
+    def solve(self, enough: float, is_over: Callable[[], bool] = never) -> Solution:
+        """The least number of ranks, or one that is enough; or what there is when time is over."""
         history: list[float] = []
-        for _ in range(_MOST_PIVOTS):
-            cost = self._cost
-            prices = cost[self._basis] @ self._inverse
-            reduced = cost - prices @ self._columns
-            entering = int(np.argmin(reduced))
-            if reduced[entering] < -TOLERANCE:
-                if not self._pivot(entering) or self._ranks <= enough:
-                    break
-                continue
-            history.append(self._ranks)
-            is_stuck = len(history) > _PATIENCE and history[-1] > history[-_PATIENCE] * (1 - _LEAST_PROGRESS)
-            if is_stuck and not self._looks_hard:
-                self._looks_hard, history = True, []
-            elif is_stuck:
+        for _ in range(_MOST_ROUNDS):
+            is_least = self._simplex.solve(_MOST_PIVOTS, enough)
+            history.append(self._simplex.value)
+            if not is_least or history[-1] <= enough or is_over():
                 break
-            if not self._generate(prices[: len(self._kinds.size)]):
+            is_stuck = len(history) > _PATIENCE and history[-1] > history[-_PATIENCE] * (1 - _LEAST_PROGRESS)
+            if is_stuck and self._looks_hard:
+                break
+            if is_stuck:
+                self._looks_hard, history = True, []
+            if not self._generate(self._simplex.prices[: len(self._kinds.size)]):
                 break
         return self._solution()
-
-    @property
-    def _ranks(self) -> float:
-        return float(self._value[self._basis >= self._fixed_columns.shape[1]].sum())
-
-    def _pivot(self, entering: int) -> bool:
-        column = self._inverse @ self._columns[:, entering]
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratio = np.where(column > _LEAST_PIVOT, np.maximum(self._value, 0.0) / column, np.inf)
-        least = float(ratio.min())
-        if not np.isfinite(least):
-            return False
-        # Of rows that leave at about the same step, the largest pivot keeps the inverse accurate.
-        row = int(np.argmax(np.where(ratio <= least + 1e-9, column, 0.0)))
-        pivot = self._inverse[row] / column[row]
-        step = self._value[row] / column[row]
-        self._value = self._value - step * column
-        self._value[row] = step
-        self._inverse = self._inverse - np.outer(column, pivot)
-        self._inverse[row] = pivot
-        self._basis[row] = entering
-        self._pivots += 1
-        return self._pivots % _REFRESH != 0 or self._refresh()
-
-    def _refresh(self) -> bool:
-        """Make the inverse anew; whether there is one."""
-        try:
-            self._inverse = np.linalg.inv(self._columns[:, self._basis])
-        except np.linalg.LinAlgError:
-            return False
-        self._value = self._inverse @ self._rhs
-        return True
 
     def _generate(self, prices: Floats) -> bool:
         """Add patterns that are worth more than a rank at some prices of shards; whether there are any."""
         size, prices = self._kinds.size, np.maximum(prices, 0.0)
-        new, most = self._worthwhile(_fillings(size, prices, self._orders, np.zeros((1, len(size)))), prices)
+        new, most = self._worthwhile(fillings(size, prices, self._orders, np.zeros((1, len(size)))), prices)
         if most <= _MEAGRE or self._looks_hard:
-            found = _fillings(size, prices, self._orders, _starts(size, np.flatnonzero(prices > 1e-9)))
-            again = _fillings(size, prices, self._orders, _less(found, found @ prices))
-            new, most = self._worthwhile(np.concatenate([found, again]), prices)
+            new, most = self._worthwhile(many_fillings(size, prices, self._orders), prices)
         if not new:
             return False
         self._patterns += new
-        self._columns = np.hstack([self._columns, self._as_columns(new)])
+        self._simplex.add(self._as_columns(new), np.ones(len(new)))
         return True
 
     def _worthwhile(self, found: Floats, prices: Floats) -> tuple[list[Floats], float]:
@@ -270,63 +262,10 @@ class Program:
         return new, float(worth.max(initial=1.0))
 
     def _solution(self) -> Solution:
-        values = np.zeros(self._columns.shape[1])
-        values[self._basis] = np.maximum(self._value, 0.0)
-        first = self._fixed_columns.shape[1]
+        values, first = self._simplex.solution, self._first_pattern
         used = [
             Pattern(pattern.astype(np.int64), float(value))
             for pattern, value in zip(self._patterns, values[first:], strict=True)
             if value > 1e-4
         ]
         return Solution(float(values[first:].sum()), values[: len(self._kinds.options)], tuple(used))
-
-
-def _orders(dims: int) -> Floats:
-    """Weights of the dimensions: each alone, all alike, and some between: ``[V, D]``."""
-    random = np.sqrt(2 + np.arange(_NUM_WEIGHTS * dims) * 7919.0) % 1
-    return np.vstack([np.eye(dims) + 1e-3, np.ones((1, dims)), random.reshape(-1, dims) ** 2 + 1e-3])
-
-
-def _starts(size: Floats, worth: Ints) -> Floats:
-    """Ranks with one shard of one kind: ``[N, K]``."""
-    return np.eye(len(size))[worth]
-
-
-def _less(filling: Floats, worth: Floats) -> Floats:
-    """The best of some patterns without one shard of one kind: ``[N, K]``."""
-    best = np.unique(filling[np.argsort(-worth, kind="stable")[:_MOST_REFILLED]], axis=0)
-    pattern, kind = np.nonzero(best)
-    less = best[pattern]
-    less[np.arange(len(pattern)), kind] -= 1
-    return np.unique(less, axis=0)
-
-
-def _fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> Floats:
-    """Ranks filled by price for what is taken, dimensions weighted in several ways, after what is there at first.
-
-    Args:
-        size: of each kind: ``[K, D]``.
-        prices: of each kind: ``[K]``.
-        weights: ``[V, D]``.
-        starts: shards that are there at first: ``[N, K]``.
-
-    Returns:
-        shards of each kind: ``[N V, K]``.
-    """
-    worth = np.flatnonzero(prices > 1e-12)
-    density = prices[worth] / np.maximum(weights @ size[worth].T, 1e-12)
-    order = worth[np.argsort(-density, axis=1, kind="stable")]
-    filling = np.repeat(starts, len(order), axis=0)
-    ways = np.tile(order, (len(starts), 1))
-    left = [1 + TOLERANCE - filling @ column for column in size.T]
-    columns = [np.maximum(column, 1e-12) for column in size.T]
-    rows = np.arange(len(filling))
-    for kind in ways.T:
-        number = left[0] / columns[0][kind]
-        for room, column in zip(left[1:], columns[1:], strict=True):
-            np.minimum(number, room / column[kind], out=number)
-        number = np.floor(np.clip(number, 0.0, _MOST_SHARDS))
-        filling[rows, kind] += number
-        for room, column in zip(left, columns, strict=True):
-            room -= number * column[kind]
-    return filling

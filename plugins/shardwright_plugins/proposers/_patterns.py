@@ -22,6 +22,7 @@ from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.bins import Bins
+from shardwright_plugins.proposers._few_options import FewOptions
 from shardwright_plugins.proposers._pattern_program import (
     TOLERANCE,
     HostPattern,
@@ -33,6 +34,10 @@ from shardwright_plugins.proposers._pattern_program import (
 
 # Kinds of shards at most: the work grows with their square.
 MOST_KINDS = 120
+# Patterns of one program that the next begins with.
+_MOST_KEPT = 500
+# So often, options that a program is short of are added to it.
+_MOST_GROWTHS = 2
 
 
 def spread_of(space: SearchSpace, covers: Bools) -> Floats:
@@ -251,7 +256,9 @@ class Patterns:
 
     def __init__(self, catalogue: Catalogue, covers: Bools) -> None:
         self._catalogue, self.space, self._covers = catalogue, catalogue.space, covers
+        self._few = FewOptions(self.space, covers)
         self._known: Mapping[tuple[bytes, ...], Floats] = {}
+        self._last: Program | None = None
 
     @cached_property
     def _usable(self) -> Bools:
@@ -279,15 +286,29 @@ class Patterns:
             limit_ms: the time.
             part: the part of the ranks that would be enough.
         """
-        space = self.space
-        allowed = self._usable & (space.largest_cost_ms <= limit_ms)
-        kinds = kinds_of(space, allowed, self._spread, budget, limit_ms)
-        if kinds is None:
+        allowed = self._usable & (self.space.largest_cost_ms <= limit_ms)
+        everything = self._kinds(allowed, budget, limit_ms)
+        if everything is None:
             return None
-        program = Program(kinds, space.options.multiplicity, patterns_of(kinds, self._known))
-        solution = program.solve(part * len(space.capacity_bytes))
-        self._known = {kinds.labels: program.patterns}
-        return Trial(limit_ms, kinds, solution)
+        enough, grown = part * len(self.space.capacity_bytes), 0
+        while True:
+            kinds = self._kinds(self._few.of(allowed), budget, limit_ms) or everything
+            program = Program(
+                kinds, self.space.options.multiplicity, patterns_of(kinds, self._known), self._last
+            )
+            solution = program.solve(enough, self._is_over)
+            self._known, self._last = {kinds.labels: program.best_patterns(_MOST_KEPT)}, program
+            new = self._few.add_missing(program, kinds, everything) if solution.ranks > enough else None
+            grown += 1
+            if new is None or grown > _MOST_GROWTHS or self._is_over():
+                return Trial(limit_ms, kinds, solution)
+            self._known = {**self._known, everything.labels: new}
+
+    def _is_over(self) -> bool:
+        return self.space.watch.is_over
+
+    def _kinds(self, allowed: Bools, budget: Floats, limit_ms: float) -> Kinds | None:
+        return kinds_of(self.space, allowed, self._spread, budget, limit_ms)
 
     def seated(self, trial: Trial) -> Assignment:
         """All tables over all ranks as a program says, most of them within its time."""

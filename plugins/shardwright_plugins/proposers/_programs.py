@@ -12,6 +12,8 @@ from shardwright_plugins.packing.assignment import Assignment, Catalogue
 # The nodes of the solver's tree, times columns, and the seconds that only far slower machines need.
 _NODE_COLUMNS, _LEAST_NODES = 150_000, 50
 _MOST_SECONDS = 300.0
+# With less time left nothing is solved.
+_LEAST_SECONDS = 0.7
 # A program that is too large is so for times that are less by no more than this part.
 _ABOUT_THE_SAME = 0.02
 _REPAIR_STEPS = 60
@@ -47,6 +49,9 @@ class Programs:
             part: of the nodes that the solver may look at.
             precision: how near the solver is to come.
         """
+        watch = self.space.watch
+        if watch.seconds_left < _LEAST_SECONDS or watch.is_over:
+            return None
         if (limit_ms, part) in self._solved_ms or self._is_too_large(limit_ms, most_columns):
             return None
         program = Program.of(self.space, limit_ms, most_columns=most_columns)
@@ -55,7 +60,7 @@ class Programs:
             return None
         self._solved_ms.add((limit_ms, part))
         nodes = int(part * np.clip(_NODE_COLUMNS / program.num_columns, _LEAST_NODES, MOST_NODES))
-        seconds = min(_MOST_SECONDS, self.space.watch.seconds_left)
+        seconds = watch.seconds_at_most(_MOST_SECONDS)
         solution = program.solve(most_nodes=nodes, seconds=seconds, precision=precision)
         self.space.prover.accept(program.certificate(solution))
         if solution.proposal is None or solution.ranks is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from attrs import define
 
 from shardwright.planning.cases import CaseSearch
@@ -19,6 +20,8 @@ _ALIKE, _MANY_RANKS = 4, 32
 # With more tables than these, looking for the best other option of each on a rank takes too long.
 SOME_TABLES = 400
 _REPAIR_STEPS = 60
+# Times, in parts beyond the bound, and parts of memory left free, with which a plan is made in haste.
+_HASTE = ((0.2, 0.03), (0.5, 0.2), (10.0, 0.2))
 
 
 @define(eq=False)
@@ -89,6 +92,18 @@ class Starts:
         """Whether there are so many tables alike, and so many ranks, that patterns are what counts."""
         options, world_size = self.space.options, len(self.space.capacity_bytes)
         return world_size >= _MANY_RANKS and len(options.all_tables) >= _ALIKE * len(options.tables)
+
+    def in_haste(self) -> Assignment | None:
+        """Any plan, where time was over before there was one."""
+        if not self.space.watch.is_over:
+            return None
+        for part, margin in _HASTE:
+            limit = self.space.bound.possible_ms * (1 + part)
+            proposal = self.space.bound.problem.maximise(limit, margin=margin).proposal()
+            found = None if proposal is None else self.filled(proposal, limit)
+            if found is not None and np.isfinite(found.value_ms):
+                return found
+        return None
 
     def filled(self, proposal: Ints, limit_ms: float) -> Assignment:
         """The options of all tables ``[A]`` with their shards put where there is room, the largest first."""

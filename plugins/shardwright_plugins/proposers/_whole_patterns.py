@@ -59,7 +59,7 @@ def whole_numbers(
     """
     ways = _Ways.of(kinds, patterns) if filled is None else _Ways.without_gangs(patterns)
     found = _model(space, kinds, ways, filled).solve(
-        most_nodes=_NODES, seconds=_SECONDS, precision=_PRECISION
+        most_nodes=_NODES, seconds=space.watch.seconds_at_most(_SECONDS), precision=_PRECISION
     )
     if found.x is None:
         return None

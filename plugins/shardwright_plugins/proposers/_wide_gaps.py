@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from attrs import define
 
+from shardwright.planning.options import FREE
 from shardwright.planning.pattern_cases import PatternCases
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
+from shardwright_plugins.packing.neighbourhoods import quickened
 from shardwright_plugins.proposers._programs import Programs
 from shardwright_plugins.proposers._timed_patterns import packed_within
 
 # A gap that is worth it, and one where tables times ranks are more, unless memory has a price: that takes long.
 _WIDE_GAP, _MANY, _WIDE_OF_MANY = 0.03, 300_000, 0.12
-# Where tables times ranks are more, a bound is proven until the gap is not wide, and no further.
-_LARGE = 100_000
+# With so many tables, and tables times ranks, a bound is raised with so many cases, if kinds of shards are as few, and
+# that is all.
+_MANY_TABLES, _LARGE, _FEW_CASES, _FEW_KINDS = 600, 125_000, 80, 60
 # So many times the solver's nodes, for programs of so many columns.
 _HARD, _MOST_COLUMNS = 12.0, 1500
 # The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure;
 # and tries.
 _FIRST_STEP, _STEP, _MOST_TRIES = 0.4, 0.05, 8
+# The part of such a gap that groups of ranks shared out anew are to leave, how often at most, and rounds; and the least
+# gain that is worth the next.
+_SHARED_PART, _MOST_SHARINGS, _ROUNDS, _WORTHWHILE = 0.6, 3, 12, 5e-3
 _LEAST_GAIN = 1e-4
 
 
@@ -41,7 +48,8 @@ class WideGap:
     def is_wide(self) -> bool:
         """Whether the gap is still worth it, and there is time."""
         space = self.catalogue.space
-        wide = _WIDE_GAP if self._extent <= _MANY or space.bound.multipliers.any() else _WIDE_OF_MANY
+        is_quick = self._extent <= _MANY or self._is_large or space.bound.multipliers.any()
+        wide = _WIDE_GAP if is_quick else _WIDE_OF_MANY
         return self.best.value_ms > space.prover.bound_ms * (1 + wide) and not space.watch.is_over
 
     @property
@@ -50,12 +58,29 @@ class WideGap:
         space = self.catalogue.space
         return len(space.options.all_tables) * len(space.capacity_bytes)
 
+    @property
+    def _is_large(self) -> bool:
+        """Whether all that takes long takes too long."""
+        return self._extent > _LARGE and len(self.catalogue.space.options.all_tables) > _MANY_TABLES
+
+    @property
+    def _num_kinds(self) -> int:
+        """Different shards that may lie on any rank, of options as fast as the best plan."""
+        space, options = self.catalogue.space, self.catalogue.space.options
+        is_fast = space.bound.problem.allowed(self.best.value_ms)
+        run = np.flatnonzero((options.rank == FREE) & is_fast[options.option])
+        return len(np.unique(np.column_stack([space.cost_ms[run], space.memory_bytes[run]]), axis=0))
+
     def plans(self) -> Iterator[Assignment]:
         """Each plan that is better than those before; the bound is raised first."""
         if not self.is_wide:
             return
-        enough = _WIDE_GAP if self._extent > _LARGE else 0.0
-        PatternCases(self.catalogue.space.prover).sharpen(self.best.value_ms, enough)
+        cases = PatternCases(self.catalogue.space.prover, self.best.value_ms)
+        if self._is_large:
+            if self._num_kinds <= _FEW_KINDS:
+                cases.raise_once(_FEW_CASES)
+            return
+        cases.sharpen()
         part = _FIRST_STEP
         for _ in range(_MOST_TRIES):
             if part >= 1 or not self.is_wide:
@@ -66,6 +91,18 @@ class WideGap:
         if self.is_wide:
             limit = self.best.value_ms * (1 - _LEAST_GAIN)
             yield from self._better(self.programs.plan(limit, _MOST_COLUMNS, _HARD))
+        yield from self._shared_out()
+
+    def _shared_out(self) -> Iterator[Assignment]:
+        """Better plans by sharing out what lies on a few ranks anew, as long as that is worth it."""
+        for _ in range(_MOST_SHARINGS):
+            before, low = self.best, self.catalogue.space.prover.bound_ms
+            if not self.is_wide:
+                return
+            limit = low + _SHARED_PART * (before.value_ms - low)
+            yield from self._better(quickened(self.catalogue, before, limit, _ROUNDS))
+            if self.best.value_ms > before.value_ms * (1 - _WORTHWHILE):
+                return
 
     def _better(self, found: Assignment | None) -> Iterator[Assignment]:
         if found is not None and found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.proposer import Proposals, Proposer
+from shardwright.planning.ruled_space import RuledSpace
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.proposers._bisection import Bisection
 from shardwright_plugins.proposers._choices import choices
@@ -24,12 +25,23 @@ class Proving(Proposer):
     preference: ClassVar[int] = 30
 
     def proposals(self, space: SearchSpace) -> Proposals:
-        """Plans of falling time, with ranks; under rules on ranks, choices of options alone."""
-        bound = space.bound
-        if not np.isfinite(bound.possible_ms):
+        """Plans of falling time, with ranks."""
+        if not np.isfinite(space.bound.possible_ms):
             return
-        if space.rules is not None:
-            yield from choices(space)
-            return
-        search = Bisection(space)
-        yield from search.plans()
+        if space.rules is None:
+            yield from Bisection(space).plans()
+        else:
+            yield from _within_rules(space)
+
+
+def _within_rules(space: SearchSpace) -> Proposals:
+    """Plans that keep rules on ranks, of a space in which rules are resources; choices of options if there is none."""
+    first = next(choices(space), None)
+    if first is not None:
+        yield first  # over many ranks it may be better than what is found at once
+    ruled = RuledSpace.of(space)
+    if ruled is not None and np.isfinite(ruled.plain.bound.possible_ms):
+        for proposed in Bisection(ruled.plain).plans():
+            yield ruled.as_given(proposed)
+    if not np.isfinite(space.watch.progress.value_ms):
+        yield from choices(space)

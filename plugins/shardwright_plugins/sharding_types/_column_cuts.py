@@ -15,6 +15,9 @@ MIN_COLUMNS = 32
 # FBGEMM reads rows in vectors of 4 elements.
 _VECTOR = 4
 
+# Blocks of more cuts than these are on no machine, and would take longer to list than to plan.
+_MOST_BLOCKS = 1024
+
 
 def column_blocks(
     table: TableSpec, constraints: ParameterConstraints, *, type_name: str
@@ -40,7 +43,7 @@ def column_cuts(dim: int, min_columns: int) -> list[list[int]]:
     Returns:
         Rising bounds from 0 to ``dim``, for each cut; none where ``dim`` is too small for two blocks.
     """
-    most = dim // min_columns
+    most = min(dim // min_columns, _MOST_BLOCKS)
     equal = [count for count in range(2, most + 1) if dim % (count * _VECTOR) == 0]
     if equal:
         return [list(range(0, dim + 1, dim // count)) for count in equal]

@@ -80,7 +80,8 @@ def test_compare_another_kernel_moves_nothing_and_is_a_change():
 
 
 def test_compare_counts_bytes_of_the_tables_data_type():
-    inputs = {"tables": {"value": [{"name": "t", "data_type": "FP16"}]}}
+    sizes = {"num_embeddings": 10, "embedding_dim": 8}
+    inputs = {"tables": {"value": [{"name": "t", "data_type": "FP16", **sizes}]}}
     found = compare_plans(plan_of(whole(0)), plan_of(whole(1), inputs=inputs))
     assert found.moved_bytes == 10 * 8 * 2
 

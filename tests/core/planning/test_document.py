@@ -317,6 +317,13 @@ def test_from_json_wrong_entry_raises_naming_module_and_table(more, text):
         ({"modules": []}, r"modules must be an object, got \[\]"),
         ({"modules": {"m": []}}, "module 'm' must be an object of tables"),
         ({"modules": {"m": {"t": 1}}}, "module 'm', table 't' must be an object, got 1"),
+        ({"objective": 3}, "objective must be an object, got 3"),
+        ({"objective": {"value_ms": "1"}}, r"objective\.value_ms must be a number, got '1'"),
+        ({"objective": {"lower_bound_ms": True}}, r"objective\.lower_bound_ms must be a number, got True"),
+        ({"objective": {"certificate": []}}, r"certificate must be an object, got \[\]"),
+        ({"inputs": []}, r"inputs must be an object, got \[\]"),
+        ({"plugins": 5}, "plugins must be a list, got 5"),
+        ({"plugins": ["acme"]}, r"plugins\[0\] must be an object, got 'acme'"),
     ],
 )
 def test_from_json_wrong_document_raises(change, text):

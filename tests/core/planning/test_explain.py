@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
 from shardwright.errors import PlanError, UnknownNameError
 from shardwright.planning.check import check_plan
+from shardwright.planning.compare import compare_plans
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.explain import explain_table, explanation_lines
 from shardwright.planning.plan import ShardingPlan
@@ -78,6 +80,56 @@ def test_explain_refusals_and_constraints_are_told():
 def test_explain_unknown_table_raises_with_the_nearest():
     with pytest.raises(UnknownNameError, match=r"no table 'towr\.b'.*Did you mean 'tower\.b'"):
         explain_table(planned(), "towr.b")
+
+
+def test_check_of_a_bound_above_the_value_says_so_whatever_its_proof(monkeypatch):
+    monkeypatch.setattr("shardwright.planning.check.why_unproven", lambda space, bound, certificate: "")
+    document = json.loads(planned().to_json())
+    document["objective"].update(lower_bound_ms=2 * document["objective"]["value_ms"], gap=0.0)
+    (problem,) = check_plan(ShardingPlan.from_json(json.dumps(document))).problems
+    assert "is above the plan's own value" in problem
+
+
+def test_explain_name_of_several_tables_raises_with_their_paths():
+    tables = [TableSpec("a", 10, 8, ["f"], module=module) for module in ("x", "y")]
+    made = EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=100_000), 64).plan_tables(tables)
+    plan = ShardingPlan.from_json(made.to_json())
+    with pytest.raises(UnknownNameError, match=r"2 tables of the plan are named 'a': 'x\.a', 'y\.a'"):
+        explain_table(plan, "a")
+    assert explain_table(plan, "y.a").table.module == "y"
+
+
+DAMAGES = [
+    lambda inputs: inputs["tables"].update(value=None),
+    lambda inputs: inputs["tables"].update(value=3),
+    lambda inputs: inputs["batch_size"].update(value="64"),
+    lambda inputs: inputs.update(estimator=[]),
+    lambda inputs: inputs.update(constraints=3),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_check_and_explain_of_damaged_inputs_raise_saying_so(damage):
+    document = json.loads(planned().to_json())
+    damage(document["inputs"])
+    plan = ShardingPlan.from_json(json.dumps(document))
+    for ask in (check_plan, lambda plan: explain_table(plan, "a")):
+        with pytest.raises(PlanError, match=r"the plan document's inputs"):
+            ask(plan)
+
+
+def test_compare_of_damaged_inputs_raises_saying_so():
+    document = json.loads(planned().to_json())
+    document["inputs"]["tables"] = 3
+    with pytest.raises(PlanError, match="inputs are not as a planner writes them"):
+        compare_plans(planned(), ShardingPlan.from_json(json.dumps(document)))
+
+
+def test_check_of_a_gap_that_is_not_that_of_value_and_bound_says_so():
+    document = json.loads(planned().to_json())
+    document["objective"]["gap"] += 0.25
+    (problem,) = check_plan(ShardingPlan.from_json(json.dumps(document))).problems
+    assert problem.startswith("the document says gap = 0.")
 
 
 def test_explain_and_check_of_a_document_without_inputs_raise():

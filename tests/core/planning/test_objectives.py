@@ -30,6 +30,12 @@ def test_planner_rates_plans_by_the_objective_that_is_named():
     assert second["lower_bound_ms"] <= second["value_ms"]
 
 
+@pytest.mark.parametrize("name", [3, ["step_time"], None])
+def test_planner_objective_that_is_no_name_raises(name):
+    with pytest.raises(UnknownNameError, match="no objective"):
+        EmbeddingShardingPlanner(objective=name)
+
+
 def test_planner_unknown_objective_raises_with_the_nearest():
     with pytest.raises(UnknownNameError, match=r"no objective 'step_tim'.*Did you mean 'step_time'\?"):
         EmbeddingShardingPlanner(objective="step_tim")

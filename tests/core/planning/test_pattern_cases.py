@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import attrs
 import numpy as np
 import pytest
@@ -30,13 +32,15 @@ from shardwright.plugins import use_host
     sizes=st.lists(st.tuples(st.integers(2, 12), st.sampled_from([2, 4, 6])), min_size=1, max_size=4),
     part=st.sampled_from([0.55, 0.7, 1.0]),
     only=st.sampled_from([None, ["whole"], ["whole", "slices"]]),
+    most_kinds=st.sampled_from([1, 2, 120]),
 )
-def test_pattern_cases_raise_the_bound_to_no_more_than_the_best_plan(sizes, part, only):
+def test_pattern_cases_raise_the_bound_to_no_more_than_the_best_plan(sizes, part, only, most_kinds):
     space = space_of(sizes, int(sum(rows * dim * 4 for rows, dim in sizes) * part), only)
     best = best_value(space)
     assume(np.isfinite(best))
     before = space.prover.bound_ms
-    PatternCases(space.prover).sharpen(2 * best)
+    with patch("shardwright.planning.pattern_prices._MOST_KINDS", most_kinds):
+        PatternCases(space.prover, 2 * best).sharpen()
     assert before <= space.prover.bound_ms <= best * (1 + 1e-6)
     assert why_unproven(space, space.prover.bound_ms, space.prover.certificate.to_data()) == ""
 
@@ -45,18 +49,27 @@ def test_pattern_cases_prove_that_three_equal_tables_leave_a_rank_with_two():
     space = space_of([(10, 6), (10, 6), (10, 6)], only=["whole"])
     best = best_value(space)
     assert space.bound.certificate.z_ms <= 0.76 * best
-    PatternCases(space.prover).sharpen(best)
+    PatternCases(space.prover, best).sharpen()
     assert space.prover.bound_ms >= 0.99 * best
+
+
+def test_pattern_cases_of_shards_of_about_one_size_prove_about_as_much():
+    rows = [100, 101, 102]
+    space = space_of([(count, 6) for count in rows], only=["whole"])
+    best = best_value(space)
+    with patch("shardwright.planning.pattern_prices._MOST_KINDS", 1):
+        PatternCases(space.prover, best).sharpen()
+    assert 0.95 * best <= space.prover.bound_ms <= best
 
 
 def test_pattern_cases_end_where_the_gap_is_enough_or_time_is_over():
     space = space_of([(10, 6), (10, 6), (10, 6)], only=["whole"])
     best = best_value(space)
-    PatternCases(space.prover).sharpen(best, enough=0.2)
+    PatternCases(space.prover, best).sharpen(enough=0.2)
     assert best / 1.2 <= space.prover.bound_ms <= 0.95 * best
     late = attrs.evolve(space_of([(10, 6), (10, 6), (10, 6)], only=["whole"]), watch=Watch(0.0))
     before = late.prover.bound_ms
-    PatternCases(late.prover).sharpen(best)
+    PatternCases(late.prover, best).sharpen()
     assert late.prover.bound_ms == before
 
 
@@ -66,14 +79,14 @@ def test_pattern_prices_where_a_tier_has_nothing_are_those_of_the_others():
     with use_host(make_host(compute_kernels=[Plain])):
         rules = Constraints({"*": ParameterConstraints(sharding_types=["whole"])})
         space = prepare(tables, Request(topology, rules, 100, None), Choice().resolve())
-    PatternCases(space.prover).sharpen(space.most_ms)
+    PatternCases(space.prover, space.most_ms).sharpen()
     assert space.prover.bound_ms >= 0.65 * space.most_ms
 
 
 def test_pattern_prices_of_a_time_that_is_possible_prove_nothing():
     space = space_of([(10, 6), (9, 6), (8, 6)])
     case = Case(np.ones(space.options.num_options, dtype=bool))
-    found = PatternPrices(space.bound.problem).refute(case, 1.001 * best_value(space))
+    found = PatternPrices(space.bound.problem, space.most_ms).refute(case, 1.001 * best_value(space))
     assert not isinstance(found, Priced)
 
 
@@ -86,3 +99,12 @@ def test_most_worth_is_that_of_the_best_of_all_sets_that_fit(seed):
     worth, found = most_worth(size, prices)
     assert worth == pytest.approx(float((numbers[fits] @ prices).max()), rel=1e-5)
     assert (found @ size <= 1 + 1e-6).all()
+
+
+def test_pattern_cases_raise_the_bound_once_and_look_at_no_more_cases_than_they_may():
+    space = space_of([(10, 6), (10, 6), (10, 6)], only=["whole"])
+    best, before = best_value(space), space.prover.bound_ms
+    PatternCases(space.prover, best).raise_once(0)
+    assert space.prover.bound_ms == before
+    PatternCases(space.prover, best).raise_once(50)
+    assert before + 0.34 * (best - before) <= space.prover.bound_ms <= best * (1 + 1e-6)

@@ -173,6 +173,9 @@ def test_proof_of_another_bound_is_none(certificate, text):
         {"multipliers": {"ddr": float("inf")}},
         {"multipliers": {"flash": 1.0}},
         {"multipliers": {"ddr": "much"}},
+        {"multipliers": [1.0]},
+        {"multipliers": None},
+        {"spread_ms": 1.0, "below": [], "above": {}},
         {"spread_multiplier": -1},
         {"roundings": [{"of": "time", "parts": 0, "multiplier": 1.0}]},
         {"roundings": [{"of": "time"}]},
@@ -189,6 +192,11 @@ def test_proof_of_another_bound_is_none(certificate, text):
 def test_proof_by_a_malformed_certificate_raises(node):
     with pytest.raises(PlanError, match="certificate is malformed"):
         why_unproven(space_of([(4, 4)]), 1e3, {"z_ms": 1e3, **node})
+
+
+def test_proof_by_numbers_that_overflow_proves_nothing():
+    space = space_of([(400, 4), (300, 4)])
+    assert "tables need" in why_unproven(space, 1e3, {"z_ms": 1e3, "multipliers": {"ddr": 1e308}})
 
 
 def test_proof_by_the_option_of_one_of_several_alike_raises():

@@ -105,6 +105,7 @@ def test_topology_hosts_and_links():
         ({"hbm_cap": [1, 2]}, "hbm_cap has 2 values for 4 ranks"),
         ({"hbm_cap": "1G"}, "hbm_cap must be bytes, whole and not negative, got '1G'"),
         ({"hbm_cap": float("inf")}, "hbm_cap must be bytes"),
+        ({"hbm_cap": 10**30}, "hbm_cap is a rank's memory in bytes, 1125899906842624 at most, got 10"),
         ({"ddr_cap": [1, 2, 3, None]}, "ddr_cap must be bytes"),
         ({"intra_host_bw": 0}, "bandwidth of 'intra_host' must be positive"),
         ({"intra_host_bw": "fast"}, "bandwidth of 'intra_host' must be positive and finite .*, got 'fast'"),

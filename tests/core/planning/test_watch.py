@@ -86,3 +86,9 @@ def test_watch_seconds_left_end_at_none_and_are_endless_without_a_limit():
     assert Watch().seconds_left == math.inf
     assert 59 < Watch(60.0).seconds_left <= 60
     assert Watch(1e-9).seconds_left == 0
+
+
+def test_watch_leaves_a_solver_less_than_is_left_and_never_nothing():
+    assert Watch().seconds_at_most(300.0) == 300.0
+    assert 0 < Watch(seconds=0.0).seconds_at_most(300.0) < 0.1
+    assert 99 < Watch(seconds=100.0).seconds_at_most(300.0) < 100

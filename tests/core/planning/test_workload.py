@@ -11,7 +11,7 @@ from shardwright.planning.caching import CacheParams
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import TableSpec
-from shardwright.planning.workload import Workload, table_from_data, table_to_data
+from shardwright.planning.workload import Workload, read_json, table_from_data, table_to_data
 
 
 def workload(*tables, **more):
@@ -43,16 +43,36 @@ def test_workload_what_the_user_asks_goes_before_what_the_file_says():
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        ({"name": 3}, "table 0 has no 'text as its name'"),
+        ({"name": 3}, "table 0: its name must be a text, got 3"),
+        ({"name": ""}, "table 0: its name must be a text, got ''"),
+        ({"name": "a", "poling": "MEAN"}, r"table 0 \('a'\) has the key 'poling'.*Did you mean 'pooling'\?"),
+        ({"name": "a", "feature_names": "f"}, "feature_names must be a list of names, got 'f'"),
+        (
+            {"name": "a", "feature_names": ["f"], "num_features": 2},
+            "num_features is 2, and feature_names has 1",
+        ),
+        ({"name": "a", "is_weighted": "no"}, r"table 0 \('a'\): is_weighted must be true or false, got 'no'"),
+        ({"name": "a", "num_embeddings": 1 << 70}, "num_embeddings is 1180591620717411303424; it can be"),
         ({"name": "a", "num_features": -1}, "num_features must be a whole number, got -1"),
         ({"name": "a", "pooling_factors": "many"}, r"table 0 \('a'\): expected a list of numbers"),
-        ({"name": "a", "data_type": "FP7"}, "'FP7' is no DataType"),
+        ({"name": "a", "data_type": "FP7"}, r"table 0 \('a'\): 'FP7' is no DataType"),
         ({"name": "a", "optimizer": 3}, "optimizer must be a name, an object with a name, or null; got 3"),
     ],
 )
 def test_workload_entry_of_the_wrong_form_raises_naming_it(entry, text):
     with pytest.raises(InvalidInputError, match=text):
         workload(entry)
+
+
+def test_workload_keys_of_its_own_are_left_alone():
+    assert workload({"name": "a", "source": "measured", "rows_per_day": 3}).tables[0].name == "a"
+
+
+def test_read_json_key_twice_raises(tmp_path):
+    path = tmp_path / "constraints.json"
+    path.write_text('{"a": {"ranks": 0, "ranks": 1}}')
+    with pytest.raises(InvalidInputError, match="the key 'ranks' stands twice in one object"):
+        read_json(path, "constraints")
 
 
 SPECS = st.builds(
@@ -72,6 +92,7 @@ SPECS = st.builds(
         learning_rate=st.floats(0, 10),
         parameters=st.just({"eps": 1e-8, "betas": [0.9, 0.99]}) | st.just({}),
     ),
+    qcomms_config=st.none() | st.just({"forward_precision": "fp16"}),
     cache=st.just(CacheParams()) | st.just(CacheParams(load_factor=0.5, algorithm="lfu")),
 )
 
@@ -127,6 +148,7 @@ def test_constraints_are_put_together_field_by_field():
         ({"a": {"ranks": [-1]}}, InvalidInputError, "each a number from 0"),
         ({"a": {"together": ["x"]}}, InvalidInputError, "together must be a text"),
         ({"a": {"device_group": 3}}, InvalidInputError, "device_group must be a text"),
+        ({"a": {"is_weighted": "no"}}, InvalidInputError, "is_weighted must be true or false, got 'no'"),
     ],
 )
 def test_constraints_of_the_wrong_form_raise_naming_them(data, error, text):

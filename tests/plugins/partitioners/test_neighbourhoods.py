@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 from tests.plugins.partitioners.planted import planted, used_bytes
 
+from shardwright.planning.constraints import Constraints
+from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.placement import propose, ranks_of_tables
+from shardwright.planning.space import estimate_costs
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.limits import Effort
-from shardwright_plugins.packing.neighbourhoods import Neighbourhoods, repaired
+from shardwright_plugins.packing.neighbourhoods import Neighbourhoods, quickened, repaired, without_time
 from shardwright_plugins.packing.patience import packed
 
 
@@ -29,7 +35,7 @@ def assigned(problem, ranks_of=lambda ranks: ranks):
 def test_neighbourhoods_of_a_plan_that_fits_leave_it_as_it_is(seed):
     problem = planted(seed)
     start = assigned(problem)
-    proposal, ranks = Neighbourhoods(problem.space, start).repaired(5, lambda: False)
+    proposal, ranks = Neighbourhoods(without_time(problem.space), start, 1.0).repaired(5, lambda: False)
     # Tables that are alike may have changed places; what each rank holds may not.
     plan = list(zip(proposal.tolist(), ranks_of_tables(problem.space, proposal, ranks), strict=True))
     np.testing.assert_array_equal(used_bytes(problem.space, plan), used_bytes(problem.space, problem.plan))
@@ -60,3 +66,37 @@ def test_packed_solves_planted_problems_that_no_single_moves_solve(seed):
     found = packed(catalogue, proposal, problem.space.most_ms, lambda: False)
     assert found is not None
     assert np.isfinite(found.value_ms)
+
+
+def uneven(ranks: int = 8) -> Assignment:
+    """Eight tables of unlike sizes, all on the first two ranks."""
+    topology = Topology(ranks, "cpu", ddr_cap=1 << 30, local_world_size=ranks)
+    tables = [TableSpec(f"t{index}", 3000 + 500 * index, 64, ["f"]) for index in range(8)]
+    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=64)
+    create = host().estimators.create
+    space = estimate_costs(
+        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
+    )
+    whole = [
+        next(o for o in options.of_table(table) if options.type_of(o).name == "table_wise")
+        for table in range(8)
+    ]
+    plan = Assignment(Catalogue(space, Effort()), np.array(whole), space.most_ms)
+    plan.place(np.arange(8) % 2)
+    return plan
+
+
+def test_quickened_shares_out_what_lies_on_few_ranks_and_keeps_memory():
+    plan = uneven()
+    limit = 0.4 * plan.value_ms
+    found = quickened(plan.catalogue, plan, limit, 20)
+    assert found is not None
+    assert found.value_ms <= limit * (1 + 1e-6)
+    assert (found.bins.used[:, 1:] <= plan.space.capacity_bytes).all()
+    assert plan.value_ms > 2 * found.value_ms
+
+
+def test_quickened_of_a_problem_that_is_too_large_says_so(monkeypatch):
+    plan = uneven()
+    monkeypatch.setattr("shardwright_plugins.packing.neighbourhoods._MOST_TIMED_COLUMNS", 3)
+    assert quickened(plan.catalogue, plan, 0.4 * plan.value_ms, 20) is None

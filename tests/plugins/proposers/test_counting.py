@@ -93,3 +93,13 @@ def test_plan_of_equal_tables_over_two_hosts_is_near_its_bound():
     tables = [TableSpec(f"t{index}", (90_000, 4000)[index % 9 > 0], 64, ["f"]) for index in range(90)]
     plan = EmbeddingShardingPlanner(topology, 64, constraints=rule).plan_tables(tables)
     assert plan.document["objective"]["gap"] <= 0.01
+
+
+def test_shared_out_thoroughly_puts_large_shards_together_where_that_leaves_room_for_others():
+    size, count = np.array([31.25, 16.56, 10.42, 5.244, 2.689]), np.array([1, 5, 1, 137, 14])
+    load, limit = np.full(16, 20.3), 75.65
+    assert shared_out(load, size, count, limit) is None
+    number = shared_out(load, size, count, limit, is_thorough=True)
+    assert number is not None
+    assert number.sum(axis=0).tolist() == count.tolist()
+    assert (load + number @ size).max() <= limit * ROUNDING

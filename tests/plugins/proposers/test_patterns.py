@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 from scipy.optimize import linprog
 from tests.plugins.proposers.spaces import MIB, three_sizes
 
 from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.options import FREE
+from shardwright.planning.placement import propose
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
+from shardwright.planning.watch import Watch
 from shardwright_plugins.packing.assignment import Catalogue
+from shardwright_plugins.proposers._bisection import Bisection
+from shardwright_plugins.proposers._few_options import FewOptions
 from shardwright_plugins.proposers._folded import Folded
 from shardwright_plugins.proposers._pattern_program import Kinds, Program
-from shardwright_plugins.proposers._patterns import Patterns, packed, whole_tables
+from shardwright_plugins.proposers._patterns import Patterns, packed, spread_of, whole_tables
+from shardwright_plugins.proposers._patterns import kinds_of as kinds_of_space
 
 
 def kinds_of(sizes, counts):
@@ -119,3 +126,59 @@ def test_plan_many_equal_tables_over_many_ranks_is_near_its_bound():
     tables = [TableSpec(f"t{index}", (9000, 4000, 500)[index % 3], 64, ["f"]) for index in range(300)]
     plan = EmbeddingShardingPlanner(topology, 64, constraints=rule).plan_tables(tables)
     assert plan.document["objective"]["gap"] <= 0.03
+
+
+def test_few_options_are_given_those_that_the_prices_ask_for():
+    space = three_sizes(240, 32, local=4, mib=64)
+    problem, usable = space.bound.problem, Catalogue(space).is_efficient
+    limit = space.bound.possible_ms * 1.1
+    spread = spread_of(space, problem.covers)
+    budget = spread[problem.maximise(limit).proposal()].sum(axis=0)
+    is_free = np.logical_and.reduceat(space.options.rank == FREE, space.options.first_shard[:-1])
+    allowed = usable & (is_free | problem.covers) & (space.largest_cost_ms <= limit)
+    everything = kinds_of_space(space, allowed, spread, budget, limit)
+    best = Program(everything, space.options.multiplicity).solve(0).ranks
+    few, chosen = (
+        FewOptions(space, problem.covers),
+        allowed & (problem.covers | is_dearest(space, allowed & is_free)),
+    )
+    for _ in range(6):
+        kinds = kinds_of_space(space, chosen, spread, budget, limit)
+        program = Program(kinds, space.options.multiplicity)
+        ranks = program.solve(0).ranks
+        if few.add_missing(program, kinds, everything) is None:
+            break
+        chosen = chosen | few.kept
+    assert ranks <= best * 1.02 + 1e-3
+    assert few.kept.any()
+    assert not (few.kept & ~allowed).any()
+
+
+def is_dearest(space, allowed):
+    """Of each table, the option that is allowed and costs most: ``[O]``."""
+    cost = np.where(allowed, space.total_cost_ms, -1.0)
+    most = np.maximum.reduceat(cost, space.options.first_option[:-1])[space.options.table]
+    return allowed & (cost == most)
+
+
+def test_program_begins_where_another_ended_and_needs_as_many_ranks():
+    sizes, counts = [[0.6, 0.1], [0.3, 0.5], [0.1, 0.05]], [20, 30, 50]
+    kinds, multiplicity = kinds_of(sizes, counts)
+    first = Program(kinds, multiplicity)
+    ranks = first.solve(0).ranks
+    again = Program(kinds, multiplicity, first.patterns, first)
+    assert again.solve(0).ranks == pytest.approx(ranks)
+
+
+@pytest.mark.parametrize("ranks", [4, 32])
+def test_search_whose_time_is_over_at_once_has_a_plan_in_haste(ranks):
+    space = attrs.evolve(three_sizes(240, ranks, local=4, mib=512), watch=Watch(seconds=0.0))
+    found = list(Bisection(space).plans())
+    assert found
+    feedback = propose(space, found[-1].proposal).used_bytes(found[-1].ranks)
+    assert (feedback <= space.capacity_bytes).all()
+
+
+def test_search_whose_time_is_over_with_no_plan_proposes_nothing_more():
+    space = attrs.evolve(three_sizes(240, 4, local=4, mib=1), watch=Watch(seconds=0.0))
+    assert list(Bisection(space).plans()) == []

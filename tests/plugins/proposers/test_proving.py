@@ -106,7 +106,7 @@ def test_proving_where_a_table_is_narrower_than_min_partition_plans_it_whole():
     assert len(plan.plan[""]) == 2
 
 
-def test_proving_under_rules_on_ranks_asks_the_partitioner():
+def test_proving_under_rules_on_ranks_keeps_them():
     rule = {"t0": ParameterConstraints(ranks=[1])}
     plan = planner(constraints=rule).plan_tables(tables_of([(1000, 64), (500, 128)]))
     assert set(plan.plan[""]["t0"].ranks) == {1}

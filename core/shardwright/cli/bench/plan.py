@@ -73,6 +73,9 @@ def plan(
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")] = None,
 ) -> None:
     """Plan every workload of a folder: time, value, bound and gap, each in a fresh process."""
+    from shardwright.cli.plan import check_writable, write_text
+
+    check_writable(output)
     topology = {
         "ranks": ranks,
         "local": local or ranks,
@@ -92,8 +95,6 @@ def plan(
                 typer.echo(f"{workload.stem}, {side}: {results[-1][side]['error']}", err=True)
     _print(settings, results)
     if output is not None:
-        from shardwright.cli.plan import write_text
-
         figures = {"settings": {**topology, **own}, "beside": beside, "workloads": results}
         write_text(output, json_format.dumps(figures, indent=1) + "\n")
 

@@ -1,0 +1,202 @@
+"""The default search under rules on ranks: compared with all plans there are, and with plans without rules."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.plugins.proposers.test_proving import found_in, planner, tables_of, value_of
+
+from shardwright.errors import NoPlanError
+from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.options import FREE
+from shardwright.planning.placement import Placed, propose
+from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.rank_rules import RankRules
+from shardwright.planning.ruled_space import RuledSpace
+from shardwright.planning.space import estimate_costs
+from shardwright.planning.topology import Topology
+from shardwright.plugins import host
+from shardwright_plugins.proposers._bisection import Bisection
+
+KIB = 1 << 10
+ROWS = [9000, 7000, 5000, 4000, 3000, 2500, 1500, 1000, 800, 700, 400, 300]
+SHAPES = [(rows, 64) for rows in ROWS]
+
+
+def ruled_space(shapes, asked, *, ranks, kib, local=None, types=("table_wise", "column_wise")):
+    """Options and costs of tables t0, t1, ... under rules."""
+    tables = tables_of(shapes)
+    topology = Topology(ranks, "cpu", ddr_cap=kib * KIB, local_world_size=local)
+    rules = {name: ParameterConstraints(**rule) for name, rule in asked.items()}
+    constraints = Constraints({**rules, "*": ParameterConstraints(sharding_types=types, min_partition=32)})
+    found = RankRules.of(constraints, tables, topology)
+    options = enumerate_options(tables, topology, constraints, host(), batch_size=64, rules=found)
+    create = host().estimators.create
+    space = estimate_costs(
+        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
+    )
+    return attrs.evolve(space, rules=found)
+
+
+def best_of_all(space):
+    """The least value of all plans that keep the rules; infinite if there is none."""
+    options, best = space.options, np.inf
+    for chosen in product(*(options.of_table(int(table)) for table in options.alike)):
+        shards = propose(space, np.array(chosen))
+        assert (shards.rank == FREE).all()
+        for ranks in product(range(len(space.capacity_bytes)), repeat=len(shards)):
+            places = np.array(ranks)
+            if (shards.used_bytes(places) > space.capacity_bytes).any():
+                continue
+            used = {}
+            for table, rank in zip(shards.table.tolist(), ranks, strict=True):
+                used.setdefault(table, set()).add(rank)
+            if space.rules is None or not space.rules.broken(used):
+                best = min(best, shards.loads_ms(places).max())
+    return best
+
+
+ASKED = st.fixed_dictionaries(
+    {},
+    optional={
+        "ranks": st.sets(st.integers(0, 2), min_size=1).map(sorted),
+        "together": st.sampled_from("xz"),
+        "apart": st.sampled_from("yw"),
+    },
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.lists(st.integers(100, 9000), min_size=4, max_size=4),
+    asked=st.lists(ASKED, min_size=4, max_size=4),
+    kib=st.integers(1500, 6000),
+)
+def test_proving_under_rules_finds_a_plan_where_there_is_one_and_hardly_a_worse_one(rows, asked, kib):
+    named = {f"t{index}": rule for index, rule in enumerate(asked) if rule}
+    try:
+        space = ruled_space([(r, 64) for r in rows], named, ranks=3, kib=kib, types=("table_wise",))
+    except NoPlanError:
+        return  # rules that contradict each other have tests of their own
+    value, best = found_in(space).feedback.value_ms, best_of_all(space)
+    assert np.isfinite(value) == np.isfinite(best)
+    assert not np.isfinite(best) or value <= best * 1.05
+
+
+def test_proving_pinned_table_leaves_the_rest_as_good_a_plan_as_before():
+    # With options chosen once, and never again for what lies on the ranks, the plan is 11 % worse.
+    random = np.random.default_rng(1)
+    rows = sorted((10 ** random.uniform(3, 5.3, 14)).astype(int).tolist(), reverse=True)
+    tables = tables_of([(count, (16, 64, 128)[index % 3]) for index, count in enumerate(rows)])
+    free, pinned = (
+        value_of(
+            EmbeddingShardingPlanner(Topology(8, "cuda", local_world_size=4), 4096, constraints=rules), tables
+        )
+        for rules in ({}, {"t0": ParameterConstraints(ranks=[1])})
+    )
+    assert pinned <= free * 1.01
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"t0": {"ranks": [0, 1, 2, 3]}},
+        {"t5": {"ranks": 2}},
+        {"t0": {"ranks": 3}, "t1": {"ranks": [0, 1]}},
+        {"t4": {"together": "x"}, "t7": {"together": "x"}},
+        {"t0": {"apart": "x"}, "t1": {"apart": "x"}},
+    ],
+)
+def test_proving_rule_that_costs_nothing_costs_next_to_nothing(asked):
+    types = {"*": ParameterConstraints(sharding_types=["table_wise", "column_wise"], min_partition=32)}
+    free = value_of(planner(ranks=4, constraints=types), tables_of(SHAPES))
+    rules = {name: ParameterConstraints(**rule) for name, rule in asked.items()}
+    made = value_of(planner(ranks=4, constraints={**rules, **types}), tables_of(SHAPES))
+    assert made <= free * 1.005
+
+
+def test_proving_that_a_pinned_table_overloads_its_rank_ends_at_once():
+    asked = {f"t{index}": {"ranks": 0} for index in range(8)}
+    space = ruled_space(SHAPES, asked, ranks=4, kib=1 << 20)
+    ruled = RuledSpace.of(space)
+    pinned = [np.min(space.total_cost_ms[list(space.options.of_table(t))]) for t in range(8)]
+    value = found_in(space).feedback.value_ms
+    assert ruled.plain.bound.certificate.z_ms >= sum(pinned) * (1 - 1e-9)
+    assert value == pytest.approx(sum(pinned))
+
+
+def test_proving_under_rules_has_a_plan_of_choices_before_it_searches(monkeypatch):
+    space, begun = ruled_space(SHAPES, {"t0": {"ranks": [0]}}, ranks=4, kib=1 << 20), []
+    plans = Bisection.plans
+
+    def noted(self):
+        begun.append(space.watch.progress.value_ms)
+        yield from plans(self)
+
+    monkeypatch.setattr(Bisection, "plans", noted)
+    found_in(space)
+    assert len(begun) == 1
+    assert np.isfinite(begun[0])
+
+
+def test_ruled_space_without_a_rule_that_binds_is_the_space_itself():
+    space = ruled_space(SHAPES[:3], {"t0": {"ranks": [0, 1]}}, ranks=2, kib=1 << 20)
+    ruled = RuledSpace.of(space).plain
+    assert ruled.further_tiers == ()
+    np.testing.assert_array_equal(ruled.options.rank, space.options.rank)
+    assert ruled.rules is None
+
+
+def test_proving_pinned_table_that_fits_one_rank_by_another_kernel_only_has_a_plan():
+    # 48 MiB of weights, 32 MiB of device memory: in pieces it would fit, on one rank the host must hold it.
+    tables = tables_of([(200_000, 64), (1000, 64), (2000, 64)])
+    topology = Topology(4, "cuda", hbm_cap=1 << 25, ddr_cap=1 << 27, local_world_size=2)
+    rules = {"t0": ParameterConstraints(ranks=[3])}
+    made = EmbeddingShardingPlanner(topology, 64, constraints=rules, storage_reservation=0.0).plan_tables(
+        tables
+    )
+    assert made.plan[""]["t0"].compute_kernel in ("fused_uvm", "fused_uvm_caching")
+    assert set(made.plan[""]["t0"].ranks) == {3}
+
+
+def test_ruled_space_under_more_sets_of_ranks_than_are_resources_settles_some_tables():
+    pairs = [[a, b] for a in range(6) for b in range(a)]
+    asked = {f"t{index}": {"ranks": pair} for index, pair in enumerate(pairs)}
+    shapes = [(500 + 100 * index, 64) for index in range(len(pairs))]
+    space = ruled_space(shapes, asked, ranks=6, kib=1 << 20)
+    ruled = RuledSpace.of(space).plain
+    in_sets = [name for name in ruled.further_tiers if name.endswith(": ranks")]
+    seated = np.unique(ruled.options.shard_table[ruled.options.rank != FREE])
+    assert (len(pairs), len(in_sets), len(seated)) == (15, 12, 3)
+    assert np.isfinite(found_in(space).feedback.value_ms)
+
+
+def test_ruled_space_plans_are_plans_of_the_given_space():
+    asked = {"t0": {"ranks": 2}, "t1": {"together": "x"}, "t2": {"together": "x"}}
+    space = ruled_space(SHAPES[:5], asked, ranks=3, kib=1 << 20)
+    ruled = RuledSpace.of(space)
+    proposal = space.options.first_option[:-1][space.options.alike]
+    free = propose(ruled.plain, proposal)
+    placed = ruled.as_given(Placed(proposal, np.ones(len(free), dtype=np.int64)))
+    tables = propose(space, proposal).table
+    assert set(placed.ranks[tables == 0].tolist()) == {2}
+    assert len(set(placed.ranks[(tables == 1) | (tables == 2)].tolist())) == 1
+    assert set(placed.ranks[tables > 2].tolist()) == {1}
+
+
+def test_ruled_space_tells_nobody_its_bounds_and_ends_with_the_search_it_is_for():
+    heard = []
+    space = ruled_space(SHAPES[:5], {"t0": {"ranks": 1}}, ranks=2, kib=1 << 20)
+    space.watch.listener = heard.append
+    ruled = RuledSpace.of(space)
+    heard.clear()
+    ruled.plain.watch.tell(lower_bound_ms=1e9)
+    assert heard == []
+    space.watch.was_interrupted = True
+    assert ruled.plain.watch.is_over

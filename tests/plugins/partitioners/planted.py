@@ -149,7 +149,7 @@ def planted(seed):
     }
     request = Request(topology, Constraints(rules), 1, FixedPercentageStorageReservation(0.0))
     space = prepare([spec for spec, *_ in drawn], request, Choice().resolve())
-    plan = tuple(_planned(space, table, *entry) for table, entry in enumerate(drawn))
+    plan = tuple(planned(space, table, *entry) for table, entry in enumerate(drawn))
     slack = float(np.exp(random.uniform(np.log(LEAST_SLACK), np.log(MOST_SLACK))))
     capacity = np.ceil(used_bytes(space, plan).max() * (1 + slack))
     room = space.capacity_bytes.copy()
@@ -157,7 +157,7 @@ def planted(seed):
     return Planted(attrs.evolve(space, capacity_bytes=room), plan, slack)
 
 
-def _planned(space, table, spec, kind, width, ranks):
+def planned(space, table, spec, kind, width, ranks):
     """The option of a table that its shards are of, and their ranks."""
     options = space.options
     for option in options.of_table(int(options.alike[table])):

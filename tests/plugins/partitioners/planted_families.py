@@ -12,7 +12,7 @@ import time
 
 import attrs
 import numpy as np
-from tests.plugins.partitioners.planted import RANK_BYTES, Planted, Plot, searched, used_bytes
+from tests.plugins.partitioners.planted import RANK_BYTES, Planted, Plot, planned, searched, used_bytes
 
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.inputs import Request
@@ -127,22 +127,12 @@ def family_planted(family, seed):
     )
     request = Request(topology, Constraints(rules), 1, FixedPercentageStorageReservation(0.0))
     space = prepare([spec for spec, *_ in drawn], request, Choice().resolve())
-    plan = tuple(_planned(space, table, *entry) for table, entry in enumerate(drawn))
+    plan = tuple(planned(space, table, *entry) for table, entry in enumerate(drawn))
     slack = float(np.exp(random.uniform(np.log(0.001), np.log(0.05))))
     room = space.capacity_bytes.copy()
     for tier in range(1 + has_two):
         room[:, tier] = int(np.ceil(used_bytes(space, plan)[:, tier].max() * (1 + slack)))
     return Planted(attrs.evolve(space, capacity_bytes=room), plan, slack)
-
-
-def _planned(space, table, spec, kind, width, ranks):
-    options = space.options
-    for option in options.of_table(int(options.alike[table])):
-        runs = options.shards_of(option)
-        fits = options.type_of(option).name == kind and options.num_columns[runs.start] == width
-        if fits and options.shards_per_option[option] == len(ranks):
-            return option, ranks
-    raise AssertionError(f"{kind} of {spec} with {len(ranks)} shards is no option")
 
 
 def main():

@@ -67,6 +67,57 @@ class MixedProgram:
             )
 
 
+@frozen(eq=False)
+class LinearSolution:
+    """The best of a linear program.
+
+    Args:
+        value: the least cost.
+        x: ``[N]``.
+        prices: by how much the cost falls with a little more of each limit, zero or more: ``[K]``.
+    """
+
+    value: float
+    x: Floats
+    prices: Floats
+
+
+@frozen(eq=False)
+class LinearProgram:
+    """The least ``cost @ x`` of ``at_most @ x <= limits``, ``equal @ x == wanted`` and ``0 <= x``.
+
+    Args:
+        cost: ``[N]``.
+        at_most: anything that SciPy takes as a matrix, sparse ones too: ``[K, N]``.
+        limits: ``[K]``.
+        equal: likewise: ``[E, N]``.
+        wanted: ``[E]``.
+    """
+
+    cost: Floats
+    at_most: Any
+    limits: Floats
+    equal: Any
+    wanted: Floats
+
+    def solve(self) -> LinearSolution | None:
+        """A vertex, by the dual simplex method; ``None`` if there is no solution."""
+        from scipy.optimize import linprog
+
+        with _quiet_stdout():
+            found = linprog(
+                self.cost,
+                A_ub=self.at_most,
+                b_ub=self.limits,
+                A_eq=self.equal,
+                b_eq=self.wanted,
+                method="highs-ds",
+            )
+        if found.x is None or found.ineqlin.marginals is None:
+            return None
+        return LinearSolution(float(found.fun), found.x, np.maximum(-found.ineqlin.marginals, 0.0))
+
+
 def most_worth(size: Floats, prices: Floats) -> tuple[float, Floats]:
     """What a set of shards that fits into a rank is worth at most, proven by the solver, and the best set found.
 

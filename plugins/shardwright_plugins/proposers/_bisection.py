@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from attrs import define, field
@@ -15,10 +15,10 @@ from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.limits import Effort
 from shardwright_plugins.proposers._choices import LADDER, choices, kicks
-from shardwright_plugins.proposers._counted import Counted
+from shardwright_plugins.proposers._counted import counted
 from shardwright_plugins.proposers._descent import descended
 from shardwright_plugins.proposers._folded import Folded
-from shardwright_plugins.proposers._memory_patterns import packed_last
+from shardwright_plugins.proposers._packings import Packings
 from shardwright_plugins.proposers._patterns import Patterns
 from shardwright_plugins.proposers._programs import Programs
 from shardwright_plugins.proposers._starts import SOME_TABLES, Starts
@@ -31,8 +31,6 @@ _WORTHWHILE = 2e-3
 _NEAR_FAILURE = 1e-3
 # A plan found at once is taken for one within a time if it exceeds it by no more.
 _NEAR = 1e-3
-# Shards are shared out by counting where so few kinds of tables are all there are.
-_FEW_KINDS = 16
 # So many cases are looked at for a choice of options that none of them refutes.
 _CASES, _FEW_CASES = 40, 12
 # Times tried between one that was possible at once and one that was not, and how near they come over many ranks.
@@ -78,22 +76,29 @@ class Bisection:
     _is_counted: bool = False
     _starts: Starts = field(init=False)
     _programs: Programs = field(init=False)
+    _packings: Packings = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         watch = self.space.watch
         self.catalogue = Catalogue(self.space, Effort(is_over=lambda: watch.is_over))
         self._starts = Starts(self.catalogue, Patterns(self.catalogue, self.space.bound.problem.covers))
         self._programs = Programs(self.catalogue)
+        self._packings = Packings(self._starts)
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
-        found = self._counted()
+        found = counted(self.catalogue)
         self._is_counted = found is not None
-        found = found or self._first() or self._first_solved() or self._packed() or self._starts.in_haste()
+        found = found or self._at_once()
+        packed = self._packings.by_dives() if found is None else None
+        if packed is not None:
+            yield self._keep(packed)
+        found = found or self._with_work() or packed or self._starts.in_haste()
         if found is None:
             yield from () if self.space.watch.is_over else choices(self.space)
             return
-        yield self._keep(found)
+        if self.best is None or found.value_ms < self.best.value_ms:
+            yield self._keep(found)
         yield from self._tightened()
         if len(self.space.capacity_bytes) <= _FEW_RANKS and not self._is_good_count:
             yield from self._kicked()
@@ -110,8 +115,7 @@ class Bisection:
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
         assert self.best is not None
-        for found in WideGap(self.catalogue, self._programs, self.best).plans():
-            yield self._keep(found)
+        yield from map(self._keep, WideGap(self.catalogue, self._programs, self.best).plans())
 
     def _tightened(self) -> Proposals:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
@@ -256,21 +260,20 @@ class Bisection:
 
     def _first_solved(self) -> Assignment | None:
         """Any plan, by a solver; or the proof that there is none."""
-        for limit in (_FIRST_LIMIT * self.space.bound.possible_ms, self.space.most_ms * (1 + _LEAST_GAIN)):
+        for limit in (_FIRST_LIMIT * self.space.bound.possible_ms, self._packings.any_ms):
             found = self._programs.plan(limit, _MOST_COLUMNS)
             if found is not None or self.space.watch.is_over:
                 return found
         return None
 
-    def _packed(self) -> Assignment | None:
-        """Any plan, by patience, whatever its time; none where it is proven that there is none."""
-        if self.space.watch.is_over:
-            return None
-        limit = self.space.most_ms * (1 + _LEAST_GAIN)
-        cases = self.space.prover.refute(limit, max_cases=_FEW_CASES)
-        if cases.possible is None or self._low_ms > self.space.most_ms:
-            return None
-        return packed_last(self.catalogue, cases.possible, limit, by_patterns_first=self._starts.is_folded)
+    def _with_work(self) -> Assignment | None:
+        """A plan that is found with some work; with little, if there is one."""
+        self.catalogue.effort.left = np.inf if self.best is None else _EFFORT
+        found = self._first(self._attempt)
+        self.catalogue.effort.left = np.inf
+        if found is not None or self.best is not None:
+            return found
+        return self._first_solved() or self._packings.last()
 
     def _improvements(self) -> Proposals:
         assert self.best is not None
@@ -300,30 +303,22 @@ class Bisection:
         """No time below is worth a try."""
         return self.space.prover.bound_ms
 
-    def _counted(self) -> Assignment | None:
-        """A plan by numbers of options and of shards, where many tables are alike over a few ranks."""
-        options = self.space.options
-        is_small = len(options.tables) <= _FEW_KINDS and len(self.space.capacity_bytes) <= _FEW_RANKS
-        if not is_small or len(options.all_tables) < 2 * len(options.tables):
-            return None
-        return Counted(self.catalogue).plan()
+    def _at_once(self) -> Assignment | None:
+        """A plan that is found at once."""
+        found = Folded(self.space, self._starts.patterns).plan() if self._starts.is_folded else None
+        return found or self._first(self._quick)
 
-    def _first(self) -> Assignment | None:
-        """A plan that is found at once, or else with some work."""
-        if self._starts.is_folded:
-            found = Folded(self.space, self._starts.patterns).plan()
-            if found is not None:
-                return found
+    def _first(self, attempt: Callable[[float], Assignment | None]) -> Assignment | None:
+        """A plan of the least of some times at which an attempt finds one."""
         below = self.space.prover.bound_ms
-        for attempt in (self._quick, self._attempt):
-            for part in LADDER:
-                limit = self.space.bound.possible_ms * (1 + part)
-                found = attempt(limit)
-                if found is not None and np.isfinite(found.value_ms):
-                    return self._narrowed(below, found)
-                if self.space.watch.is_over:
-                    return None
-                below = limit
+        for part in LADDER:
+            limit = self.space.bound.possible_ms * (1 + part)
+            found = attempt(limit)
+            if found is not None and np.isfinite(found.value_ms):
+                return self._narrowed(below, found)
+            if self.space.watch.is_over:
+                return None
+            below = limit
         return None
 
     def _narrowed(self, below_ms: float, found: Assignment) -> Assignment:

@@ -24,6 +24,8 @@ from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.proposers._choices import LADDER
 from shardwright_plugins.proposers._counting import shared_out
 
+# Shards are shared out by counting where so few kinds of tables are all there are, over so few ranks.
+_FEW_KINDS, _FEW_RANKS = 16, 32
 # More sizes are not shared out.
 _MOST_SIZES = 12
 # Times tried from the bound up, those tried between the best plan and the bound, and how near they come to it.
@@ -309,3 +311,16 @@ def _merged(size: Floats, count: Ints) -> tuple[Floats, Ints]:
     is_new = np.append(True, size[1:] < size[:-1] * (1 - _ONE_SIZE))
     first = np.flatnonzero(is_new)
     return np.maximum(size[first], 1e-30), np.add.reduceat(count, first)
+
+
+def counted(catalogue: Catalogue) -> Assignment | None:
+    """A plan by numbers of options and of shards, where many tables are alike over a few ranks; else ``None``.
+
+    Args:
+        catalogue: of the space.
+    """
+    options = catalogue.space.options
+    is_small = len(options.tables) <= _FEW_KINDS and len(catalogue.space.capacity_bytes) <= _FEW_RANKS
+    if not is_small or len(options.all_tables) < 2 * len(options.tables):
+        return None
+    return Counted(catalogue).plan()

@@ -47,7 +47,12 @@ def spread_of(space: SearchSpace, covers: Bools) -> Floats:
 
 
 def kinds_of(
-    space: SearchSpace, allowed: Bools, spread: Floats, budget: Floats, limit_ms: float
+    space: SearchSpace,
+    allowed: Bools,
+    spread: Floats,
+    budget: Floats,
+    limit_ms: float,
+    most_kinds: int = MOST_KINDS,
 ) -> Kinds | None:
     """The kinds of shards of some options; ``None`` if there are too many, or no room beside the spread load.
 
@@ -57,6 +62,7 @@ def kinds_of(
         spread: what each takes of every rank: ``[O, D]``.
         budget: the spread load at most: ``[D]``.
         limit_ms: the time.
+        most_kinds: how many are not too many.
     """
     options = space.options
     limit = np.append(limit_ms, space.capacity_bytes.min(axis=0))
@@ -73,7 +79,7 @@ def kinds_of(
         return None
     gang = options.gang[run] != NO_GANG
     distinct, kind = np.unique(np.column_stack([needs[run], gang]), axis=0, return_inverse=True)
-    if len(distinct) > MOST_KINDS:
+    if len(distinct) > most_kinds:
         return None
     matrix = np.zeros((len(distinct), len(chosen)))
     kind_of = np.full(options.num_shards, -1)

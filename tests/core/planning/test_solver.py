@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 
+import attrs
 import numpy as np
 import pytest
 import scipy.optimize
 
-from shardwright.planning.solver import MixedProgram
+from shardwright.planning.solver import LinearProgram, MixedProgram
 
 
 def knapsack():
@@ -65,3 +66,19 @@ def test_solver_where_standard_output_is_closed_answers_all_the_same():
     )
     done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, timeout=60, check=False)
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_linear_program_has_the_prices_of_its_limits():
+    # The least cost of x >= 1.5 and x + y >= 4, where y costs twice as much and x is at most 3.
+    program = LinearProgram(
+        cost=np.array([1.0, 2.0]),
+        at_most=np.array([[-1.0, -1.0], [1.0, 0.0]]),
+        limits=np.array([-4.0, 3.0]),
+        equal=np.zeros((1, 2)),
+        wanted=np.zeros(1),
+    )
+    found = program.solve()
+    assert found.value == pytest.approx(5.0)
+    np.testing.assert_allclose(found.x, [3.0, 1.0])
+    np.testing.assert_allclose(found.prices, [2.0, 1.0])
+    assert attrs.evolve(program, limits=np.array([-4.0, -1.0])).solve() is None

@@ -51,7 +51,7 @@ class Planted:
 
 
 @attrs.define
-class _Plot:
+class Plot:
     """Tables and the ranks of their shards, drawn so that all ranks are full in the end."""
 
     random: np.random.Generator
@@ -116,7 +116,7 @@ def _drawn(random):
     """Topology and tables."""
     world_size, num_tables = int(random.integers(2, 65)), int(random.integers(10, 201))
     local = max(size for size in (1, 2, 4, 8) if world_size % size == 0 and size <= world_size)
-    plot = _Plot(random, world_size // local, local)
+    plot = Plot(random, world_size // local, local)
     some = num_tables * random.uniform(0, 0.15, size=4)
     for kind, count in zip(("row_wise", "data_parallel", "table_row_wise", "column_wise"), some, strict=True):
         for _ in range(int(count)):
@@ -149,7 +149,7 @@ def planted(seed):
     }
     request = Request(topology, Constraints(rules), 1, FixedPercentageStorageReservation(0.0))
     space = prepare([spec for spec, *_ in drawn], request, Choice().resolve())
-    plan = tuple(_planned(space, table, *entry) for table, entry in enumerate(drawn))
+    plan = tuple(planned(space, table, *entry) for table, entry in enumerate(drawn))
     slack = float(np.exp(random.uniform(np.log(LEAST_SLACK), np.log(MOST_SLACK))))
     capacity = np.ceil(used_bytes(space, plan).max() * (1 + slack))
     room = space.capacity_bytes.copy()
@@ -157,7 +157,7 @@ def planted(seed):
     return Planted(attrs.evolve(space, capacity_bytes=room), plan, slack)
 
 
-def _planned(space, table, spec, kind, width, ranks):
+def planned(space, table, spec, kind, width, ranks):
     """The option of a table that its shards are of, and their ranks."""
     options = space.options
     for option in options.of_table(int(options.alike[table])):

@@ -115,7 +115,8 @@ class Bisection:
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
         assert self.best is not None
-        yield from map(self._keep, WideGap(self.catalogue, self._programs, self.best).plans())
+        for better in WideGap(self.catalogue, self._programs, self.best).plans():
+            yield self._keep(better)
 
     def _tightened(self) -> Proposals:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""

@@ -31,7 +31,7 @@ _MOST_SIZES = 12
 # Times tried from the bound up, those tried between the best plan and the bound, and how near they come to it.
 _RUNGS, _NARROWINGS, _NARROW = 4, 3, 1e-3
 # With more tables than these, they need not come as near.
-_FEW_TABLES, _NEAR = 64, 2.1e-3
+_FEW_TABLES, _NEAR = 64, 1.5e-3
 _CASES = 12
 # Choices tried for a time, and those tried thoroughly; tables of one kind that take another option in one, at most.
 _MOST_CHOICES, _MOST_THOROUGH, _MOST_CHANGED = 40, 16, 8

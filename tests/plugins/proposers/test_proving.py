@@ -200,3 +200,21 @@ def test_proving_more_memory_is_worse_by_no_more_than_the_gap(shapes, mib):
         assume(False)
     more = planner(ranks=4, mib=int(1.3 * mib)).plan_tables(tables_of(shapes)).document["objective"]
     assert more["value_ms"] <= less["value_ms"] * (1 + more["gap"]) * (1 + 1e-6)
+
+
+def test_proving_goes_on_after_each_plan_that_is_found_for_a_wide_gap(monkeypatch):
+    asked = []
+
+    class Found:
+        def __init__(self, catalogue, programs, best):
+            self.best = best
+
+        def plans(self):
+            for _ in range(3):
+                asked.append(self.best.value_ms)
+                yield self.best.copy()
+
+    monkeypatch.setattr("shardwright_plugins.proposers._bisection.WideGap", Found)
+    found = found_in(space_of([(9000, 64), (4000, 64), (500, 16)], ranks=2, mib=64))
+    assert len(asked) == 3
+    assert found.feedback.value_ms <= asked[0]

@@ -14,6 +14,8 @@ from shardwright_plugins.proposers._whole_patterns import seated, whole_numbers
 
 # Where the program of fractions needs more of the ranks there are, whole numbers are not worth a try.
 _WORTH_A_TRY = 1.0
+# What is found is found soon: the part of the solver's nodes and seconds, which are meant for the last resort.
+_PART = 0.15
 
 
 def packed_within(catalogue: Catalogue, limit_ms: float) -> Assignment | None:
@@ -27,7 +29,7 @@ def packed_within(catalogue: Catalogue, limit_ms: float) -> Assignment | None:
     for division in Divisions(catalogue, limit_ms).fewest():
         if division.ranks > _WORTH_A_TRY * len(space.capacity_bytes):
             break
-        whole = whole_numbers(space, division.kinds, division.patterns)
+        whole = whole_numbers(space, division.kinds, division.patterns, part=_PART)
         if whole is None:
             continue
         found = seated(catalogue, division.kinds, whole, limit_ms)

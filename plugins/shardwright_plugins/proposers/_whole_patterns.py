@@ -47,7 +47,12 @@ class Whole:
 
 
 def whole_numbers(
-    space: SearchSpace, kinds: Kinds, patterns: Floats, filled: FullPatterns | None = None
+    space: SearchSpace,
+    kinds: Kinds,
+    patterns: Floats,
+    filled: FullPatterns | None = None,
+    *,
+    part: float = 1.0,
 ) -> Whole | None:
     """Options and patterns that hold all tables on all ranks; ``None`` if the solver finds none.
 
@@ -56,10 +61,13 @@ def whole_numbers(
         kinds: of the shards.
         patterns: ``[N, K]``.
         filled: where these are all patterns that fill a rank: what is poured in. There are no gangs then.
+        part: of the solver's nodes and seconds.
     """
     ways = _Ways.of(kinds, patterns) if filled is None else _Ways.without_gangs(patterns)
     found = _model(space, kinds, ways, filled).solve(
-        most_nodes=_NODES, seconds=space.watch.seconds_at_most(_SECONDS), precision=_PRECISION
+        most_nodes=int(part * _NODES),
+        seconds=space.watch.seconds_at_most(part * _SECONDS),
+        precision=_PRECISION,
     )
     if found.x is None:
         return None

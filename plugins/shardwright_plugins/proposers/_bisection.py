@@ -10,6 +10,7 @@ from attrs import define, field
 from shardwright.contracts.proposer import Proposals
 from shardwright.planning.cases import CLOSE
 from shardwright.planning.options import Floats
+from shardwright.planning.pattern_cases import PatternCases
 from shardwright.planning.placement import Placed
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
@@ -105,6 +106,7 @@ class Bisection:
         if len(self.space.capacity_bytes) <= _FEW_RANKS and not self._is_good_count:
             yield from self._kicked()
         if not self._is_close():
+            self._raised()
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
             yield from self._polished()
@@ -211,6 +213,12 @@ class Bisection:
     def _is_fine(self) -> bool:
         """Whether there are few tables, but not so few that a plan is the best anyway."""
         return _SOME_MORE_TABLES <= len(self.space.options.all_tables) <= _FEW_TABLES
+
+    def _raised(self) -> None:
+        """A better bound by patterns where a solver is to come: with few tables that is the quicker one of the two."""
+        assert self.best is not None
+        if self._gap > _SMALL_GAP and len(self.best.proposal) <= _FEW_TABLES:
+            PatternCases(self.space.prover, self.best.value_ms).sharpen(_SMALL_GAP, _CASES)
 
     def _polished(self) -> Proposals:
         """A plan a little better than one that is close to the best, if that takes little work."""

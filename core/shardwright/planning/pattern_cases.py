@@ -4,8 +4,9 @@ What options with a shard on every rank take of each, of its time and of its mem
 much that is, is not known beforehand, so the plans are parted in two by it, where the program of patterns takes more of
 it than the case grants, and again (:mod:`shardwright.planning.cases` has the proof's form; nodes ``{"spread_bytes":
 [tier, b], "below": node, "above": node}`` come to it, and leaves have ``"spread_multipliers": {tier: ms per byte}`` and
-``"prices": {path: {position of the option: [ms of each shard of a run]}}``). This takes
-seconds, so it is done where a gap is wide.
+``"prices": {path: {position of the option: [ms of each shard of a run]}}``). Where there are few tables, and that ends,
+plans are parted by one table's option, of which the program takes parts. This takes seconds, so it is done where a gap
+is wide.
 
 Legend: M memory tiers.
 """
@@ -18,10 +19,10 @@ import attrs
 import numpy as np
 from attrs import define, field
 
-from shardwright.planning.bound import Case, Certificate
+from shardwright.planning.bound import Case, Certificate, Relaxation
 from shardwright.planning.cases import Prover
 from shardwright.planning.options import Floats
-from shardwright.planning.pattern_prices import PatternPrices, Priced
+from shardwright.planning.pattern_prices import PatternPrices, Possible, Priced
 
 # Cases of the proof of one time; times that are tried; how near to a time out of reach the bound is brought.
 _MOST_CASES, _MOST_TIMES, _PRECISION = 60, 10, 1.5e-3
@@ -29,6 +30,13 @@ _MOST_CASES, _MOST_TIMES, _PRECISION = 60, 10, 1.5e-3
 _QUICK_PARTS = (0.6, 0.3)
 # A case that grants the spread load but for this part of a rank is not parted further; it is parted at this part.
 _FINE, _PART = 0.004, 0.55
+# Cases of so few tables are parted by their options too, and there may be so many for a time and in all: at first where
+# parts of a table's options make this much of every rank, at last where a table takes this part of an option.
+_FEW_TABLES, _MORE_CASES, _MORE_IN_ALL, _MUCH, _LEAST_PART = 64, 150, 450, 0.02, 0.02
+# Where cases are counted, a time gets this part of them, and each case so many entries of linear programs on average.
+_TIMES, _WORK = 4, 100_000
+# The precision for these, and the entries of their linear programs beside those of others.
+_ROUGH, _MORE_WORK = 5e-3, 60_000_000
 
 
 @define(eq=False)
@@ -45,9 +53,12 @@ class PatternCases:
     _prices: PatternPrices = field(init=False)
     _left: float = 0
     _left_in_all: float = np.inf
+    _most_for_a_time: float = _MOST_CASES
 
     def __attrs_post_init__(self) -> None:
         self._prices = PatternPrices(self.prover.space.bound.problem, self.most_ms)
+        if self._has_few_tables:
+            self._prices.work_left += _MORE_WORK
 
     def raise_once(self, most_cases: int) -> None:
         """Bring the bound nearer to the longest time in one step, a lesser one if that fails.
@@ -70,10 +81,13 @@ class PatternCases:
             enough: the gap.
             most_cases: that may be looked at in all.
         """
-        self._left_in_all = most_cases
+        self._left_in_all = min(most_cases, _MORE_IN_ALL if self._has_few_tables else np.inf)
+        self._prices.work_left = min(self._prices.work_left, int(min(most_cases * _WORK, 1e12)))
+        self._most_for_a_time = min(_MORE_CASES if self._has_few_tables else _MOST_CASES, most_cases / _TIMES)
         low, high = self.prover.bound_ms, self.most_ms
+        precision = _ROUGH if self._has_few_tables else _PRECISION
         for _ in range(_MOST_TIMES):
-            is_near = high <= low * (1 + _PRECISION) or self.most_ms <= low * (1 + enough)
+            is_near = high <= low * (1 + precision) or self.most_ms <= low * (1 + enough)
             if is_near or self._left_in_all <= 0 or self.prover.space.watch.is_over:
                 return
             middle = low + 0.6 * (high - low)
@@ -84,7 +98,7 @@ class PatternCases:
 
     def refute(self, z_ms: float) -> bool:
         """Try to prove that no plan is faster than a time."""
-        self._left = min(_MOST_CASES, self._left_in_all)
+        self._left = min(self._most_for_a_time, self._left_in_all)
         tiers = len(self._prices.problem.capacity)
         everything = Case(
             np.ones(len(self._prices.problem.cost), dtype=bool),
@@ -106,30 +120,86 @@ class PatternCases:
             return None
         return self._parted(case, z_ms, found)
 
-    def _parted(self, case: Case, z_ms: float, spread: Floats) -> dict[str, Any] | None:
-        """Part a case where what seems possible takes most of every rank that is not counted there."""
+    @property
+    def _has_few_tables(self) -> bool:
+        return len(self.prover.space.options.all_tables) <= _FEW_TABLES
+
+    def _parted(self, case: Case, z_ms: float, found: Possible) -> dict[str, Any] | None:
+        """Part a case by what lies on every rank, or by what one of a few tables takes of it."""
         problem = self._prices.problem
         size = np.append(z_ms, problem.space.capacity_bytes.max(axis=0))
+        if self._has_few_tables:
+            some = _parted_options(problem, found, size, _MUCH)
+            if some is not None:
+                return self._parted_by_options(case, z_ms, some)
         low = size - problem.within(case, z_ms).size
         # The program keeps to its limits but for rounding.
-        spread = np.minimum(spread, np.append(case.high_ms, np.array(case.high_bytes)))
+        spread = np.minimum(found.spread, np.append(case.high_ms, np.array(case.high_bytes)))
         uncounted = (spread - low) / np.maximum(size, 1e-300)
         dimension = int(np.argmax(uncounted))
-        if uncounted[dimension] <= _FINE:
-            return None
-        limit = float(low[dimension] + _PART * (spread - low)[dimension])
+        if uncounted[dimension] > _FINE:
+            # Where what seems possible takes most of every rank that is not counted.
+            limit = float(low[dimension] + _PART * (spread - low)[dimension])
+            return self._parted_by_spread(case, z_ms, dimension, limit)
+        some = _parted_options(problem, found, size, 0.0) if self._has_few_tables else None
+        return None if some is None else self._parted_by_options(case, z_ms, some)
+
+    def _parted_by_spread(
+        self, case: Case, z_ms: float, dimension: int, limit: float
+    ) -> dict[str, Any] | None:
         below, above = _halves(case, dimension, limit)
-        proofs: dict[str, Any] = {}
         # What seems possible is above: where it is, no more cases are looked at.
-        for name, half in (("above", above), ("below", below)):
-            proof = self._proof(half, z_ms)
+        proofs = self._proofs(z_ms, above=above, below=below)
+        tiers = self._prices.problem.space.tiers
+        split = {"spread_bytes": [tiers[dimension - 1], limit]} if dimension else {"spread_ms": limit}
+        return None if proofs is None else split | proofs
+
+    def _parted_by_options(self, case: Case, z_ms: float, some: list[int]) -> dict[str, Any] | None:
+        """Part a case by whether a table takes some of its options."""
+        options = self._prices.problem.space.options
+        table = int(options.table[some[0]])
+        is_among = np.isin(np.arange(options.num_options), some)
+        among = attrs.evolve(case, allowed=case.allowed & (is_among | (options.table != table)))
+        others = attrs.evolve(case, allowed=case.allowed & ~is_among)
+        proofs = self._proofs(z_ms, among=among, others=others)
+        positions = [option - int(options.first_option[table]) for option in some]
+        split = {"table": options.tables[table].path, "options": positions}
+        return None if proofs is None else split | proofs
+
+    def _proofs(self, z_ms: float, **cases: Case) -> dict[str, Any] | None:
+        """The proofs of some cases; none if one of them is not proven."""
+        proofs: dict[str, Any] = {}
+        for name, case in cases.items():
+            proof = self._proof(case, z_ms)
             if proof is None:
                 return None
             proofs[name] = proof
-        tiers = problem.space.tiers
-        return (
-            {"spread_bytes": [tiers[dimension - 1], limit]} if dimension else {"spread_ms": limit}
-        ) | proofs
+        return proofs
+
+
+def _parted_options(problem: Relaxation, found: Possible, size: Floats, least: float) -> list[int] | None:
+    """The options with a shard on every rank of the table that takes most of every rank by a part of them.
+
+    Args:
+        problem: the relaxed problem.
+        found: what seems possible.
+        size: of a rank: ``[1 + M]``.
+        least: the part of a rank from which on it counts; where that is 0, any option of which a part is taken does.
+    """
+    options, mine = problem.space.options, found.option
+    table, covers = options.table[mine], problem.covers[mine]
+    amount = np.where(options.multiplicity[table] == 1, found.amount, 0.0)
+    spread = (np.column_stack([problem.spread, problem.spread_bytes])[mine] / np.maximum(size, 1e-300)).max(
+        axis=1
+    )
+    taken = np.bincount(table, np.where(covers, amount, 0.0))
+    load = np.bincount(table, amount * spread) / np.maximum(taken, 1e-300) * np.minimum(taken, 1 - taken)
+    chosen = int(np.argmax(load))
+    if load[chosen] > least and min(taken[chosen], 1 - taken[chosen]) > _LEAST_PART:
+        return mine[(table == chosen) & covers].tolist()
+    parted = np.minimum(amount, 1 - amount)
+    is_parted = least == 0 and parted.max(initial=0.0) > _LEAST_PART
+    return [int(mine[np.argmax(parted)])] if is_parted else None
 
 
 def _halves(case: Case, dimension: int, limit: float) -> tuple[Case, Case]:

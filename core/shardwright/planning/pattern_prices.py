@@ -77,6 +77,21 @@ class Priced:
         return found
 
 
+@frozen(eq=False)
+class Possible:
+    """What seems possible in a case: tables in parts.
+
+    Args:
+        spread: the spread load, and what goes with it of each tier: ``[1 + M]``.
+        option: the options of the case: ``[O']``.
+        amount: how many tables take each: ``[O']``.
+    """
+
+    spread: Floats
+    option: Ints
+    amount: Floats
+
+
 @define(eq=False)
 class PatternPrices:
     """Finds such prices, and keeps the patterns that it has seen.
@@ -124,11 +139,10 @@ class PatternPrices:
         tiers = len(self.problem.capacity)
         return Priced(np.zeros(tiers), np.zeros(1 + tiers), np.zeros(len(self._kind)))
 
-    def refute(self, case: Case, z_ms: float) -> Priced | Floats | None:
+    def refute(self, case: Case, z_ms: float) -> Priced | Possible | None:
         """Prices by which no plan of a case is faster than a time, if the program proves that.
 
-        Otherwise the spread load, and what goes with it of each tier, of what seems possible, ``[1 + M]``; ``None``
-        where that is not known.
+        Otherwise what seems possible; ``None`` where that is not known.
         """
         room = self.problem.within(case, z_ms)
         has_options = np.logical_or.reduceat(room.allowed, self.problem.first).all()
@@ -193,16 +207,17 @@ class _Program:
         self.patterns: Floats = np.vstack([alone, prices.known(kinds, self._size)])
         self._table, self._runs = columns.table[options], space.options.num_shards
 
-    def solve(self) -> Priced | Floats | None:
-        """Patterns are added until the case is refuted, or shown to be possible: then the spread load."""
-        num_options, num_shared = len(self._options), self._shared.shape[1]
+    def solve(self) -> Priced | Possible | None:
+        """Patterns are added until the case is refuted, or shown to be possible."""
+        num_shared = self._shared.shape[1]
         program = self._begun()
         for _ in range(_MOST_PROGRAMS):
             self._of.work_left -= program.size
             is_least = program.solve(_MOST_PIVOTS)
-            chosen: Floats = program.solution[:num_options] @ self._spread
+            amount: Floats = program.solution[: len(self._options)]
+            possible = Possible(amount @ self._spread, self._options, amount)
             if program.value <= 1:
-                return chosen
+                return possible
             if not is_least or self._of.work_left <= 0 or self._problem.space.watch.is_over:
                 return None
             duals = np.maximum(-program.prices, 0.0)
@@ -215,7 +230,7 @@ class _Program:
                 if most <= enough:
                     return self._priced(shared, prices)
             if not len(new):
-                return chosen
+                return possible
             self.patterns = np.vstack([self.patterns, new])
             program.add(self._as_columns(new), np.zeros(len(new)))
         return None

@@ -218,7 +218,7 @@ class Bisection:
         """A better bound by patterns where a solver is to come: with few tables that is the quicker one of the two."""
         assert self.best is not None
         if self._gap > _SMALL_GAP and len(self.best.proposal) <= _FEW_TABLES:
-            PatternCases(self.space.prover, self.best.value_ms).sharpen(_SMALL_GAP, _CASES)
+            PatternCases(self.space.prover, self.best.value_ms).sharpen(_SMALL_GAP, 4 * _CASES)
 
     def _polished(self) -> Proposals:
         """A plan a little better than one that is close to the best, if that takes little work."""

@@ -90,7 +90,7 @@ class Bisection:
         found = counted(self.catalogue)
         self._is_counted = found is not None
         found = found or self._at_once()
-        packed = self._packings.by_dives() if found is None else None
+        packed = self._packed_soon() if found is None else None
         if packed is not None:
             yield self._keep(packed)
         found = found or self._with_work() or packed or self._starts.in_haste()
@@ -259,10 +259,14 @@ class Bisection:
                     return
                 part = 1
 
-    def _first_solved(self) -> Assignment | None:
+    def _packed_soon(self) -> Assignment | None:
+        """Any plan that takes a second or two: by a solver if there are so few columns, or by dives."""
+        return self._first_solved(_FINE_COLUMNS) or self._packings.soon()
+
+    def _first_solved(self, most_columns: int) -> Assignment | None:
         """Any plan, by a solver; or the proof that there is none."""
         for limit in (_FIRST_LIMIT * self.space.bound.possible_ms, self._packings.any_ms):
-            found = self._programs.plan(limit, _MOST_COLUMNS)
+            found = self._programs.plan(limit, most_columns)
             if found is not None or self.space.watch.is_over:
                 return found
         return None
@@ -274,7 +278,7 @@ class Bisection:
         self.catalogue.effort.left = np.inf
         if found is not None or self.best is not None:
             return found
-        return self._first_solved() or self._packings.last()
+        return self._first_solved(_MOST_COLUMNS) or self._packings.last()
 
     def _improvements(self) -> Proposals:
         assert self.best is not None

@@ -62,9 +62,9 @@ def loads_of(space, option):
     local, ranks = space.topology.local_world_size, space.topology.world_size
     need = np.append(space.cost_ms[run], space.memory_bytes[run])
     counts = []
-    for host in range(ranks // local):
+    for first in range(0, ranks, local):
         for some in combinations_with_replacement(range(local), int(space.options.count[run])):
-            counts.append(np.bincount(np.array(some) + host * local, minlength=ranks))
+            counts.append(np.bincount(np.array(some) + first, minlength=ranks))
     return np.array(counts)[:, :, None] * need
 
 

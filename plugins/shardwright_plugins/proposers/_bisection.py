@@ -46,7 +46,6 @@ _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 _STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
 # A solver gets problems of so many columns, at once or where all else has not closed the gap.
 _FEW_COLUMNS, _MOST_COLUMNS = 700, 1500
-_FIRST_LIMIT = 10.0
 _MOST_PROGRAMS, _FIRST_PART = 6, 0.125
 # A gap that is small enough for a problem of many columns, and one that is worth twice as many.
 _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
@@ -83,14 +82,14 @@ class Bisection:
         self.catalogue = Catalogue(self.space, Effort(is_over=lambda: watch.is_over))
         self._starts = Starts(self.catalogue, Patterns(self.catalogue, self.space.bound.problem.covers))
         self._programs = Programs(self.catalogue)
-        self._packings = Packings(self._starts)
+        self._packings = Packings(self._starts, self._programs)
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
         found = counted(self.catalogue)
         self._is_counted = found is not None
         found = found or self._at_once()
-        packed = self._packed_soon() if found is None else None
+        packed = self._packings.soon() if found is None else None
         if packed is not None:
             yield self._keep(packed)
         found = found or self._with_work() or packed or self._starts.in_haste()
@@ -99,16 +98,17 @@ class Bisection:
             return
         if self.best is None or found.value_ms < self.best.value_ms:
             yield self._keep(found)
-        yield from self._tightened()
-        if len(self.space.capacity_bytes) <= _FEW_RANKS and not self._is_good_count:
-            yield from self._kicked()
+        if not self._is_good_count:
+            yield from self._tightened()
+            if len(self.space.capacity_bytes) <= _FEW_RANKS:
+                yield from self._kicked()
         if not self._is_close():
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
             yield from self._polished()
         elif self._gap > CLOSE:
             yield from self._evened()
-        if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= SOME_TABLES):
+        if not self._is_close() and (self._gap > _SMALL_GAP or self._is_worth_more):
             yield from self._improvements()
         small = _COUNTED_GAP if self._is_counted_of_many else _SMALL_GAP
         if not self._is_close() and self._gap > small:
@@ -195,6 +195,11 @@ class Bisection:
         return self._is_counted_of_many and self._gap <= _SMALL_GAP
 
     @property
+    def _is_worth_more(self) -> bool:
+        """Whether a small gap is worked on: not where tables are many, or many were counted."""
+        return len(self.space.options.all_tables) <= SOME_TABLES and not self._is_good_count
+
+    @property
     def _is_counted_of_many(self) -> bool:
         return self._is_counted and len(self.space.options.all_tables) > _MANY_COUNTED
 
@@ -259,18 +264,6 @@ class Bisection:
                     return
                 part = 1
 
-    def _packed_soon(self) -> Assignment | None:
-        """Any plan that takes a second or two: by a solver if there are so few columns, or by dives."""
-        return self._first_solved(_FINE_COLUMNS) or self._packings.soon()
-
-    def _first_solved(self, most_columns: int) -> Assignment | None:
-        """Any plan, by a solver; or the proof that there is none."""
-        for limit in (_FIRST_LIMIT * self.space.bound.possible_ms, self._packings.any_ms):
-            found = self._programs.plan(limit, most_columns)
-            if found is not None or self.space.watch.is_over:
-                return found
-        return None
-
     def _with_work(self) -> Assignment | None:
         """A plan that is found with some work; with little, if there is one."""
         self.catalogue.effort.left = np.inf if self.best is None else _EFFORT
@@ -278,7 +271,7 @@ class Bisection:
         self.catalogue.effort.left = np.inf
         if found is not None or self.best is not None:
             return found
-        return self._first_solved(_MOST_COLUMNS) or self._packings.last()
+        return self._packings.last()
 
     def _improvements(self) -> Proposals:
         assert self.best is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.planning.distinct import sorted_rows
 from shardwright.planning.options import Floats
 
 # What fits but for rounding.
@@ -42,11 +43,11 @@ def many_fillings(size: Floats, prices: Floats, weights: Floats) -> Floats:
 
 def _less(filling: Floats, worth: Floats) -> Floats:
     """The best of some patterns without one shard of one kind: ``[N, K]``."""
-    best = np.unique(filling[np.argsort(-worth, kind="stable")[:_MOST_REFILLED]], axis=0)
+    best = sorted_rows(filling[np.argsort(-worth, kind="stable")[:_MOST_REFILLED]])
     pattern, kind = np.nonzero(best)
     less = best[pattern]
     less[np.arange(len(pattern)), kind] -= 1
-    return np.unique(less, axis=0)
+    return sorted_rows(less)
 
 
 def fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> Floats:
@@ -74,6 +75,8 @@ def fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> F
         for room, (_, times) in zip(left, columns, strict=True):
             number = np.minimum(number, room * times[kind])
         number = np.floor(np.maximum(number, 0.0))
+        if not number.any():
+            continue
         filling[rows, kind] += number
         for room, (column, _) in zip(left, columns, strict=True):
             room -= number * column[kind]

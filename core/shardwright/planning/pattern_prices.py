@@ -19,7 +19,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from shardwright.planning.bound import Case, Relaxation, Room
-from shardwright.planning.distinct import distinct_rows, without
+from shardwright.planning.distinct import distinct, distinct_rows, without
 from shardwright.planning.dual import TOLERANCE
 from shardwright.planning.fillings import fillings, many_fillings, orders_of
 from shardwright.planning.groups import groups
@@ -69,7 +69,7 @@ class Priced:
     def _prices(self, problem: Relaxation) -> dict[str, dict[str, list[float]]]:
         """``{path: {position of the option: [price of each run]}}``."""
         options, found = problem.space.options, dict[str, dict[str, list[float]]]()
-        for option in np.unique(options.option[self.shard > 0]).tolist():
+        for option in distinct(options.option[self.shard > 0]).tolist():
             table = int(options.table[option])
             position = str(option - int(options.first_option[table]))
             of_table = found.setdefault(options.tables[table].path, {})
@@ -136,7 +136,7 @@ class PatternPrices:
             return self._nothing
         options = np.flatnonzero(room.allowed)
         run = np.flatnonzero((self._kind != FREE) & room.allowed[self.problem.space.options.option])
-        kinds = np.unique(self._kind[run])
+        kinds = distinct(self._kind[run])
         if not len(kinds):
             return None
         program = _Program(self, case, z_ms, room, options, kinds)

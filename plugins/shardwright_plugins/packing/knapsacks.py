@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import define, field, frozen
 
-from shardwright.planning.distinct import distinct_rows
+from shardwright.planning.distinct import sorted_rows
 from shardwright.planning.options import Bools, Floats, Ints
 
 # Cells times units, and cells at least and at most.
@@ -140,7 +140,7 @@ class Tables:
             return np.empty((0, len(prices)))
         at = np.array([self._split(unit, cells) for unit in units.tolist()])
         shards = self.of.trimmed(self._traced(units, at, cells), prices, room)
-        return _in_order(shards[shards.any(axis=1)])
+        return sorted_rows(shards[shards.any(axis=1)])
 
     def top(self, room: Floats) -> Floats:
         """The best set of all: ``[K]``."""
@@ -237,13 +237,7 @@ class Joint:
                     sets = other.of.trimmed(sets, prices, room)
             found.append(sets)
             first += table.num_units
-        return found[0] if len(found) == 1 else _in_order(np.concatenate(found))
-
-
-def _in_order(sets: Floats) -> Floats:
-    """Sets, each once, as ``np.unique`` has them, which takes several times as long for wide rows."""
-    once = distinct_rows(sets)
-    return once[np.lexsort(once.T[::-1])] if once.size else once
+        return found[0] if len(found) == 1 else sorted_rows(np.concatenate(found))
 
 
 def _parts(number: int) -> list[int]:

@@ -155,7 +155,8 @@ def _is_refuted(left: Floats, size: Floats, count: Ints, known: dict[float, _Way
         count: how many there are of each: ``[K]``.
         known: the ways to fill a rank, by what is left of it.
     """
-    prices, most = _prices(size), 0.0
+    prices = _prices(size)
+    most = np.zeros(len(prices))
     for here in left.tolist():
         if here not in known:
             known[here] = _ways(here, size, count, prices)

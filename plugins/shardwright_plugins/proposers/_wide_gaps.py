@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from attrs import define
 
+from shardwright.planning.distinct import distinct_rows
 from shardwright.planning.options import FREE
 from shardwright.planning.pattern_cases import PatternCases
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
@@ -69,7 +70,7 @@ class WideGap:
         space, options = self.catalogue.space, self.catalogue.space.options
         is_fast = space.bound.problem.allowed(self.best.value_ms)
         run = np.flatnonzero((options.rank == FREE) & is_fast[options.option])
-        return len(np.unique(np.column_stack([space.cost_ms[run], space.memory_bytes[run]]), axis=0))
+        return len(distinct_rows(np.column_stack([space.cost_ms[run], space.memory_bytes[run]])))
 
     def plans(self) -> Iterator[Assignment]:
         """Each plan that is better than those before; the bound is raised first."""

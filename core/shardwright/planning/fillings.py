@@ -65,19 +65,19 @@ def fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> F
     worth = np.flatnonzero(prices > 1e-12)
     density = prices[worth] / np.maximum(weights @ size[worth].T, 1e-12)
     order = worth[np.argsort(-density, axis=1, kind="stable")]
-    filling = np.repeat(starts, len(order), axis=0)
-    ways = np.ascontiguousarray(np.tile(order, (len(starts), 1)).T)
+    # Of each order all starts together, [V, K, N]: what a kind takes is then one number for all of these.
+    filling = np.repeat(starts.T[None], len(order), axis=0)
     columns = [(column, 1 / np.maximum(column, 1e-12)) for column in size.T if column.any()]
-    left = [1 + _TOLERANCE - filling @ column for column, _ in columns]
-    rows, most = np.arange(len(filling)), np.full(len(filling), MOST_SHARDS)
-    for kind in ways:
-        number = most
+    left = [np.repeat(1 + _TOLERANCE - (starts @ column)[None], len(order), axis=0) for column, _ in columns]
+    each = np.arange(len(order))
+    for kind in order.T:
+        number = np.full((len(order), len(starts)), MOST_SHARDS)
         for room, (_, times) in zip(left, columns, strict=True):
-            number = np.minimum(number, room * times[kind])
-        number = np.floor(np.maximum(number, 0.0))
+            np.minimum(number, room * times[kind, None], out=number)
+        number = np.floor(np.maximum(number, 0.0, out=number), out=number)
         if not number.any():
             continue
-        filling[rows, kind] += number
+        filling[each, kind] += number
         for room, (column, _) in zip(left, columns, strict=True):
-            room -= number * column[kind]
-    return filling
+            room -= number * column[kind, None]
+    return filling.transpose(2, 0, 1).reshape(-1, len(prices))

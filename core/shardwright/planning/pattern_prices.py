@@ -32,14 +32,23 @@ from shardwright.planning.solver import most_worth as solved_most_worth
 _MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 120, 30, 3000
 # Pivots of one program.
 _MOST_PIVOTS = 3000
-# Kinds at most.
-_MOST_KINDS = 120
 # What one rank more than there are costs, in parts of all ranks' time.
 _PENALTY = 1e4
-# Where there are too many sets to find the best pattern by them, the solver is asked, so often at most.
-_MOST_SOLVED = 12
-# Entries of all linear programs of a proof: ten million take a second or two.
-_MOST_WORK = 60_000_000
+
+
+@frozen
+class Limits:
+    """What a proof may take.
+
+    Args:
+        kinds: of shards; where there are more, those of about one size are one. With fewer, less is proven.
+        solved: how often the solver is asked, where there are too many sets to find the best pattern by them.
+        work: entries of all linear programs: ten million take a second or two.
+    """
+
+    kinds: int = 120
+    solved: int = 12
+    work: int = 60_000_000
 
 
 @frozen(eq=False)
@@ -84,19 +93,21 @@ class PatternPrices:
     Args:
         problem: the relaxed problem.
         most_ms: the longest time that is asked about.
+        limits: of all proofs together.
     """
 
     problem: Relaxation
     most_ms: float
+    limits: Limits = Limits()
     _needs: Floats = field(init=False)
     _kind: Ints = field(init=False)
     _patterns: Floats = field(init=False)
-    _left: int = _MOST_SOLVED
-    work_left: int = _MOST_WORK
+    _left: int = field(init=False)
+    work_left: int = field(init=False)
     """Entries of the linear programs that may still be solved."""
 
     def __attrs_post_init__(self) -> None:
-        space = self.problem.space
+        space, self._left, self.work_left = self.problem.space, self.limits.solved, self.limits.work
         needs, kind = np.unique(
             np.column_stack([space.cost_ms, space.memory_bytes]), axis=0, return_inverse=True
         )
@@ -114,7 +125,7 @@ class PatternPrices:
         room = np.append(self.most_ms, self.problem.space.capacity_bytes.max(axis=0))
         fitting = np.flatnonzero(is_free & (needs <= room).all(axis=1))
         group = np.arange(len(needs))
-        group[fitting] = len(needs) + groups(needs[fitting] / np.maximum(room, 1e-300), _MOST_KINDS)
+        group[fitting] = len(needs) + groups(needs[fitting] / np.maximum(room, 1e-300), self.limits.kinds)
         _, result = np.unique(group, return_inverse=True)
         return result.reshape(-1)
 

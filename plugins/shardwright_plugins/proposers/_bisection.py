@@ -117,8 +117,7 @@ class Bisection:
         is_small = len(found.proposal) <= SOME_TABLES and not self._is_good_count
         if not self._is_close() and (self._gap > _SMALL_GAP or is_small):
             yield from self._improvements()
-        small = _COUNTED_GAP if self._is_counted_of_many else _SMALL_GAP
-        if not self._is_close() and self._gap > small:
+        if not self._is_close() and self._gap > (_COUNTED_GAP if self._is_counted_of_many else _SMALL_GAP):
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
         assert self.best is not None

@@ -48,3 +48,13 @@ def distinct_rows(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """
     first = {row.tobytes(): index for index, row in reversed(list(enumerate(rows)))}
     return rows[sorted(first.values())]
+
+
+def sorted_rows(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The rows, each once, in rising order, as ``np.unique`` has them with ``axis=0``.
+
+    Args:
+        rows: ``[N, K]``.
+    """
+    once = distinct_rows(rows)
+    return once[np.lexsort(once.T[::-1])] if once.size else once

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.planning.distinct import sorted_rows
 from shardwright.planning.options import Floats
 
 # What fits but for rounding.
@@ -42,11 +43,11 @@ def many_fillings(size: Floats, prices: Floats, weights: Floats) -> Floats:
 
 def _less(filling: Floats, worth: Floats) -> Floats:
     """The best of some patterns without one shard of one kind: ``[N, K]``."""
-    best = np.unique(filling[np.argsort(-worth, kind="stable")[:_MOST_REFILLED]], axis=0)
+    best = sorted_rows(filling[np.argsort(-worth, kind="stable")[:_MOST_REFILLED]])
     pattern, kind = np.nonzero(best)
     less = best[pattern]
     less[np.arange(len(pattern)), kind] -= 1
-    return np.unique(less, axis=0)
+    return sorted_rows(less)
 
 
 def fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> Floats:
@@ -64,17 +65,19 @@ def fillings(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> F
     worth = np.flatnonzero(prices > 1e-12)
     density = prices[worth] / np.maximum(weights @ size[worth].T, 1e-12)
     order = worth[np.argsort(-density, axis=1, kind="stable")]
-    filling = np.repeat(starts, len(order), axis=0)
-    ways = np.ascontiguousarray(np.tile(order, (len(starts), 1)).T)
+    # Of each order all starts together, [V, K, N]: what a kind takes is then one number for all of these.
+    filling = np.repeat(starts.T[None], len(order), axis=0)
     columns = [(column, 1 / np.maximum(column, 1e-12)) for column in size.T if column.any()]
-    left = [1 + _TOLERANCE - filling @ column for column, _ in columns]
-    rows, most = np.arange(len(filling)), np.full(len(filling), MOST_SHARDS)
-    for kind in ways:
-        number = most
+    left = [np.repeat(1 + _TOLERANCE - (starts @ column)[None], len(order), axis=0) for column, _ in columns]
+    each = np.arange(len(order))
+    for kind in order.T:
+        number = np.full((len(order), len(starts)), MOST_SHARDS)
         for room, (_, times) in zip(left, columns, strict=True):
-            number = np.minimum(number, room * times[kind])
-        number = np.floor(np.maximum(number, 0.0))
-        filling[rows, kind] += number
+            np.minimum(number, room * times[kind, None], out=number)
+        number = np.floor(np.maximum(number, 0.0, out=number), out=number)
+        if not number.any():
+            continue
+        filling[each, kind] += number
         for room, (column, _) in zip(left, columns, strict=True):
-            room -= number * column[kind]
-    return filling
+            room -= number * column[kind, None]
+    return filling.transpose(2, 0, 1).reshape(-1, len(prices))

@@ -22,12 +22,15 @@ from attrs import define, field
 from shardwright.planning.bound import Case, Certificate, Relaxation
 from shardwright.planning.cases import Prover
 from shardwright.planning.options import Floats
-from shardwright.planning.pattern_prices import PatternPrices, Possible, Priced
+from shardwright.planning.pattern_prices import Limits, PatternPrices, Possible, Priced
 
 # Cases of the proof of one time; times that are tried; how near to a time out of reach the bound is brought.
 _MOST_CASES, _MOST_TIMES, _PRECISION = 60, 10, 1.5e-3
 # The parts of the way to a plan's value that a quick proof tries.
 _QUICK_PARTS = (0.6, 0.3)
+# Where shards are of many kinds: limits of a quick proof, its first step, of which each next is half, steps and cases.
+_ALL, _QUICK = Limits(), Limits(kinds=90, solved=0, work=1_500_000)
+_FIRST_PART, _STEPS, _FEW_CASES = 0.25, 3, 8
 # A case that grants the spread load but for this part of a rank is not parted further; it is parted at this part.
 _FINE, _PART = 0.004, 0.55
 # Cases of so few tables are parted by their options too, and there may be so many for a time and in all: at first where
@@ -46,17 +49,19 @@ class PatternCases:
     Args:
         prover: what is proven so far.
         most_ms: the longest time that is asked about: that of the best plan.
+        limits: of all proofs together.
     """
 
     prover: Prover
     most_ms: float
+    limits: Limits = _ALL
     _prices: PatternPrices = field(init=False)
     _left: float = 0
     _left_in_all: float = np.inf
     _most_for_a_time: float = _MOST_CASES
 
     def __attrs_post_init__(self) -> None:
-        self._prices = PatternPrices(self.prover.space.bound.problem, self.most_ms)
+        self._prices = PatternPrices(self.prover.space.bound.problem, self.most_ms, self.limits)
         if self._has_few_tables:
             self._prices.work_left += _MORE_WORK
 
@@ -73,6 +78,22 @@ class PatternCases:
                 return
             if self.refute(low + part * (self.most_ms - low)):
                 return
+
+    @classmethod
+    def quick(cls, prover: Prover, most_ms: float) -> PatternCases:
+        """One for :meth:`raise_some`, for shards of many kinds."""
+        return cls(prover, most_ms, _QUICK)
+
+    def raise_some(self) -> None:
+        """Bring the bound nearer to the longest time by a few steps: from part of the way, on or back."""
+        low, way, part, step = self.prover.bound_ms, self.most_ms - self.prover.bound_ms, 0.0, _FIRST_PART
+        for _ in range(_STEPS):
+            self._left_in_all = _FEW_CASES
+            if self.prover.space.watch.is_over or self._prices.work_left <= 0:
+                return
+            part += step if self.prover.bound_ms >= low + part * way else -step
+            self.refute(low + part * way)
+            step /= 2
 
     def sharpen(self, enough: float = 0.0, most_cases: float = np.inf) -> None:
         """Bring the bound as near to the longest time as it goes, or until the gap is ``enough``.

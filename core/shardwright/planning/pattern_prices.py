@@ -19,7 +19,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from shardwright.planning.bound import Case, Relaxation, Room
-from shardwright.planning.distinct import distinct_rows, without
+from shardwright.planning.distinct import distinct, distinct_rows, without
 from shardwright.planning.dual import TOLERANCE
 from shardwright.planning.fillings import fillings, many_fillings, orders_of
 from shardwright.planning.groups import groups
@@ -32,14 +32,23 @@ from shardwright.planning.solver import most_worth as solved_most_worth
 _MOST_PROGRAMS, _MOST_NEW, _MOST_KEPT = 120, 30, 3000
 # Pivots of one program.
 _MOST_PIVOTS = 3000
-# Kinds at most.
-_MOST_KINDS = 120
 # What one rank more than there are costs, in parts of all ranks' time.
 _PENALTY = 1e4
-# Where there are too many sets to find the best pattern by them, the solver is asked, so often at most.
-_MOST_SOLVED = 12
-# Entries of all linear programs of a proof: ten million take a second or two.
-_MOST_WORK = 60_000_000
+
+
+@frozen
+class Limits:
+    """What a proof may take.
+
+    Args:
+        kinds: of shards; where there are more, those of about one size are one. With fewer, less is proven.
+        solved: how often the solver is asked, where there are too many sets to find the best pattern by them.
+        work: entries of all linear programs: ten million take a second or two.
+    """
+
+    kinds: int = 120
+    solved: int = 12
+    work: int = 60_000_000
 
 
 @frozen(eq=False)
@@ -69,7 +78,7 @@ class Priced:
     def _prices(self, problem: Relaxation) -> dict[str, dict[str, list[float]]]:
         """``{path: {position of the option: [price of each run]}}``."""
         options, found = problem.space.options, dict[str, dict[str, list[float]]]()
-        for option in np.unique(options.option[self.shard > 0]).tolist():
+        for option in distinct(options.option[self.shard > 0]).tolist():
             table = int(options.table[option])
             position = str(option - int(options.first_option[table]))
             of_table = found.setdefault(options.tables[table].path, {})
@@ -99,19 +108,21 @@ class PatternPrices:
     Args:
         problem: the relaxed problem.
         most_ms: the longest time that is asked about.
+        limits: of all proofs together.
     """
 
     problem: Relaxation
     most_ms: float
+    limits: Limits = Limits()
     _needs: Floats = field(init=False)
     _kind: Ints = field(init=False)
     _patterns: Floats = field(init=False)
-    _left: int = _MOST_SOLVED
-    work_left: int = _MOST_WORK
+    _left: int = field(init=False)
+    work_left: int = field(init=False)
     """Entries of the linear programs that may still be solved."""
 
     def __attrs_post_init__(self) -> None:
-        space = self.problem.space
+        space, self._left, self.work_left = self.problem.space, self.limits.solved, self.limits.work
         needs, kind = np.unique(
             np.column_stack([space.cost_ms, space.memory_bytes]), axis=0, return_inverse=True
         )
@@ -129,7 +140,7 @@ class PatternPrices:
         room = np.append(self.most_ms, self.problem.space.capacity_bytes.max(axis=0))
         fitting = np.flatnonzero(is_free & (needs <= room).all(axis=1))
         group = np.arange(len(needs))
-        group[fitting] = len(needs) + groups(needs[fitting] / np.maximum(room, 1e-300), _MOST_KINDS)
+        group[fitting] = len(needs) + groups(needs[fitting] / np.maximum(room, 1e-300), self.limits.kinds)
         _, result = np.unique(group, return_inverse=True)
         return result.reshape(-1)
 
@@ -150,7 +161,7 @@ class PatternPrices:
             return self._nothing
         options = np.flatnonzero(room.allowed)
         run = np.flatnonzero((self._kind != FREE) & room.allowed[self.problem.space.options.option])
-        kinds = np.unique(self._kind[run])
+        kinds = distinct(self._kind[run])
         if not len(kinds):
             return None
         program = _Program(self, case, z_ms, room, options, kinds)

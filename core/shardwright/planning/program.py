@@ -116,6 +116,7 @@ class Program:
         for option in chosen:
             program._add(option)
         program._choose_one_each(chosen)
+        program._count_on_hosts()
         program._limit(chosen)
         return program
 
@@ -187,6 +188,24 @@ class Program:
         # All tables may be left out at the price of the limit: the solver always has a solution, and so a bound.
         self.left_out = self._new(1, 1.0)
         self.entries += [(row, self.left_out, self.equals[row]) for row in rows.values()]
+
+    def _count_on_hosts(self) -> None:
+        """How many tables lie on each host as a whole: whole numbers too, and the ones to branch on.
+
+        Hosts are alike, and so are the tables' options: with any one of their columns settled, the rest of the solver's
+        tree looks as before. With three tables on a host and not two, it does not.
+        """
+        topology = self.space.topology
+        whole = [parts[0] for parts in self.parts.values() if len(parts) == 1 and parts[0].number == 1]
+        if topology.num_hosts < 2 or all(part.local is None for part in whole):
+            return
+        local_size, tables = topology.local_world_size, float(self.space.options.multiplicity.sum())
+        for host in range(topology.num_hosts):
+            here = list[int]()
+            for part in whole:
+                places = local_size if part.local is None else 1
+                here += range(part.first + host * places, part.first + (host + 1) * places)
+            self._same_number(here, self._new(1, tables), 1)
 
     def _limit(self, chosen: list[int]) -> None:
         """What each rank holds, in parts of what it may: rows by dimension, then rank."""

@@ -2,7 +2,8 @@
 
 The program is made from the options' columns alone, and nothing of it is the search's but the solver, HiGHS. Its whole
 numbers say how many of the tables that are alike take each option, how many of a run's free shards are on each rank,
-and how many of an option's gangs on each host; each rank's time and memory then is a sum. The solver first may also say
+and how many of an option's gangs on each host, and, where there are gangs, how many of these and of whole tables are on
+each host together; each rank's time and memory then is a sum. The solver first may also say
 "no plan", at the price of a time a little above the claim, so that it always has a solution to compare others with, and
 its bound is to reach the claim; where it ends with a plan between the two, it is to find that there is none below.
 
@@ -70,7 +71,13 @@ class _Plans:
             tuple[int, int, Floats]
         ] = []  # of ranks: rank, column, and what one of it takes, [D]
         self._none = self._column(1.0)
+        self._whole: list[list[int]] = [
+            [] for _ in range(space.topology.num_hosts)
+        ]  # columns, tables on a host
         self.is_any = all([self._state(table) for table in range(len(space.options.tables))])
+        if space.topology.num_hosts > 1 and (space.options.gang != NO_GANG).any():
+            for whole in self._whole:
+                self._equate(whole, 0.0, (self._column(float(space.options.multiplicity.sum())), -1.0))
 
     def _state(self, table: int) -> bool:
         """The numbers of a table's options; whether there are any."""
@@ -92,11 +99,14 @@ class _Plans:
                 self._load(taken, run, int(options.rank[run]), count)
                 continue
             if gang == NO_GANG:
-                self._anywhere(taken, run, range(self._world_size), number)
+                columns = self._anywhere(taken, run, range(self._world_size), number)
+                if len(options.count[runs]) == count == 1:
+                    self._note_whole(columns)
                 continue
             if gang not in hosts:
                 hosts[gang] = [self._column(number) for _ in range(num_hosts)]
                 self._equate(hosts[gang], 0.0, (taken, -1.0))
+                self._note_whole(hosts[gang])
             for host, here in enumerate(hosts[gang]):
                 first = host * local_size
                 if options.local_rank[run] == FREE:
@@ -105,13 +115,20 @@ class _Plans:
                     self._load(here, run, first + int(options.local_rank[run]), count)
         return taken
 
-    def _anywhere(self, of: int, run: int, ranks: Iterable[int], number: float) -> None:
+    def _note_whole(self, columns: list[int]) -> None:
+        """Columns of what lies on one host together, as many for each host in turn."""
+        each = len(columns) // len(self._whole)
+        for host, whole in enumerate(self._whole):
+            whole += columns[host * each : (host + 1) * each]
+
+    def _anywhere(self, of: int, run: int, ranks: Iterable[int], number: float) -> list[int]:
         """All shards of a run, for each one that is counted by a column, on some of these ranks."""
         count = int(self._options.count[run])
         columns = [self._column(number * count) for _ in ranks]
         self._equate(columns, 0.0, (of, -float(count)))
         for rank, column in zip(ranks, columns, strict=True):
             self._load(column, run, rank, 1)
+        return columns
 
     def _column(self, most: float) -> int:
         self.most.append(most)

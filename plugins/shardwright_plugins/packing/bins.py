@@ -332,7 +332,12 @@ class Bins:
     def _best_gang(self, gangs: Ints, over: Floats) -> tuple[float, int]:
         best, found = 0.0, NO_GANG
         before = float(over.sum())
-        for gang in gangs.tolist():
+        # Of gangs that are alike and lie alike, the first one stands for all.
+        alike = {
+            (self.kind[unit].tobytes(), self.bin[unit].tobytes()): gang
+            for gang, unit in ((gang, self._members[gang]) for gang in reversed(gangs.tolist()))
+        }
+        for gang in reversed(alike.values()):
             saved, bins = self.used.copy(), self.bin.copy()
             self._move_gang(gang)
             gain = float(self.over().sum()) - before

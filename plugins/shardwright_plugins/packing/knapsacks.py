@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import define, field, frozen
 
+from shardwright.planning.distinct import sorted_rows
 from shardwright.planning.options import Bools, Floats, Ints
 
 # Cells times units, and cells at least and at most.
@@ -139,7 +140,7 @@ class Tables:
             return np.empty((0, len(prices)))
         at = np.array([self._split(unit, cells) for unit in units.tolist()])
         shards = self.of.trimmed(self._traced(units, at, cells), prices, room)
-        return np.unique(shards[shards.any(axis=1)], axis=0)
+        return sorted_rows(shards[shards.any(axis=1)])
 
     def top(self, room: Floats) -> Floats:
         """The best set of all: ``[K]``."""
@@ -225,7 +226,7 @@ class Joint:
 
     def best(self, prices: Floats, room: Floats, around: Ints) -> Floats:
         """The best sets around units: ``[X, K]``; arguments as for :meth:`Tables.best`."""
-        found, first = [np.empty((0, len(prices)))], 0
+        found, first = list[Floats](), 0
         for table in self.tables:
             mine = around[(around >= first) & (around < first + table.num_units)] - first
             sets = table.best(prices, room, mine)
@@ -236,7 +237,7 @@ class Joint:
                     sets = other.of.trimmed(sets, prices, room)
             found.append(sets)
             first += table.num_units
-        return np.unique(np.concatenate(found), axis=0)
+        return found[0] if len(found) == 1 else sorted_rows(np.concatenate(found))
 
 
 def _parts(number: int) -> list[int]:

@@ -51,8 +51,9 @@ def gang_bins(used: Floats, limit: Floats, size: Floats, local: Ints, bins_per_h
     places = []
     rows = np.arange(hosts)
     for index, place in enumerate(local.tolist()):
-        emptiest = ((trial + size[index]) / most).max(axis=2).argmin(axis=1)
-        column = emptiest if place == FREE else np.full(hosts, place)
+        is_free = place == FREE
+        after = (trial + size[index]) / most if is_free else most
+        column = after.max(axis=2).argmin(axis=1) if is_free else np.full(hosts, place)
         trial[rows, column] += size[index]
         places.append(column)
     over = np.maximum(trial / most - 1, 0).sum(axis=(1, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from shardwright_plugins.packing.sharing import share_out
 _REBUILDS, _SHARINGS, _REGROUPS = 40, 200, 400
 # Choices of options to begin with, turns of each, and of the one that came nearest.
 _STARTS, _TURNS, _LAST_TURNS = 8, 4, 12
+# Starts of which one short turn is tried, with fewer groups packed anew.
+_FEW_STARTS, _FEW_REGROUPS = 2, 50
 # A start is given up that is over by more than this, divided by its turns, in ranks.
 _HOPELESS = 0.3
 # A solver shares out groups of ranks of a plan that is over by no more, so often at once; and of the nearest one.
@@ -47,9 +50,7 @@ def packed(
     """
     nearest: Assignment | None = None
     for start in _starts(catalogue.space, proposal):
-        trial = Assignment(catalogue, start, limit_ms)
-        trial.fill()
-        trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS)
+        trial = _begun(catalogue, start, limit_ms)
         if turned(trial, range(_TURNS), is_over, hopeless=_HOPELESS):
             return trial
         if _over(trial) < _NEAR and not is_over():
@@ -66,6 +67,27 @@ def packed(
     return nearest
 
 
+def packed_soon(
+    catalogue: Catalogue, proposal: Ints, limit_ms: float, is_over: Callable[[], bool]
+) -> Assignment | None:
+    """A plan within all memories by a short turn of patience, about a second; arguments as for :func:`packed`."""
+    for start in islice(_starts(catalogue.space, proposal), _FEW_STARTS):
+        if is_over():
+            return None
+        trial = _begun(catalogue, start, limit_ms)
+        if _changed(trial, 0) or (_over(trial) < _NEAR and regroup(trial.bins, _FEW_REGROUPS)):
+            return trial
+    return None
+
+
+def _begun(catalogue: Catalogue, start: Ints, limit_ms: float) -> Assignment:
+    """A start's shards put where there is room, with a little repair."""
+    trial = Assignment(catalogue, start, limit_ms)
+    trial.fill()
+    trial.repair(_STEPS, changes=_CHANGES, pairs=_PAIRS)
+    return trial
+
+
 def _over(plan: Assignment) -> float:
     """By how much all ranks together are over their limits, in parts of these."""
     return float(plan.bins.over().sum())
@@ -80,17 +102,21 @@ def turned(trial: Assignment, turns: range, is_over: Callable[[], bool], *, hope
         is_over: whether to end.
         hopeless: what may be over after the first turn, in ranks; after the second, half of it, and so on.
     """
-    price = trial.space.total_cost_ms
     for turn in turns:
-        if trial.rebuild(_REBUILDS, price, seed=turn):
-            return True
-        if share_out(trial.bins, _SHARINGS * (1 + turn), seed=turn):
+        if _changed(trial, turn):
             return True
         if is_over() or _over(trial) > hopeless / (1 + turn):
             return False
         if _over(trial) < _NEAR and regroup(trial.bins, _REGROUPS, seed=turn):
             return True
     return False
+
+
+def _changed(trial: Assignment, turn: int) -> bool:
+    """Change options, then ranks; whether nothing is over a limit any more."""
+    if trial.rebuild(_REBUILDS, trial.space.total_cost_ms, seed=turn):
+        return True
+    return share_out(trial.bins, _SHARINGS * (1 + turn), seed=turn)
 
 
 def _starts(space: SearchSpace, proposal: Ints) -> Iterator[Ints]:

@@ -49,7 +49,6 @@ _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 _STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
 # A solver gets problems of so many columns, at once or where all else has not closed the gap.
 _FEW_COLUMNS, _MOST_COLUMNS = 700, 1500
-_FIRST_LIMIT = 10.0
 _MOST_PROGRAMS, _FIRST_PART = 6, 0.125
 # A gap that is small enough for a problem of many columns, and one that is worth twice as many.
 _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
@@ -86,14 +85,14 @@ class Bisection:
         self.catalogue = Catalogue(self.space, Effort(is_over=lambda: watch.is_over))
         self._starts = Starts(self.catalogue, Patterns(self.catalogue, self.space.bound.problem.covers))
         self._programs = Programs(self.catalogue)
-        self._packings = Packings(self._starts)
+        self._packings = Packings(self._starts, self._programs)
 
     def plans(self) -> Proposals:
         """Each plan that is better than those before."""
         found = counted(self.catalogue)
         self._is_counted = found is not None
         found = found or self._at_once()
-        packed = self._packings.by_dives() if found is None else None
+        packed = self._packings.soon() if found is None else None
         if packed is not None:
             yield self._keep(packed)
         found = found or self._with_work() or packed or self._starts.in_haste()
@@ -102,9 +101,10 @@ class Bisection:
             return
         if self.best is None or found.value_ms < self.best.value_ms:
             yield self._keep(found)
-        yield from self._tightened()
-        if len(self.space.capacity_bytes) <= _FEW_RANKS and not self._is_good_count:
-            yield from self._kicked()
+        if not self._is_good_count:
+            yield from self._tightened()
+            if len(self.space.capacity_bytes) <= _FEW_RANKS:
+                yield from self._kicked()
         if not self._is_close():
             self._raised()
             yield from self._solved(_FEW_COLUMNS)
@@ -114,10 +114,10 @@ class Bisection:
             yield from self._evened()
         if self._is_fine and self._is_close():
             yield from self._finely_solved()
-        if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= SOME_TABLES):
+        is_small = len(found.proposal) <= SOME_TABLES and not self._is_good_count
+        if not self._is_close() and (self._gap > _SMALL_GAP or is_small):
             yield from self._improvements()
-        small = _COUNTED_GAP if self._is_counted_of_many else _SMALL_GAP
-        if not self._is_close() and self._gap > small:
+        if not self._is_close() and self._gap > (_COUNTED_GAP if self._is_counted_of_many else _SMALL_GAP):
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
         assert self.best is not None
@@ -272,14 +272,6 @@ class Bisection:
                     return
                 part = 1
 
-    def _first_solved(self) -> Assignment | None:
-        """Any plan, by a solver; or the proof that there is none."""
-        for limit in (_FIRST_LIMIT * self.space.bound.possible_ms, self._packings.any_ms):
-            found = self._programs.plan(limit, _MOST_COLUMNS)
-            if found is not None or self.space.watch.is_over:
-                return found
-        return None
-
     def _with_work(self) -> Assignment | None:
         """A plan that is found with some work; with little, if there is one."""
         self.catalogue.effort.left = np.inf if self.best is None else _EFFORT
@@ -287,13 +279,15 @@ class Bisection:
         self.catalogue.effort.left = np.inf
         if found is not None or self.best is not None:
             return found
-        return self._first_solved() or self._packings.last()
+        return self._packings.last()
 
     def _improvements(self) -> Proposals:
         assert self.best is not None
         self.catalogue.effort.left = _EFFORT
         step = tries = 0
-        while step < len(_STEPS_DOWN) and tries < _MOST_TRIES and not self._is_done():
+        while step < len(_STEPS_DOWN) and tries < _MOST_TRIES and not self._is_close():
+            if self.catalogue.effort.is_spent:
+                return
             limit = self._low_ms + (self.best.value_ms - self._low_ms) * _STEPS_DOWN[step]
             before, tries = self.best.value_ms, tries + 1
             for found in self._better(limit):
@@ -351,9 +345,6 @@ class Bisection:
             if found.value_ms > middle * (1 + _NEAR):
                 below_ms = middle
         return found
-
-    def _is_done(self) -> bool:
-        return self._is_close() or self.catalogue.effort.is_spent
 
     def _is_close(self, gap: float | None = None) -> bool:
         """Whether the best plan is proven to be about as good as can be, or time is over."""

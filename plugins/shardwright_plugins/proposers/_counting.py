@@ -20,6 +20,8 @@ from shardwright.planning.options import Floats, Ints
 _MOST_STATES, _MOST_WAYS = 1500, 200
 # Ways to put the larger shards that are looked at, if there are no more of these.
 _MOST_ARRANGEMENTS, _MOST_LARGE = 30, 12
+# What shards are worth, for a proof that they do not go in: their sizes, but of one size so many times that.
+_TIMES = (0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 2.0)
 _NONE = -1e9
 _ROUNDING, _ONE = 1e-12, 1e-9
 
@@ -31,12 +33,12 @@ class _Ways:
     Args:
         number: shards of each size in states: ``[P, J]``.
         rest: of the smallest size beside them: ``[P]``.
-        fullest: the most that one of them takes.
+        worth: the most that one of them is worth, at each of some prices of the sizes: ``[Q]``.
     """
 
     number: Ints
     rest: Ints
-    fullest: float
+    worth: Floats
 
     def before(self, shape: tuple[int, ...]) -> Ints:
         """The state that leads to each state: ``[P, X]``; ``X`` where there is none.
@@ -65,7 +67,7 @@ def shared_out(
         size: each different, falling: ``[K]``.
         count: how many shards there are of each: ``[K]``.
         limit: of each rank's load.
-        is_thorough: whether several ways to put the largest shards are tried, not only where there is most room.
+        is_thorough: whether ways to put the largest shards are tried other than where there is most room.
 
     Returns:
         ``[W, K]``.
@@ -81,7 +83,7 @@ def shared_out(
     known: dict[float, _Ways | None] = {}
     for number in _arrangements(room, size[:first], count[:first], is_thorough=is_thorough):
         left = room - number @ size[:first]
-        if _lost(left, size, count, first, known) > 0:
+        if _is_refuted(left, size[first:], count[first:], known):
             continue
         shares = np.hstack([number, np.zeros((len(room), len(size) - first), dtype=np.int64)])
         ways = {here: found for here in left.tolist() if (found := known[here]) is not None}
@@ -92,17 +94,20 @@ def shared_out(
 
 
 def _arrangements(room: Floats, size: Floats, count: Ints, *, is_thorough: bool) -> Iterator[Ints]:
-    """Ways to put the largest shards on ranks, ``[W, K]`` each: where there is most room; then others.
+    """Ways to put the largest shards on ranks, ``[W, K]`` each: where there is most room, or some others.
 
     Args:
         room: of each rank: ``[W]``.
         size: of these shards, falling: ``[K]``.
         count: how many there are of each: ``[K]``.
-        is_thorough: whether to try others.
+        is_thorough: whether others are asked for.
     """
+    if is_thorough:
+        if 0 < int(count.sum()) <= _MOST_LARGE:
+            yield from _others(room, size.tolist(), np.repeat(np.arange(len(size)), count).tolist())
+        return
     number, left = np.zeros((len(room), len(size)), dtype=np.int64), room.copy()
-    kinds = np.repeat(np.arange(len(size)), count).tolist()
-    for kind in kinds:
+    for kind in np.repeat(np.arange(len(size)), count).tolist():
         rank = int(np.argmax(left))
         if left[rank] < size[kind]:
             break
@@ -110,8 +115,6 @@ def _arrangements(room: Floats, size: Floats, count: Ints, *, is_thorough: bool)
         number[rank, kind] += 1
     else:
         yield number
-    if is_thorough and 0 < len(kinds) <= _MOST_LARGE:
-        yield from _others(room, size.tolist(), kinds)
 
 
 def _others(room: Floats, size: list[float], kinds: list[int]) -> Iterator[Ints]:
@@ -143,17 +146,33 @@ def _others(room: Floats, size: list[float], kinds: list[int]) -> Iterator[Ints]
         yield found
 
 
-def _lost(left: Floats, size: Floats, count: Ints, first: int, known: dict[float, _Ways | None]) -> float:
-    """How much of what is left of ranks the shards from ``first`` on cannot fill, beyond what may be lost."""
-    most = 0.0
+def _is_refuted(left: Floats, size: Floats, count: Ints, known: dict[float, _Ways | None]) -> bool:
+    """Whether shards are worth more than the best of what fits on each rank, by some prices; or ways are too many.
+
+    Args:
+        left: what is left of each rank: ``[W]``.
+        size: of these shards, falling: ``[K]``.
+        count: how many there are of each: ``[K]``.
+        known: the ways to fill a rank, by what is left of it.
+    """
+    prices = _prices(size)
+    most = np.zeros(len(prices))
     for here in left.tolist():
         if here not in known:
-            known[here] = _ways(here, size[first:], count[first:])
+            known[here] = _ways(here, size, count, prices)
         ways = known[here]
         if ways is None:
-            return np.inf
-        most += ways.fullest
-    return float(size[first:] @ count[first:]) - most * (1 + _ONE)
+            return True
+        most = most + ways.worth
+    return bool((prices @ count > most * (1 + _ONE)).any())
+
+
+def _prices(size: Floats) -> Floats:
+    """What shards of each size may be worth: ``[Q, K]``."""
+    times = np.ones((len(_TIMES), len(size), len(size)))
+    each = np.arange(len(size))
+    times[:, each, each] = np.array(_TIMES)[:, None]
+    return times.reshape(-1, len(size)) * size
 
 
 def _first_in_states(count: Ints) -> int:
@@ -171,26 +190,26 @@ def _dealt(number: Ints, room: Floats, size: Floats, count: Ints, known: dict[fl
     ranks, shape = np.argsort(-room, kind="stable").tolist(), tuple((count[first:-1] + 1).tolist())
     before = {here: ways.before(shape) for here, ways in known.items()}
     states = int(np.prod(shape, dtype=np.int64))
-    value = np.full(states + 1, _NONE)
-    value[0] = 0
-    chosen = []
+    values = [np.full(states + 1, _NONE)]
+    values[0][0] = 0
     for rank in ranks:
         here = float(room[rank])
-        reached = value[before[here]] + known[here].rest[:, None]
-        chosen.append(reached.argmax(axis=0))
-        value[:-1] = reached.max(axis=0)
-    if value[-2] < count[-1]:
+        reached = (values[-1][before[here]] + known[here].rest[:, None]).max(axis=0)
+        values.append(np.append(reached, _NONE))
+    if values.pop()[-2] < count[-1]:
         return None
     state = states - 1
-    for rank, ways_of in zip(reversed(ranks), reversed(chosen), strict=True):
-        here, way = float(room[rank]), int(ways_of[state])
+    for rank in reversed(ranks):
+        here = float(room[rank])
+        led = before[here][:, state]
+        way = int(np.argmax(values.pop()[led] + known[here].rest))
         number[rank, first:-1], number[rank, -1] = known[here].number[way], known[here].rest[way]
-        state = int(before[here][way, state])
+        state = int(led[way])
     return _without_surplus(number, room, size, count, first)
 
 
-def _ways(room: float, size: Floats, count: Ints) -> _Ways | None:
-    """The ways to fill a rank with so much room; ``None`` if there are too many."""
+def _ways(room: float, size: Floats, count: Ints, prices: Floats) -> _Ways | None:
+    """The ways to fill a rank with so much room, and their worth; ``None`` if there are too many."""
     most = [
         1 + min(int(room / one), number)
         for one, number in zip(size[:-1].tolist(), count[:-1].tolist(), strict=True)
@@ -202,7 +221,8 @@ def _ways(room: float, size: Floats, count: Ints) -> _Ways | None:
     fits = taken <= room
     number, taken = number[fits], taken[fits]
     rest = np.minimum((room - taken) / size[-1] * (1 + _ROUNDING), float(count[-1])).astype(np.int64)
-    return _Ways(number, rest, float((taken + rest * size[-1]).max()))
+    worth: Floats = (number @ prices[:, :-1].T + rest[:, None] * prices[:, -1]).max(axis=0)
+    return _Ways(number, rest, worth)
 
 
 def _without_surplus(number: Ints, room: Floats, size: Floats, count: Ints, first: int) -> Ints:

@@ -31,21 +31,24 @@ from shardwright_plugins.proposers._patterns import whole_tables
 # Kinds of shards at most; dives from each budget in all, and with as few gangs as can be before all gangs are allowed;
 # those from the second on from the best budgets only, of which there are so many.
 _MOST_KINDS, _MOST_DIVES, _DIVES, _MOST_AGAIN = 600, 12, 4, 4
-# Cells of all linear programs together: some twenty seconds.
-_EFFORT = 2e8
+# Cells of all linear programs together: some twenty seconds, and a second or two.
+_EFFORT, LITTLE = 2e8, 1.5e7
 # Turns of patience for what a dive leaves over by rounding, given up where more is left, divided by the turns.
 _TURNS, _HOPELESS = 2, 0.1
 
 
-def packed_by_dives(catalogue: Catalogue, limit_ms: float, is_over: Callable[[], bool]) -> Assignment | None:
+def packed_by_dives(
+    catalogue: Catalogue, limit_ms: float, is_over: Callable[[], bool], *, effort: float = _EFFORT
+) -> Assignment | None:
     """A plan within all memories, or ``None`` if dives do not find one.
 
     Args:
         catalogue: of the space.
         limit_ms: the time that a plan may take.
         is_over: whether to end.
+        effort: cells of all linear programs together, at most.
     """
-    dives = _Dives(catalogue, limit_ms, is_over)
+    dives = _Dives(catalogue, limit_ms, is_over, Effort(effort))
     few, all_gangs = dives.levels()
     for first in range(0, _MOST_DIVES, _DIVES):
         for level in (few, all_gangs):
@@ -84,12 +87,13 @@ class _Dives:
         catalogue: of the space.
         limit_ms: the time that a plan may take.
         is_over: whether to end.
+        effort: in cells of linear programs.
     """
 
     catalogue: Catalogue
     limit_ms: float
     is_over: Callable[[], bool]
-    effort: Effort = field(factory=lambda: Effort(_EFFORT))
+    effort: Effort
     _budgets: Budgets = field(init=False)
 
     def __attrs_post_init__(self) -> None:

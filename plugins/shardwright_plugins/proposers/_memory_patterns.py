@@ -41,14 +41,14 @@ _TURNS, _HOPELESS, _ROUNDS = 6, 0.3, 40
 def packed_last(
     catalogue: Catalogue, proposal: Ints, limit_ms: float, *, by_patterns_first: bool
 ) -> Assignment | None:
-    """Any plan within all memories, where dives have found none: by patience and by patterns, whichever comes first.
+    """Any plan within all memories: by dives, by patience, and by patterns, whichever comes first.
 
     Args:
         catalogue: of the space.
         proposal: options that fit in memory as a whole: ``[A]``.
         limit_ms: the time that a plan may take.
         by_patterns_first: whether there are so many tables alike, and so many ranks, that patterns are what counts;
-            dives have not been tried then.
+            they come before the others.
     """
 
     def is_over() -> bool:
@@ -57,7 +57,8 @@ def packed_last(
     by_patterns = partial(packed_by_memory, catalogue, limit_ms, is_over)
     by_dives = partial(packed_by_dives, catalogue, limit_ms, is_over)
     by_patience = partial(patience.packed, catalogue, proposal, limit_ms, is_over)
-    searches = [by_patterns, by_dives, by_patience] if by_patterns_first else [by_patience, by_patterns]
+    searches = [by_dives, by_patience]
+    searches = [by_patterns, *searches] if by_patterns_first else [*searches, by_patterns]
     for search in searches:
         found = None if is_over() else search()
         if found is not None and np.isfinite(found.value_ms):

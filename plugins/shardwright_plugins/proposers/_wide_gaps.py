@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from attrs import define
 
+from shardwright.planning.distinct import distinct_rows
 from shardwright.planning.options import FREE
 from shardwright.planning.pattern_cases import PatternCases
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
@@ -16,8 +17,8 @@ from shardwright_plugins.proposers._timed_patterns import packed_within
 
 # A gap that is worth it, and one where tables times ranks are more, unless memory has a price: that takes long.
 _WIDE_GAP, _MANY, _WIDE_OF_MANY = 0.03, 300_000, 0.12
-# With so many tables, and tables times ranks, a bound is raised with so many cases, if kinds of shards are as few, and
-# that is all.
+# With so many tables, and tables times ranks, a bound is raised with so many cases, if kinds of shards are as few, or
+# for a gap as wide as that, and that is all.
 _MANY_TABLES, _LARGE, _FEW_CASES, _FEW_KINDS = 600, 125_000, 80, 60
 # So many times the solver's nodes, for programs of so many columns.
 _HARD, _MOST_COLUMNS = 12.0, 1500
@@ -69,18 +70,20 @@ class WideGap:
         space, options = self.catalogue.space, self.catalogue.space.options
         is_fast = space.bound.problem.allowed(self.best.value_ms)
         run = np.flatnonzero((options.rank == FREE) & is_fast[options.option])
-        return len(np.unique(np.column_stack([space.cost_ms[run], space.memory_bytes[run]]), axis=0))
+        return len(distinct_rows(np.column_stack([space.cost_ms[run], space.memory_bytes[run]])))
 
     def plans(self) -> Iterator[Assignment]:
         """Each plan that is better than those before; the bound is raised first."""
         if not self.is_wide:
             return
-        cases = PatternCases(self.catalogue.space.prover, self.best.value_ms)
+        prover = self.catalogue.space.prover
         if self._is_large:
             if self._num_kinds <= _FEW_KINDS:
-                cases.raise_once(_FEW_CASES)
+                PatternCases(prover, self.best.value_ms).raise_once(_FEW_CASES)
+            elif self.best.value_ms > prover.bound_ms * (1 + _WIDE_OF_MANY):
+                PatternCases.quick(prover, self.best.value_ms).raise_some()
             return
-        cases.sharpen()
+        PatternCases(prover, self.best.value_ms).sharpen()
         part = _FIRST_STEP
         for _ in range(_MOST_TRIES):
             if part >= 1 or not self.is_wide:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planning.distinct import distinct, distinct_rows, without
+from shardwright.planning.distinct import distinct, distinct_rows, sorted_rows, without
 
 NUMBERS = st.lists(st.integers(0, 12), max_size=30)
 
@@ -30,8 +30,8 @@ def test_distinct_imports_no_masked_arrays():
     source = """
 import sys
 import numpy as np
-from shardwright.planning.distinct import distinct, distinct_rows, without
-distinct(np.arange(3)), without(np.arange(3), np.arange(2))
+from shardwright.planning.distinct import distinct, distinct_rows, sorted_rows, without
+distinct(np.arange(3)), sorted_rows(np.eye(3)), without(np.arange(3), np.arange(2))
 assert "numpy.ma" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
@@ -42,3 +42,10 @@ assert "numpy.ma" not in sys.modules
 def test_distinct_rows_are_each_once_in_the_order_in_which_they_come_first(rows):
     given_rows = np.array(rows, dtype=np.float64).reshape(-1, 2)
     assert distinct_rows(given_rows).tolist() == [list(row) for row in dict.fromkeys(rows)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 2)), max_size=12))
+def test_sorted_rows_are_each_once_in_rising_order(rows):
+    given_rows = np.array(rows, dtype=np.float64).reshape(-1, 2)
+    assert sorted_rows(given_rows).tolist() == [list(row) for row in sorted(set(rows))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 import attrs
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.inputs import Request
 from shardwright.planning.parts import Choice
 from shardwright.planning.pattern_cases import PatternCases
-from shardwright.planning.pattern_prices import PatternPrices, Priced
+from shardwright.planning.pattern_prices import Limits, PatternPrices, Priced
 from shardwright.planning.preparation import prepare
 from shardwright.planning.proof import why_unproven
 from shardwright.planning.solver import most_worth
@@ -39,8 +37,7 @@ def test_pattern_cases_raise_the_bound_to_no_more_than_the_best_plan(sizes, part
     best = best_value(space)
     assume(np.isfinite(best))
     before = space.prover.bound_ms
-    with patch("shardwright.planning.pattern_prices._MOST_KINDS", most_kinds):
-        PatternCases(space.prover, 2 * best).sharpen()
+    PatternCases(space.prover, 2 * best, Limits(kinds=most_kinds)).sharpen()
     assert before <= space.prover.bound_ms <= best * (1 + 1e-6)
     assert why_unproven(space, space.prover.bound_ms, space.prover.certificate.to_data()) == ""
 
@@ -57,8 +54,7 @@ def test_pattern_cases_of_shards_of_about_one_size_prove_about_as_much():
     rows = [100, 101, 102]
     space = space_of([(count, 6) for count in rows], only=["whole"])
     best = best_value(space)
-    with patch("shardwright.planning.pattern_prices._MOST_KINDS", 1):
-        PatternCases(space.prover, best).sharpen()
+    PatternCases(space.prover, best, Limits(kinds=1)).sharpen()
     assert 0.95 * best <= space.prover.bound_ms <= best
 
 
@@ -108,3 +104,22 @@ def test_pattern_cases_raise_the_bound_once_and_look_at_no_more_cases_than_they_
     assert space.prover.bound_ms == before
     PatternCases(space.prover, best).raise_once(50)
     assert before + 0.34 * (best - before) <= space.prover.bound_ms <= best * (1 + 1e-6)
+
+
+def test_pattern_cases_raise_the_bound_by_some_steps_on_and_back():
+    space = space_of([(10, 6), (10, 6), (10, 6)], only=["whole"])
+    best, before = best_value(space), space.prover.bound_ms
+    PatternCases.quick(space.prover, best).raise_some()
+    assert space.prover.bound_ms == pytest.approx(before + (0.25 + 0.125 + 0.0625) * (best - before))
+    assert why_unproven(space, space.prover.bound_ms, space.prover.certificate.to_data()) == ""
+    # From here on more than half of the way is out of reach: the first step is back.
+    before = space.prover.bound_ms
+    PatternCases.quick(space.prover, 6 * best).raise_some()
+    assert before <= space.prover.bound_ms <= best * (1 + 1e-6)
+
+
+def test_pattern_cases_without_work_left_prove_nothing():
+    space = space_of([(10, 6), (10, 6), (10, 6)], only=["whole"])
+    before = space.prover.bound_ms
+    PatternCases(space.prover, best_value(space), Limits(work=0)).raise_some()
+    assert space.prover.bound_ms == before

@@ -16,7 +16,7 @@ from shardwright.plugins import host
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.limits import Effort
 from shardwright_plugins.packing.neighbourhoods import Neighbourhoods, quickened, repaired, without_time
-from shardwright_plugins.packing.patience import packed
+from shardwright_plugins.packing.patience import packed, packed_soon
 
 
 def assigned(problem, ranks_of=lambda ranks: ranks):
@@ -66,6 +66,17 @@ def test_packed_solves_planted_problems_that_no_single_moves_solve(seed):
     found = packed(catalogue, proposal, problem.space.most_ms, lambda: False)
     assert found is not None
     assert np.isfinite(found.value_ms)
+
+
+@pytest.mark.parametrize("seed", [253, 1446])
+def test_packed_soon_solves_planted_problems_from_one_of_two_starts(seed):
+    space = planted(seed).space
+    proposal = space.prover.refute(space.most_ms * 1.01, max_cases=12).possible
+    found = packed_soon(Catalogue(space), proposal, space.most_ms * 1.01, lambda: False)
+    assert np.isfinite(found.value_ms)
+    shards = propose(space, found.proposal)
+    assert (shards.used_bytes(found.ranks) <= space.capacity_bytes).all()
+    assert packed_soon(Catalogue(space), proposal, space.most_ms * 1.01, lambda: True) is None
 
 
 def uneven(ranks: int = 8) -> Assignment:

@@ -117,6 +117,11 @@ def test_packed_by_dives_where_there_is_too_little_is_none():
     assert packed_by_dives(Catalogue(space), space.most_ms, never) is None
 
 
+def test_packed_by_dives_with_hardly_any_effort_is_none():
+    space = planted(1653).space
+    assert packed_by_dives(Catalogue(space), space.most_ms * 1.01, never, effort=1e6) is None
+
+
 def test_packed_by_dives_that_is_to_end_ends():
     space = planted(813).space
     assert packed_by_dives(Catalogue(space), space.most_ms, lambda: True) is None

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from itertools import combinations_with_replacement
+
 import attrs
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.core.planning.test_program import value_of
 
-from shardwright.planning.constraints import Constraints
+from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.enumeration import enumerate_options
-from shardwright.planning.program import Program
+from shardwright.planning.program import PRECISION, Program
+from shardwright.planning.proof import why_unproven
 from shardwright.planning.space import estimate_costs
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
 
 
-def hosts_space(rows, *, ranks=4, local=2, mib=64):
+def hosts_space(rows, *, dim=64, ranks=4, local=2, mib=64, constraints=None, batch_size=64):
     """All built-in sharding types over two hosts, gangs among them."""
-    tables = [TableSpec(f"t{i}", count, 64, ["f"]) for i, count in enumerate(rows)]
+    tables = [TableSpec(f"t{i}", count, dim, ["f"]) for i, count in enumerate(rows)]
     topology = Topology(ranks, "cpu", ddr_cap=mib << 20, local_world_size=local)
-    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=64)
+    options = enumerate_options(tables, topology, Constraints(constraints), host(), batch_size=batch_size)
     make = host().estimators.create
     return estimate_costs(
         options, topology, make("roofline"), make("weights_and_buffers"), topology.capacity_bytes
@@ -50,3 +54,40 @@ def test_program_under_equal_input_gives_equal_plans():
     first, second = (Program.of(each, limit, most_columns=5000).solve() for each in (space, again))
     assert (first.proposal == second.proposal).all()
     assert (first.ranks == second.ranks).all()
+
+
+def loads_of(space, option):
+    """What each way to place an option's shards takes of every rank: ``[N, W, D]``; gangs and single shards only."""
+    run = space.options.shards_of(option).start
+    local, ranks = space.topology.local_world_size, space.topology.world_size
+    need = np.append(space.cost_ms[run], space.memory_bytes[run])
+    counts = []
+    for first in range(0, ranks, local):
+        for some in combinations_with_replacement(range(local), int(space.options.count[run])):
+            counts.append(np.bincount(np.array(some) + first, minlength=ranks))
+    return np.array(counts)[:, :, None] * need
+
+
+def is_any_plan_within(space, limit_ms):
+    """Whether a plan takes no more than a time, from the loads of all plans, table after table, each kept once."""
+    room = np.column_stack([np.full(space.topology.world_size, limit_ms), space.capacity_bytes])
+    known = np.zeros((1, *room.shape))
+    for table in space.options.alike:
+        ways = np.concatenate([loads_of(space, option) for option in space.options.of_table(table)])
+        sums = (known[:, None] + ways).reshape(-1, *room.shape)
+        sums = sums[(sums <= room).all(axis=(1, 2))]
+        known = np.unique(sums.round(9).reshape(-1, room.size), axis=0).reshape(-1, *room.shape)
+    return len(known) > 0
+
+
+def test_program_over_hosts_of_tables_that_are_alike_is_exact_with_little_branching():
+    rule = ParameterConstraints(sharding_types=["table_wise", "table_column_wise"], compute_kernels=["fused"])
+    space = hosts_space([3816, 3816, 3816, 4999, 62], dim=128, mib=4, constraints={"*": rule}, batch_size=16)
+    program = Program.of(space, 10 * space.bound.possible_ms, most_columns=1000)
+    solution = program.solve(most_nodes=20)
+    value = value_of(space, solution)
+    assert solution.bound_ms == pytest.approx(value, rel=PRECISION + 1e-4)
+    assert is_any_plan_within(space, value * (1 + 1e-6))
+    assert not is_any_plan_within(space, value * (1 - PRECISION - 1e-4))
+    data = program.certificate(solution).to_data()
+    assert why_unproven(space, data["z_ms"], data) == ""

@@ -61,9 +61,9 @@ class Neighbourhoods:
             self._numbers = _numbers(self._program, start)
             self._write(self._program)
             over = np.maximum(self._load(self._numbers) - 1, 0).max(axis=1)
-            self._most_over: Floats = np.repeat(
-                over if keeps else np.full(len(over), np.inf), len(space.capacity_bytes)
-            )
+            # What is as far over as anything is may stay where it is.
+            most = np.where(over > 0, over + 2 * _MARGIN, 0.0) if keeps else np.full(len(over), np.inf)
+            self._most_over: Floats = np.repeat(most, len(space.capacity_bytes))
 
     def _write(self, program: Program) -> None:
         """The rows, and of each column the rank or host that it counts shards of."""
@@ -105,16 +105,21 @@ class Neighbourhoods:
             if over.sum() <= _ROUNDING or is_over():
                 break
             numbers = self._round(self._group(over, size, random), random)
-            after = np.full(1, np.inf) if numbers is None else self._over(numbers)
+            is_usable = numbers is not None and self._keeps_to_limits(numbers)
+            after = self._over(numbers) if is_usable else np.full(1, np.inf)
             gain = float(over.sum() - after.sum())
             in_vain = in_vain + 1 if abs(gain) <= _GAIN else 0
             unfinished = unfinished + 1 if gain < -_GAIN else 0
-            if numbers is not None and gain >= -_GAIN:
+            if is_usable and gain >= -_GAIN:
                 self._numbers, over = numbers, after
             if in_vain >= _PATIENCE or unfinished >= _PATIENCE:
                 size = int(np.clip(size + (1 if in_vain else -1), _SMALLEST_GROUP, _LARGEST_GROUP))
                 in_vain = unfinished = 0
         return self._program.plan(self._numbers)
+
+    def _keeps_to_limits(self, numbers: Ints) -> bool:
+        """Whether nothing exceeds what it may by what the solver takes for nothing."""
+        return bool((self._load(numbers).reshape(-1) <= 1 + self._most_over + _ROUNDING).all())
 
     @property
     def _fullest(self) -> int:
@@ -132,8 +137,11 @@ class Neighbourhoods:
         return load.reshape(-1, len(self._space.capacity_bytes))
 
     def _group(self, over: Floats, size: int, random: np.random.Generator) -> Bools:
-        """A rank that is over what it has, at times the emptiest, others by chance; whole hosts if need be: ``[W]``."""
-        step = self._local if (self._last > self._first).any() else 1
+        """A rank that is over what it has, at times the emptiest, others by chance: ``[W]``.
+
+        Where there are gangs, they are whole hosts every other time, so that gangs move too.
+        """
+        step = self._local if (self._last > self._first).any() and random.integers(2) else 1
         weight = over.reshape(-1, step).sum(axis=1)
         others = random.permutation(len(weight))
         worst = int(random.choice(len(weight), p=weight / weight.sum()))
@@ -173,9 +181,10 @@ class Neighbourhoods:
         world_size = len(self._space.capacity_bytes)
         gathered = base + world_size * self._fullest + int(random.choice(np.flatnonzero(group)))
         emptied = np.asarray(columns[[gathered]].todense()).reshape(-1) * _GATHER
-        # What may not exceed what there is need not leave a margin that was not left before.
-        margin = np.where(self._most_over < _MARGIN, 0.0, _MARGIN)
-        room = 1 - margin - rest[base:]
+        # What may not exceed what there is need not leave a margin that is not left now.
+        is_firm = self._most_over < _MARGIN
+        limit = np.where(is_firm, np.clip(self._load(self._numbers).reshape(-1), 1 - _MARGIN, 1.0), 1 - _MARGIN)
+        room = limit - rest[base:]
         return MixedProgram(
             cost=np.append(emptied, np.ones(rows)),
             matrix=hstack([columns, over], format="csr"),
@@ -240,5 +249,7 @@ def quickened(catalogue: Catalogue, best: Assignment, limit_ms: float, rounds: i
     proposal, ranks = found
     result = Assignment(catalogue, proposal, limit_ms)
     result.place(ranks)
-    result.repair(_REPAIR_STEPS, changes=0)
+    repaired_too = result.copy()
+    repaired_too.repair(_REPAIR_STEPS, changes=0)  # to which a limit of memory is no more than one of time
+    result = min(result, repaired_too, key=lambda plan: plan.value_ms)
     return result if result.value_ms < best.value_ms else None

@@ -27,11 +27,16 @@ _MOST_COLUMNS, _MOST_TIMED_COLUMNS = 60_000, 30_000
 _SMALLEST_GROUP, _LARGEST_GROUP, _PATIENCE = 4, 16, 3
 # Of one round: nodes of the solver's tree, the seconds that only far slower machines need, and how exact it is.
 _NODES, _SECONDS, _PRECISION = 100, 200.0, 0.1
+# The same where times count: what is found there is found soon. One round in so many is about whole hosts, if there are
+# gangs, which takes long; the others are about so many times the ranks of a group.
+_TIMED_NODES, _HOSTS_EVERY, _MORE_RANKS = 20, 4, 2
 # What is over a limit counts 1; what lies on the rank that is to become empty, so little.
 _GATHER = 1e-3
 # What is over by less is rounding; the solver is exact to a millionth, so it is to leave as much; a gain is more.
 _ROUNDING, _MARGIN, _GAIN = 1e-12, 2e-6, 1e-5
 _REPAIR_STEPS = 60
+# The parts of the way back to a plan's time at which it is tried again from what exceeds less time.
+_MORE_TIME = (0.0, 0.5, 0.85)
 
 
 def without_time(space: SearchSpace) -> SearchSpace:
@@ -46,24 +51,20 @@ class Neighbourhoods:
         space: options, costs and memory.
         start: a plan that exceeds what there is by a little.
         limit_ms: the time that no rank should exceed.
-        keeps: whether nothing may come to exceed what there is by more than it does at the start: all memories, where
-            the plan fits.
+        is_timed: whether time counts, so that programs are harder.
     """
 
     def __init__(
-        self, space: SearchSpace, start: Assignment, limit_ms: float, *, keeps: bool = False
+        self, space: SearchSpace, start: Assignment, limit_ms: float, *, is_timed: bool = False
     ) -> None:
-        most_columns = _MOST_TIMED_COLUMNS if keeps else _MOST_COLUMNS
+        most_columns = _MOST_TIMED_COLUMNS if is_timed else _MOST_COLUMNS
+        self._is_timed, self._most_nodes = is_timed, _TIMED_NODES if is_timed else _NODES
         self._space, self._local = space, space.topology.local_world_size
         kept = set(start.proposal.tolist())
         self._program = Program.of(space, limit_ms, most_columns=most_columns, keep=kept)
         if self._program is not None:
             self._numbers = _numbers(self._program, start)
             self._write(self._program)
-            over = np.maximum(self._load(self._numbers) - 1, 0).max(axis=1)
-            # What is as far over as anything is may stay where it is.
-            most = np.where(over > 0, over + 2 * _MARGIN, 0.0) if keeps else np.full(len(over), np.inf)
-            self._most_over: Floats = np.repeat(most, len(space.capacity_bytes))
 
     def _write(self, program: Program) -> None:
         """The rows, and of each column the rank or host that it counts shards of."""
@@ -105,21 +106,16 @@ class Neighbourhoods:
             if over.sum() <= _ROUNDING or is_over():
                 break
             numbers = self._round(self._group(over, size, random), random)
-            is_usable = numbers is not None and self._keeps_to_limits(numbers)
-            after = self._over(numbers) if is_usable else np.full(1, np.inf)
+            after = np.full(1, np.inf) if numbers is None else self._over(numbers)
             gain = float(over.sum() - after.sum())
             in_vain = in_vain + 1 if abs(gain) <= _GAIN else 0
             unfinished = unfinished + 1 if gain < -_GAIN else 0
-            if is_usable and gain >= -_GAIN:
+            if numbers is not None and gain >= -_GAIN:
                 self._numbers, over = numbers, after
             if in_vain >= _PATIENCE or unfinished >= _PATIENCE:
                 size = int(np.clip(size + (1 if in_vain else -1), _SMALLEST_GROUP, _LARGEST_GROUP))
                 in_vain = unfinished = 0
         return self._program.plan(self._numbers)
-
-    def _keeps_to_limits(self, numbers: Ints) -> bool:
-        """Whether nothing exceeds what it may by what the solver takes for nothing."""
-        return bool((self._load(numbers).reshape(-1) <= 1 + self._most_over + _ROUNDING).all())
 
     @property
     def _fullest(self) -> int:
@@ -139,16 +135,28 @@ class Neighbourhoods:
     def _group(self, over: Floats, size: int, random: np.random.Generator) -> Bools:
         """A rank that is over what it has, at times the emptiest, others by chance: ``[W]``.
 
-        Where there are gangs, they are whole hosts every other time, so that gangs move too.
+        Where there are gangs, they are whole hosts, so that gangs move too; where times count, not always.
         """
-        step = self._local if (self._last > self._first).any() and random.integers(2) else 1
+        if (self._last == self._first).all():
+            return self._drawn(over, 1, size, random)
+        if not self._is_timed:
+            return self._drawn(over, self._local, size, random)
+        ranks = self._drawn(over, 1, _MORE_RANKS * size, random)
+        if random.integers(_HOSTS_EVERY):
+            return ranks
+        hosts = self._drawn(over, self._local, self._local * int(random.integers(1, 3)), random)
+        return hosts | ranks if hosts.sum() == self._local else hosts
+
+    def _drawn(self, over: Floats, step: int, size: int, random: np.random.Generator) -> Bools:
+        """Sets of so many ranks each, in all as many ranks as asked for or a few more: ``[W]``."""
         weight = over.reshape(-1, step).sum(axis=1)
         others = random.permutation(len(weight))
         worst = int(random.choice(len(weight), p=weight / weight.sum()))
         if random.integers(2):
             emptiest = int(np.argmin(self._load(self._numbers).max(axis=0).reshape(-1, step).sum(axis=1)))
             others = np.append(emptiest, others[others != emptiest])
-        chosen = [worst, *others[others != worst][: max(1, -(-size // step) - 1)].tolist()]
+        least = 1 if self._is_timed else 2
+        chosen = [worst, *others[others != worst][: max(least, -(-size // step)) - 1].tolist()]
         group = np.zeros((len(weight), step), dtype=bool)
         group[chosen] = True
         return group.reshape(-1)
@@ -162,7 +170,7 @@ class Neighbourhoods:
         base, rows = len(self._equals), self._matrix.shape[0] - len(self._equals)
         program = self._shared(free, rest, base, rows, group, random)
         seconds = self._space.watch.seconds_at_most(_SECONDS)
-        found = program.solve(most_nodes=_NODES, seconds=seconds, precision=_PRECISION)
+        found = program.solve(most_nodes=self._most_nodes, seconds=seconds, precision=_PRECISION)
         if found.x is None:
             return None
         numbers = self._numbers.copy()
@@ -181,16 +189,13 @@ class Neighbourhoods:
         world_size = len(self._space.capacity_bytes)
         gathered = base + world_size * self._fullest + int(random.choice(np.flatnonzero(group)))
         emptied = np.asarray(columns[[gathered]].todense()).reshape(-1) * _GATHER
-        # What may not exceed what there is need not leave a margin that is not left now.
-        is_firm = self._most_over < _MARGIN
-        limit = np.where(is_firm, np.clip(self._load(self._numbers).reshape(-1), 1 - _MARGIN, 1.0), 1 - _MARGIN)
-        room = limit - rest[base:]
+        room = 1 - _MARGIN - rest[base:]
         return MixedProgram(
             cost=np.append(emptied, np.ones(rows)),
             matrix=hstack([columns, over], format="csr"),
             lower=np.append(self._equals - rest[:base], np.full(rows, -np.inf)),
             upper=np.append(self._equals - rest[:base], room),
-            most=np.append(self._most[free], self._most_over),
+            most=np.append(self._most[free], np.full(rows, np.inf)),
             is_whole=np.arange(len(free) + rows) < len(free),
         )
 
@@ -235,21 +240,27 @@ def repaired(
 def quickened(catalogue: Catalogue, best: Assignment, limit_ms: float, rounds: int) -> Assignment | None:
     """A faster plan, as far as the solver gets a few ranks at a time; ``None`` if it gets nowhere.
 
+    On the way memory may be exceeded as well as the time, and what is over becomes less and less. Where that does not
+    end, more time is allowed, from there on.
+
     Args:
         catalogue: of the space.
         best: the plan.
         limit_ms: the time that is aimed at.
-        rounds: groups of ranks shared out at most.
+        rounds: groups of ranks shared out at most, for each time.
     """
-    space = catalogue.space
-    search = Neighbourhoods(space, best, limit_ms, keeps=True)
-    found = search.repaired(rounds, lambda: space.watch.is_over)
-    if found is None:
-        return None
-    proposal, ranks = found
-    result = Assignment(catalogue, proposal, limit_ms)
-    result.place(ranks)
-    repaired_too = result.copy()
-    repaired_too.repair(_REPAIR_STEPS, changes=0)  # to which a limit of memory is no more than one of time
-    result = min(result, repaired_too, key=lambda plan: plan.value_ms)
-    return result if result.value_ms < best.value_ms else None
+    space, start = catalogue.space, best
+    for part in _MORE_TIME:
+        limit = limit_ms + part * (best.value_ms - limit_ms)
+        search = Neighbourhoods(space, start, limit, is_timed=True)
+        found = search.repaired(rounds, lambda: space.watch.is_over)
+        if found is None:
+            return None
+        result = Assignment(catalogue, found[0], limit)
+        result.place(found[1])
+        start = result.copy()
+        result.repair(_REPAIR_STEPS, changes=0)
+        result = min(result, start, key=lambda plan: plan.value_ms)
+        if result.value_ms < best.value_ms * (1 - _GAIN):
+            return result
+    return None

@@ -18,6 +18,7 @@ from shardwright_plugins.proposers._choices import LADDER, choices, kicks
 from shardwright_plugins.proposers._counted import counted
 from shardwright_plugins.proposers._descent import descended
 from shardwright_plugins.proposers._folded import Folded
+from shardwright_plugins.proposers._gradual import gradually
 from shardwright_plugins.proposers._packings import Packings
 from shardwright_plugins.proposers._patterns import Patterns
 from shardwright_plugins.proposers._programs import Programs
@@ -122,6 +123,9 @@ class Bisection:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
         assert self.best is not None
         bound = self._low_ms
+        if not self._is_close() and self._gap > _TOO_FAR:
+            for found in gradually(self.best, self._low_ms):
+                yield self._keep(found)
         if self._is_close() or self._gap > _TOO_FAR:
             return
         fresh, step = self._low_ms > bound * (1 + _LEAST_GAIN), 0

@@ -24,9 +24,11 @@ _HARD, _MOST_COLUMNS = 12.0, 1500
 # The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure;
 # and tries.
 _FIRST_STEP, _STEP, _MOST_TRIES = 0.4, 0.05, 8
-# The part of such a gap that groups of ranks shared out anew are to leave, how often at most, and rounds; and the least
-# gain that is worth the next.
-_SHARED_PART, _MOST_SHARINGS, _ROUNDS, _WORTHWHILE = 0.6, 3, 12, 5e-3
+# The part of such a gap that groups of ranks shared out anew are to leave, if no more than this part of the ranks takes
+# longer; how often at most, and rounds; and the least gain that is worth the next.
+_SHARED_PART, _OVER_PART, _MOST_SHARINGS, _ROUNDS, _WORTHWHILE = 0.6, 0.5, 12, 40, 5e-3
+# A gap for which better plans come first, and then a better bound.
+_LARGE_GAP = 0.2
 _LEAST_GAIN = 1e-4
 
 
@@ -80,6 +82,9 @@ class WideGap:
             if self._num_kinds <= _FEW_KINDS:
                 cases.raise_once(_FEW_CASES)
             return
+        if self.best.value_ms > self.catalogue.space.prover.bound_ms * (1 + _LARGE_GAP):
+            yield from self._shared_out()
+            cases.most_ms = self.best.value_ms
         cases.sharpen()
         part = _FIRST_STEP
         for _ in range(_MOST_TRIES):
@@ -99,7 +104,8 @@ class WideGap:
             before, low = self.best, self.catalogue.space.prover.bound_ms
             if not self.is_wide:
                 return
-            limit = low + _SHARED_PART * (before.value_ms - low)
+            common = float(np.quantile(before.bins.used[:, 0], 1 - _OVER_PART))
+            limit = max(low + _SHARED_PART * (before.value_ms - low), common)
             yield from self._better(quickened(self.catalogue, before, limit, _ROUNDS))
             if self.best.value_ms > before.value_ms * (1 - _WORTHWHILE):
                 return

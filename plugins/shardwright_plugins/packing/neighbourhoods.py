@@ -2,7 +2,8 @@
 
 Large neighbourhood search (Shaw 1998) over the program of the problem itself: what lies on a few ranks is free, all
 else stays. So a table may be cut otherwise and others move at once, which no move or swap does; and little room on many
-ranks comes together on one. Of memory alone it makes plans that fit; within a time, faster ones.
+ranks comes together on one. Of memory alone it makes plans that fit; within a time, faster ones: on the way memory
+may be exceeded, too.
 Legend: N columns of the program, K rows, W ranks, D dimensions (time, then memory tiers).
 """
 
@@ -27,16 +28,17 @@ _MOST_COLUMNS, _MOST_TIMED_COLUMNS = 60_000, 30_000
 _SMALLEST_GROUP, _LARGEST_GROUP, _PATIENCE = 4, 16, 3
 # Of one round: nodes of the solver's tree, the seconds that only far slower machines need, and how exact it is.
 _NODES, _SECONDS, _PRECISION = 100, 200.0, 0.1
-# The same where times count: what is found there is found soon. One round in so many is about whole hosts, if there are
-# gangs, which takes long; the others are about so many times the ranks of a group.
-_TIMED_NODES, _HOSTS_EVERY, _MORE_RANKS = 20, 4, 2
+# Where times count, what is found is found soon: how exact the solver is besides, in parts of what a group is over
+# beforehand, and its nodes. One round in so many is about whole hosts, if there are gangs, which takes long; the others
+# are about so many times the ranks of a group; so many without a gain are the last.
+_ALLOWANCE, _TIMED_NODES, _HOSTS_EVERY, _MORE_RANKS, _MOST_IDLE = 0.5, 5, 4, 2, 12
 # What is over a limit counts 1; what lies on the rank that is to become empty, so little.
 _GATHER = 1e-3
 # What is over by less is rounding; the solver is exact to a millionth, so it is to leave as much; a gain is more.
 _ROUNDING, _MARGIN, _GAIN = 1e-12, 2e-6, 1e-5
 _REPAIR_STEPS = 60
 # The parts of the way back to a plan's time at which it is tried again from what exceeds less time.
-_MORE_TIME = (0.0, 0.5, 0.85)
+_MORE_TIME = (0.0, 0.6)
 
 
 def without_time(space: SearchSpace) -> SearchSpace:
@@ -100,15 +102,17 @@ class Neighbourhoods:
         """
         if self._program is None:
             return None
-        random, size, in_vain, unfinished = np.random.default_rng(0), _SMALLEST_GROUP, 0, 0
+        random, size = np.random.default_rng(0), _SMALLEST_GROUP
+        in_vain = unfinished = idle = 0
         over = self._over(self._numbers)
         for _ in range(rounds):
-            if over.sum() <= _ROUNDING or is_over():
+            if over.sum() <= _ROUNDING or is_over() or (self._is_timed and idle >= _MOST_IDLE):
                 break
             numbers = self._round(self._group(over, size, random), random)
             after = np.full(1, np.inf) if numbers is None else self._over(numbers)
             gain = float(over.sum() - after.sum())
             in_vain = in_vain + 1 if abs(gain) <= _GAIN else 0
+            idle = 0 if gain > _GAIN else idle + 1
             unfinished = unfinished + 1 if gain < -_GAIN else 0
             if numbers is not None and gain >= -_GAIN:
                 self._numbers, over = numbers, after
@@ -181,7 +185,7 @@ class Neighbourhoods:
         self, free: Ints, rest: Floats, base: int, rows: int, group: Bools, random: np.random.Generator
     ) -> MixedProgram:
         """Columns: what is free, then by what each rank is over, at a price; one rank is to become empty."""
-        from scipy.sparse import eye, hstack, vstack
+        from scipy.sparse import block_diag, eye, hstack, vstack
 
         columns = self._matrix[:, free]
         zero = 0 * eye(base, rows)
@@ -190,13 +194,16 @@ class Neighbourhoods:
         gathered = base + world_size * self._fullest + int(random.choice(np.flatnonzero(group)))
         emptied = np.asarray(columns[[gathered]].todense()).reshape(-1) * _GATHER
         room = 1 - _MARGIN - rest[base:]
+        # The last column is 1: the solver is to be exact to a part of what is over now, not of what will be.
+        over_now = float(self._over(self._numbers)[group].sum())
+        allowance = _ALLOWANCE * over_now if self._is_timed else 0.0
         return MixedProgram(
-            cost=np.append(emptied, np.ones(rows)),
-            matrix=hstack([columns, over], format="csr"),
-            lower=np.append(self._equals - rest[:base], np.full(rows, -np.inf)),
-            upper=np.append(self._equals - rest[:base], room),
-            most=np.append(self._most[free], np.full(rows, np.inf)),
-            is_whole=np.arange(len(free) + rows) < len(free),
+            cost=np.concatenate([emptied, np.ones(rows), [allowance]]),
+            matrix=block_diag([hstack([columns, over]), [[1.0]]], format="csr"),
+            lower=np.concatenate([self._equals - rest[:base], np.full(rows, -np.inf), [1.0]]),
+            upper=np.concatenate([self._equals - rest[:base], room, [1.0]]),
+            most=np.concatenate([self._most[free], np.full(rows, np.inf), [1.0]]),
+            is_whole=np.arange(len(free) + rows + 1) < len(free),
         )
 
 

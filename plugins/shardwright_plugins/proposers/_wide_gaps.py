@@ -24,9 +24,9 @@ _HARD, _MOST_COLUMNS = 12.0, 1500
 # The part of such a gap that a plan by patterns is to close at first, and how much less is asked after a failure;
 # and tries.
 _FIRST_STEP, _STEP, _MOST_TRIES = 0.4, 0.05, 8
-# The part of such a gap that groups of ranks shared out anew are to leave, if no more than this part of the ranks takes
-# longer; how often at most, and rounds; and the least gain that is worth the next.
-_SHARED_PART, _OVER_PART, _MOST_SHARINGS, _ROUNDS, _WORTHWHILE = 0.6, 0.5, 12, 40, 5e-3
+# The part of such a gap that groups of ranks shared out anew are to leave, how often at most, and rounds; and the least
+# gain that is worth the next.
+_SHARED_PART, _MOST_SHARINGS, _ROUNDS, _WORTHWHILE = 0.5, 12, 40, 5e-3
 # A gap for which better plans come first, and then a better bound.
 _LARGE_GAP = 0.2
 _LEAST_GAIN = 1e-4
@@ -104,8 +104,7 @@ class WideGap:
             before, low = self.best, self.catalogue.space.prover.bound_ms
             if not self.is_wide:
                 return
-            common = float(np.quantile(before.bins.used[:, 0], 1 - _OVER_PART))
-            limit = max(low + _SHARED_PART * (before.value_ms - low), common)
+            limit = low + _SHARED_PART * (before.value_ms - low)
             yield from self._better(quickened(self.catalogue, before, limit, _ROUNDS))
             if self.best.value_ms > before.value_ms * (1 - _WORTHWHILE):
                 return

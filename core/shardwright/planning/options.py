@@ -203,6 +203,14 @@ class Options:
         """The runs of an option."""
         return slice(int(self.first_shard[option]), int(self.first_shard[option + 1]))
 
+    def places_of(self, option: int) -> bytes:
+        """How the shards of an option may be placed; equal for options whose shards may be placed alike."""
+        runs = self.shards_of(option)
+        _, gang = np.unique(self.gang[runs], return_inverse=True)
+        is_alone = self.gang[runs] == NO_GANG
+        columns = (self.count[runs], self.rank[runs], self.local_rank[runs], gang.reshape(-1), is_alone)
+        return np.stack(columns).tobytes()
+
     def type_of(self, option: int) -> ShardingType:
         """The sharding type of an option."""
         return self.sharding_types[int(self.sharding_type[option])]

@@ -63,12 +63,18 @@ class PatternCases:
             if self.refute(low + part * (self.most_ms - low)):
                 return
 
-    def sharpen(self, enough: float = 0.0) -> None:
-        """Bring the bound as near to the longest time as it goes, or until the gap is ``enough``."""
+    def sharpen(self, enough: float = 0.0, most_cases: float = np.inf) -> None:
+        """Bring the bound as near to the longest time as it goes, or until the gap is ``enough``.
+
+        Args:
+            enough: the gap.
+            most_cases: that may be looked at in all.
+        """
+        self._left_in_all = most_cases
         low, high = self.prover.bound_ms, self.most_ms
         for _ in range(_MOST_TIMES):
             is_near = high <= low * (1 + _PRECISION) or self.most_ms <= low * (1 + enough)
-            if is_near or self.prover.space.watch.is_over:
+            if is_near or self._left_in_all <= 0 or self.prover.space.watch.is_over:
                 return
             middle = low + 0.6 * (high - low)
             if self.refute(middle):

@@ -52,7 +52,7 @@ class Candidates:
         """
         needs, alike = {option: self._needs(option) for option in options}, dict[bytes, list[int]]()
         for option in options:
-            alike.setdefault(self._where(option), []).append(option)
+            alike.setdefault(self.space.options.places_of(option), []).append(option)
         singles = [option for option in options if self._is_single(option)]
         found = {option for some in alike.values() for option in _beaten_alike(some, needs)}
         if singles:
@@ -75,15 +75,6 @@ class Candidates:
     def _needs(self, option: int) -> Floats:
         runs = self.space.options.shards_of(option)
         return np.column_stack([self.space.cost_ms[runs], self.space.memory_bytes[runs]])
-
-    def _where(self, option: int) -> bytes:
-        """How an option's shards may be placed; equal for options that may be placed alike."""
-        options = self.space.options
-        runs = options.shards_of(option)
-        gang = options.gang[runs]
-        gang = np.where(gang == NO_GANG, NO_GANG, gang - gang.min(initial=0, where=gang != NO_GANG))
-        columns = [options.count[runs], options.rank[runs], options.local_rank[runs], gang]
-        return np.stack(columns).tobytes()
 
     def least_columns(self) -> float:
         """No fewer columns are needed, whichever options are left: known without comparing them."""

@@ -10,6 +10,7 @@ from attrs import define, field
 from shardwright.contracts.proposer import Proposals
 from shardwright.planning.cases import CLOSE
 from shardwright.planning.options import Floats
+from shardwright.planning.pattern_cases import PatternCases
 from shardwright.planning.placement import Placed
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
@@ -39,8 +40,10 @@ _NARROWINGS = 5
 _FEW_RANKS, _NARROW, _NARROW_FOLDED = 32, 0.03, 0.01
 # With so few tables, a plan that is close to the best is repaired to come closer.
 _FEW_TABLES = 64
-# So it is from so many tables on until its gap is no more than this, by a solver at last if there are so few columns.
-_SOME_MORE_TABLES, _FINE, _FINE_COLUMNS = 16, 5e-4, 250
+# So it is from so many tables on until its gap is no more than this.
+_SOME_MORE_TABLES, _FINE = 16, 5e-4
+# At last a solver says how far from the best it is, if there are so few columns.
+_FINE_COLUMNS, _FINEST = 300, 2e-5
 # Steps of all tries together, tries, and rounds of one try in which tables are taken out and put back.
 _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 # Moves, swaps and sharings of an attempt.
@@ -104,11 +107,14 @@ class Bisection:
         if len(self.space.capacity_bytes) <= _FEW_RANKS and not self._is_good_count:
             yield from self._kicked()
         if not self._is_close():
+            self._raised()
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
             yield from self._polished()
         elif self._gap > CLOSE:
             yield from self._evened()
+        if self._is_fine and self._is_close():
+            yield from self._finely_solved()
         if not self._is_close() and (self._gap > _SMALL_GAP or len(found.proposal) <= SOME_TABLES):
             yield from self._improvements()
         small = _COUNTED_GAP if self._is_counted_of_many else _SMALL_GAP
@@ -207,11 +213,21 @@ class Bisection:
         """The gap at which a plan is good enough: small problems are solved further."""
         return CLOSE if len(self.space.options.all_tables) <= _FEW_TABLES else _GOOD
 
+    @property
+    def _is_fine(self) -> bool:
+        """Whether there are few tables, but not so few that a plan is the best anyway."""
+        return _SOME_MORE_TABLES <= len(self.space.options.all_tables) <= _FEW_TABLES
+
+    def _raised(self) -> None:
+        """A better bound by patterns where a solver is to come: with few tables that is the quicker one of the two."""
+        assert self.best is not None
+        if self._gap > _SMALL_GAP and len(self.best.proposal) <= _FEW_TABLES:
+            PatternCases(self.space.prover, self.best.value_ms).sharpen(_SMALL_GAP, _CASES)
+
     def _polished(self) -> Proposals:
         """A plan a little better than one that is close to the best, if that takes little work."""
         assert self.best is not None
-        is_fine = len(self.best.proposal) >= _SOME_MORE_TABLES
-        if is_fine:
+        if self._is_fine:
             self.space.prover.sharpen(self.best.value_ms, precision=_FINE, max_cases=_CASES)
         for part in _STEPS_DOWN:
             trial = self.best.copy()
@@ -219,9 +235,8 @@ class Bisection:
             if trial.repair(_FEW_STEPS, changes=3, pairs=_PAIRS):
                 yield self._keep(trial)
                 break
-        if is_fine:
+        if self._is_fine:
             yield from self._kicked(_FINE)
-            yield from self._finely_solved()
 
     def _evened(self) -> Proposals:
         """A plan a little better, where what lies on two ranks goes together better in another way."""
@@ -235,13 +250,11 @@ class Bisection:
     def _finely_solved(self) -> Proposals:
         """What the solver still finds of a small program."""
         assert self.best is not None
-        if self._is_close(_FINE):
-            return
-        before = self.best.value_ms
-        limit = before * (1 - _LEAST_GAIN)
-        found = self._programs.plan(limit, _FINE_COLUMNS, _FIRST_PART, precision=_FINE / 2)
-        if found is not None and found.value_ms < before:
-            yield self._keep(found)
+        if self._gap > _FINEST:
+            limit = self.best.value_ms * (1 - _FINEST / 2)
+            found = self._programs.plan(limit, _FINE_COLUMNS, precision=_FINEST / 2)
+            if found is not None and found.value_ms < self.best.value_ms:
+                yield self._keep(found)
 
     def _solved(self, most_columns: int) -> Proposals:
         """Better plans and a better bound by a solver, if the problem is small.

@@ -218,3 +218,16 @@ def test_proving_goes_on_after_each_plan_that_is_found_for_a_wide_gap(monkeypatc
     found = found_in(space_of([(9000, 64), (4000, 64), (500, 16)], ranks=2, mib=64))
     assert len(asked) == 3
     assert found.feedback.value_ms <= asked[0]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_proving_few_tables_are_planned_to_within_the_precision_of_the_solver(seed):
+    numbers = np.random.default_rng(seed)
+    shapes = [
+        (int(rows), int(dim))
+        for rows, dim in zip(
+            np.exp(numbers.normal(8, 2, 26)), numbers.choice([16, 32, 64, 128], 26), strict=True
+        )
+    ]
+    result = found_in(space_of(shapes, ranks=2, mib=64))
+    assert result.feedback.value_ms <= result.lower_bound_ms * (1 + 1e-4)

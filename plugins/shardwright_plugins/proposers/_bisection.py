@@ -129,17 +129,17 @@ class Bisection:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
         assert self.best is not None
         bound = self._low_ms
-        if not self._is_close() and self._gap > _TOO_FAR:
-            for found in gradually(self.best, self._low_ms):
-                yield self._keep(found)
+        for found in () if self._is_close() else gradually(self.best, self._low_ms, enough=_TOO_FAR):
+            yield self._keep(found)
         if self._is_close() or self._gap > _TOO_FAR:
             return
         fresh, step = self._low_ms > bound * (1 + _LEAST_GAIN), 0
         for _ in range(_MOST_DESCENTS):
             before = self.best.value_ms
             limit = self._low_ms + _STEPS_DOWN[step] * (before - self._low_ms)
-            for start in self._anew(limit) if fresh else self._again(limit):
-                found = self._descended(start)
+            new = self._starts.of(self.space.prover.refute(limit, max_cases=_FEW_CASES)) if fresh else None
+            for start in new or self._again(limit):
+                found = self._starts.descended(start)
                 if found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):
                     yield self._keep(found)
             if self._is_close():
@@ -150,24 +150,12 @@ class Bisection:
             if step == len(_STEPS_DOWN):
                 return
 
-    def _anew(self, limit_ms: float) -> Iterator[Assignment]:
-        """New plans by the choices at a time."""
-        yield from self._starts.of(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES))
-
     def _again(self, limit_ms: float) -> Iterator[Assignment]:
         """The best plan, to be brought within a time."""
         assert self.best is not None
         start = self.best.copy()
         start.limit_ms = limit_ms
         yield start
-
-    def _descended(self, start: Assignment) -> Assignment:
-        """A plan brought nearer to its limit by little repair, or by descent."""
-        if start.repair(_FEW_STEPS, changes=0):
-            return start
-        result = descended(start, self.catalogue.is_efficient)
-        result.repair(_FEW_STEPS, changes=self._starts.few_changes)
-        return result
 
     def _kicked(self, enough: float | None = None) -> Proposals:
         """Better plans by descents in which one table takes another option that costs little more.
@@ -297,7 +285,9 @@ class Bisection:
         assert self.best is not None
         self.catalogue.effort.left = _EFFORT
         step = tries = 0
-        while step < len(_STEPS_DOWN) and tries < _MOST_TRIES and not self._is_done():
+        while step < len(_STEPS_DOWN) and tries < _MOST_TRIES and not self._is_close():
+            if self.catalogue.effort.is_spent:
+                return
             limit = self._low_ms + (self.best.value_ms - self._low_ms) * _STEPS_DOWN[step]
             before, tries = self.best.value_ms, tries + 1
             for found in self._better(limit):
@@ -356,9 +346,6 @@ class Bisection:
                 below_ms = middle
         return found
 
-    def _is_done(self) -> bool:
-        return self._is_close() or self.catalogue.effort.is_spent
-
     def _is_close(self, gap: float | None = None) -> bool:
         """Whether the best plan is proven to be about as good as can be, or time is over."""
         assert self.best is not None
@@ -376,7 +363,7 @@ class Bisection:
         """A plan about within a time, if little work is enough."""
         best: Assignment | None = None
         for start in self._starts.of(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)):
-            found = self._descended(start)
+            found = self._starts.descended(start)
             if np.isfinite(found.value_ms) and (best is None or found.value_ms < best.value_ms):
                 best = found
             if best is not None and best.value_ms <= limit_ms * (1 + _NEAR):

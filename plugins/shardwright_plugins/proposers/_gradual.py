@@ -19,16 +19,18 @@ _WORTHWHILE = 2e-3
 _STEPS, _CHANGES, _FEW_CHANGES, _PAIRS = 60, 30, 10, 4
 
 
-def gradually(plan: Assignment, low_ms: float) -> Iterator[Assignment]:
+def gradually(plan: Assignment, low_ms: float, *, enough: float = 0.0) -> Iterator[Assignment]:
     """Plans better and better, until even a little less time is out of reach.
 
     Args:
         plan: to begin with, within all memories.
         low_ms: no plan is faster.
+        enough: the gap at which a plan is good enough.
     """
     step = _FIRST
     for _ in range(_TRIES):
-        if step < _LEAST or plan.bins.effort.is_spent:
+        is_enough = plan.value_ms <= low_ms * (1 + enough)
+        if step < _LEAST or is_enough or plan.bins.effort.is_spent:
             return
         limit = plan.value_ms * (1 - step)
         better = _better(plan, limit) if limit > low_ms else None

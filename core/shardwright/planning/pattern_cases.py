@@ -29,7 +29,7 @@ _MOST_CASES, _MOST_TIMES, _PRECISION = 60, 10, 1.5e-3
 # The parts of the way to a plan's value that a quick proof tries.
 _QUICK_PARTS = (0.6, 0.3)
 # Where shards are of many kinds: limits of a quick proof, its first step, of which each next is half, steps and cases.
-_ALL, _QUICK = Limits(), Limits(kinds=90, solved=0, work=1_500_000)
+_QUICK = Limits(kinds=90, solved=0, work=1_500_000)
 _FIRST_PART, _STEPS, _FEW_CASES = 0.25, 3, 8
 # A case that grants the spread load but for this part of a rank is not parted further; it is parted at this part.
 _FINE, _PART = 0.004, 0.55
@@ -38,8 +38,8 @@ _FINE, _PART = 0.004, 0.55
 _FEW_TABLES, _MORE_CASES, _MORE_IN_ALL, _MUCH, _LEAST_PART = 64, 150, 450, 0.02, 0.02
 # Where cases are counted, a time gets this part of them, and each case so many entries of linear programs on average.
 _TIMES, _WORK = 4, 100_000
-# The precision for these, and the entries of their linear programs beside those of others.
-_ROUGH, _MORE_WORK = 5e-3, 60_000_000
+# The precision for these, and what the proofs may take.
+_ROUGH, _MORE = 5e-3, Limits(work=120_000_000)
 
 
 @define(eq=False)
@@ -49,21 +49,20 @@ class PatternCases:
     Args:
         prover: what is proven so far.
         most_ms: the longest time that is asked about: that of the best plan.
-        limits: of all proofs together.
+        limits: of all proofs together; by default as many as it takes seconds to reach.
     """
 
     prover: Prover
     most_ms: float
-    limits: Limits = _ALL
+    limits: Limits | None = None
     _prices: PatternPrices = field(init=False)
     _left: float = 0
     _left_in_all: float = np.inf
     _most_for_a_time: float = _MOST_CASES
 
     def __attrs_post_init__(self) -> None:
-        self._prices = PatternPrices(self.prover.space.bound.problem, self.most_ms, self.limits)
-        if self._has_few_tables:
-            self._prices.work_left += _MORE_WORK
+        limits = self.limits or (_MORE if self._has_few_tables else Limits())
+        self._prices = PatternPrices(self.prover.space.bound.problem, self.most_ms, limits)
 
     def raise_once(self, most_cases: int) -> None:
         """Bring the bound nearer to the longest time in one step, a lesser one if that fails.
@@ -210,14 +209,16 @@ def _parted_options(problem: Relaxation, found: Possible, size: Floats, least: f
     options, mine = problem.space.options, found.option
     table, covers = options.table[mine], problem.covers[mine]
     amount = np.where(options.multiplicity[table] == 1, found.amount, 0.0)
-    spread = (np.column_stack([problem.spread, problem.spread_bytes])[mine] / np.maximum(size, 1e-300)).max(
-        axis=1
-    )
+    loads = np.column_stack([problem.spread, problem.spread_bytes])[mine] / np.maximum(size, 1e-300)
     taken = np.bincount(table, np.where(covers, amount, 0.0))
-    load = np.bincount(table, amount * spread) / np.maximum(taken, 1e-300) * np.minimum(taken, 1 - taken)
+    load = (
+        np.bincount(table, amount * loads.max(axis=1))
+        / np.maximum(taken, 1e-300)
+        * np.minimum(taken, 1 - taken)
+    )
     chosen = int(np.argmax(load))
     if load[chosen] > least and min(taken[chosen], 1 - taken[chosen]) > _LEAST_PART:
-        return mine[(table == chosen) & covers].tolist()
+        return [int(option) for option in mine[(table == chosen) & covers]]
     parted = np.minimum(amount, 1 - amount)
     is_parted = least == 0 and parted.max(initial=0.0) > _LEAST_PART
     return [int(mine[np.argmax(parted)])] if is_parted else None

@@ -2,7 +2,8 @@
 
 Large neighbourhood search (Shaw 1998) over the program of the problem itself: what lies on a few ranks is free, all
 else stays. So a table may be cut otherwise and others move at once, which no move or swap does; and little room on many
-ranks comes together on one. Of memory alone it makes plans that fit; within a time, faster ones.
+ranks comes together on one. Of memory alone it makes plans that fit; within a time, faster ones: on the way memory
+may be exceeded, too.
 Legend: N columns of the program, K rows, W ranks, D dimensions (time, then memory tiers).
 """
 
@@ -27,11 +28,17 @@ _MOST_COLUMNS, _MOST_TIMED_COLUMNS = 60_000, 30_000
 _SMALLEST_GROUP, _LARGEST_GROUP, _PATIENCE = 4, 16, 3
 # Of one round: nodes of the solver's tree, the seconds that only far slower machines need, and how exact it is.
 _NODES, _SECONDS, _PRECISION = 100, 200.0, 0.1
+# Where times count, what is found is found soon: how exact the solver is besides, in parts of what a group is over
+# beforehand, and its nodes. One round in so many is about whole hosts, if there are gangs, which takes long; the others
+# are about so many times the ranks of a group; so many without a gain are the last.
+_ALLOWANCE, _TIMED_NODES, _HOSTS_EVERY, _MORE_RANKS, _MOST_IDLE = 0.5, 5, 4, 2, 12
 # What is over a limit counts 1; what lies on the rank that is to become empty, so little.
 _GATHER = 1e-3
 # What is over by less is rounding; the solver is exact to a millionth, so it is to leave as much; a gain is more.
 _ROUNDING, _MARGIN, _GAIN = 1e-12, 2e-6, 1e-5
 _REPAIR_STEPS = 60
+# The parts of the way back to a plan's time at which it is tried again from what exceeds less time.
+_MORE_TIME = (0.0, 0.6)
 
 
 def without_time(space: SearchSpace) -> SearchSpace:
@@ -46,24 +53,20 @@ class Neighbourhoods:
         space: options, costs and memory.
         start: a plan that exceeds what there is by a little.
         limit_ms: the time that no rank should exceed.
-        keeps: whether nothing may come to exceed what there is by more than it does at the start: all memories, where
-            the plan fits.
+        is_timed: whether time counts, so that programs are harder.
     """
 
     def __init__(
-        self, space: SearchSpace, start: Assignment, limit_ms: float, *, keeps: bool = False
+        self, space: SearchSpace, start: Assignment, limit_ms: float, *, is_timed: bool = False
     ) -> None:
-        most_columns = _MOST_TIMED_COLUMNS if keeps else _MOST_COLUMNS
+        most_columns = _MOST_TIMED_COLUMNS if is_timed else _MOST_COLUMNS
+        self._is_timed, self._most_nodes = is_timed, _TIMED_NODES if is_timed else _NODES
         self._space, self._local = space, space.topology.local_world_size
         kept = set(start.proposal.tolist())
         self._program = Program.of(space, limit_ms, most_columns=most_columns, keep=kept)
         if self._program is not None:
             self._numbers = _numbers(self._program, start)
             self._write(self._program)
-            over = np.maximum(self._load(self._numbers) - 1, 0).max(axis=1)
-            self._most_over: Floats = np.repeat(
-                over if keeps else np.full(len(over), np.inf), len(space.capacity_bytes)
-            )
 
     def _write(self, program: Program) -> None:
         """The rows, and of each column the rank or host that it counts shards of."""
@@ -99,15 +102,17 @@ class Neighbourhoods:
         """
         if self._program is None:
             return None
-        random, size, in_vain, unfinished = np.random.default_rng(0), _SMALLEST_GROUP, 0, 0
+        random, size = np.random.default_rng(0), _SMALLEST_GROUP
+        in_vain = unfinished = idle = 0
         over = self._over(self._numbers)
         for _ in range(rounds):
-            if over.sum() <= _ROUNDING or is_over():
+            if over.sum() <= _ROUNDING or is_over() or (self._is_timed and idle >= _MOST_IDLE):
                 break
             numbers = self._round(self._group(over, size, random), random)
             after = np.full(1, np.inf) if numbers is None else self._over(numbers)
             gain = float(over.sum() - after.sum())
             in_vain = in_vain + 1 if abs(gain) <= _GAIN else 0
+            idle = 0 if gain > _GAIN else idle + 1
             unfinished = unfinished + 1 if gain < -_GAIN else 0
             if numbers is not None and gain >= -_GAIN:
                 self._numbers, over = numbers, after
@@ -132,15 +137,30 @@ class Neighbourhoods:
         return load.reshape(-1, len(self._space.capacity_bytes))
 
     def _group(self, over: Floats, size: int, random: np.random.Generator) -> Bools:
-        """A rank that is over what it has, at times the emptiest, others by chance; whole hosts if need be: ``[W]``."""
-        step = self._local if (self._last > self._first).any() else 1
+        """A rank that is over what it has, at times the emptiest, others by chance: ``[W]``.
+
+        Where there are gangs, they are whole hosts, so that gangs move too; where times count, not always.
+        """
+        if (self._last == self._first).all():
+            return self._drawn(over, 1, size, random)
+        if not self._is_timed:
+            return self._drawn(over, self._local, size, random)
+        ranks = self._drawn(over, 1, _MORE_RANKS * size, random)
+        if random.integers(_HOSTS_EVERY):
+            return ranks
+        hosts = self._drawn(over, self._local, self._local * int(random.integers(1, 3)), random)
+        return hosts | ranks if hosts.sum() == self._local else hosts
+
+    def _drawn(self, over: Floats, step: int, size: int, random: np.random.Generator) -> Bools:
+        """Sets of so many ranks each, in all as many ranks as asked for or a few more: ``[W]``."""
         weight = over.reshape(-1, step).sum(axis=1)
         others = random.permutation(len(weight))
         worst = int(random.choice(len(weight), p=weight / weight.sum()))
         if random.integers(2):
             emptiest = int(np.argmin(self._load(self._numbers).max(axis=0).reshape(-1, step).sum(axis=1)))
             others = np.append(emptiest, others[others != emptiest])
-        chosen = [worst, *others[others != worst][: max(1, -(-size // step) - 1)].tolist()]
+        least = 1 if self._is_timed else 2
+        chosen = [worst, *others[others != worst][: max(least, -(-size // step)) - 1].tolist()]
         group = np.zeros((len(weight), step), dtype=bool)
         group[chosen] = True
         return group.reshape(-1)
@@ -154,7 +174,7 @@ class Neighbourhoods:
         base, rows = len(self._equals), self._matrix.shape[0] - len(self._equals)
         program = self._shared(free, rest, base, rows, group, random)
         seconds = self._space.watch.seconds_at_most(_SECONDS)
-        found = program.solve(most_nodes=_NODES, seconds=seconds, precision=_PRECISION)
+        found = program.solve(most_nodes=self._most_nodes, seconds=seconds, precision=_PRECISION)
         if found.x is None:
             return None
         numbers = self._numbers.copy()
@@ -165,7 +185,7 @@ class Neighbourhoods:
         self, free: Ints, rest: Floats, base: int, rows: int, group: Bools, random: np.random.Generator
     ) -> MixedProgram:
         """Columns: what is free, then by what each rank is over, at a price; one rank is to become empty."""
-        from scipy.sparse import eye, hstack, vstack
+        from scipy.sparse import block_diag, eye, hstack, vstack
 
         columns = self._matrix[:, free]
         zero = 0 * eye(base, rows)
@@ -173,16 +193,17 @@ class Neighbourhoods:
         world_size = len(self._space.capacity_bytes)
         gathered = base + world_size * self._fullest + int(random.choice(np.flatnonzero(group)))
         emptied = np.asarray(columns[[gathered]].todense()).reshape(-1) * _GATHER
-        # What may not exceed what there is need not leave a margin that was not left before.
-        margin = np.where(self._most_over < _MARGIN, 0.0, _MARGIN)
-        room = 1 - margin - rest[base:]
+        room = 1 - _MARGIN - rest[base:]
+        # The last column is 1: the solver is to be exact to a part of what is over now, not of what will be.
+        over_now = float(self._over(self._numbers)[group].sum())
+        allowance = _ALLOWANCE * over_now if self._is_timed else 0.0
         return MixedProgram(
-            cost=np.append(emptied, np.ones(rows)),
-            matrix=hstack([columns, over], format="csr"),
-            lower=np.append(self._equals - rest[:base], np.full(rows, -np.inf)),
-            upper=np.append(self._equals - rest[:base], room),
-            most=np.append(self._most[free], self._most_over),
-            is_whole=np.arange(len(free) + rows) < len(free),
+            cost=np.concatenate([emptied, np.ones(rows), [allowance]]),
+            matrix=block_diag([hstack([columns, over]), [[1.0]]], format="csr"),
+            lower=np.concatenate([self._equals - rest[:base], np.full(rows, -np.inf), [1.0]]),
+            upper=np.concatenate([self._equals - rest[:base], room, [1.0]]),
+            most=np.concatenate([self._most[free], np.full(rows, np.inf), [1.0]]),
+            is_whole=np.arange(len(free) + rows + 1) < len(free),
         )
 
 
@@ -226,19 +247,27 @@ def repaired(
 def quickened(catalogue: Catalogue, best: Assignment, limit_ms: float, rounds: int) -> Assignment | None:
     """A faster plan, as far as the solver gets a few ranks at a time; ``None`` if it gets nowhere.
 
+    On the way memory may be exceeded as well as the time, and what is over becomes less and less. Where that does not
+    end, more time is allowed, from there on.
+
     Args:
         catalogue: of the space.
         best: the plan.
         limit_ms: the time that is aimed at.
-        rounds: groups of ranks shared out at most.
+        rounds: groups of ranks shared out at most, for each time.
     """
-    space = catalogue.space
-    search = Neighbourhoods(space, best, limit_ms, keeps=True)
-    found = search.repaired(rounds, lambda: space.watch.is_over)
-    if found is None:
-        return None
-    proposal, ranks = found
-    result = Assignment(catalogue, proposal, limit_ms)
-    result.place(ranks)
-    result.repair(_REPAIR_STEPS, changes=0)
-    return result if result.value_ms < best.value_ms else None
+    space, start = catalogue.space, best
+    for part in _MORE_TIME:
+        limit = limit_ms + part * (best.value_ms - limit_ms)
+        search = Neighbourhoods(space, start, limit, is_timed=True)
+        found = search.repaired(rounds, lambda: space.watch.is_over)
+        if found is None:
+            return None
+        result = Assignment(catalogue, found[0], limit)
+        result.place(found[1])
+        start = result.copy()
+        result.repair(_REPAIR_STEPS, changes=0)
+        result = min(result, start, key=lambda plan: plan.value_ms)
+        if result.value_ms < best.value_ms * (1 - _GAIN):
+            return result
+    return None

@@ -19,6 +19,7 @@ from shardwright_plugins.proposers._choices import LADDER, choices, kicks
 from shardwright_plugins.proposers._counted import counted
 from shardwright_plugins.proposers._descent import descended
 from shardwright_plugins.proposers._folded import Folded
+from shardwright_plugins.proposers._gradual import gradually
 from shardwright_plugins.proposers._packings import Packings
 from shardwright_plugins.proposers._patterns import Patterns
 from shardwright_plugins.proposers._programs import Programs
@@ -128,14 +129,17 @@ class Bisection:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
         assert self.best is not None
         bound = self._low_ms
+        for found in () if self._is_close() else gradually(self.best, self._low_ms, enough=_TOO_FAR):
+            yield self._keep(found)
         if self._is_close() or self._gap > _TOO_FAR:
             return
         fresh, step = self._low_ms > bound * (1 + _LEAST_GAIN), 0
         for _ in range(_MOST_DESCENTS):
             before = self.best.value_ms
             limit = self._low_ms + _STEPS_DOWN[step] * (before - self._low_ms)
-            for start in self._anew(limit) if fresh else self._again(limit):
-                found = self._descended(start)
+            new = self._starts.of(self.space.prover.refute(limit, max_cases=_FEW_CASES)) if fresh else None
+            for start in new or self._again(limit):
+                found = self._starts.descended(start)
                 if found.value_ms < self.best.value_ms * (1 - _LEAST_GAIN):
                     yield self._keep(found)
             if self._is_close():
@@ -146,24 +150,12 @@ class Bisection:
             if step == len(_STEPS_DOWN):
                 return
 
-    def _anew(self, limit_ms: float) -> Iterator[Assignment]:
-        """New plans by the choices at a time."""
-        yield from self._starts.of(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES))
-
     def _again(self, limit_ms: float) -> Iterator[Assignment]:
         """The best plan, to be brought within a time."""
         assert self.best is not None
         start = self.best.copy()
         start.limit_ms = limit_ms
         yield start
-
-    def _descended(self, start: Assignment) -> Assignment:
-        """A plan brought nearer to its limit by little repair, or by descent."""
-        if start.repair(_FEW_STEPS, changes=0):
-            return start
-        result = descended(start, self.catalogue.is_efficient)
-        result.repair(_FEW_STEPS, changes=self._starts.few_changes)
-        return result
 
     def _kicked(self, enough: float | None = None) -> Proposals:
         """Better plans by descents in which one table takes another option that costs little more.
@@ -363,7 +355,7 @@ class Bisection:
         """A plan about within a time, if little work is enough."""
         best: Assignment | None = None
         for start in self._starts.of(self.space.prover.refute(limit_ms, max_cases=_FEW_CASES)):
-            found = self._descended(start)
+            found = self._starts.descended(start)
             if np.isfinite(found.value_ms) and (best is None or found.value_ms < best.value_ms):
                 best = found
             if best is not None and best.value_ms <= limit_ms * (1 + _NEAR):

@@ -12,6 +12,7 @@ from shardwright.planning.options import Floats, Ints
 from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.proposers._choices import MARGINS
+from shardwright_plugins.proposers._descent import descended
 from shardwright_plugins.proposers._folded import ENOUGH
 from shardwright_plugins.proposers._patterns import Patterns, packed
 
@@ -67,6 +68,14 @@ class Starts:
             if nearest is None or over < nearest[0]:
                 nearest = over, trial
         return None if nearest is None or self.is_folded else nearest[1]
+
+    def descended(self, start: Assignment) -> Assignment:
+        """A plan brought nearer to its limit by little repair, or by descent."""
+        if start.repair(_REPAIR_STEPS, changes=0):
+            return start
+        result = descended(start, self.catalogue.is_efficient)
+        result.repair(_REPAIR_STEPS, changes=self.few_changes)
+        return result
 
     @property
     def few_changes(self) -> int:

@@ -27,7 +27,9 @@ _HARD, _MOST_COLUMNS = 12.0, 1500
 _FIRST_STEP, _STEP, _MOST_TRIES = 0.4, 0.05, 8
 # The part of such a gap that groups of ranks shared out anew are to leave, how often at most, and rounds; and the least
 # gain that is worth the next.
-_SHARED_PART, _MOST_SHARINGS, _ROUNDS, _WORTHWHILE = 0.6, 3, 12, 5e-3
+_SHARED_PART, _MOST_SHARINGS, _ROUNDS, _WORTHWHILE = 0.5, 12, 40, 5e-3
+# A gap for which better plans come first, and then a better bound.
+_LARGE_GAP = 0.2
 _LEAST_GAIN = 1e-4
 
 
@@ -83,6 +85,8 @@ class WideGap:
             elif self.best.value_ms > prover.bound_ms * (1 + _WIDE_OF_MANY):
                 PatternCases.quick(prover, self.best.value_ms).raise_some()
             return
+        if self.best.value_ms > prover.bound_ms * (1 + _LARGE_GAP):
+            yield from self._shared_out()
         PatternCases(prover, self.best.value_ms).sharpen()
         part = _FIRST_STEP
         for _ in range(_MOST_TRIES):

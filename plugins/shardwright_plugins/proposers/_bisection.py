@@ -106,14 +106,15 @@ class Bisection:
             yield from self._tightened()
             if len(self.space.capacity_bytes) <= _FEW_RANKS:
                 yield from self._kicked()
-        if not self._is_close():
+        is_hard = not self._is_close()
+        if is_hard:
             self._raised()
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
             yield from self._polished()
         elif self._gap > CLOSE:
             yield from self._evened()
-        if self._is_fine and self._is_close():
+        if (is_hard or self._is_fine) and self._is_close():
             yield from self._finely_solved()
         is_small = len(found.proposal) <= SOME_TABLES and not self._is_good_count
         if not self._is_close() and (self._gap > _SMALL_GAP or is_small):

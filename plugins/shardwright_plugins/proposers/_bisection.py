@@ -24,7 +24,7 @@ from shardwright_plugins.proposers._packings import Packings
 from shardwright_plugins.proposers._patterns import Patterns
 from shardwright_plugins.proposers._programs import Programs
 from shardwright_plugins.proposers._starts import SOME_TABLES, Starts
-from shardwright_plugins.proposers._wide_gaps import WideGap
+from shardwright_plugins.proposers._wide_gaps import WideGap, is_large
 
 # From the bound up to the best plan, the parts of the way at which times are tried; all over again after an improvement
 # by the last number at least.
@@ -130,7 +130,11 @@ class Bisection:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
         assert self.best is not None
         bound = self._low_ms
-        for found in () if self._is_close() else gradually(self.best, self._low_ms, enough=_TOO_FAR):
+        for found in (
+            ()
+            if self._is_close() or is_large(self.space)
+            else gradually(self.best, self._low_ms, enough=_TOO_FAR)
+        ):
             yield self._keep(found)
         if self._is_close() or self._gap > _TOO_FAR:
             return

@@ -10,6 +10,7 @@ from attrs import define
 from shardwright.planning.distinct import distinct_rows
 from shardwright.planning.options import FREE
 from shardwright.planning.pattern_cases import PatternCases
+from shardwright.planning.space import SearchSpace
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.neighbourhoods import quickened
 from shardwright_plugins.proposers._programs import Programs
@@ -33,6 +34,16 @@ _LARGE_GAP = 0.2
 _LEAST_GAIN = 1e-4
 
 
+def extent(space: SearchSpace) -> int:
+    """Tables times ranks."""
+    return len(space.options.all_tables) * len(space.capacity_bytes)
+
+
+def is_large(space: SearchSpace) -> bool:
+    """Whether all that takes long takes too long."""
+    return extent(space) > _LARGE and len(space.options.all_tables) > _MANY_TABLES
+
+
 @define(eq=False)
 class WideGap:
     """The search for a better bound and better plans.
@@ -51,20 +62,9 @@ class WideGap:
     def is_wide(self) -> bool:
         """Whether the gap is still worth it, and there is time."""
         space = self.catalogue.space
-        is_quick = self._extent <= _MANY or self._is_large or space.bound.multipliers.any()
+        is_quick = extent(space) <= _MANY or is_large(space) or space.bound.multipliers.any()
         wide = _WIDE_GAP if is_quick else _WIDE_OF_MANY
         return self.best.value_ms > space.prover.bound_ms * (1 + wide) and not space.watch.is_over
-
-    @property
-    def _extent(self) -> int:
-        """Tables times ranks."""
-        space = self.catalogue.space
-        return len(space.options.all_tables) * len(space.capacity_bytes)
-
-    @property
-    def _is_large(self) -> bool:
-        """Whether all that takes long takes too long."""
-        return self._extent > _LARGE and len(self.catalogue.space.options.all_tables) > _MANY_TABLES
 
     @property
     def _num_kinds(self) -> int:
@@ -79,7 +79,7 @@ class WideGap:
         if not self.is_wide:
             return
         prover = self.catalogue.space.prover
-        if self._is_large:
+        if is_large(self.catalogue.space):
             if self._num_kinds <= _FEW_KINDS:
                 PatternCases(prover, self.best.value_ms).raise_once(_FEW_CASES)
             elif self.best.value_ms > prover.bound_ms * (1 + _WIDE_OF_MANY):

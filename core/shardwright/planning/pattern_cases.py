@@ -38,8 +38,8 @@ _FINE, _PART = 0.004, 0.55
 _FEW_TABLES, _MORE_CASES, _MORE_IN_ALL, _MUCH, _LEAST_PART = 64, 150, 450, 0.02, 0.02
 # Where cases are counted, a time gets this part of them, and each case so many entries of linear programs on average.
 _TIMES, _WORK = 4, 100_000
-# The precision for these, and what the proofs may take.
-_ROUGH, _MORE = 5e-3, Limits(work=120_000_000)
+# The precision for these, unless they are very few, and what the proofs may take.
+_ROUGH, _VERY_FEW_TABLES, _MORE = 5e-3, 15, Limits(work=120_000_000)
 
 
 @define(eq=False)
@@ -105,7 +105,8 @@ class PatternCases:
         self._prices.work_left = min(self._prices.work_left, int(min(most_cases * _WORK, 1e12)))
         self._most_for_a_time = min(_MORE_CASES if self._has_few_tables else _MOST_CASES, most_cases / _TIMES)
         low, high = self.prover.bound_ms, self.most_ms
-        precision = _ROUGH if self._has_few_tables else _PRECISION
+        number = len(self.prover.space.options.all_tables)
+        precision = _ROUGH if _VERY_FEW_TABLES < number <= _FEW_TABLES else _PRECISION
         for _ in range(_MOST_TIMES):
             is_near = high <= low * (1 + precision) or self.most_ms <= low * (1 + enough)
             if is_near or self._left_in_all <= 0 or self.prover.space.watch.is_over:

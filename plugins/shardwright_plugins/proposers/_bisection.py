@@ -50,7 +50,7 @@ _EFFORT, _MOST_TRIES, _ROUNDS = 1500, 10, 40
 _STEPS, _CHANGES, _PAIRS, _FEW_STEPS = 200, 30, 4, 60
 # A solver gets problems of so many columns, at once or where all else has not closed the gap.
 _FEW_COLUMNS, _MOST_COLUMNS = 700, 1500
-_MOST_PROGRAMS, _FIRST_PART = 6, 0.125
+_MOST_PROGRAMS, _FIRST_PART, _HARD = 6, 0.125, 6.0
 # A gap that is small enough for a problem of many columns, and one that is worth twice as many.
 _SMALL_GAP, _LARGE_GAP = 0.01, 0.2
 # The same where more tables than these were counted: there the solver needs seconds, and finds little.
@@ -102,13 +102,15 @@ class Bisection:
             return
         if self.best is None or found.value_ms < self.best.value_ms:
             yield self._keep(found)
+        assert self.best is not None
         if not self._is_good_count:
             yield from self._tightened()
             if len(self.space.capacity_bytes) <= _FEW_RANKS:
                 yield from self._kicked()
         is_hard = not self._is_close()
         if is_hard:
-            self._raised()
+            if self._is_worth_more:  # patterns prove more than the solver, and sooner
+                PatternCases(self.space.prover, self.best.value_ms).sharpen(self._enough, 4 * _CASES)
             yield from self._solved(_FEW_COLUMNS)
         elif len(found.proposal) <= _FEW_TABLES:
             yield from self._polished()
@@ -119,12 +121,11 @@ class Bisection:
         is_small = len(found.proposal) <= SOME_TABLES and not self._is_good_count
         if not self._is_close() and (self._gap > _SMALL_GAP or is_small):
             yield from self._improvements()
+        for better in WideGap(self.catalogue, self._programs, self.best).plans():
+            yield self._keep(better)
         if not self._is_close() and self._gap > (_COUNTED_GAP if self._is_counted_of_many else _SMALL_GAP):
             is_far = self._gap > _LARGE_GAP and len(self.space.capacity_bytes) <= _FEW_RANKS
             yield from self._solved(2 * _MOST_COLUMNS if is_far else _MOST_COLUMNS)
-        assert self.best is not None
-        for better in WideGap(self.catalogue, self._programs, self.best).plans():
-            yield self._keep(better)
 
     def _tightened(self) -> Proposals:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
@@ -207,15 +208,18 @@ class Bisection:
         return CLOSE if len(self.space.options.all_tables) <= _FEW_TABLES else _GOOD
 
     @property
+    def _enough(self) -> float:
+        """The gap of few tables at which they get no more work than others."""
+        return CLOSE if len(self.space.options.all_tables) < _SOME_MORE_TABLES else _SMALL_GAP
+
+    @property
+    def _is_worth_more(self) -> bool:
+        return len(self.space.options.all_tables) <= _FEW_TABLES and self._gap > self._enough
+
+    @property
     def _is_fine(self) -> bool:
         """Whether there are few tables, but not so few that a plan is the best anyway."""
         return _SOME_MORE_TABLES <= len(self.space.options.all_tables) <= _FEW_TABLES
-
-    def _raised(self) -> None:
-        """A better bound by patterns where a solver is to come: with few tables that is the quicker one of the two."""
-        assert self.best is not None
-        if self._gap > _SMALL_GAP and len(self.best.proposal) <= _FEW_TABLES:
-            PatternCases(self.space.prover, self.best.value_ms).sharpen(_SMALL_GAP, 4 * _CASES)
 
     def _polished(self) -> Proposals:
         """A plan a little better than one that is close to the best, if that takes little work."""
@@ -253,7 +257,7 @@ class Bisection:
         """Better plans and a better bound by a solver, if the problem is small.
 
         It is asked again after an improvement: with a lesser limit the program is smaller and its solver quicker. So it
-        gets little to do at first, and all there is where that finds nothing.
+        gets little to do at first, and all there is where that finds nothing; more of it where there are few tables.
         """
         assert self.best is not None
         part = _FIRST_PART
@@ -265,9 +269,9 @@ class Bisection:
             if self._is_close():
                 return
             if self.best.value_ms > before * (1 - _WORTHWHILE):
-                if part == 1:
+                if part > 1 or (part == 1 and (most_columns > _FEW_COLUMNS or not self._is_worth_more)):
                     return
-                part = 1
+                part = 1 if part < 1 else _HARD
 
     def _with_work(self) -> Assignment | None:
         """A plan that is found with some work; with little, if there is one."""

@@ -148,7 +148,8 @@ class _Search:
                 parts = np.array(division.parts) + way
                 if (parts >= self._least[[0, self._of._scarce]]).all():
                     self._try(*parts.tolist())
-        return [self._enriched(division) for division in self._best()]
+        watch = self._of._space.watch
+        return [division if watch.is_over else self._enriched(division) for division in self._best()]
 
     def _enriched(self, division: Division) -> Division:
         """A division with the patterns of all others that fit there and are worth about a rank.
@@ -156,8 +157,14 @@ class _Search:
         Whole numbers need more patterns than fractions do.
         """
         others = [other for other in self._tried.values() if other is not None]
+        watch = self._of._space.watch
         found = np.concatenate(
-            [patterns_of(division.kinds, {each.kinds.labels: each.patterns}) for each in others]
+            [
+                patterns_of(division.kinds, {each.kinds.labels: each.patterns})
+                for each in others
+                if not watch.is_over
+            ]
+            or [division.patterns]
         )
         found = np.unique(np.concatenate([division.patterns, found]), axis=0)
         worth = found @ division.prices

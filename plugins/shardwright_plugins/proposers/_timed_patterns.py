@@ -27,7 +27,7 @@ def packed_within(catalogue: Catalogue, limit_ms: float) -> Assignment | None:
     """
     space, best = catalogue.space, None
     for division in Divisions(catalogue, limit_ms).fewest():
-        if division.ranks > _WORTH_A_TRY * len(space.capacity_bytes):
+        if division.ranks > _WORTH_A_TRY * len(space.capacity_bytes) or space.watch.is_over:
             break
         whole = whole_numbers(space, division.kinds, division.patterns, part=_PART)
         if whole is None:

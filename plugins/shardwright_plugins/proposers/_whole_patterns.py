@@ -17,6 +17,7 @@ from attrs import frozen
 from shardwright.planning.options import Floats, Ints
 from shardwright.planning.solver import MixedProgram
 from shardwright.planning.space import SearchSpace
+from shardwright.planning.watch import Watch
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.sharing import share_out
 from shardwright_plugins.proposers._full_patterns import FullPatterns
@@ -63,10 +64,13 @@ def whole_numbers(
         filled: where these are all patterns that fill a rank: what is poured in. There are no gangs then.
         part: of the solver's nodes and seconds.
     """
-    ways = _Ways.of(kinds, patterns) if filled is None else _Ways.without_gangs(patterns)
+    watch = space.watch
+    ways = _Ways.of(kinds, patterns, watch) if filled is None else _Ways.without_gangs(patterns)
+    if watch.is_over:
+        return None
     found = _model(space, kinds, ways, filled).solve(
         most_nodes=int(part * _NODES),
-        seconds=space.watch.seconds_at_most(part * _SECONDS),
+        seconds=watch.seconds_at_most(part * _SECONDS),
         precision=_PRECISION,
     )
     if found.x is None:
@@ -99,15 +103,15 @@ class _Ways:
     gangs: Floats
 
     @classmethod
-    def of(cls, kinds: Kinds, patterns: Floats) -> _Ways:
-        """The sets of gangs of patterns; beside each, what any pattern holds else, if there is room."""
+    def of(cls, kinds: Kinds, patterns: Floats, watch: Watch) -> _Ways:
+        """The sets of gangs of patterns; beside each, what any pattern holds else, if there is room, and time."""
         none = np.zeros((1, patterns.shape[1]))
         gangs = np.unique(np.vstack([none, np.where(kinds.is_gang, patterns, 0.0)]), axis=0)
         if len(gangs) == 1:
             return cls.without_gangs(patterns)
         alone = np.unique(np.where(kinds.is_gang, 0.0, patterns), axis=0)
         fits = [(alone @ kinds.size <= 1 + TOLERANCE - each @ kinds.size).all(axis=1) for each in gangs]
-        shards = [_largest(alone[fitting]) for fitting in fits]
+        shards = [alone[:0] if watch.is_over else _largest(alone[fitting]) for fitting in fits]
         sort = np.repeat(np.arange(len(gangs)), [len(each) for each in shards])
         return cls(np.concatenate(shards), sort, gangs)
 
@@ -121,8 +125,12 @@ def _largest(patterns: Floats) -> Floats:
     """Patterns that are no part of another: ``[N', K]``; all, if they are too many to compare."""
     if len(patterns) > _MOST_COMPARED:
         return patterns
-    is_part = (patterns[:, None] <= patterns[None]).all(axis=2)
-    kept: Floats = patterns[is_part.sum(axis=1) == 1]
+    held = [np.flatnonzero(pattern) for pattern in patterns]
+    wholes = [
+        int((patterns[:, own] >= pattern[own]).all(axis=1).sum())
+        for pattern, own in zip(patterns, held, strict=True)
+    ]
+    kept: Floats = patterns[np.array(wholes) == 1]
     return kept
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 from tests.plugins.proposers.spaces import three_sizes
 
 from shardwright.planning.options import NO_GANG
 from shardwright.planning.placement import propose
+from shardwright.planning.watch import Watch
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.proposers._divisions import Divisions
 from shardwright_plugins.proposers._pattern_program import HostPattern
 from shardwright_plugins.proposers._patterns import kinds_of, seat, spread_of
 from shardwright_plugins.proposers._timed_patterns import packed_within
-from shardwright_plugins.proposers._whole_patterns import seated, whole_numbers
+from shardwright_plugins.proposers._whole_patterns import _largest, seated, whole_numbers
 
 
 def check_fits(space, found):
@@ -84,6 +86,28 @@ def test_whole_numbers_hold_all_shards_gangs_and_others(local):
     assert ranks <= 32
     assert (held >= kinds.needs @ whole.tables - 1e-6).all()
     check_fits(space, seated(Catalogue(space), kinds, whole, limit))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_patterns_that_are_part_of_another_are_left_out(seed):
+    numbers = np.random.default_rng(seed)
+    shape = int(numbers.integers(1, 40)), int(numbers.integers(1, 6))
+    patterns = np.unique(numbers.integers(0, 3, shape).astype(float), axis=0)
+    kept = [
+        pattern
+        for index, pattern in enumerate(patterns)
+        if not any((pattern <= other).all() for place, other in enumerate(patterns) if place != index)
+    ]
+    assert np.array_equal(_largest(patterns), np.array(kept))
+
+
+def test_whole_numbers_and_divisions_end_when_time_is_over():
+    space = three_sizes(240, 32, local=8, mib=20)
+    limit = space.bound.possible_ms * 1.3
+    division = Divisions(Catalogue(space), limit).fewest()[0]
+    late = attrs.evolve(space, watch=Watch(0.0))
+    assert whole_numbers(late, division.kinds, division.patterns) is None
+    assert packed_within(Catalogue(late), limit) is None
 
 
 def test_kinds_count_the_shards_of_a_gang_as_its_largest():

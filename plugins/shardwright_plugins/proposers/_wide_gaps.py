@@ -29,8 +29,8 @@ _FIRST_STEP, _STEP, _MOST_TRIES = 0.4, 0.05, 8
 # The part of such a gap that groups of ranks shared out anew are to leave, how often at most, and rounds; and the least
 # gain that is worth the next.
 _SHARED_PART, _MOST_SHARINGS, _ROUNDS, _WORTHWHILE = 0.5, 12, 40, 5e-3
-# A gap for which better plans come first, and then a better bound.
-_LARGE_GAP = 0.2
+# A gap for which a plan comes first that is better, and then a bound, unless a few cases raise that.
+_LARGE_GAP = 1.0
 _LEAST_GAIN = 1e-4
 
 
@@ -67,6 +67,10 @@ class WideGap:
         return self.best.value_ms > space.prover.bound_ms * (1 + wide) and not space.watch.is_over
 
     @property
+    def _is_far(self) -> bool:
+        return self.best.value_ms > self.catalogue.space.prover.bound_ms * (1 + _LARGE_GAP)
+
+    @property
     def _num_kinds(self) -> int:
         """Different shards that may lie on any rank, of options as fast as the best plan."""
         space, options = self.catalogue.space, self.catalogue.space.options
@@ -85,16 +89,24 @@ class WideGap:
             elif self.best.value_ms > prover.bound_ms * (1 + _WIDE_OF_MANY):
                 PatternCases.quick(prover, self.best.value_ms).raise_some()
             return
-        if self.best.value_ms > prover.bound_ms * (1 + _LARGE_GAP):
+        if self._is_far:
+            PatternCases(prover, self.best.value_ms).sharpen(_LARGE_GAP, _FEW_CASES)
+        if self._is_far:  # then the plan is to blame
             yield from self._shared_out()
         PatternCases(prover, self.best.value_ms).sharpen()
         part = _FIRST_STEP
         for _ in range(_MOST_TRIES):
             if part >= 1 or not self.is_wide:
                 break
-            before, low = self.best, self.catalogue.space.prover.bound_ms
+            before, low = self.best, prover.bound_ms
             yield from self._better(packed_within(self.catalogue, low + part * (before.value_ms - low)))
-            part = (1 + part) / 2 + _STEP if self.best is before else part
+            if self.best is not before:
+                continue
+            part = (1 + part) / 2 + _STEP
+            if before.value_ms > prover.bound_ms * (
+                1 + _LARGE_GAP
+            ):  # the plan is to blame: patterns come again
+                yield from self._shared_out()
         if self.is_wide:
             limit = self.best.value_ms * (1 - _LEAST_GAIN)
             yield from self._better(self.programs.plan(limit, _MOST_COLUMNS, _HARD))

@@ -67,7 +67,7 @@ def why_unproven(space: SearchSpace, bound_ms: float, certificate: Mapping[str, 
         everything = np.ones(space.options.num_options, dtype=bool)
         with np.errstate(over="ignore", invalid="ignore"):  # absurd numbers prove nothing
             return proof.gap_in(certificate, _Case(everything, np.zeros(dims), np.full(dims, np.inf)))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise PlanError(f"the certificate is malformed: {type(error).__name__}: {error}") from error
 
 

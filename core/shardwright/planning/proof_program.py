@@ -30,6 +30,7 @@ _TOLERANCE = 1e-5  # of the solver's bound; its own are 1e-6
 _LEAST_PRECISION = 0.1
 _INFEASIBLE = 2  # SciPy's status of a program without a solution
 _NODES = 4000  # of the solver's tree, beside a multiple of those that the search looked at
+_MOST_NODES = 500_000
 
 
 def why_not_empty(space: SearchSpace, z_ms: float, data: Mapping[str, Any]) -> str:
@@ -46,7 +47,7 @@ def why_not_empty(space: SearchSpace, z_ms: float, data: Mapping[str, Any]) -> s
         return ""
     if len(plans.most) > MOST_COLUMNS:
         return f"it takes {len(plans.most)} numbers to state all plans; {MOST_COLUMNS} are the most that are tried"
-    most_nodes = 20 * int(data["nodes"]) + _NODES
+    most_nodes = min(20 * max(int(data["nodes"]), 0) + _NODES, _MOST_NODES)
     precision = min(max(float(data["precision"]), _TOLERANCE), _LEAST_PRECISION)
     bound = plans.solved(1 / (1 - precision), most_nodes, precision).mip_dual_bound or 0.0
     if bound >= 1 - _TOLERANCE or plans.solved(1.0, most_nodes, precision).status == _INFEASIBLE:
@@ -71,13 +72,12 @@ class _Plans:
             tuple[int, int, Floats]
         ] = []  # of ranks: rank, column, and what one of it takes, [D]
         self._none = self._column(1.0)
-        self._whole: list[list[int]] = [
-            [] for _ in range(space.topology.num_hosts)
-        ]  # columns, tables on a host
+        # Columns of what lies on each host: their sums are whole numbers to branch on, and leave out nothing.
+        self._whole: list[list[int]] = [[] for _ in range(space.topology.num_hosts)]
         self.is_any = all([self._state(table) for table in range(len(space.options.tables))])
         if space.topology.num_hosts > 1 and (space.options.gang != NO_GANG).any():
             for whole in self._whole:
-                self._equate(whole, 0.0, (self._column(float(space.options.multiplicity.sum())), -1.0))
+                self._equate(whole, 0.0, (self._column(sum(self.most[column] for column in whole)), -1.0))
 
     def _state(self, table: int) -> bool:
         """The numbers of a table's options; whether there are any."""

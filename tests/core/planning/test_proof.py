@@ -187,6 +187,14 @@ def test_proof_of_another_bound_is_none(certificate, text):
     assert text in why_unproven(space_of([(4, 4)]), 2.0, certificate)
 
 
+@pytest.mark.parametrize("nodes", [-1, 10**30])
+def test_proof_by_a_program_of_absurd_nodes_is_tried_with_what_there_may_be(nodes):
+    space = space_of([(4, 4)])
+    claim = 1.01 * best_value(space)
+    data = {"z_ms": claim, "program": {"nodes": nodes, "precision": 2.5e-3}}
+    assert "the solver proves" in why_unproven(space, claim, data)
+
+
 @pytest.mark.parametrize(
     "node",
     [
@@ -200,6 +208,7 @@ def test_proof_of_another_bound_is_none(certificate, text):
         {"spread_multiplier": -1},
         {"roundings": [{"of": "time", "parts": 0, "multiplier": 1.0}]},
         {"roundings": [{"of": "time"}]},
+        {"roundings": [{"of": "time", "parts": 10**400, "multiplier": 1}]},
         {"spread_ms": 1.0, "above": {"multipliers": {}}},
         {"spread_bytes": ["flash", 1.0], "below": {}, "above": {}},
         {"spread_multipliers": {"flash": 1.0}},

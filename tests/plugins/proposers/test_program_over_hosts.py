@@ -91,3 +91,18 @@ def test_program_over_hosts_of_tables_that_are_alike_is_exact_with_little_branch
     assert not is_any_plan_within(space, value * (1 - PRECISION - 1e-4))
     data = program.certificate(solution).to_data()
     assert why_unproven(space, data["z_ms"], data) == ""
+
+
+@pytest.mark.parametrize("times", [1.01, 2, 1000])
+def test_program_of_more_gangs_on_a_host_than_there_are_tables_proves_nothing_false(times):
+    cut, whole = ["grid_shard"], ["table_wise"]
+    rules = {
+        name: ParameterConstraints(sharding_types=types, compute_kernels=["fused_torch"], min_partition=32)
+        for name, types in (("t0", cut), ("t1", whole))
+    }
+    space = hosts_space([85_196, 20_316], dim=256, mib=32, constraints=rules)
+    plan = Program.of(space, 100 * space.bound.possible_ms, most_columns=5000).solve()
+    value = value_of(space, plan)
+    assert len(set(space.options.gang[space.options.shards_of(int(plan.proposal[0]))].tolist())) > 2
+    claim = {"z_ms": value * times, "program": {"nodes": 10, "precision": 2.5e-3}}
+    assert "the solver proves" in why_unproven(space, value * times, claim)

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-_GIB = 1 << 30
 _INTERRUPTED = 130  # as shells say it of a process that SIGINT ended
-# A pebibyte a rank: more would not go into 64-bit sums over many ranks.
-_MOST_GIB = 1 << 20
 
 
 def plan(
@@ -109,10 +106,12 @@ def _topology(
 
 def _bytes(option: str, gib: float | None) -> int | None:
     from shardwright.errors import InvalidInputError
+    from shardwright.planning.topology import GIB, MOST_BYTES
 
-    if gib is not None and not gib <= _MOST_GIB:
-        raise InvalidInputError(f"{option} is the memory of one rank in GiB, {_MOST_GIB} at most; got {gib}")
-    return None if gib is None else int(gib * _GIB)
+    most = MOST_BYTES // GIB
+    if gib is not None and not gib <= most:
+        raise InvalidInputError(f"{option} is the memory of one rank in GiB, {most} at most; got {gib}")
+    return None if gib is None else int(gib * GIB)
 
 
 def _report_text(report: Report, path: Path, name: str) -> str:

@@ -4,9 +4,9 @@ What options with a shard on every rank take of each, of its time and of its mem
 much that is, is not known beforehand, so the plans are parted in two by it, where the program of patterns takes more of
 it than the case grants, and again (:mod:`shardwright.planning.cases` has the proof's form; nodes ``{"spread_bytes":
 [tier, b], "below": node, "above": node}`` come to it, and leaves have ``"spread_multipliers": {tier: ms per byte}`` and
-``"prices": {path: {position of the option: [ms of each shard of a run]}}``). Where there are few tables, and that ends,
-plans are parted by one table's option, of which the program takes parts. This takes seconds, so it is done where a gap
-is wide.
+``"prices": {path: {position of the option: [ms of each shard of a run]}}``). Where there are few tables,
+plans are parted by one table's options, of which the program takes parts, too: first where these parts make much of
+every rank, and where nothing else is left to part by. This takes seconds, so it is done where a gap is wide.
 
 Legend: M memory tiers.
 """
@@ -210,15 +210,12 @@ def _parted_options(problem: Relaxation, found: Possible, size: Floats, least: f
     options, mine = problem.space.options, found.option
     table, covers = options.table[mine], problem.covers[mine]
     amount = np.where(options.multiplicity[table] == 1, found.amount, 0.0)
-    loads = np.column_stack([problem.spread, problem.spread_bytes])[mine] / np.maximum(size, 1e-300)
+    spread = np.column_stack([problem.spread, problem.spread_bytes])[mine] / np.maximum(size, 1e-300)
     taken = np.bincount(table, np.where(covers, amount, 0.0))
-    load = (
-        np.bincount(table, amount * loads.max(axis=1))
-        / np.maximum(taken, 1e-300)
-        * np.minimum(taken, 1 - taken)
-    )
+    part, total = np.minimum(taken, 1 - taken), np.bincount(table, amount * spread.max(axis=1))
+    load = total / np.maximum(taken, 1e-300) * part
     chosen = int(np.argmax(load))
-    if load[chosen] > least and min(taken[chosen], 1 - taken[chosen]) > _LEAST_PART:
+    if load[chosen] > least and part[chosen] > _LEAST_PART:
         return [int(option) for option in mine[(table == chosen) & covers]]
     parted = np.minimum(amount, 1 - amount)
     is_parted = least == 0 and parted.max(initial=0.0) > _LEAST_PART

@@ -19,12 +19,12 @@ from attrs import field, frozen
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.assumptions import GIB, HOST_DEVICE, Assumption, assumptions_of
 
-__all__ = ["GIB", "HOST_DEVICE", "Provenance", "Topology", "known_devices"]
+__all__ = ["GIB", "HOST_DEVICE", "MOST_BYTES", "Provenance", "Topology", "known_devices"]
 
 _KNOWN_DEVICES = (HOST_DEVICE, "cuda")
 _LINKS = ("intra_host", "inter_host")
 # A pebibyte: sums over many ranks stay within 64 bits.
-_MOST_BYTES = 1 << 50
+MOST_BYTES = 1 << 50
 
 
 @frozen
@@ -315,8 +315,8 @@ def _per_rank(name: str, value: Any, world_size: int) -> tuple[int, ...]:
         raise InvalidInputError(f"{name} has {len(values)} values for {world_size} ranks")
     if any(not _is_finite(item) or item != int(item) or item < 0 for item in values):
         raise InvalidInputError(f"{name} must be bytes, whole and not negative, got {value!r}")
-    if any(item > _MOST_BYTES for item in values):
-        raise InvalidInputError(f"{name} is a rank's memory in bytes, {_MOST_BYTES} at most, got {value!r}")
+    if any(item > MOST_BYTES for item in values):
+        raise InvalidInputError(f"{name} is a rank's memory in bytes, {MOST_BYTES} at most, got {value!r}")
     return tuple(int(item) for item in values)
 
 

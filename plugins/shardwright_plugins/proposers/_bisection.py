@@ -131,12 +131,9 @@ class Bisection:
         """Better plans by descent: from new choices, if the bound is better than theirs; then from the best."""
         assert self.best is not None
         bound = self._low_ms
-        for found in (
-            ()
-            if self._is_close() or is_large(self.space)
-            else gradually(self.best, self._low_ms, enough=_TOO_FAR)
-        ):
-            yield self._keep(found)
+        if not self._is_close() and not is_large(self.space):
+            for found in gradually(self.best, self._low_ms, enough=_TOO_FAR):
+                yield self._keep(found)
         if self._is_close() or self._gap > _TOO_FAR:
             return
         fresh, step = self._low_ms > bound * (1 + _LEAST_GAIN), 0
@@ -298,9 +295,8 @@ class Bisection:
     def _better(self, limit_ms: float) -> Iterator[Assignment]:
         """Plans better than the best, from trying to keep within a time."""
         assert self.best is not None
-        is_small = len(self.best.proposal) <= SOME_TABLES and not self._starts.is_folded
-        is_small = is_small and not self._is_good_count
-        for attempt in (self._improved, self._attempt) if is_small else (self._improved,):
+        is_many = len(self.best.proposal) > SOME_TABLES or self._starts.is_folded or self._is_good_count
+        for attempt in (self._improved,) if is_many else (self._improved, self._attempt):
             found = attempt(limit_ms)
             if found is not None and found.value_ms < self.best.value_ms * (1 - 1e-6):
                 yield found

@@ -41,7 +41,7 @@ class Packings:
         return self._space.watch.is_over
 
     @property
-    def any_ms(self) -> float:
+    def _any_ms(self) -> float:
         """A time that every plan keeps within."""
         return self._space.most_ms * _MORE
 
@@ -55,7 +55,7 @@ class Packings:
         """Options that fit in memory as a whole, ``[A]``; ``None`` where there are none, or time is over."""
         if self._space.watch.is_over:
             return None
-        return self._space.prover.refute(self.any_ms, max_cases=_FEW_CASES).possible
+        return self._space.prover.refute(self._any_ms, max_cases=_FEW_CASES).possible
 
     def soon(self) -> Assignment | None:
         """A plan by a solver if there are few columns, a few dives, or a short turn of patience: a second or two each.
@@ -68,7 +68,7 @@ class Packings:
         possible = None if self.starts.is_folded or self._is_hopeless else self._possible
         if possible is None:
             return None
-        catalogue, limit = self.starts.catalogue, self.any_ms
+        catalogue, limit = self.starts.catalogue, self._any_ms
         found = packed_by_dives(catalogue, limit, self._is_over, effort=LITTLE)
         return found or packed_soon(catalogue, possible, limit, self._is_over)
 
@@ -81,11 +81,11 @@ class Packings:
         if possible is None:
             return None
         catalogue, folded = self.starts.catalogue, self.starts.is_folded
-        return packed_last(catalogue, possible, self.any_ms, by_patterns_first=folded)
+        return packed_last(catalogue, possible, self._any_ms, by_patterns_first=folded)
 
     def _solved(self, most_columns: int) -> Assignment | None:
         """A plan by a solver; or the proof that there is none."""
-        for limit in (_FIRST_LIMIT * self._space.bound.possible_ms, self.any_ms):
+        for limit in (_FIRST_LIMIT * self._space.bound.possible_ms, self._any_ms):
             found = self.programs.plan(limit, most_columns)
             if found is not None or self._is_over():
                 return found

@@ -79,7 +79,7 @@ class WideGap:
         return len(distinct_rows(np.column_stack([space.cost_ms[run], space.memory_bytes[run]])))
 
     def plans(self) -> Iterator[Assignment]:
-        """Each plan that is better than those before; the bound is raised first."""
+        """Each plan that is better than those before; the bound is raised first, unless the plan is to blame."""
         if not self.is_wide:
             return
         prover = self.catalogue.space.prover
@@ -91,7 +91,7 @@ class WideGap:
             return
         if self._is_far:
             PatternCases(prover, self.best.value_ms).sharpen(_LARGE_GAP, _FEW_CASES)
-        if self._is_far:  # then the plan is to blame
+        if self._is_far:
             yield from self._shared_out()
         PatternCases(prover, self.best.value_ms).sharpen()
         part = _FIRST_STEP
@@ -103,9 +103,7 @@ class WideGap:
             if self.best is not before:
                 continue
             part = (1 + part) / 2 + _STEP
-            if before.value_ms > prover.bound_ms * (
-                1 + _LARGE_GAP
-            ):  # the plan is to blame: patterns come again
+            if self._is_far:
                 yield from self._shared_out()
         if self.is_wide:
             limit = self.best.value_ms * (1 - _LEAST_GAIN)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.plugins.partitioners.planted import planted, used_bytes
+from tests.plugins.proposers.spaces import costed
 
-from shardwright.planning.constraints import Constraints
-from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.placement import propose, ranks_of_tables
-from shardwright.planning.space import estimate_costs
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
-from shardwright.plugins import host
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.packing.limits import Effort
 from shardwright_plugins.packing.neighbourhoods import Neighbourhoods, quickened, repaired, without_time
@@ -83,11 +80,8 @@ def uneven(ranks: int = 8) -> Assignment:
     """Eight tables of unlike sizes, all on the first two ranks."""
     topology = Topology(ranks, "cpu", ddr_cap=1 << 30, local_world_size=ranks)
     tables = [TableSpec(f"t{index}", 3000 + 500 * index, 64, ["f"]) for index in range(8)]
-    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=64)
-    create = host().estimators.create
-    space = estimate_costs(
-        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
-    )
+    space = costed(tables, topology)
+    options = space.options
     whole = [
         next(o for o in options.of_table(table) if options.type_of(o).name == "table_wise")
         for table in range(8)

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.plugins.proposers.spaces import costed
 
-from shardwright.planning.constraints import Constraints
-from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.placement import propose
-from shardwright.planning.space import estimate_costs
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
-from shardwright.plugins import host
 from shardwright_plugins.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.proposers._descent import Descent, descended
 
@@ -24,11 +21,7 @@ TABLES = st.lists(st.tuples(st.integers(1, 20_000), st.sampled_from([16, 64, 128
 def space_of(shapes, *, ranks=4, local=2, mib=64):
     topology = Topology(ranks, "cpu", ddr_cap=mib * MIB, local_world_size=local)
     tables = [TableSpec(f"t{index}", rows, dim, ["f"]) for index, (rows, dim) in enumerate(shapes)]
-    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=64)
-    create = host().estimators.create
-    return estimate_costs(
-        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
-    )
+    return costed(tables, topology)
 
 
 def start_in(space, limit_ms):

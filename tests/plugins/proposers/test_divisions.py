@@ -101,7 +101,7 @@ def test_patterns_that_are_part_of_another_are_left_out(seed):
     assert np.array_equal(_largest(patterns), np.array(kept))
 
 
-def test_whole_numbers_and_divisions_end_when_time_is_over():
+def test_whole_numbers_and_plans_of_them_end_when_time_is_over():
     space = three_sizes(240, 32, local=8, mib=20)
     limit = space.bound.possible_ms * 1.3
     division = Divisions(Catalogue(space), limit).fewest()[0]

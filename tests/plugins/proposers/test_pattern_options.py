@@ -6,34 +6,30 @@ import json
 from unittest.mock import patch
 
 import attrs
-import numpy as np
+from tests.plugins.proposers.spaces import costed
 
-from shardwright.planning.constraints import Constraints
-from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.pattern_cases import PatternCases
 from shardwright.planning.proof import why_unproven
-from shardwright.planning.space import estimate_costs
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
-from shardwright.plugins import host
+from shardwright.planning.watch import Watch
+
+# About what the best plan takes.
+VALUE_MS = 0.4118
 
 
-def space_of(rows, *, local, kib):
-    topology = Topology(4, "cpu", ddr_cap=kib << 10, local_world_size=local)
-    tables = [TableSpec(f"t{index}", count, 64, ["f"]) for index, count in enumerate(rows)]
-    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=64)
-    create = host().estimators.create
-    capacity = np.full((4, 1), kib << 10)
-    return estimate_costs(options, topology, create("torchrec"), create("weights_and_buffers"), capacity)
+def five_tables():
+    """Three of which no rank holds more than one, and two small ones."""
+    tables = [TableSpec(f"t{rows}", rows, 64, ["f"]) for rows in (10111, 8898, 10463, 711, 49)]
+    return costed(tables, Topology(4, "cpu", ddr_cap=2372 << 10))
 
 
 def test_pattern_cases_of_few_tables_prove_more_by_the_options_they_take():
-    rows, value_ms = [10111, 8898, 10463, 711, 49], 0.4118
     bounds = []
     for few in (0, 64):
-        space = space_of(rows, local=4, kib=2372)
+        space = five_tables()
         with patch("shardwright.planning.pattern_cases._FEW_TABLES", few):
-            PatternCases(space.prover, value_ms).sharpen()
+            PatternCases(space.prover, VALUE_MS).sharpen()
         bounds.append(space.prover.bound_ms)
         certificate = json.loads(json.dumps(space.prover.certificate.to_data()))
         assert why_unproven(space, space.prover.bound_ms, certificate) == ""
@@ -42,8 +38,7 @@ def test_pattern_cases_of_few_tables_prove_more_by_the_options_they_take():
 
 
 def test_pattern_cases_by_options_end_when_time_is_over():
-    space = space_of([10111, 8898, 10463, 711, 49], local=4, kib=2372)
-    before = space.prover.bound_ms
-    late = attrs.evolve(space, watch=attrs.evolve(space.watch, seconds=0.0))
-    PatternCases(late.prover, 0.4118).sharpen()
+    late = attrs.evolve(five_tables(), watch=Watch(0.0))
+    before = late.prover.bound_ms
+    PatternCases(late.prover, VALUE_MS).sharpen()
     assert late.prover.bound_ms == before

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+from tests.plugins.proposers.spaces import costed
 
-from shardwright.planning.constraints import Constraints
-from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.options import NO_GANG
 from shardwright.planning.program_options import Candidates
-from shardwright.planning.space import estimate_costs
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
-from shardwright.plugins import host
 
 
 def space_over_hosts():
     topology = Topology(4, "cpu", ddr_cap=64 << 20, local_world_size=2)
     tables = [TableSpec(f"t{rows}", rows, 64, ["f"]) for rows in (9000, 500, 40)]
-    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=64)
-    create = host().estimators.create
-    return estimate_costs(
-        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
-    )
+    return costed(tables, topology)
 
 
 def test_candidates_of_gangs_leave_out_what_another_one_is_never_worse_than():

@@ -10,25 +10,25 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.core.planning.test_program import value_of
+from tests.plugins.proposers.spaces import costed
 
 from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.program import PRECISION, Program
 from shardwright.planning.proof import why_unproven
-from shardwright.planning.space import estimate_costs
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
-from shardwright.plugins import host
 
 
 def hosts_space(rows, *, dim=64, ranks=4, local=2, mib=64, constraints=None, batch_size=64):
     """All built-in sharding types over two hosts, gangs among them."""
     tables = [TableSpec(f"t{i}", count, dim, ["f"]) for i, count in enumerate(rows)]
     topology = Topology(ranks, "cpu", ddr_cap=mib << 20, local_world_size=local)
-    options = enumerate_options(tables, topology, Constraints(constraints), host(), batch_size=batch_size)
-    make = host().estimators.create
-    return estimate_costs(
-        options, topology, make("roofline"), make("weights_and_buffers"), topology.capacity_bytes
+    return costed(
+        tables,
+        topology,
+        constraints=Constraints(constraints),
+        estimators=("roofline", "weights_and_buffers"),
+        batch_size=batch_size,
     )
 
 

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plugins.proposers.spaces import costed
 
-from shardwright.planning.constraints import Constraints
-from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.placement import Misfit, propose
 from shardwright.planning.search import search
-from shardwright.planning.space import estimate_costs
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
@@ -21,11 +19,7 @@ MIB = 1 << 20
 
 def space_of(tables, *, ranks=2, ddr_cap=1 << 30, batch_size=256):
     topology = Topology(ranks, "cpu", ddr_cap=ddr_cap)
-    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=batch_size)
-    create = host().estimators.create
-    return estimate_costs(
-        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
-    )
+    return costed(tables, topology, batch_size=batch_size)
 
 
 def run(space, *names):

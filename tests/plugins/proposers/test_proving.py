@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.plugins.proposers.spaces import costed
 
 from shardwright.errors import NoPlanError
 from shardwright.planning.cases import CLOSE
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.placement import propose, ranks_of_tables
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.search import search
-from shardwright.planning.space import estimate_costs
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
@@ -48,11 +47,7 @@ def value_of(made, tables):
 
 def space_of(shapes, *, ranks, mib, local=None):
     topology = Topology(ranks, "cpu", ddr_cap=mib * MIB, local_world_size=local)
-    options = enumerate_options(tables_of(shapes), topology, Constraints(), host(), batch_size=64)
-    create = host().estimators.create
-    return estimate_costs(
-        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
-    )
+    return costed(tables_of(shapes), topology)
 
 
 def found_in(space):
@@ -129,9 +124,7 @@ def test_proving_under_rules_on_ranks_keeps_them():
 def test_bound_where_two_memories_are_short_is_made_of_finite_numbers():
     tables = tables_of([(2428, 64), (1072, 64), (2756, 64), (3782, 64)])
     topology = Topology(3, "cuda", hbm_cap=211_156, ddr_cap=668_219)
-    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=64)
-    performance, storage = (host().estimators.create(name) for name in ("torchrec", "torchrec_storage"))
-    bound = estimate_costs(options, topology, performance, storage, topology.capacity_bytes).bound
+    bound = costed(tables, topology, estimators=("torchrec", "torchrec_storage")).bound
     assert np.isfinite(bound.multipliers).all()
 
 

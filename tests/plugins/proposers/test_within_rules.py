@@ -9,19 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plugins.proposers.spaces import costed
 from tests.plugins.proposers.test_proving import found_in, planner, tables_of, value_of
 
 from shardwright.errors import NoPlanError
 from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.options import FREE
 from shardwright.planning.placement import Placed, propose
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.ruled_space import RuledSpace
-from shardwright.planning.space import estimate_costs
 from shardwright.planning.topology import Topology
-from shardwright.plugins import host
 from shardwright_plugins.proposers._bisection import Bisection
 
 KIB = 1 << 10
@@ -36,11 +34,7 @@ def ruled_space(shapes, asked, *, ranks, kib, local=None, types=("table_wise", "
     rules = {name: ParameterConstraints(**rule) for name, rule in asked.items()}
     constraints = Constraints({**rules, "*": ParameterConstraints(sharding_types=types, min_partition=32)})
     found = RankRules.of(constraints, tables, topology)
-    options = enumerate_options(tables, topology, constraints, host(), batch_size=64, rules=found)
-    create = host().estimators.create
-    space = estimate_costs(
-        options, topology, create("torchrec"), create("weights_and_buffers"), topology.capacity_bytes
-    )
+    space = costed(tables, topology, constraints=constraints, rules=found)
     return attrs.evolve(space, rules=found)
 
 

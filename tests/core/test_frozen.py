@@ -73,6 +73,7 @@ PUBLIC_NAMES = """
     ParameterSharding
     Partitioner
     Placed
+    PlacedPlan
     PlanDifference
     PlanError
     PlanningError
@@ -84,6 +85,7 @@ PUBLIC_NAMES = """
     Proposals
     ProposedShards
     Proposer
+    Proven
     QCommsConfig
     Registry
     Replicate
@@ -111,6 +113,7 @@ PUBLIC_NAMES = """
     UnknownNameError
     UnknownPluginError
     UnsupportedError
+    Watch
     Work
     Workload
     __version__

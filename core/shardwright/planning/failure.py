@@ -38,7 +38,7 @@ def explain_no_plan(
     crowded = together or _too_much_for_rules(space)
     if crowded:
         return NoPlanError(crowded)
-    if _is_refuted(space):
+    if result.lower_bound_ms > space.most_ms:
         return NoPlanError(_refuted_text(space, result))
     if result.misfit is None:
         names = ", ".join(repr(proposer.name) for proposer in parts.proposers)
@@ -160,11 +160,6 @@ def _crowded_text(space: SearchSpace, tables: Sequence[int], where: str, least: 
         f"{space.tiers[tier]} there, whatever is chosen; there is {bytes_text(have[tier])}. Loosen 'ranks' or "
         "'together' of their constraints; or more memory, a smaller data type, batch size or storage_reservation."
     )
-
-
-def _is_refuted(space: SearchSpace) -> bool:
-    """Whether what is proven of the fastest plan exceeds what the slowest would take: there is none."""
-    return space.prover.bound_ms > space.most_ms
 
 
 def _refuted_text(space: SearchSpace, result: SearchResult) -> str:

@@ -120,7 +120,7 @@ def _pictures(report: Report) -> list[str]:
         space.memory_bytes[statistics.shard_run, tier].astype(float) for tier in range(len(space.tiers))
     ]
     groups = _Groups.of(statistics, [time, *memory])
-    bound = report.result.lower_bound_ms
+    bound = report.plan.proven.bound_ms
     drawn = ["<h2>Time per rank</h2>"]
     lines = [("lower bound", bound)] if bound > 0 else []
     drawn.append(_picture("time", groups, time, _milliseconds, lines))

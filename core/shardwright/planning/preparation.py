@@ -12,7 +12,6 @@ from shardwright.planning.parts import Parts
 from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.space import SearchSpace, estimate_costs
 from shardwright.planning.tables import TableSpec
-from shardwright.planning.watch import Watch
 
 
 def prepare(
@@ -21,7 +20,6 @@ def prepare(
     parts: Parts,
     *,
     here: bool = False,
-    watch: Watch | None = None,
 ) -> SearchSpace:
     """Ask sharding types and kernels for options, and the estimators for their costs.
 
@@ -30,7 +28,6 @@ def prepare(
         request: over what, and what the user asks.
         parts: the plugins that plan.
         here: plan for this machine, so what is installed here counts.
-        watch: of the search to come.
 
     Raises:
         PlanningError: nothing is left for some table, or an estimator broke its contract.
@@ -54,4 +51,4 @@ def prepare(
     ids_per_batch = float(options.ids_per_batch @ options.multiplicity)
     capacity = request.reservation.capacity_bytes(request.topology, ids_per_batch)
     space = estimate_costs(options, request.topology, parts.performance, parts.storage, capacity)
-    return attrs.evolve(space, rules=rules, watch=watch or Watch())
+    return attrs.evolve(space, rules=rules)

@@ -179,16 +179,16 @@ class Mailboxes:
         weakref.finalize(self, _leave, self._state, os.getpid())
 
     @classmethod
-    def among(cls, meeting: Meeting, patience: timedelta | None) -> Mailboxes | None:
-        """Those of all ranks, or ``None`` on all; every rank makes this call."""
-        if len(set(meeting.tell_all("host", _host(), patience))) > 1:
+    def among(cls, meeting: Meeting, deadline: float) -> Mailboxes | None:
+        """Those of all ranks, or ``None`` on all; every rank makes this call, and waits until the deadline at most."""
+        if len(set(meeting.tell_all("host", _host(), deadline))) > 1:
             return None
         rank = meeting.rank
-        meeting.meet([other for other in range(meeting.world_size) if other != rank], patience)
+        meeting.meet([other for other in range(meeting.world_size) if other != rank], deadline)
         own = _make(meeting.world_size) if meeting.shares_with_all else None
-        told = meeting.tell_all("mailboxes", NOTHING if own is None else str(own.descriptor), patience)
+        told = meeting.tell_all("mailboxes", NOTHING if own is None else str(own.descriptor), deadline)
         theirs = _map(meeting, told) if own is not None and NOTHING not in told else None
-        agreed = meeting.tell_all("mapped", NOTHING if theirs is None else "mapped", patience)
+        agreed = meeting.tell_all("mapped", NOTHING if theirs is None else "mapped", deadline)
         if own is None or theirs is None or NOTHING in agreed:
             return None
         return cls(rank, own, theirs)

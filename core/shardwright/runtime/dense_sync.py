@@ -45,7 +45,6 @@ class DenseDataParallel(DistributedDataParallel):
     """
 
     def __init__(self, module: torch.nn.Module, env: ShardingEnv, **options: Any) -> None:
-        _meet(env, COPIES)
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         for _, value in _dense_values(module, ignored):
             _copy_from_first(value.detach(), env)
@@ -77,8 +76,10 @@ def compare_dense_values(module: torch.nn.Module, env: ShardingEnv, ignored: Col
         ignored: names of parameters and buffers that are not.
 
     Raises:
-        DistributedError: naming the first parameter or buffer that differs, and what it is on which ranks; on all.
+        DistributedError: naming the first parameter or buffer that differs, and what it is on which ranks; on all. Or
+            a rank was lost before.
     """
+    _meet(env, COPIES)
     mine = {name: _form(value) for name, value in _dense_values(module, ignored)}
     told = env.communicator.all_gather_objects(mine)
     for name in dict.fromkeys(chain.from_iterable(told)):

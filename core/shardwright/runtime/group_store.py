@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from shardwright.runtime.lockstep import name_ranks
+from shardwright.runtime.processes import Neighbours
+
 T = TypeVar("T")
 
 _LEAST_S = 0.25  # a store that answers is not given up for a busy processor, however late it is asked
+_ALIVE_S = 0.5  # whoever waits longer looks whether the others live
 _SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 0.5e-3, 0.05, 1.3
 
 
@@ -32,6 +37,7 @@ class GroupStore:
     Args:
         store: the group's own part of the store.
         timeout_s: how long the group's collectives may take.
+        neighbours: the processes of the group's ranks.
 
     Attributes:
         timeout_s: see there.
@@ -39,8 +45,9 @@ class GroupStore:
 
     _known: WeakKeyDictionary[Any, GroupStore] = WeakKeyDictionary()
 
-    def __init__(self, store: Any, timeout_s: float) -> None:
-        self._store, self.timeout_s = store, timeout_s
+    def __init__(self, store: Any, timeout_s: float, neighbours: Neighbours) -> None:
+        self._store, self.timeout_s, self._neighbours = store, timeout_s, neighbours
+        self._is_introduced = False
         self._left_behind: threading.Thread | None = None
 
     @classmethod
@@ -48,7 +55,8 @@ class GroupStore:
         """The one of a process group."""
         known = cls._known.get(process_group)
         if known is None:
-            known = cls(store_of(process_group), _timeout_of(process_group).total_seconds())
+            neighbours = Neighbours(dist.get_rank(process_group), dist.get_world_size(process_group))
+            known = cls(store_of(process_group), _timeout_of(process_group).total_seconds(), neighbours)
             cls._known[process_group] = known
         return known
 
@@ -67,7 +75,7 @@ class GroupStore:
         if self._left_behind is not None:  # it has the connection; when it has ended, all is well again
             self._left_behind.join(end - started)
         if self._left_behind is None or not self._left_behind.is_alive():
-            call = _Call(question, self._store)
+            call = _Call(partial(self._answer, question), self._store)
             self._left_behind = call.thread
             call.thread.join(max(end - time.monotonic(), 0.0))
             if not call.thread.is_alive():
@@ -75,6 +83,13 @@ class GroupStore:
                 return call.result()
         waited_s = time.monotonic() - started
         raise StoreError(f"the process group's store has given no answer for {waited_s:.1f} s; {_WHO}")
+
+    def _answer(self, question: Callable[[Any], T], store: Any) -> T:
+        """Put a question to the store, after this process was introduced."""
+        if not self._is_introduced:
+            self._neighbours.introduce(store)
+            self._is_introduced = True
+        return question(store)
 
     def set(self, key: str, value: str, deadline: float) -> None:
         """Have a key say something; raises as :meth:`ask`."""
@@ -100,21 +115,41 @@ class GroupStore:
 
         Raises:
             StoreError: as of :meth:`ask`.
-            RuntimeError: not all were set in time.
+            RuntimeError: not all were set in time, or the process of a rank on this host has ended.
         """
-        started, nap_s = time.monotonic(), _SHORTEST_NAP_S
+        started, reason = time.monotonic(), ""
         deadline = min(deadline, started + self.timeout_s)
-        while (told := self.ask(lambda store: _get_all(store, list(keys)), deadline)) is None:
+        for nap_s in _naps():
+            told = self.ask(lambda store: _get_all(store, list(keys)), deadline)
+            if told is not None:
+                return told
             look()
-            if time.monotonic() > deadline:
-                waited_s = time.monotonic() - started
-                raise RuntimeError(f"what was to come through the store had not come after {waited_s:.1f} s")
+            if reason:  # which was so before the keys were last looked for
+                raise RuntimeError(reason)
+            reason = self._reason_to_end(started, deadline)
             time.sleep(nap_s)
-            nap_s = min(nap_s * _LONGER, _LONGEST_NAP_S)
-        return told
+        raise AssertionError("naps have no end")
+
+    def _reason_to_end(self, started: float, deadline: float) -> str:
+        """Why there is nothing to wait for, if so."""
+        waited_s = time.monotonic() - started
+        ended = self.ask(self._neighbours.ended, deadline) if waited_s > _ALIVE_S else []
+        if ended:
+            return f"the process of {name_ranks(ended)} has ended"
+        if time.monotonic() > deadline:
+            return f"what was to come through the store had not come after {waited_s:.1f} s"
+        return ""
 
 
 _WHO = "the process that serves it (rank 0's, or the launcher's) may be stopped, or have ended"
+
+
+def _naps() -> Iterator[float]:
+    """Seconds between looks, ever more."""
+    nap_s = _SHORTEST_NAP_S
+    while True:
+        yield nap_s
+        nap_s = min(nap_s * _LONGER, _LONGEST_NAP_S)
 
 
 class _Call(Generic[T]):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -22,8 +22,6 @@ from shardwright.runtime.roll_call import LONGEST_WORD, RollCall
 _LOOK_S = 0.25  # how often a rank looks whether another has failed
 _TELL_S = 0.5  # to leave a word
 _NO_STORE = (StoreError, dist.DistError)  # torch's own calls of the store raise the latter
-
-_Result = TypeVar("_Result")
 
 
 class Phases:

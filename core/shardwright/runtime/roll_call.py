@@ -127,7 +127,7 @@ class RollCall(Listener):
         self._store.ask(come, deadline)
         self._store.read([everybody], deadline, look)
         with suppress(StoreError):  # all were here: what serves the store may go
-            self._store.ask(leave, time.monotonic() + _WORD_S)
+            self._store.ask(leave, time.monotonic())
 
     def _exchange(self, label: str, deadline: float) -> dict[int, str]:
         """What each other rank failed in, of those that say so before time is up."""

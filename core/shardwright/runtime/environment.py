@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from shardwright.errors import DistributedError
 from shardwright.fingerprint import compare_fingerprints
 from shardwright.plugins import host
 from shardwright.runtime.lockstep import Lockstep
+from shardwright.runtime.phases import Phases
 
 # All collections over one process group make their calls in one order, whoever made their environments.
 _LOCKSTEPS: WeakKeyDictionary[Any, Lockstep] = WeakKeyDictionary()
@@ -60,7 +62,7 @@ class ShardingEnv:
                 machine have one, else the CPU.
 
         Raises:
-            DistributedError: no process group, or no comm backend for it.
+            DistributedError: no process group, or no comm backend for it; or another rank failed in this call.
             PluginMismatchError: the ranks' plugins differ; names ranks and plugins, on every rank.
         """
         if not dist.is_initialized():
@@ -68,11 +70,27 @@ class ShardingEnv:
                 "no process group: call torch.distributed.init_process_group first (torchrun sets what it needs)"
             )
         group = dist.group.WORLD if process_group is None else process_group
-        backend, device_type = _choose_backend(group, device_type)
-        communicator = backend.connect(group)
-        _compare_plugins(communicator)
-        local = min(_local_world_size(communicator.world_size), communicator.world_size)
+        phases = Phases.of(group)
+        with phases.phase("connecting the ranks"):
+            backend, device_type = _choose_backend(group, device_type)
+            communicator = backend.connect(group)
+            local = min(_local_world_size(communicator.world_size), communicator.world_size)
+        with phases.phase(
+            "comparing plugins"
+        ):  # apart: what fails before a collective leaves the group as it was
+            _compare_plugins(communicator)
         return cls(communicator, device_type, group, local, _LOCKSTEPS.setdefault(group, Lockstep()))
+
+    def phase(self, what: str) -> AbstractContextManager[None]:
+        """Around what every rank does before training: all end it well, or all raise, soon after one does.
+
+        Args:
+            what: is done, for the error of those that did not fail.
+
+        Raises:
+            DistributedError: another rank failed, with its text, or did not come in time.
+        """
+        return nullcontext() if self.process_group is None else Phases.of(self.process_group).phase(what)
 
 
 def _local_world_size(world_size: int) -> int:

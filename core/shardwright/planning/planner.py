@@ -17,7 +17,7 @@ from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
 from shardwright.planning.codecs import codecs_of
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.distinct import distinct
-from shardwright.planning.failure import explain_no_plan
+from shardwright.planning.failure import explain_no_plan, why_impossible
 from shardwright.planning.inputs import Request, describe_inputs
 from shardwright.planning.layouts import Layout
 from shardwright.planning.objectives import LARGEST_RANK_TIME, checked_objective
@@ -222,6 +222,9 @@ class EmbeddingShardingPlanner:
         with watch.interruptible(), shown(watch, is_wanted=self._progress):
             space = prepare(tables, request, parts, here=here, watch=watch)
             space = attrs.evolve(space, objective=self._objective)
+            impossible = why_impossible(space, request, parts, here=here)
+            if impossible is not None:
+                raise impossible
             result = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts)
         if result.proposal is None:
             raise self._no_plan(space, result, request, parts, here=here)

@@ -209,8 +209,8 @@ def test_no_plan_found_says_how_much_of_the_memory_is_needed_and_what_would_leav
         tiered(0.5, 0.52, proposer=Silent()).plan_tables(TIERS)
     assert re.search(
         r"no plan found: proposer 'silent' proposed nothing that fits, .* need at least \S+ MiB of hbm and ddr "
-        r"together.*the 4 ranks have \S+ MiB: 9\d\.\d% of it is needed\..*to have 10% to spare, it takes 5 such ranks or \S+ MiB "
-        r"more of hbm on each",
+        r"together.*the 4 ranks have \S+ MiB: 9\d\.\d% of it is needed\..*to have 10% to spare, it takes 5 such ranks "
+        r"or \S+ MiB more of hbm on each",
         str(tight.value),
     )
     with pytest.raises(NoPlanError) as ample:

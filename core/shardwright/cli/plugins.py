@@ -14,7 +14,7 @@ import attrs
 import typer
 
 from shardwright.cli.docs import docs_of, kind_pages
-from shardwright.cli.tables import console
+from shardwright.cli.tables import PAGE_WIDTH, console
 from shardwright.errors import UnknownNameError, nearest
 
 if TYPE_CHECKING:
@@ -154,10 +154,28 @@ def _print_table(rows: Sequence[_Row]) -> None:
     table = Table(box=None, pad_edge=False)
     for header in ("kind", "name", "state", "plugin", "distribution"):
         table.add_column(header, overflow="fold")
-    table.add_column("file", overflow="fold", min_width=24)
-    table.add_column("why not", overflow="fold")
     for row in rows:
         package = f"{row.distribution} {row.version}".rstrip()
-        cells = (row.kind, row.name, row.state, row.plugin, package, row.file, row.reason)
+        cells = (row.kind, row.name, row.state, row.plugin, package)
         table.add_row(*map(Text, cells), style=_STYLES.get(row.state))
-    console().print(table)
+    page = console(PAGE_WIDTH)
+    page.print(table)
+    for title, lines in (("files", _files(rows)), ("why not", _reasons(rows))):
+        if lines:
+            page.print(Text(f"\n{title}", style="bold"))
+        for line in lines:
+            page.print(Text(line, overflow="fold"))
+
+
+def _files(rows: Sequence[_Row]) -> list[str]:
+    """Where each plugin is."""
+    return list(dict.fromkeys(f"{row.plugin}\n  {row.file}" for row in rows if row.file))
+
+
+def _reasons(rows: Sequence[_Row]) -> list[str]:
+    """Why something is not there, what is so for one reason together."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if row.reason:
+            names.setdefault(row.reason, []).append(row.name or row.plugin)
+    return [f"{', '.join(dict.fromkeys(own))}: {reason}" for reason, own in names.items()]

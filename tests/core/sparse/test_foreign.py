@@ -73,7 +73,6 @@ def test_from_lists_takes_bags_of_any_kind(name: str) -> None:
         pd.Series([7, 8, 9]),
         pd.Series([7, 8, 9], dtype="Int64"),
     ],
-    ids=str,
 )
 def test_from_lists_takes_single_ids(column: Any) -> None:
     assert_is(KeyedJaggedTensor.from_lists({"user": column}), {"user": [[7], [8], [9]]})
@@ -89,7 +88,7 @@ def test_from_lists_of_a_regular_array_has_as_many_ids_each() -> None:
     assert_is(KeyedJaggedTensor.from_lists({"user": rows}), {"user": rows.tolist()})
 
 
-@pytest.mark.parametrize("bags", [{}, {"user": []}, {"user": [[], []]}], ids=str)
+@pytest.mark.parametrize("bags", [{}, {"user": []}, {"user": [[], []]}])
 def test_from_lists_of_nothing_is_an_empty_batch(bags: dict[str, Any]) -> None:
     batch = KeyedJaggedTensor.from_lists(bags)
     assert_is(batch, bags)
@@ -145,7 +144,6 @@ def test_from_lists_and_from_arrow_hold_what_they_were_given(bags: dict[str, lis
         ({"user": [[7]], "item": [[7], [8]]}, r"key 'user' has 1 examples, key 'item' has 2"),
         ({3: [[7]]}, r"keys must be strings, got 3"),
     ],
-    ids=str,
 )
 def test_from_lists_wrong_bags_raise_with_key_and_example(bags: Any, text: str) -> None:
     with pytest.raises(InvalidInputError, match=text):
@@ -161,7 +159,6 @@ def test_from_lists_wrong_bags_raise_with_key_and_example(bags: Any, text: str) 
         ({**WEIGHTS, "user": [[0.5, 1.0]]}, r"key 'user' has ids of 3 examples, and weights of 1"),
         ({**WEIGHTS, "user": [[0.5, "x"], [], [1.0]]}, r"weights of key 'user', example 0: 'x' is no weight"),
     ],
-    ids=str,
 )
 def test_from_lists_wrong_weights_raise_with_key_and_example(weights: Any, text: str) -> None:
     with pytest.raises(InvalidInputError, match=text):
@@ -233,7 +230,6 @@ def test_from_arrow_keys_select_and_order_columns() -> None:
         ({"user": [[1]], "w": [[1.0, 2.0]]}, {"weights": {"user": "w"}}, r"'user', example 0: 1 ids and 2 w"),
         (5, {}, r"pyarrow makes no table of a int"),
     ],
-    ids=str,
 )
 def test_from_arrow_wrong_columns_raise_with_their_names(data: Any, options: Any, text: str) -> None:
     with pytest.raises(InvalidInputError, match=text):

@@ -63,7 +63,7 @@ def plugins(
     if json:
         typer.echo(json_format.dumps([attrs.asdict(row) for row in rows], indent=2))
     elif name:
-        typer.echo("\n\n".join(_described(host, row) for row in rows))
+        typer.echo("\n\n".join(_fitted(_described(host, row)) for row in rows))
     else:
         _print_table(rows)
     if settings.strict and any(row.state in ("failed", "conflict") for row in rows):
@@ -107,6 +107,16 @@ def _described(host: PluginHost, row: _Row) -> str:
         if record.provenance.plugin == row.plugin and record.provenance.file == row.file:
             entries = [entry for offered in record.entries.values() for entry in offered]
             lines += [line for entry in entries if entry.name == row.name for line in _contract(host, entry)]
+    return "\n".join(lines)
+
+
+def _fitted(text: str) -> str:
+    """A text whose lines are as long as a page has columns, but for words that are longer, as paths are."""
+    page = textwrap.TextWrapper(PAGE_WIDTH, break_long_words=False, break_on_hyphens=False)
+    lines = []
+    for line in text.splitlines():
+        page.initial_indent = page.subsequent_indent = line[: len(line) - len(line.lstrip())]
+        lines += page.wrap(line.lstrip()) or [""]
     return "\n".join(lines)
 
 

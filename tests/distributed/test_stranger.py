@@ -78,7 +78,7 @@ def test_plugins_command_lists_the_stranger_with_distribution_and_version(site: 
         "reason": "",
     }
     table = stranger.run_python("-m", "shardwright", "plugins", site=site).stdout
-    (line,) = [line for line in table.splitlines() if stranger.NAME in line]
+    (line,) = [line for line in table.splitlines() if stranger.DISTRIBUTION in line]
     assert " ".join(line.split()).startswith(
         "sharding_types even_first loaded even_first acme-even-first 1.0 "
     )

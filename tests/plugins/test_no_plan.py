@@ -195,7 +195,6 @@ def test_no_plan_that_several_memories_share_says_what_they_need_and_have_before
     assert needs == pytest.approx(weights, rel=0.01)
     assert have == pytest.approx(0.4 * weights, rel=0.01)
     assert more == pytest.approx((needs - have) / 4, rel=0.01)
-    assert tiered(0.1 + (needs - have) / weights * 1.3, 0.3).plan_tables(TIERS)
 
 
 def test_no_plan_found_says_how_much_of_the_memory_is_needed_and_what_would_leave_some_over():

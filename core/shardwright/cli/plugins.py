@@ -14,7 +14,7 @@ import attrs
 import typer
 
 from shardwright.cli.docs import docs_of, kind_pages
-from shardwright.cli.tables import PAGE_WIDTH, console
+from shardwright.cli.tables import PAGE_WIDTH, page
 from shardwright.errors import UnknownNameError, nearest
 
 if TYPE_CHECKING:
@@ -112,11 +112,11 @@ def _described(host: PluginHost, row: _Row) -> str:
 
 def _fitted(text: str) -> str:
     """A text whose lines are as long as a page has columns, but for words that are longer, as paths are."""
-    page = textwrap.TextWrapper(PAGE_WIDTH, break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(PAGE_WIDTH, break_long_words=False, break_on_hyphens=False)
     lines = []
     for line in text.splitlines():
-        page.initial_indent = page.subsequent_indent = line[: len(line) - len(line.lstrip())]
-        lines += page.wrap(line.lstrip()) or [""]
+        wrapper.initial_indent = wrapper.subsequent_indent = line[: len(line) - len(line.lstrip())]
+        lines += wrapper.wrap(line.lstrip()) or [""]
     return "\n".join(lines)
 
 
@@ -168,13 +168,13 @@ def _print_table(rows: Sequence[_Row]) -> None:
         package = f"{row.distribution} {row.version}".rstrip()
         cells = (row.kind, row.name, row.state, row.plugin, package)
         table.add_row(*map(Text, cells), style=_STYLES.get(row.state))
-    page = console(PAGE_WIDTH)
-    page.print(table)
+    shown = page()
+    shown.print(table)
     for title, lines in (("files", _files(rows)), ("why not", _reasons(rows))):
         if lines:
-            page.print(Text(f"\n{title}", style="bold"))
+            shown.print(Text(f"\n{title}", style="bold"))
         for line in lines:
-            page.print(Text(line, overflow="fold"))
+            shown.print(Text(line, overflow="fold"))
 
 
 def _files(rows: Sequence[_Row]) -> list[str]:

@@ -11,16 +11,19 @@ if TYPE_CHECKING:
 
 _PIPE_WIDTH = 2000
 PAGE_WIDTH = 100
-"""Columns of what is read rather than searched."""
+"""Columns of what is read rather than searched, in a pipe."""
 
 
-def console(pipe_width: int = _PIPE_WIDTH) -> Console:
-    """A console as wide as the terminal, or as ``COLUMNS`` says.
+def console() -> Console:
+    """A console as wide as the terminal; a pipe has no width: there, a row is a line."""
+    from rich.console import Console
 
-    Args:
-        pipe_width: columns in a pipe, which has no width of its own; by default so many that a row is a line.
-    """
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def page() -> Console:
+    """A console as wide as the terminal, or as ``COLUMNS`` says, or as a page."""
     from rich.console import Console
 
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return Console(width=None if has_width else pipe_width)
+    return Console(width=None if has_width else PAGE_WIDTH)

@@ -77,7 +77,7 @@ def test_plugins_command_lists_the_stranger_with_distribution_and_version(site: 
         "state": "loaded",
         "reason": "",
     }
-    table = stranger.run_python("-m", "shardwright", "plugins", site=site).stdout
+    table = stranger.run_python("-m", "shardwright", "plugins", site=site, COLUMNS="100").stdout
     (line,) = [line for line in table.splitlines() if stranger.DISTRIBUTION in line]
     assert " ".join(line.split()) == "sharding_types even_first loaded even_first acme-even-first 1.0"
 

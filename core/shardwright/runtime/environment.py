@@ -15,6 +15,7 @@ from shardwright.contracts.comm_backend import CommBackend, Communicator
 from shardwright.errors import DistributedError
 from shardwright.fingerprint import compare_fingerprints
 from shardwright.plugins import host
+from shardwright.runtime.alone import LoneCommunicator
 from shardwright.runtime.lockstep import Lockstep
 from shardwright.runtime.phases import Phases
 
@@ -29,7 +30,7 @@ class ShardingEnv:
     Args:
         communicator: the collectives among them.
         device_type: type of the devices whose tensors the communicator sends.
-        process_group: the process group behind it; ``None`` for simulated ranks.
+        process_group: the process group behind it; ``None`` for one process alone, and for simulated ranks.
         local_world_size: ranks on this rank's host; all of them unless the launcher says otherwise.
         lockstep: the calls that this rank makes, in order.
     """
@@ -66,9 +67,7 @@ class ShardingEnv:
             PluginMismatchError: the ranks' plugins differ; names ranks and plugins, on every rank.
         """
         if not dist.is_initialized():
-            raise DistributedError(
-                "no process group: call torch.distributed.init_process_group first (torchrun sets what it needs)"
-            )
+            raise DistributedError(_NO_GROUP)
         group = dist.group.WORLD if process_group is None else process_group
         phases = Phases.of(group)
         with phases.phase("connecting the ranks"):
@@ -81,6 +80,26 @@ class ShardingEnv:
             _compare_plugins(communicator)
         return cls(communicator, device_type, group, local, _LOCKSTEPS.setdefault(group, Lockstep()))
 
+    @classmethod
+    def local(cls, *, device_type: str | None = None) -> ShardingEnv:
+        """This process alone, as in a notebook: one rank, without a process group and without ``torchrun``.
+
+        Args:
+            device_type: ``"cpu"``, ``"cuda"``, ...; by default the accelerator if this machine has one, else the CPU.
+
+        Example:
+            >>> import torch, shardwright as sw
+            >>> table = sw.EmbeddingBagConfig(
+            ...     name="user_id", num_embeddings=1000, embedding_dim=8, feature_names=["user"]
+            ... )
+            >>> bags = sw.EmbeddingBagCollection([table], device="meta")
+            >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+            >>> batch = sw.KeyedJaggedTensor.from_lists({"user": [[7, 8], [], [9]]})
+            >>> model(batch).values().shape
+            torch.Size([3, 8])
+        """
+        return cls(LoneCommunicator(), device_type or [*_accelerators(), "cpu"][0])
+
     def phase(self, what: str) -> AbstractContextManager[None]:
         """Around what every rank does before training: all end it well, or all raise, soon after one does.
 
@@ -91,6 +110,12 @@ class ShardingEnv:
             DistributedError: another rank failed, with its text, or did not come in time.
         """
         return nullcontext() if self.process_group is None else Phases.of(self.process_group).phase(what)
+
+
+_NO_GROUP = (
+    "no process group: start the processes with torchrun and call torch.distributed.init_process_group first; or, to "
+    "train in this process alone (as in a notebook), give DistributedModelParallel(model, env=ShardingEnv.local())"
+)
 
 
 def _local_world_size(world_size: int) -> int:

@@ -35,7 +35,7 @@ class DistributedModelParallel(nn.Module):
 
     Args:
         module: the model; changed in place.
-        env: the ranks; the world's process group by default.
+        env: the ranks; the world's process group by default. ``ShardingEnv.local()`` is this process alone.
         device: this rank's device; the environment's by default.
         plan: how to shard; planned collectively by default.
         sharders: one for each class of collections in the model; the registered ones by default.
@@ -78,11 +78,7 @@ class DistributedModelParallel(nn.Module):
 
         if next(shardable_modules(module, sharders), None) is None:
             return ShardingPlan({})
-        if self._env.process_group is None:
-            raise InvalidInputError("without a process group a plan must be given")
-        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(
-            module, sharders, self._env.process_group
-        )
+        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, env=self._env)
         return plan
 
     def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> nn.Module:

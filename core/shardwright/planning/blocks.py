@@ -148,6 +148,8 @@ class _LazyBlocks(Sequence[Block]):
     """Blocks that are made when they are looked at, and equal any sequence of the same blocks."""
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(self, BlockRuns) and isinstance(other, BlockRuns) and self.runs == other.runs:
+            return True  # without making a block; other runs may be the same blocks
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     def __repr__(self) -> str:

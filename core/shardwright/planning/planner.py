@@ -29,10 +29,11 @@ from shardwright.planning.preparation import prepare
 from shardwright.planning.progress import shown
 from shardwright.planning.report import Report, objective_data
 from shardwright.planning.reservations import DenseBytes, StorageReservation, as_reservation
-from shardwright.planning.search import SearchResult, search
+from shardwright.planning.search import SearchResult
 from shardwright.planning.space import SearchSpace
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
+from shardwright.planning.unharmed import search_unharmed
 from shardwright.planning.watch import Listener, Watch
 
 if TYPE_CHECKING:
@@ -218,10 +219,12 @@ class EmbeddingShardingPlanner:
         if reservation is not None and dense is not None:
             reservation = reservation.with_dense(dense)
         request = Request(topology, self._constraints, self._batch_size, reservation)
-        with watch.interruptible(), shown(watch, is_wanted=self._progress):
+        with shown(watch, is_wanted=self._progress):
+            # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
             space = prepare(tables, request, parts, here=here, watch=watch)
             space = attrs.evolve(space, objective=self._objective)
-            result = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts)
+            with watch.interruptible():
+                result = search_unharmed(space, self._constraints, parts)
         if result.proposal is None:
             raise self._no_plan(space, result, request, parts, here=here)
         modules = _shardings(space, result)

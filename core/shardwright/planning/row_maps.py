@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import attrs
@@ -37,6 +37,9 @@ class RowMap(ABC):
     takes_any_id: ClassVar[bool] = False
     """Whether ids are keys, any 64-bit numbers, and not rows. Then ``local_row_of`` gives the key, and a kernel that
     ``takes_any_id`` finds it a row; the rows of the table are its capacity."""
+    keeps_neighbours: ClassVar[bool] = True
+    """Whether a part may be a run of neighbouring rows. ``False`` for a map that deals rows out: then nobody lists the
+    rows of a part to learn whether they are neighbours."""
     num_rows: int
 
     @property
@@ -57,7 +60,11 @@ class RowMap(ABC):
         """The table's rows that ``part`` holds, in the order of its local rows: a slice, or an index array."""
 
     def num_rows_of(self, part: int) -> int:
-        """How many rows ``part`` holds."""
+        """How many rows ``part`` holds.
+
+        By default they are listed and counted, which takes seconds where there are 1e9: a map whose ``rows_of`` gives
+        an array brings the formula.
+        """
         rows = self.rows_of(part)
         if isinstance(rows, slice):
             return len(range(*rows.indices(self.num_rows)))
@@ -70,10 +77,12 @@ class RowMap(ABC):
         """
         return self.num_rows_of(part) / self.num_rows
 
-    def part_sizes(self) -> list[tuple[int, int]]:
-        """The rows of all parts in order, as runs of equal parts: ``(rows of each, how many parts)``."""
-        sizes = (self.num_rows_of(part) for part in range(self.num_parts))
-        return [(rows, len(list(run))) for rows, run in groupby(sizes)]
+    def part_sizes(self) -> Iterable[tuple[int, int]]:
+        """The rows of all parts in order, as runs of equal parts: ``(rows of each, how many parts)``.
+
+        By default parts are counted one by one, each when it is asked for.
+        """
+        return ((self.num_rows_of(part), 1) for part in range(self.num_parts))
 
     def __len__(self) -> int:
         return self.num_parts
@@ -107,6 +116,8 @@ class RowPart:
     @property
     def bounds(self) -> tuple[int, int] | None:
         """``(start, stop)`` if it is a run of neighbouring rows, else ``None``."""
+        if not self.row_map.keeps_neighbours:
+            return None
         rows = self.rows
         if isinstance(rows, slice) and rows.step in (None, 1):
             return rows.start, rows.stop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,7 @@ def search(
     *,
     max_proposals: int = MAX_PROPOSALS,
     last_resorts: Sequence[Partitioner] = (),
+    known: Mapping[str, Placed] = MappingProxyType({}),
 ) -> SearchResult:
     """Run the proposers one after the other and keep the best of all they propose.
 
@@ -118,12 +120,15 @@ def search(
         partitioner: places each proposal.
         max_proposals: of each proposer at most, proposals tried before not counted.
         last_resorts: partitioners that place the proposals that came nearest, where none fitted.
+        known: plans that were found before, by the names of the proposers that found them.
 
     Raises:
         PlanningError: a proposer or the partitioner broke its contract.
     """
     state = _Search(space, partitioner)
     space.watch.tell(lower_bound_ms=space.prover.bound_ms)
+    for name, placed in known.items():
+        state.rate(placed, name)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
     if state.proposal is None and space.prover.bound_ms <= space.most_ms:

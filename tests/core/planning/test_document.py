@@ -134,6 +134,7 @@ class Anyhow(ShardingType):
     """Makes no layouts, so that there is nothing a plan could contradict."""
 
     name, abbreviation = "anyhow", "AH"
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         return []

@@ -207,6 +207,7 @@ class Pair(ShardingType):
     """Two column blocks on one host of two ranks, the second on its rank 1."""
 
     name, abbreviation = "pair", "PA"
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         yield Layout(

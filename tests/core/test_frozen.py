@@ -65,6 +65,7 @@ PUBLIC_NAMES = """
     Misfit
     ModuleSharder
     NoPlanError
+    Offered
     OptimizerSpec
     OptimizerWrapper
     OptionSpace
@@ -140,6 +141,7 @@ CONTRACTS = """
     EmbeddingComputeKernel
     Estimator
     KernelRequest
+    Offered
     Partitioner
     Proposals
     Proposer

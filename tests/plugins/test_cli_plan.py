@@ -190,7 +190,7 @@ def test_plan_constraints_and_parts_are_honoured(planned, tmp_path):
         ),
         (
             {"user": {"together": "x", "apart": "y"}, "item": {"together": "x", "apart": "y"}},
-            "'user', 'item' are kept together on one rank, and apart",
+            "'item', 'user' are kept together on one rank, and apart",
         ),
     ],
 )

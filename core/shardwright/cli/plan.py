@@ -37,6 +37,12 @@ def plan(
     storage_estimator: Annotated[
         str | None, typer.Option(metavar="NAME", help="The model of memory.")
     ] = None,
+    option_space: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The estimator with whose published options to plan; all by default."
+        ),
+    ] = None,
     proposer: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A search; several run in this order.")
     ] = None,
@@ -71,6 +77,7 @@ def plan(
         constraints=loaded.constrained(asked).rules,
         estimator=estimator,
         storage_estimator=storage_estimator,
+        option_space=option_space,
         proposer=proposer or None,
         partitioner=partitioner,
         storage_reservation=reserve,

@@ -92,18 +92,10 @@ def describe_inputs(
 
 
 def _estimator_values(parts: Parts) -> dict[str, Provenance]:
-    """The estimators and their constants."""
-    chosen = (
-        Provenance(parts.performance.name, "given")
-        if parts.is_model_asked
-        else Provenance(parts.performance.name, "assumed", "the preferred one")
-    )
-    storage = (
-        Provenance(parts.storage.name, "given")
-        if parts.is_storage_asked
-        else Provenance(parts.storage.name, "assumed", "goes with it")
-    )
-    values = {"estimator": chosen, "storage_estimator": storage}
+    """The estimators and their constants, and what else was chosen."""
+    preferred = {"estimator": parts.performance.name, "storage_estimator": parts.storage.name}
+    values = {name: Provenance(value, "assumed", "the preferred one") for name, value in preferred.items()}
+    values |= {name: Provenance(value, "given") for name, value in parts.given.items()}
     for estimator in (parts.performance, parts.storage):
         for name, value in estimator.provenance().items():
             source = f"estimator {estimator.name}"

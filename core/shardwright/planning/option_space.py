@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attrs import field, frozen
 
@@ -22,6 +23,17 @@ class OptionSpace:
 
     kernels: Mapping[str, tuple[str, ...]] = field(factory=dict)
     min_partition: int | None = None
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> OptionSpace:
+        """The space in JSON data, see :meth:`to_data`."""
+        kernels = {name: tuple(kernels) for name, kernels in data.get("kernels", {}).items()}
+        return cls(kernels, data.get("min_partition"))
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data."""
+        kernels = {name: list(kernels) for name, kernels in self.kernels.items()}
+        return {"kernels": kernels, "min_partition": self.min_partition}
 
     def fill(self, rule: ParameterConstraints) -> ParameterConstraints:
         """What is asked of a table, with the space's own defaults."""

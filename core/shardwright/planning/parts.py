@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import frozen
+from attrs import field, fields, frozen
 
 from shardwright.contracts.estimator import PERFORMANCE, STORAGE, Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, UnknownPluginError
-from shardwright.planning.option_space import EVERYTHING, OptionSpace
+from shardwright.planning.option_space import OptionSpace
 from shardwright.planning.topology import Topology
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ class Parts:
         proposers: in the order they run.
         partitioner: places proposals.
         last_resorts: partitioners that are asked where none fitted.
-        is_model_asked: the performance estimator was asked for, not merely preferred.
-        is_storage_asked: so was the storage estimator.
+        option_space: what is offered to tables of which nothing is asked; ``None``: what the performance estimator can
+            tell the time of. Or the estimator that such a space was published with.
+        given: what was chosen and not merely preferred, as JSON data by the planner's argument.
     """
 
     performance: Estimator
@@ -39,12 +40,16 @@ class Parts:
     proposers: tuple[Proposer, ...]
     partitioner: Partitioner
     last_resorts: tuple[Partitioner, ...] = ()
-    is_model_asked: bool = False
-    is_storage_asked: bool = False
+    option_space: OptionSpace | Estimator | None = None
+    given: Mapping[str, Any] = field(factory=dict)
 
     def space(self, topology: Topology) -> OptionSpace:
-        """What is offered to tables of which nothing is asked: the model's own options, if it was asked for."""
-        return self.performance.space(topology) if self.is_model_asked else EVERYTHING
+        """What is offered to tables of which nothing is asked."""
+        if isinstance(self.option_space, OptionSpace):
+            return self.option_space
+        if self.option_space is not None:
+            return self.option_space.published_space(topology)
+        return self.performance.space(topology)
 
 
 @frozen(eq=False)
@@ -55,6 +60,7 @@ class Choice:
     storage_estimator: str | Estimator | None = None
     proposer: str | Proposer | Sequence[str | Proposer] | None = None
     partitioner: str | Partitioner | None = None
+    option_space: str | OptionSpace | None = None
 
     def resolve(self) -> Parts:
         """The parts themselves: what was chosen, and the preferred ones for the rest.
@@ -67,12 +73,11 @@ class Choice:
 
         plugins = host()
         performance = _estimator(plugins.estimators, self.estimator, PERFORMANCE)
-        paired = performance.storage if self.estimator is not None and performance.storage else None
         return Parts(
             performance=performance,
-            storage=_estimator(plugins.estimators, self.storage_estimator or paired, STORAGE),
-            is_model_asked=self.estimator is not None,
-            is_storage_asked=self.storage_estimator is not None,
+            storage=_estimator(plugins.estimators, self.storage_estimator, STORAGE),
+            option_space=self._option_space(plugins.estimators, performance),
+            given=self.to_data(),
             proposers=tuple(self._proposers(plugins.proposers)),
             partitioner=(
                 _preferred(plugins.partitioners)[0]
@@ -82,6 +87,20 @@ class Choice:
             last_resorts=tuple(_last_resorts(plugins.partitioners)) if self.partitioner is None else (),
         )
 
+    def to_data(self) -> dict[str, Any]:
+        """What was chosen, as JSON data: a name, or several, or an option space."""
+        values = {name: getattr(self, name) for name in (attribute.name for attribute in fields(type(self)))}
+        return {name: _as_data(value) for name, value in values.items() if value is not None}
+
+    def _option_space(
+        self, registry: Registry[Estimator], performance: Estimator
+    ) -> OptionSpace | Estimator | None:
+        asked = self.option_space
+        if not isinstance(asked, str):
+            return asked
+        # The estimator that plans may be an object that no plugin offers, or another than the plugin's of that name.
+        return performance if asked == performance.name else _resolve(registry, asked)
+
     def _proposers(self, registry: Registry[Proposer]) -> list[Proposer]:
         asked = self.proposer
         if asked is None:
@@ -90,6 +109,14 @@ class Choice:
         if not given:
             raise InvalidInputError("proposer is an empty list; name at least one, or leave it out")
         return [_resolve(registry, item) for item in given]
+
+
+def _as_data(chosen: Any) -> Any:
+    if isinstance(chosen, OptionSpace):
+        return chosen.to_data()
+    if isinstance(chosen, str):
+        return chosen
+    return [_as_data(item) for item in chosen] if isinstance(chosen, Iterable) else str(chosen.name)
 
 
 def _last_resorts(registry: Registry[Partitioner]) -> list[Partitioner]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from shardwright.planning.failure import explain_no_plan
 from shardwright.planning.inputs import Request, describe_inputs
 from shardwright.planning.layouts import Layout
 from shardwright.planning.objectives import LARGEST_RANK_TIME, checked_objective
+from shardwright.planning.option_space import OptionSpace
 from shardwright.planning.options import Ints, Options
 from shardwright.planning.parts import Choice, Parts, origin
 from shardwright.planning.placement import ranks_of_tables
@@ -50,9 +52,12 @@ class EmbeddingShardingPlanner:
         batch_size: samples per rank and step; 512 as in TorchRec if not given, and listed as assumed.
         constraints: table name, path or pattern (``"user_*"``) -> what is asked of it. Exact names win, then
             patterns in the order given.
-        estimator: the performance estimator, by name or as an object; the preferred one if not given. A model that
-            is asked for brings its storage estimator, and the options it was published with.
+        estimator: the performance estimator, by name or as an object; the preferred one if not given. Naming it changes
+            nothing but what times are.
         storage_estimator: the storage estimator, likewise.
+        option_space: what is offered to tables whose constraints name no sharding types or kernels: an
+            :class:`~shardwright.planning.option_space.OptionSpace`, or the name of an estimator for the options that
+            its model was published with; by default all that is offered.
         proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if
             not given.
         partitioner: the partitioner, by name or as an object; the preferred one if not given.
@@ -80,6 +85,7 @@ class EmbeddingShardingPlanner:
         constraints: Mapping[str, ParameterConstraints] | None = None,
         estimator: str | Estimator | None = None,
         storage_estimator: str | Estimator | None = None,
+        option_space: str | OptionSpace | None = None,
         proposer: str | Proposer | Sequence[str | Proposer] | None = None,
         partitioner: str | Partitioner | None = None,
         storage_reservation: float | StorageReservation | None = None,
@@ -96,7 +102,7 @@ class EmbeddingShardingPlanner:
         self._topology = topology
         self._batch_size = batch_size
         self._constraints = Constraints(constraints)
-        self._choice = Choice(estimator, storage_estimator, proposer, partitioner)
+        self._choice = Choice(estimator, storage_estimator, proposer, partitioner, option_space)
         self._reservation = None if storage_reservation is None else as_reservation(storage_reservation)
         if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
             raise InvalidInputError(f"seconds is a limit above 0, or None for no limit; got {seconds!r}")
@@ -213,6 +219,8 @@ class EmbeddingShardingPlanner:
     ) -> ShardingPlan:
         start = time.perf_counter()
         _check_tables(tables)
+        # A search breaks ties by the order of tables: theirs must not come from the caller, nor the plan from it.
+        given, tables = tables, tuple(sorted(tables, key=_natural_order))
         watch = watch or self._new_watch()
         parts = self._choice.resolve()
         reservation = self._reservation
@@ -227,7 +235,7 @@ class EmbeddingShardingPlanner:
                 result = search_unharmed(space, self._constraints, parts)
         if result.proposal is None:
             raise self._no_plan(space, result, request, parts, here=here)
-        modules = _shardings(space, result)
+        modules = _in_order(given, _shardings(space, result))
         seconds = time.perf_counter() - start
         inputs = describe_inputs(request, space.options, parts, seconds=seconds, seconds_limit=self._seconds)
         document = {
@@ -280,6 +288,23 @@ def _check_tables(tables: Sequence[TableSpec]) -> None:
         raise InvalidInputError(
             f"two tables have the path {repeated[0]!r}; each needs its own name in its module"
         )
+
+
+def _natural_order(table: TableSpec) -> tuple[list[Any], str]:
+    """A key by which ``t2`` comes before ``t10``; equal for no two paths."""
+    pieces = re.split(r"([0-9]+)", table.path)
+    return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)], table.path
+
+
+def _in_order(
+    tables: Sequence[TableSpec], modules: Mapping[str, EmbeddingModuleShardingPlan]
+) -> dict[str, EmbeddingModuleShardingPlan]:
+    """Modules and their tables in the order of the tables given."""
+    ordered: dict[str, EmbeddingModuleShardingPlan] = {}
+    for table in tables:
+        module = ordered.setdefault(table.module, EmbeddingModuleShardingPlan())
+        module[table.name] = modules[table.module][table.name]
+    return ordered
 
 
 def _shardings(space: SearchSpace, result: SearchResult) -> dict[str, EmbeddingModuleShardingPlan]:

@@ -40,3 +40,20 @@ def test_collective_plan_that_fails_is_the_same_error_on_every_rank(pool, argume
     texts = pool.run(plan_workers.plan_json, 2, timeout_s=30, **arguments)
     assert texts[0] == texts[1]
     assert texts[0].startswith(text)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_model_parallel_over_a_comm_backend_that_was_asked_for_uses_it(pool: RankPool, by_name: bool) -> None:
+    """The group is gloo's; what carries the tables' collectives is another, also while it plans."""
+    for planning, training, shape in pool.run(plan_workers.step_over, 2, timeout_s=60, by_name=by_name):
+        assert "broadcast_object" in planning
+        assert {"all_to_all", "exchange"} & set(training)
+        assert shape == [1, 3 * 64]
+
+
+def test_model_parallel_over_a_comm_backend_that_cannot_be_is_refused(pool: RankPool) -> None:
+    found = pool.run(plan_workers.wrong_backends, 1, timeout_s=60)[0]
+    assert "no comm backend 'glo'. Known: gloo, nccl. Did you mean 'gloo'?" in found[0]
+    assert "comm backend 'nccl' sends from cuda, not from cpu" in found[1]
+    assert "comm_backend must be a comm backend or the name of one, got 5" in found[2]
+    assert "env has its comm backend already" in found[3]

@@ -318,6 +318,12 @@ def test_plan_report_as_html_json_and_text(workload, tmp_path):
     assert "--- Sharding plan ---" in (tmp_path / "report.txt").read_text()
 
 
+def test_plan_arguments_that_a_plugin_does_not_take_are_told(workload):
+    done = run("plan", workload, *PLAN, "--estimator", "roofline:read=5e6", code=1)
+    assert "estimator 'roofline' of plugin 'builtin_estimators' from shardwright" in done.stderr
+    assert "cannot be made with read=5000000.0: got an unexpected keyword argument 'read'" in done.stderr
+
+
 @pytest.mark.parametrize("options", [(), ("--estimator", "torchrec"), ("--objective", "step_time")])
 def test_check_of_a_planned_document_proves_its_bound(planned, options):
     path = planned(*options)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+_PART = "NAME[:key=value,...]"
 _INTERRUPTED = 130  # as shells say it of a process that SIGINT ended
 
 
@@ -33,10 +34,8 @@ def plan(
         float | None,
         typer.Option(min=0, max=1, help="The part of device memory kept free; 0.15 by default."),
     ] = None,
-    estimator: Annotated[str | None, typer.Option(metavar="NAME", help="The model of costs.")] = None,
-    storage_estimator: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model of memory.")
-    ] = None,
+    estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of costs.")] = None,
+    storage_estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of memory.")] = None,
     option_space: Annotated[
         str | None,
         typer.Option(
@@ -44,9 +43,9 @@ def plan(
         ),
     ] = None,
     proposer: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A search; several run in this order.")
+        list[str] | None, typer.Option(metavar=_PART, help="A search; several run in this order.")
     ] = None,
-    partitioner: Annotated[str | None, typer.Option(metavar="NAME", help="What places shards.")] = None,
+    partitioner: Annotated[str | None, typer.Option(metavar=_PART, help="What places shards.")] = None,
     constraints: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help='JSON: {"user_*": {"min_partition": 64}, ...}.'),

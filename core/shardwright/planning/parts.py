@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import field, fields, frozen
@@ -11,6 +11,7 @@ from shardwright.contracts.estimator import PERFORMANCE, STORAGE, Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, UnknownPluginError
+from shardwright.planning.asked import made
 from shardwright.planning.option_space import OptionSpace
 from shardwright.planning.topology import Topology
 
@@ -72,22 +73,22 @@ class Choice:
         from shardwright.plugins import host
 
         plugins = host()
-        performance = _estimator(plugins.estimators, self.estimator, PERFORMANCE)
+        performance = _estimator(plugins.estimators, self.estimator, PERFORMANCE, "estimator")
         return Parts(
             performance=performance,
-            storage=_estimator(plugins.estimators, self.storage_estimator, STORAGE),
+            storage=_estimator(plugins.estimators, self.storage_estimator, STORAGE, "storage_estimator"),
             option_space=self._option_space(plugins.estimators, performance),
-            given=self.to_data(),
             proposers=tuple(self._proposers(plugins.proposers)),
             partitioner=(
                 _preferred(plugins.partitioners)[0]
                 if self.partitioner is None
-                else _resolve(plugins.partitioners, self.partitioner)
+                else made(plugins.partitioners, self.partitioner, "partitioner")
             ),
             last_resorts=tuple(_last_resorts(plugins.partitioners)) if self.partitioner is None else (),
+            given=self._given(),  # what was chosen is known to be of its kind by now
         )
 
-    def to_data(self) -> dict[str, Any]:
+    def _given(self) -> dict[str, Any]:
         """What was chosen, as JSON data: a name, or several, or an option space."""
         values = {name: getattr(self, name) for name in (attribute.name for attribute in fields(type(self)))}
         return {name: _as_data(value) for name, value in values.items() if value is not None}
@@ -96,19 +97,26 @@ class Choice:
         self, registry: Registry[Estimator], performance: Estimator
     ) -> OptionSpace | Estimator | None:
         asked = self.option_space
-        if not isinstance(asked, str):
+        if asked is None or isinstance(asked, OptionSpace):
             return asked
         # The estimator that plans may be an object that no plugin offers, or another than the plugin's of that name.
-        return performance if asked == performance.name else _resolve(registry, asked)
+        if isinstance(asked, str) and asked in (performance.name, self.estimator):
+            return performance
+        if not isinstance(asked, str):
+            raise InvalidInputError(
+                f"option_space must be an OptionSpace, or the name of an estimator that was published with one; got "
+                f"{asked!r}"
+            )
+        return made(registry, asked, "option_space")
 
     def _proposers(self, registry: Registry[Proposer]) -> list[Proposer]:
         asked = self.proposer
         if asked is None:
             return _preferred(registry)
-        given = [asked] if isinstance(asked, str | Proposer) else list(asked)
+        given = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
         if not given:
             raise InvalidInputError("proposer is an empty list; name at least one, or leave it out")
-        return [_resolve(registry, item) for item in given]
+        return [made(registry, item, "proposer") for item in given]
 
 
 def _as_data(chosen: Any) -> Any:
@@ -116,12 +124,12 @@ def _as_data(chosen: Any) -> Any:
         return chosen.to_data()
     if isinstance(chosen, str):
         return chosen
-    return [_as_data(item) for item in chosen] if isinstance(chosen, Iterable) else str(chosen.name)
+    return [_as_data(item) for item in chosen] if isinstance(chosen, Sequence) else str(chosen.name)
 
 
 def _last_resorts(registry: Registry[Partitioner]) -> list[Partitioner]:
-    made = [registry.create(name) for name in registry]
-    return sorted((part for part in made if part.is_last_resort), key=lambda part: part.name)
+    parts = [registry.create(name) for name in registry]
+    return sorted((part for part in parts if part.is_last_resort), key=lambda part: part.name)
 
 
 def origin(registry: Registry[Any], part: Any) -> dict[str, str]:
@@ -136,14 +144,10 @@ def origin(registry: Registry[Any], part: Any) -> dict[str, str]:
     return {**data, "distribution": entry.provenance.distribution, "version": entry.provenance.version}
 
 
-def _resolve(registry: Registry[_Part], asked: str | _Part) -> _Part:
-    return registry.create(asked) if isinstance(asked, str) else asked
-
-
 def _preferred(registry: Registry[_Part], measures: str | None = None) -> list[_Part]:
     """The parts of a kind that may be taken unasked, the most preferred first."""
-    made = [registry.create(name) for name in registry]
-    kept = [part for part in made if measures is None or getattr(part, "measures", None) == measures]
+    parts = [registry.create(name) for name in registry]
+    kept = [part for part in parts if measures is None or getattr(part, "measures", None) == measures]
     willing = [part for part in kept if part.preference > 0]
     if not willing:
         what = f"{measures} {registry.kind.title}" if measures else registry.kind.title
@@ -154,14 +158,16 @@ def _preferred(registry: Registry[_Part], measures: str | None = None) -> list[_
     return sorted(willing, key=lambda part: (-part.preference, part.name))
 
 
-def _estimator(registry: Registry[Estimator], asked: str | Estimator | None, measures: str) -> Estimator:
+def _estimator(
+    registry: Registry[Estimator], asked: str | Estimator | None, measures: str, argument: str
+) -> Estimator:
     if asked is None:
         return _preferred(registry, measures)[0]
-    estimator = _resolve(registry, asked)
+    estimator = made(registry, asked, argument)
     if estimator.measures != measures:
         fitting = [name for name in registry if registry.create(name).measures == measures]
         raise InvalidInputError(
-            f"estimator {estimator.name!r} measures {estimator.measures}, a {measures} estimator is needed: "
+            f"{argument} {estimator.name!r} measures {estimator.measures}, a {measures} estimator is needed: "
             f"{', '.join(fitting) or 'none is loaded'}"
         )
     return estimator

@@ -39,6 +39,7 @@ from shardwright.planning.unharmed import search_unharmed
 from shardwright.planning.watch import Listener, Watch
 
 if TYPE_CHECKING:
+    from shardwright.contracts.comm_backend import CommBackend
     from shardwright.registry import Registry
 
 _log = logging.getLogger("shardwright")
@@ -59,7 +60,8 @@ class EmbeddingShardingPlanner:
             :class:`~shardwright.planning.option_space.OptionSpace`, or the name of an estimator for the options that
             its model was published with; by default all that is offered.
         proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if
-            not given.
+            not given. As of estimators and partitioners, a name may be followed by arguments,
+            ``"name:key=value,key=value"``, which stand in the plan document and hold for what reads it.
         partitioner: the partitioner, by name or as an object; the preferred one if not given.
         storage_reservation: what is kept free of the device's memory for what is not planned (dense layers,
             activations): a part of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
@@ -151,7 +153,12 @@ class EmbeddingShardingPlanner:
         return self._plan(_as_tables(tables), self._known_topology(), here=False)
 
     def collective_plan(
-        self, module: Any, sharders: Sequence[Any], process_group: Any = None
+        self,
+        module: Any,
+        sharders: Sequence[Any],
+        process_group: Any = None,
+        *,
+        comm_backend: str | CommBackend | None = None,
     ) -> ShardingPlan:
         """Plan on rank 0 and give every rank the same plan, or the same error.
 
@@ -167,6 +174,7 @@ class EmbeddingShardingPlanner:
             module: the model, on any device.
             sharders: module sharders.
             process_group: the ranks; the world by default.
+            comm_backend: what carries the broadcasts, by name or as an object; see ``DistributedModelParallel``.
 
         Raises:
             PlanningError: no plan fits; on every rank.
@@ -175,7 +183,7 @@ class EmbeddingShardingPlanner:
         from shardwright.runtime.environment import ShardingEnv
 
         return on_one_rank(
-            ShardingEnv.from_process_group(process_group),
+            ShardingEnv.from_process_group(process_group, comm_backend=comm_backend),
             lambda env, watch: self._plan_for(env, module, sharders, watch),
             self._new_watch(),
             to_text=ShardingPlan.to_json,

@@ -13,6 +13,7 @@ from attrs import field, frozen
 from shardwright.contracts.comm_backend import CommBackend, Communicator
 from shardwright.errors import DistributedError
 from shardwright.fingerprint import compare_fingerprints
+from shardwright.planning.asked import made
 from shardwright.plugins import host
 from shardwright.runtime.lockstep import Lockstep
 
@@ -49,7 +50,13 @@ class ShardingEnv:
         return self.communicator.world_size
 
     @classmethod
-    def from_process_group(cls, process_group: Any = None, *, device_type: str | None = None) -> ShardingEnv:
+    def from_process_group(
+        cls,
+        process_group: Any = None,
+        *,
+        device_type: str | None = None,
+        comm_backend: str | CommBackend | None = None,
+    ) -> ShardingEnv:
         """The ranks of a process group; every rank of it makes this call.
 
         All ranks compare what plugins they have, since a job whose ranks differ there would hang later.
@@ -58,8 +65,11 @@ class ShardingEnv:
             process_group: the group; the world by default.
             device_type: ``"cpu"``, ``"cuda"``, ...; by default the accelerator if the group's backend and this
                 machine have one, else the CPU.
+            comm_backend: the comm backend, by name or as an object, the same on every rank; by default that of the
+                name of the group's own backend.
 
         Raises:
+            UnknownPluginError: no comm backend has that name.
             DistributedError: no process group, or no comm backend for it.
             PluginMismatchError: the ranks' plugins differ; names ranks and plugins, on every rank.
         """
@@ -68,7 +78,10 @@ class ShardingEnv:
                 "no process group: call torch.distributed.init_process_group first (torchrun sets what it needs)"
             )
         group = dist.group.WORLD if process_group is None else process_group
-        backend, device_type = _choose_backend(group, device_type)
+        if comm_backend is None:
+            backend, device_type = _choose_backend(group, device_type)
+        else:
+            backend, device_type = _asked_backend(comm_backend, device_type)
         communicator = backend.connect(group)
         _compare_plugins(communicator)
         local = min(_local_world_size(communicator.world_size), communicator.world_size)
@@ -99,6 +112,18 @@ def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, s
     raise DistributedError(
         f"no comm backend for the process group's {wanted} on {device_type or 'this machine'}. "
         f"Known: {', '.join(known)}."
+    )
+
+
+def _asked_backend(asked: str | CommBackend, device_type: str | None) -> tuple[CommBackend, str]:
+    """The comm backend that was asked for, and the type of the devices that it is to send from."""
+    backend = made(host().comm_backends, asked, "comm_backend")
+    possible = [device_type] if device_type else [*_accelerators(), "cpu"]
+    for device in possible:
+        if device in backend.devices:
+            return backend, device
+    raise DistributedError(
+        f"comm backend {backend.name!r} sends from {', '.join(backend.devices)}, not from {' or '.join(possible)}"
     )
 
 

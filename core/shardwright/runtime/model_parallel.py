@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan import ShardingPlan
@@ -40,6 +41,8 @@ class DistributedModelParallel(nn.Module):
         plan: how to shard; planned collectively by default.
         sharders: one for each class of collections in the model; the registered ones by default.
         init_data_parallel: wrap the rest now; else call :meth:`init_data_parallel` later.
+        comm_backend: what carries the tables' collectives, by name or as an object; by default the comm backend of the
+            name of the process group's own backend. Instead of ``env``, which has one.
 
     Raises:
         UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
@@ -54,9 +57,17 @@ class DistributedModelParallel(nn.Module):
         plan: ShardingPlan | None = None,
         sharders: Sequence[ModuleSharder] | None = None,
         init_data_parallel: bool = True,
+        *,
+        comm_backend: str | CommBackend | None = None,
     ) -> None:
         super().__init__()
-        self._env = env if env is not None else ShardingEnv.from_process_group()
+        if env is not None and comm_backend is not None:
+            raise InvalidInputError(
+                "env has its comm backend already; give ShardingEnv.from_process_group(comm_backend=...), or "
+                "comm_backend without env"
+            )
+        self._comm_backend = comm_backend
+        self._env = ShardingEnv.from_process_group(comm_backend=comm_backend) if env is None else env
         self.device = torch.device(device if device is not None else _default_device(self._env))
         sharders = default_sharders() if sharders is None else list(sharders)
         if plan is None:
@@ -82,7 +93,7 @@ class DistributedModelParallel(nn.Module):
         if self._env.process_group is None:
             raise InvalidInputError("without a process group a plan must be given")
         plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(
-            module, sharders, self._env.process_group
+            module, sharders, self._env.process_group, comm_backend=self._comm_backend
         )
         return plan
 

@@ -155,7 +155,7 @@ def spec_to_torch(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
     if spec.name not in builders:
         raise UnknownNameError(
             f"no unsharded optimizer for {spec.name!r}. Known: {', '.join(sorted(builders))}."
-            f"{nearest(spec.name, builders)}"
+            f"{nearest(spec.name, builders)} Others can be added with register_fused_optimizer(unsharded=...)."
         )
     return builders[spec.name](spec, params)
 

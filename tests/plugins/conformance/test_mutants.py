@@ -194,20 +194,23 @@ RIGHT = [
 ]
 
 
-def arguments_of(method: Any) -> Iterator[dict[str, Any]]:
+def arguments_of(tests: Any, method: Any) -> Iterator[dict[str, Any]]:
     """What pytest would give a test beside the plugin."""
     marks = [mark for mark in getattr(method, "pytestmark", []) if mark.name == "parametrize"]
     given: list[dict[str, Any]] = [{}]
     for mark in marks:
         name, values = mark.args
         given = [{**one, name: value} for one in given for value in values]
+    if "optimizer" in inspect.signature(method).parameters:
+        given = [{**one, "optimizer": value} for one in given for value in tests.optimizers]
     yield from given
 
 
 def failure_of(kit: str, name: str, plugin: Any) -> str:
     """The message with which a test of a kit fails; empty if it passes."""
-    method = getattr(getattr(testing, kit)(), name)
-    for arguments in arguments_of(method):
+    tests = getattr(testing, kit)()
+    method = getattr(tests, name)
+    for arguments in arguments_of(tests, method):
         try:
             method(plugin, **arguments)
         except pytest.skip.Exception:

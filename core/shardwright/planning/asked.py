@@ -7,7 +7,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardwright.errors import InvalidInputError, ShardwrightError, nearest
+from shardwright.errors import InvalidInputError, PluginLoadError, ShardwrightError, nearest
+from shardwright.offers import Provenance, make_entry
 
 if TYPE_CHECKING:
     from shardwright.registry import Registry
@@ -35,6 +36,10 @@ def made(registry: Registry[_Part], asked: str | _Part, argument: str) -> _Part:
         return _with(registry, name, arguments) if arguments else registry.create(name)
     contract = registry.kind.contract
     if isinstance(asked, contract):
+        try:
+            make_entry(registry.kind, asked, Provenance(argument, "this process"))
+        except PluginLoadError as error:
+            raise InvalidInputError(f"{argument}: {error}") from error
         return asked
     title = registry.kind.title
     title = f"an {title}" if title[0] in "aeiou" else f"a {title}"

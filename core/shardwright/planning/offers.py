@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 from attrs import frozen
 
+from shardwright.arguments import brief
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.sharding_type import ALWAYS, ShardingType
 from shardwright.errors import PlanningError, UnknownNameError
@@ -18,6 +19,7 @@ from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.layouts import Layout
 from shardwright.planning.option_space import OptionSpace
 from shardwright.planning.options import Refusal
+from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.shapes import Shape
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
@@ -268,7 +270,10 @@ class Offers:
     def goes_with(self, kernel: int, layout: Layout, table: TableSpec, refusals: list[Refusal]) -> bool:
         """Whether a kernel takes such ids as a layout sends; else there is one more refusal."""
         own = list(self.kernels.values())[kernel]
-        reason = own.refusal_of_ids(layout.row_map)
+        who = f"compute kernel {own.name!r}"
+        with calling(who):
+            reason = own.refusal_of_ids(layout.row_map)
+        check_answer(who, "refusal_of_ids", reason, str)
         if reason:
             refusals.append(Refusal(table.path, "compute kernel", own.name, reason))
         return not reason
@@ -303,13 +308,36 @@ class Offers:
         key = (code, request)
         if key not in self._answers:
             kernel = list(self.kernels.values())[code]
-            answer = kernel.supports(request)
-            self._answers[key] = self._missing_tier(kernel, request) if answer is True else _reason(answer)
+            with calling(f"compute kernel {kernel.name!r}"):
+                answer = kernel.supports(request)
+                self._answers[key] = self._checked(kernel, request) if answer is True else _reason(answer)
         return self._answers[key]
 
-    def _missing_tier(self, kernel: ComputeKernel, request: KernelRequest) -> str:
+    def _checked(self, kernel: ComputeKernel, request: KernelRequest) -> str:
+        """Check what a kernel says of a request that it supports; why it cannot be served here all the same."""
+        who = f"compute kernel {kernel.name!r}"
+        declared = kernel.memory_bytes(request, 1)
+        check_answer(who, "memory_bytes", declared, Mapping[str, int])
+        reads, fraction = kernel.reads(request), kernel.bandwidth_fraction(request)
+        check_answer(who, "reads", reads, Mapping[str, float])
+        check_answer(who, "extras", kernel.extras(request), Mapping[str, object])
+        check_answer(who, "bandwidth_fraction", fraction, float)
+        for must, is_so, answer in (
+            ("bandwidth_fraction() must be above 0 and up to 1", 0 < fraction <= 1, fraction),
+            (
+                "memory_bytes() must have a tier, and none below 0",
+                min(declared.values(), default=-1) >= 0,
+                declared,
+            ),
+            ("the parts of reads() must be 1 together", abs(sum(reads.values()) - 1) < 1e-6, reads),
+        ):
+            if not is_so:
+                raise PlanningError(f"{who} broke its contract: {must}; it is {brief(answer)}")
+        return self._missing_tier(declared)
+
+    def _missing_tier(self, declared: Mapping[str, int]) -> str:
         try:
-            for tier in kernel.memory_bytes(request, 1):
+            for tier in declared:
                 self.topology.tier_of(tier)
         except UnknownNameError as error:
             return str(error)

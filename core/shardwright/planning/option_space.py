@@ -7,10 +7,17 @@ from typing import Any
 
 from attrs import field, frozen
 
+from shardwright.arguments import brief, typed
+from shardwright.errors import InvalidInputError
 from shardwright.planning.constraints import ParameterConstraints
 
 
-@frozen
+def _positive(instance: Any, attribute: Any, value: Any) -> None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise InvalidInputError(f"min_partition must be a positive number of columns, got {brief(value)}")
+
+
+@frozen(field_transformer=typed)
 class OptionSpace:
     """What is offered for a table where its own constraints say nothing.
 
@@ -22,7 +29,7 @@ class OptionSpace:
     """
 
     kernels: Mapping[str, tuple[str, ...]] = field(factory=dict)
-    min_partition: int | None = None
+    min_partition: int | None = field(default=None, validator=_positive)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> OptionSpace:

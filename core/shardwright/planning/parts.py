@@ -13,6 +13,7 @@ from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, UnknownPluginError
 from shardwright.planning.asked import made
 from shardwright.planning.option_space import OptionSpace
+from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.topology import Topology
 
 if TYPE_CHECKING:
@@ -48,9 +49,12 @@ class Parts:
         """What is offered to tables of which nothing is asked."""
         if isinstance(self.option_space, OptionSpace):
             return self.option_space
-        if self.option_space is not None:
-            return self.option_space.published_space(topology)
-        return self.performance.space(topology)
+        estimator = self.performance if self.option_space is None else self.option_space
+        method = "space" if self.option_space is None else "published_space"
+        with calling(f"estimator {estimator.name!r}"):
+            answer: OptionSpace = getattr(estimator, method)(topology)
+        check_answer(f"estimator {estimator.name!r}", method, answer, OptionSpace)
+        return answer
 
 
 @frozen(eq=False)

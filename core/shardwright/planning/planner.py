@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from shardwright.arguments import brief, checked, checked_only
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
@@ -79,6 +80,7 @@ class EmbeddingShardingPlanner:
         >>> plan = planner.plan_tables([TableSpec("user_id", 1000, 64)])
     """
 
+    @checked_only("listener", "progress", "debug")
     def __init__(
         self,
         topology: Topology | None = None,
@@ -106,7 +108,8 @@ class EmbeddingShardingPlanner:
         self._constraints = Constraints(constraints)
         self._choice = Choice(estimator, storage_estimator, proposer, partitioner, option_space)
         self._reservation = None if storage_reservation is None else as_reservation(storage_reservation)
-        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and seconds > 0):
             raise InvalidInputError(f"seconds is a limit above 0, or None for no limit; got {seconds!r}")
         self._objective = checked_objective(objective)
         self._seconds = seconds
@@ -124,6 +127,7 @@ class EmbeddingShardingPlanner:
 
         host().plugins  # noqa: B018 - asking is what loads them
 
+    @checked
     def plan(self, module: Any, sharders: Sequence[Any]) -> ShardingPlan:
         """Plan all tables of ``module`` that ``sharders`` can shard.
 
@@ -152,6 +156,7 @@ class EmbeddingShardingPlanner:
         """
         return self._plan(_as_tables(tables), self._known_topology(), here=False)
 
+    @checked
     def collective_plan(
         self,
         module: Any,
@@ -277,12 +282,15 @@ class EmbeddingShardingPlanner:
 
 
 def _as_tables(tables: Any) -> tuple[TableSpec, ...]:
-    if not isinstance(tables, Iterable):
-        raise InvalidInputError(f"plan_tables takes a list of TableSpecs, got {tables!r}")
-    listed = tuple(tables)
+    try:
+        listed = tuple(tables)
+    except TypeError:
+        raise InvalidInputError(f"plan_tables takes a list of TableSpecs, got {brief(tables)}") from None
     for index, table in enumerate(listed):
         if not isinstance(table, TableSpec):
-            raise InvalidInputError(f"plan_tables takes a list of TableSpecs; number {index} is {table!r}")
+            raise InvalidInputError(
+                f"plan_tables takes a list of TableSpecs; number {index} is {brief(table)}"
+            )
     return listed
 
 

@@ -10,19 +10,28 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, ClassVar
 
-import attrs
 import numpy as np
 from attrs import field, frozen
 
+from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError
 
 
 def not_negative(instance: Any, attribute: Any, value: Any) -> None:
-    """Check, as an attrs validator, that a number is not negative."""
-    if value < 0:
-        raise InvalidInputError(
-            f"{type(instance).__name__}.{attribute.name} must not be negative, got {value}"
-        )
+    """Check, as an attrs validator, that a value is an integer and not negative."""
+    _check_least(instance, attribute, value, 0)
+
+
+def positive(instance: Any, attribute: Any, value: Any) -> None:
+    """Check, as an attrs validator, that a value is an integer from 1."""
+    _check_least(instance, attribute, value, 1)
+
+
+def _check_least(instance: Any, attribute: Any, value: Any, least: int) -> None:
+    if type(value) is int and value >= least:
+        return
+    must = "be an integer" if type(value) is not int else "be 1 at least" if least else "not be negative"
+    raise InvalidInputError(f"{type(instance).__name__}.{attribute.name} must {must}, got {brief(value)}")
 
 
 class RowMap(ABC):
@@ -124,13 +133,13 @@ class RowPart:
         return None
 
 
-@frozen
+@frozen(field_transformer=typed)
 class RowsRange(RowMap):
     """Neighbouring rows in ``parts`` runs of ``ceil(num_rows / parts)``; the last runs may be shorter or empty."""
 
     name: ClassVar[str] = "range"
     num_rows: int = field(validator=not_negative)
-    parts: int = field(default=1, validator=attrs.validators.ge(1))
+    parts: int = field(default=1, validator=positive)
 
     @property
     def num_parts(self) -> int:  # noqa: D102 - described in the base class
@@ -158,13 +167,13 @@ class RowsRange(RowMap):
         return [(rows, count) for rows, count in runs if count]
 
 
-@frozen
+@frozen(field_transformer=typed)
 class RowsModulo(RowMap):
     """Row ``r`` in part ``r % parts``, so that neighbours are spread."""
 
     name: ClassVar[str] = "modulo"
     num_rows: int = field(validator=not_negative)
-    parts: int = field(default=1, validator=attrs.validators.ge(1))
+    parts: int = field(default=1, validator=positive)
 
     @property
     def num_parts(self) -> int:  # noqa: D102
@@ -185,6 +194,8 @@ class RowsModulo(RowMap):
 
 
 def _increasing(instance: Any, attribute: Any, value: tuple[int, ...]) -> None:
+    if any(type(bound) is not int for bound in value):
+        raise InvalidInputError(f"bounds must be integers, got {brief(value)}")
     if len(value) < 2 or value[0] != 0 or any(a > b for a, b in pairwise(value)):
         raise InvalidInputError(f"bounds must rise from 0 to the number of rows, got {value}")
 
@@ -193,7 +204,7 @@ def _whole_numbers(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(values)
 
 
-@frozen
+@frozen(field_transformer=typed)
 class RowsSplit(RowMap):
     """Neighbouring rows cut at given bounds: part ``i`` holds ``bounds[i] <= r < bounds[i + 1]``."""
 

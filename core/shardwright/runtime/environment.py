@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from attrs import field, frozen
 
+from shardwright.arguments import brief
 from shardwright.contracts.comm_backend import CommBackend, Communicator
 from shardwright.errors import DistributedError
 from shardwright.fingerprint import compare_fingerprints
@@ -83,6 +84,11 @@ class ShardingEnv:
         else:
             backend, device_type = _asked_backend(comm_backend, device_type)
         communicator = backend.connect(group)
+        if not isinstance(communicator, Communicator):
+            raise DistributedError(
+                f"comm backend {backend.name!r} broke its contract: connect() must return a Communicator, it returned "
+                f"{brief(communicator)}"
+            )
         _compare_plugins(communicator)
         local = min(_local_world_size(communicator.world_size), communicator.world_size)
         return cls(communicator, device_type, group, local, _LOCKSTEPS.setdefault(group, Lockstep()))

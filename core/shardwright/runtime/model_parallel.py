@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwright.arguments import checked
 from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
@@ -49,6 +50,7 @@ class DistributedModelParallel(nn.Module):
         PlanError, InvalidInputError: the plan does not fit the model; naming module and table.
     """
 
+    @checked
     def __init__(
         self,
         module: nn.Module,

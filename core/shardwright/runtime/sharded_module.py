@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from shardwright.arguments import brief, checked_only
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
@@ -44,6 +45,7 @@ class ModuleSharder(ABC):
     # TorchRec's is generic over the module: ``cast(ModuleSharder[nn.Module], ...)`` is in its tutorials.
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
+    @checked_only("fused_params", "input_checks")
     def __init__(
         self,
         fused_params: Mapping[str, Any] | None = None,
@@ -120,6 +122,7 @@ def shardable_modules(
     """
     from shardwright.modules.embedding_modules import TableCollection
 
+    _check_sharders(module, sharders)
     found: list[str] = []
     for path, child in module.named_modules():
         if any(not outer or path.startswith(outer + ".") for outer in found):
@@ -134,6 +137,17 @@ def shardable_modules(
                 f"no sharder for {type(child).__name__} at {path or 'the root of the model'!r}; the sharders given "
                 f"serve {served}. Pass one whose module_type is it or a base class of it, or replace the module."
             )
+
+
+def _check_sharders(module: Any, sharders: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise InvalidInputError(f"module must be a torch.nn.Module, got {brief(module)}")
+    if not isinstance(sharders, Sequence) or isinstance(sharders, str):
+        raise InvalidInputError(f"sharders must be a list of ModuleSharders, got {brief(sharders)}")
+    for index, sharder in enumerate(sharders):
+        if not isinstance(sharder, ModuleSharder):
+            hint = f"; an object is needed: {sharder.__name__}()" if isinstance(sharder, type) else ""
+            raise InvalidInputError(f"sharders[{index}] must be a ModuleSharder, got {brief(sharder)}{hint}")
 
 
 def collect_tables(module: nn.Module, sharders: Sequence[ModuleSharder] | None = None) -> list[TableSpec]:

@@ -7,11 +7,12 @@ tensors on a CPU, and elsewhere when `validate()` is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, KeysView, Sequence
 
 import torch
 from torch import Tensor
 
+from shardwright.arguments import brief
 from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, nearest
 from shardwright.sparse import _text
 
@@ -87,9 +88,13 @@ def check_keys(owner: str, keys: Sequence[str]) -> dict[str, int]:
     """
     if isinstance(keys, str):
         raise InvalidInputError(f"{owner}: keys must be a list of strings, got the string {keys!r}.")
+    if not isinstance(keys, Sequence | KeysView):
+        raise InvalidInputError(f"{owner}: keys must be a list of strings, got {brief(keys)}.")
     for key in keys:
         if not isinstance(key, str):
-            raise InvalidInputError(f"{owner}: keys must be strings, got {key!r} ({type(key).__name__}).")
+            raise InvalidInputError(
+                f"{owner}: keys must be strings, got {brief(key)} ({type(key).__name__})."
+            )
     index = {key: i for i, key in enumerate(keys)}
     if len(index) != len(keys):
         _raise_duplicate(owner, keys)
@@ -155,9 +160,9 @@ def unknown_key(owner: str, key: object, known: Iterable[str]) -> UnknownNameErr
         The error, to be raised.
     """
     names = list(known)
-    shown = ", ".join(names[:20]) + (f", ... ({len(names) - 20} more)" if len(names) > 20 else "")
+    some = ", ".join(names[:20]) + (f", ... ({len(names) - 20} more)" if len(names) > 20 else "")
     hint = nearest(key, names) if isinstance(key, str) else " Keys are strings."
-    return UnknownNameError(f"{owner}: no key {key!r}. It has {len(names)}: {shown or 'none'}.{hint}")
+    return UnknownNameError(f"{owner}: no key {brief(key)}. It has {len(names)}: {some or 'none'}.{hint}")
 
 
 def _raise_duplicate(owner: str, keys: Sequence[str]) -> None:

@@ -8,11 +8,13 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _ops, _text, _tree, _validation
 from shardwright.sparse._jagged import Jagged
 
 _NAME = "JaggedTensor"
+_MOST_COLUMNS = (1 << 31) - 1
 
 
 @final
@@ -73,6 +75,7 @@ class JaggedTensor(Jagged):
         return self
 
     @staticmethod
+    @checked
     def empty(
         is_weighted: bool = False,
         device: torch.device | str | None = None,
@@ -99,6 +102,7 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
+    @checked
     def empty_like(jt: JaggedTensor, device: torch.device | str | None = None) -> JaggedTensor:
         """A batch of no bags with the dtypes and device of another.
 
@@ -117,6 +121,7 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
+    @checked
     def from_dense(values: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> JaggedTensor:
         """Make a bag of each tensor.
 
@@ -144,6 +149,7 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
+    @checked
     def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> JaggedTensor:
         """Take the first values of each row.
 
@@ -173,6 +179,7 @@ class JaggedTensor(Jagged):
         """The weights of each bag as a tensor of its own, or None if there are none. Reads the lengths."""
         return None if self._weights is None else list(self._weights.split(self.lengths().tolist()))
 
+    @checked
     def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
         """One row per bag, padded or cut to the same width.
 
@@ -186,6 +193,7 @@ class JaggedTensor(Jagged):
         width = self._width(desired_length)
         return _ops.padded_dense(self._values, self.offsets(), width, padding_value)
 
+    @checked
     def to_padded_dense_weights(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor | None:
@@ -250,6 +258,10 @@ class JaggedTensor(Jagged):
             return int(lengths.max()) if lengths.numel() else 0
         if desired_length < 0:
             raise InvalidInputError(f"{_NAME}: desired_length must be 0 or more, got {desired_length}.")
+        if desired_length > _MOST_COLUMNS:
+            raise InvalidInputError(
+                f"{_NAME}: desired_length can be {_MOST_COLUMNS} at most, got {desired_length}."
+            )
         return desired_length
 
 

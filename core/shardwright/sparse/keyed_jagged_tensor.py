@@ -9,6 +9,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.last_words import told
 from shardwright.sparse import _keyed_validation, _ops, _text, _tree, _validation
@@ -168,6 +169,7 @@ class KeyedJaggedTensor(Jagged):
         ).sync()
 
     @staticmethod
+    @checked
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
         """Join a `JaggedTensor` per key; all must have the same number of bags.
 
@@ -197,6 +199,7 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
+    @checked
     def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         """Join the keys of several batches of the same examples.
 
@@ -228,6 +231,7 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
+    @checked
     def empty(
         is_weighted: bool = False,
         device: torch.device | str | None = None,
@@ -255,6 +259,7 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
+    @checked
     def empty_like(kjt: KeyedJaggedTensor, device: torch.device | str | None = None) -> KeyedJaggedTensor:
         """A batch of no keys, with the stride, dtypes and device of another.
 
@@ -333,6 +338,7 @@ class KeyedJaggedTensor(Jagged):
         """The same: lengths are flat from the start here."""
         return self
 
+    @checked
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
         """Part the keys into runs; the tensors of the parts are views.
 
@@ -349,6 +355,7 @@ class KeyedJaggedTensor(Jagged):
         bounds = [0, *accumulate(segments)]
         return [self._run(start, end) for start, end in pairwise(bounds)]
 
+    @checked
     def permute(self, indices: Sequence[int], indices_tensor: Tensor | None = None) -> KeyedJaggedTensor:
         """Put the keys in another order, or select some.
 
@@ -362,7 +369,7 @@ class KeyedJaggedTensor(Jagged):
         Raises:
             InvalidInputError: A position is out of range, or occurs twice (keys are distinct).
         """
-        _keyed_validation.check_permutation(indices, self._keys)
+        _keyed_validation.check_permutation(indices, self._keys, indices_tensor)
         counts = self._counts()
         lengths, values, weights = _ops.permute_keys(
             indices, self._lengths_by_key(), self._values, self._weights, counts, indices_tensor
@@ -382,11 +389,12 @@ class KeyedJaggedTensor(Jagged):
         Raises:
             UnknownNameError: There is no such key.
         """
-        position = self._index().get(key)
+        position = self._index().get(key) if isinstance(key, str) else None
         if position is None:
             raise _validation.unknown_key(_NAME, key, self._keys)
         return self._run(position, position + 1)._only()
 
+    @checked
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """The bags of each feature; their tensors are views.
 

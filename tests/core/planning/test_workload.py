@@ -54,8 +54,11 @@ def test_workload_what_the_user_asks_goes_before_what_the_file_says():
         ({"name": "a", "is_weighted": "no"}, r"table 0 \('a'\): is_weighted must be true or false, got 'no'"),
         ({"name": "a", "num_embeddings": 1 << 70}, "num_embeddings is 1180591620717411303424; it can be"),
         ({"name": "a", "num_features": -1}, "num_features must be a whole number, got -1"),
-        ({"name": "a", "pooling_factors": "many"}, r"table 0 \('a'\): expected a list of numbers"),
-        ({"name": "a", "data_type": "FP7"}, r"table 0 \('a'\): 'FP7' is no DataType"),
+        (
+            {"name": "a", "pooling_factors": "many"},
+            r"table 0 \('a'\): .*pooling_factors: expected a list of numbers",
+        ),
+        ({"name": "a", "data_type": "FP7"}, r"table 0 \('a'\): .*data_type: 'FP7' is no DataType"),
         ({"name": "a", "optimizer": 3}, "optimizer must be a name, an object with a name, or null; got 3"),
     ],
 )
@@ -90,7 +93,7 @@ SPECS = st.builds(
         OptimizerSpec,
         name=st.sampled_from(["sgd", "adam", "mine"]),
         learning_rate=st.floats(0, 10),
-        parameters=st.just({"eps": 1e-8, "betas": [0.9, 0.99]}) | st.just({}),
+        parameters=st.just({"eps": 1e-8, "beta1": 0.9, "beta2": 0.99}) | st.just({}),
     ),
     qcomms_config=st.none() | st.just({"forward_precision": "fp16"}),
     cache=st.just(CacheParams()) | st.just(CacheParams(load_factor=0.5, algorithm="lfu")),

@@ -49,7 +49,8 @@ def checked_only(*arguments: str) -> Callable[[F], F]:
 
 def _checked(function: F, arguments: Collection[str]) -> F:
     names = list(inspect.signature(function).parameters)
-    owner = function.__qualname__.removesuffix(".__init__")
+    of, _, method = function.__qualname__.rpartition(".")
+    owner = of if of and method.startswith("_") else function.__qualname__
     expected: dict[str, _Expected] = {}
 
     @functools.wraps(function)

@@ -155,7 +155,7 @@ def planner_of(**keywords: Any) -> Any:
 BATCH = {
     "values": A(T([1, 2, 3])),
     "weights": A(T([1.0, 1.0, 1.0]), "none", says="weight"),
-    "lengths": A(T([1, 2]), "tensor"),
+    "lengths": A(T([1, 2]), "tensor array"),
 }
 entry("JaggedTensor", sw.JaggedTensor, **BATCH)
 entry("JaggedTensor by offsets", partial(sw.JaggedTensor, T([1, 2, 3])), offsets=A(T([0, 1, 3])))

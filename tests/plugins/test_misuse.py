@@ -97,8 +97,10 @@ def test_drawn_misuse_is_taken_or_an_error_of_ours(call: tuple[str, Entry, dict[
 
 @pytest.mark.parametrize("argument", ["module", "env", "plan", "sharders", "init_data_parallel"])
 def test_model_parallel_wrong_argument_is_an_error_that_names_it(argument: str) -> None:
-    """Before anything is asked of other ranks."""
-    valid = {"module": misuse.sw.EmbeddingBagCollection([misuse.bag_table()])}
+    valid = {
+        "module": misuse.sw.EmbeddingBagCollection([misuse.bag_table()]),
+        "env": misuse.sw.ShardingEnv.local(),
+    }
     for wrong in (5, "text", [None], int, misuse.nothing):
         with pytest.raises(ShardwrightError, match=f"DistributedModelParallel: {argument}"):
             misuse.sw.DistributedModelParallel(**{**valid, argument: wrong})

@@ -57,9 +57,9 @@ class _RowOptimizer(Optimizer, ABC):
                 raise InvalidInputError(f"{type(self).__name__}: {name} must {must}, got {value}")
         try:
             super().__init__(params, defaults)
-        except (TypeError, ValueError) as error:
-            if isinstance(error, InvalidInputError):
-                raise
+        except InvalidInputError:
+            raise
+        except (TypeError, ValueError, IndexError) as error:
             raise InvalidInputError(
                 f"{type(self).__name__}: params must be tables, or groups of them, got {brief(params)}: {error}"
             ) from error

@@ -19,7 +19,7 @@ from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
 from shardwright.planning.codecs import codecs_of
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.distinct import distinct
-from shardwright.planning.failure import explain_no_plan
+from shardwright.planning.failure import explain_no_plan, why_impossible
 from shardwright.planning.inputs import Request, describe_inputs
 from shardwright.planning.layouts import Layout
 from shardwright.planning.objectives import LARGEST_RANK_TIME, checked_objective
@@ -163,6 +163,7 @@ class EmbeddingShardingPlanner:
         sharders: Sequence[Any],
         process_group: Any = None,
         *,
+        env: Any = None,
         comm_backend: str | CommBackend | None = None,
     ) -> ShardingPlan:
         """Plan on rank 0 and give every rank the same plan, or the same error.
@@ -179,16 +180,17 @@ class EmbeddingShardingPlanner:
             module: the model, on any device.
             sharders: module sharders.
             process_group: the ranks; the world by default.
+            env: the ranks, instead of a process group: a ``ShardingEnv``, such as ``ShardingEnv.local()``.
             comm_backend: what carries the broadcasts, by name or as an object; see ``DistributedModelParallel``.
 
         Raises:
             PlanningError: no plan fits; on every rank.
         """
         from shardwright.runtime.collective_planning import on_one_rank
-        from shardwright.runtime.environment import ShardingEnv
+        from shardwright.runtime.environment import environment_of
 
         return on_one_rank(
-            ShardingEnv.from_process_group(process_group, comm_backend=comm_backend),
+            environment_of(env, process_group, comm_backend),
             lambda env, watch: self._plan_for(env, module, sharders, watch),
             self._new_watch(),
             to_text=ShardingPlan.to_json,
@@ -244,6 +246,9 @@ class EmbeddingShardingPlanner:
             # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
             space = prepare(tables, request, parts, here=here, watch=watch)
             space = attrs.evolve(space, objective=self._objective)
+            impossible = why_impossible(space, request, parts, here=here)
+            if impossible is not None:
+                raise impossible
             with watch.interruptible():
                 result = search_unharmed(space, self._constraints, parts)
         if result.proposal is None:

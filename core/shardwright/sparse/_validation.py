@@ -31,10 +31,12 @@ def as_indices(owner: str, what: str, tensor: Tensor) -> Tensor:
     )
 
 
-def check_tensor(owner: str, what: str, value: object) -> None:
-    """Demand a tensor."""
+def check_tensor(owner: str, what: str, value: object, others: str = " or a NumPy array") -> None:
+    """Demand a tensor; ``others`` are what has been made one."""
     if not isinstance(value, Tensor):
-        raise InvalidInputError(f"{owner}: {what} must be a torch.Tensor, got {type(value).__name__}.")
+        raise InvalidInputError(
+            f"{owner}: {what} must be a torch.Tensor{others}, got {type(value).__name__}."
+        )
 
 
 def check_vector(owner: str, what: str, tensor: Tensor) -> None:
@@ -78,6 +80,23 @@ def check_devices(owner: str, values: Tensor, **others: Tensor | None) -> None:
             raise InvalidInputError(
                 f"{owner}: values are on {values.device}, {what} on {tensor.device}. Move them to one device."
             )
+
+
+def joined(owner: str, what: str, tensors: Sequence[Tensor]) -> Tensor:
+    """Join tensors along their first dimension.
+
+    Raises:
+        InvalidInputError: one is a scalar, or has another width or device than the first.
+    """
+    first = tensors[0]
+    for index, tensor in enumerate(tensors):
+        is_alike = tensor.shape[1:] == first.shape[1:] and tensor.device == first.device
+        if tensor.dim() == 0 or not is_alike:
+            raise InvalidInputError(
+                f"{owner}: {what}[{index}] has shape {list(tensor.shape)} on {tensor.device}, and {what}[0] has "
+                f"{list(first.shape)} on {first.device}; all need the same but for the first dimension."
+            )
+    return torch.cat(list(tensors))
 
 
 def check_keys(owner: str, keys: Sequence[str]) -> dict[str, int]:

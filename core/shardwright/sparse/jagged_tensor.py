@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
-from shardwright.sparse import _ops, _text, _tree, _validation
+from shardwright.sparse import _foreign, _ops, _text, _tree, _validation
 from shardwright.sparse._jagged import Jagged
 
 _NAME = "JaggedTensor"
@@ -20,6 +20,8 @@ _MOST_COLUMNS = (1 << 31) - 1
 @final
 class JaggedTensor(Jagged):
     """A batch of bags, each holding any number of values: ids of one feature, or rows of an embedding table.
+
+    NumPy arrays are taken as well as tensors, and share their memory where they may be written.
 
     Legend: B bags (the batch size), V values in all, D columns.
 
@@ -53,8 +55,9 @@ class JaggedTensor(Jagged):
         offsets: Tensor | None = None,
     ) -> None:
         _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
+        values, lengths, offsets = map(_foreign.as_tensor, (values, lengths, offsets))
         self._values = values
-        self._weights = weights
+        self._weights = _foreign.as_tensor(weights)
         self._lengths = None if lengths is None else _validation.as_indices(_NAME, "lengths", lengths)
         self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
         self._check_form()
@@ -139,12 +142,14 @@ class JaggedTensor(Jagged):
             raise InvalidInputError(
                 f"{_NAME}.from_dense: got 0 tensors. For an empty batch: {_NAME}.empty()."
             )
+        joined = _concatenate("values", values)
+        joined_weights = _concatenate("weights", weights) if weights else None
         lengths = [tensor.shape[0] for tensor in values]
         if weights is not None:
             _check_weights_of_bags(lengths, [tensor.shape[0] for tensor in weights])
         return JaggedTensor(
-            values=_concatenate(values),
-            weights=None if weights is None else _concatenate(weights),
+            values=joined,
+            weights=joined_weights,
             lengths=torch.tensor(lengths, dtype=torch.int32, device=values[0].device),
         )
 
@@ -265,9 +270,10 @@ class JaggedTensor(Jagged):
         return desired_length
 
 
-def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
+def _concatenate(what: str, tensors: Sequence[Tensor]) -> Tensor:
     # torch.tensor([]) is float32: an empty bag must not turn the ids of the others into floats.
-    return torch.cat([tensor for tensor in tensors if tensor.numel()] or list(tensors))
+    some = [tensor for tensor in tensors if tensor.numel()] or tensors
+    return _validation.joined(f"{_NAME}.from_dense", what, some)
 
 
 def _check_weights_of_bags(lengths: list[int], weight_lengths: list[int]) -> None:

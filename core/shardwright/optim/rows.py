@@ -59,7 +59,7 @@ class _RowOptimizer(Optimizer, ABC):
             super().__init__(params, defaults)
         except InvalidInputError:
             raise
-        except (TypeError, ValueError, IndexError) as error:
+        except (TypeError, ValueError, LookupError) as error:
             raise InvalidInputError(
                 f"{type(self).__name__}: params must be tables, or groups of them, got {brief(params)}: {error}"
             ) from error

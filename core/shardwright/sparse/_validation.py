@@ -88,15 +88,18 @@ def joined(owner: str, what: str, tensors: Sequence[Tensor]) -> Tensor:
     Raises:
         InvalidInputError: one is a scalar, or has another width or device than the first.
     """
-    first = tensors[0]
-    for index, tensor in enumerate(tensors):
-        is_alike = tensor.shape[1:] == first.shape[1:] and tensor.device == first.device
-        if tensor.dim() == 0 or not is_alike:
-            raise InvalidInputError(
-                f"{owner}: {what}[{index}] has shape {list(tensor.shape)} on {tensor.device}, and {what}[0] has "
-                f"{list(first.shape)} on {first.device}; all need the same but for the first dimension."
-            )
-    return torch.cat(list(tensors))
+    try:
+        return torch.cat(list(tensors))
+    except RuntimeError:
+        first = tensors[0]
+        for index, tensor in enumerate(tensors):
+            is_alike = tensor.shape[1:] == first.shape[1:] and tensor.device == first.device
+            if tensor.dim() == 0 or not is_alike:
+                raise InvalidInputError(
+                    f"{owner}: {what}[{index}] has shape {list(tensor.shape)} on {tensor.device}, and {what}[0] has "
+                    f"{list(first.shape)} on {first.device}; all need the same but for the first dimension."
+                ) from None
+        raise
 
 
 def check_keys(owner: str, keys: Sequence[str]) -> dict[str, int]:

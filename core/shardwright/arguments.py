@@ -11,6 +11,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -28,6 +29,8 @@ _WORDS: Mapping[Any, str] = {
     bool: "True or False",
     str: "a text",
     types.NoneType: "None",
+    Any: "anything",
+    object: "anything",
 }
 _LISTS = (Sequence, Collection, list)
 _RAW_ERRORS = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RuntimeError)
@@ -248,9 +251,9 @@ def _is_of(kind: Any, value: Any, hint: Any) -> bool:
     if kind is None:
         return value is None
     if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, Integral) and not isinstance(value, bool)
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, Real) and not isinstance(value, bool)
     if kind in (Callable, typing.Callable) or getattr(kind, "_is_protocol", False):
         return callable(value)
     if kind is type:
@@ -302,7 +305,9 @@ def _described(hint: Any) -> str:
         return f"a class of {_name(arguments[0])}" if arguments else "a class"
     if isinstance(kind, type) and issubclass(kind, Mapping):
         return (
-            f"a dict of {_described(arguments[0])} to {_described(arguments[1])}" if arguments else "a dict"
+            f"a dict (from {_described(arguments[0])} to {_described(arguments[1])})"
+            if arguments
+            else "a dict"
         )
     return f"a {_name(kind)}" if _name(kind)[:1].lower() not in "aeiou" else f"an {_name(kind)}"
 
@@ -316,7 +321,7 @@ def brief(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     shape = getattr(value, "shape", None)
-    if shape is not None and not isinstance(value, int | float):
+    if shape is not None and not isinstance(value, Real):
         return f"a {type(value).__name__} of {getattr(value, 'dtype', 'shape')} {list(shape)}"
     try:
         text = " ".join(repr(value).split())

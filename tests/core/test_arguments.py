@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
+import numpy as np
 import pytest
 import torch
 
@@ -16,8 +17,8 @@ from shardwright.errors import InvalidInputError, UnknownNameError
 @pytest.mark.parametrize(
     ("hint", "right", "wrong"),
     [
-        (int, [1, -3], [True, 1.0, "1", None, torch.tensor(1)]),
-        (float, [1, 1.5, float("nan")], [True, "1", None]),
+        (int, [1, -3, np.int64(2)], [True, 1.0, "1", None, torch.tensor(1)]),
+        (float, [1, 1.5, float("nan"), np.float32(1), np.int8(1)], [True, "1", None]),
         (bool, [True], [1, None]),
         (str, ["", "a"], [b"a", None]),
         (int | None, [1, None], [1.0, []]),

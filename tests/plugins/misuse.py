@@ -315,27 +315,31 @@ entry(
     learning_rate=A(0.1, f"scalar {_NUMBER}"),
     parameters=A({}, "empty nolist nodict"),
 )
-RATE, POSITIVE, BETA = A(0.1, f"scalar {_NUMBER}"), A(0.1, _NUMBER), A(0.9, "zero")
+RATE, BETA = A(0.1, f"scalar {_NUMBER}"), A(0.9, "zero")
 entry(
     "fused_params of sgd",
     partial(sharder, optimizer="sgd"),
     learning_rate=RATE,
 )
-entry("fused_params of adagrad", partial(sharder, optimizer="adagrad"), learning_rate=RATE, eps=POSITIVE)
-entry("fused_params of row_wise_adagrad", partial(sharder, optimizer="row_wise_adagrad"), eps=POSITIVE)
-entry("fused_params of adam", partial(sharder, optimizer="adam"), eps=POSITIVE, beta1=BETA, beta2=BETA)
+entry("fused_params of adagrad", partial(sharder, optimizer="adagrad"), learning_rate=RATE, eps=RATE)
+entry("fused_params of row_wise_adagrad", partial(sharder, optimizer="row_wise_adagrad"), eps=RATE)
+entry("fused_params of adam", partial(sharder, optimizer="adam"), eps=RATE, beta1=BETA, beta2=BETA)
 entry(
     "fused_params",
     sharder,
     optimizer=A("sgd", "text"),
-    weight_decay=A(0, _NUMBER),
+    weight_decay=RATE,
     cache_load_factor=A(0.2, "none one whole", says="load_factor"),
     cache_algorithm=A("lru", says="cache algorithm"),
 )
 entry(
     "fused_params of another's optimizer",
     partial(sharder, optimizer="own"),
-    beta=A(0.1, f"none true minus nan inf text empty list nones nolist texts tuple {_NUMBER}", says="'beta'"),
+    beta=A(
+        0.1,
+        f"none true minus nan inf text empty list nones nolist texts tuple scalar {_NUMBER}",
+        says="'beta'",
+    ),
 )
 entry(
     "EmbeddingBagCollectionSharder",

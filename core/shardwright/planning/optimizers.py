@@ -59,12 +59,18 @@ def _named(instance: Any, attribute: Any, value: Any) -> None:
 
 def _items(values: Mapping[str, Any] | tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
     pairs = values.items() if isinstance(values, Mapping) else values
-    # A specification is hashed: lists (betas) become tuples.
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in pairs}
+    plain = {name: _as_plain(value) for name, value in pairs}
     for name in plain:
         if not isinstance(name, str):
             raise InvalidInputError(f"parameters must have texts for names, got {brief(name)}")
     return tuple(sorted(plain.items()))
+
+
+def _as_plain(value: Any) -> Any:
+    """A value that can be hashed and written: numbers of NumPy and torch become Python's, lists tuples."""
+    if getattr(value, "ndim", None) == 0:
+        return value.item()
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _known_parameters(instance: Any, attribute: Any, values: tuple[tuple[str, Any], ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def derive_stride(num_keys: int, num_bags: int, stride: int | None) -> int:
     """The number of examples; one that was given must fit."""
     if stride is None:
         return _stride_of(num_keys, num_bags)
-    if type(stride) is not int:
+    if isinstance(stride, bool) or not isinstance(stride, int | Integral | torch.SymInt):
         raise InvalidInputError(f"{_NAME}: stride must be an integer, got {brief(stride)}.")
     if stride < 0 or stride * num_keys != num_bags:
         raise InvalidInputError(

@@ -7,7 +7,7 @@ tensors on a CPU, and elsewhere when `validate()` is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, KeysView, Sequence
+from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
 
 import torch
 from torch import Tensor
@@ -110,7 +110,8 @@ def check_keys(owner: str, keys: Sequence[str]) -> dict[str, int]:
     """
     if isinstance(keys, str):
         raise InvalidInputError(f"{owner}: keys must be a list of strings, got the string {keys!r}.")
-    if not isinstance(keys, Sequence | KeysView):
+    is_column = isinstance(keys, Collection) and getattr(keys, "ndim", 0) == 1
+    if not (is_column or isinstance(keys, Sequence | KeysView)):
         raise InvalidInputError(f"{owner}: keys must be a list of strings, got {brief(keys)}.")
     for key in keys:
         if not isinstance(key, str):

@@ -15,7 +15,7 @@ from shardwright.planning.dataflows import Dataflow
 from shardwright.planning.row_maps import RowMap, RowPart, not_negative, positive
 
 
-@frozen(field_transformer=typed)
+@frozen
 class ColumnRange:
     """The columns ``start <= c < stop`` of a table."""
 
@@ -35,7 +35,7 @@ class ColumnRange:
         return self.stop - self.start
 
 
-@frozen(field_transformer=typed)
+@frozen
 class Block:
     """A part of the rows times a range of columns.
 
@@ -61,6 +61,16 @@ class Block:
     dataflow: Dataflow | None = None
 
     def __attrs_post_init__(self) -> None:
+        # By hand, not by ``typed``: layouts make blocks by the hundred thousand.
+        if not (
+            isinstance(self.rows, RowPart)
+            and isinstance(self.columns, ColumnRange)
+            and (self.dataflow is None or isinstance(self.dataflow, Dataflow))
+        ):
+            raise InvalidInputError(
+                "a block has rows (a part of a row map, as table.all_rows), columns (a ColumnRange) and perhaps a "
+                f"dataflow; got {brief(self.rows)}, {brief(self.columns)}, {brief(self.dataflow)}"
+            )
         if self.rank is not None and self.host_group is not None:
             raise InvalidInputError(
                 f"a block has rank {self.rank} and host_group {self.host_group}; with a rank its host is given, "

@@ -133,7 +133,7 @@ class RowPart:
         return None
 
 
-@frozen(field_transformer=typed)
+@frozen
 class RowsRange(RowMap):
     """Neighbouring rows in ``parts`` runs of ``ceil(num_rows / parts)``; the last runs may be shorter or empty."""
 
@@ -167,7 +167,7 @@ class RowsRange(RowMap):
         return [(rows, count) for rows, count in runs if count]
 
 
-@frozen(field_transformer=typed)
+@frozen
 class RowsModulo(RowMap):
     """Row ``r`` in part ``r % parts``, so that neighbours are spread."""
 

@@ -15,6 +15,7 @@ from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan import ShardingPlan
 from shardwright.runtime.dense_sync import DenseDataParallel
 from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.initialization import seeded
 from shardwright.runtime.sharders import ModuleSharder, default_sharders, shardable_modules
 
 # Buffers are copied when the model is wrapped, not in each step: under its new name where torch has it.
@@ -112,8 +113,7 @@ class DistributedModelParallel(nn.Module):
         seed = self._env.communicator.broadcast_object(torch.initial_seed())
         own = [path + "." if path else "" for path in self._sharded]
         tied = _shared_parameters(self.module)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed, self.device):
             for path, child in self.module.named_modules():
                 if any((path + ".").startswith(prefix) for prefix in own):
                     continue

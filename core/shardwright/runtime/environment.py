@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,7 +15,7 @@ from shardwright.contracts.comm_backend import CommBackend, Communicator
 from shardwright.errors import DistributedError
 from shardwright.fingerprint import compare_fingerprints
 from shardwright.plugins import host
-from shardwright.runtime.lockstep import Lockstep
+from shardwright.runtime.lockstep import Lockstep, by_rank
 
 # All collections over one process group make their calls in one order, whoever made their environments.
 _LOCKSTEPS: WeakKeyDictionary[Any, Lockstep] = WeakKeyDictionary()
@@ -52,7 +53,8 @@ class ShardingEnv:
     def from_process_group(cls, process_group: Any = None, *, device_type: str | None = None) -> ShardingEnv:
         """The ranks of a process group; every rank of it makes this call.
 
-        All ranks compare what plugins they have, since a job whose ranks differ there would hang later.
+        All ranks compare what plugins they have, since a job whose ranks differ there would hang later, and how many
+        ranks they take a host to have, since ranks that differ there would add up other sums.
 
         Args:
             process_group: the group; the world by default.
@@ -60,7 +62,7 @@ class ShardingEnv:
                 machine have one, else the CPU.
 
         Raises:
-            DistributedError: no process group, or no comm backend for it.
+            DistributedError: no process group, or no comm backend for it; ranks differ in ``LOCAL_WORLD_SIZE``.
             PluginMismatchError: the ranks' plugins differ; names ranks and plugins, on every rank.
         """
         if not dist.is_initialized():
@@ -70,8 +72,7 @@ class ShardingEnv:
         group = dist.group.WORLD if process_group is None else process_group
         backend, device_type = _choose_backend(group, device_type)
         communicator = backend.connect(group)
-        _compare_plugins(communicator)
-        local = min(_local_world_size(communicator.world_size), communicator.world_size)
+        local = _compare_ranks(communicator)
         return cls(communicator, device_type, group, local, _LOCKSTEPS.setdefault(group, Lockstep()))
 
 
@@ -82,7 +83,7 @@ def _local_world_size(world_size: int) -> int:
         raise DistributedError(
             f"LOCAL_WORLD_SIZE is {told!r}; it must be the number of ranks on this host, at least 1"
         )
-    return int(told)
+    return min(int(told), world_size)
 
 
 def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, str]:
@@ -107,14 +108,37 @@ def _accelerators() -> list[str]:
     return [accelerator.type] if accelerator else []
 
 
-def _compare_plugins(communicator: Communicator) -> None:
-    # A rank whose plugins cannot even be read takes part all the same, so that nobody waits for it.
+def _compare_ranks(communicator: Communicator) -> int:
+    """Compare plugins, and how many ranks a host has, with the other ranks; returns the latter."""
+    # A rank whose plugins or variables cannot even be read takes part all the same, so that nobody waits for it.
+    mine, problem = None, ""
     try:
-        mine, problem = host().fingerprint(), None
+        mine = (_local_world_size(communicator.world_size), host().fingerprint())
+    except DistributedError as error:
+        problem = str(error)
     except Exception as error:
-        mine, problem = None, f"{type(error).__name__}: {error}"
+        problem = f"plugins could not be loaded: {type(error).__name__}: {error}"
     gathered = communicator.all_gather_objects((mine, problem))
     problems = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(gathered) if problem]
     if problems:
-        raise DistributedError("plugins could not be loaded: " + "; ".join(problems))
-    compare_fingerprints([fingerprint for fingerprint, _ in gathered])
+        raise DistributedError("; ".join(problems))
+    locals_, fingerprints = zip(*(mine for mine, _ in gathered), strict=True)
+    compare_fingerprints(fingerprints)
+    check_local_world_sizes(locals_)
+    return int(locals_[0])
+
+
+def check_local_world_sizes(sizes: Sequence[int]) -> None:
+    """Check that all ranks take a host to have equally many ranks.
+
+    Args:
+        sizes: what each rank takes, in rank order.
+
+    Raises:
+        DistributedError: they differ; the same text on every rank.
+    """
+    if len(set(sizes)) > 1:
+        raise DistributedError(
+            f"the ranks differ in how many of them a host has: {by_rank([f'LOCAL_WORLD_SIZE {n}' for n in sizes])}. "
+            "Give every rank the same; where hosts differ, 1, so that each rank stands for a host"
+        )

@@ -18,7 +18,7 @@ from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import EmbeddingConfig, TableSpec
 from shardwright.runtime import anatomy
 from shardwright.runtime.engine import CollectionEngine, EngineStep
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.environment import ShardingEnv, check_local_world_sizes
 from shardwright.runtime.fused_optimizer import FusedOptimizer
 from shardwright.runtime.initialization import initialize
 from shardwright.runtime.inputs import InputChecks, Status
@@ -206,9 +206,10 @@ def _compare_plans(inputs: ShardingInputs) -> None:
     for name in {**specs, **inputs.params}:  # a plan may leave tables out or name others
         sharding = inputs.params.get(name)
         mine[name] = (repr(specs.get(name)), repr(sharding and sharding.layout), repr(sharding))
-    gathered = inputs.env.communicator.all_gather_objects(
-        {name: hashlib.sha256("".join(parts).encode()).hexdigest() for name, parts in mine.items()}
-    )
+    digests = {name: hashlib.sha256("".join(parts).encode()).hexdigest() for name, parts in mine.items()}
+    together = inputs.env.communicator.all_gather_objects((inputs.env.local_world_size, digests))
+    locals_, gathered = zip(*together, strict=True)
+    check_local_world_sizes(locals_)
     different = [rank for rank, other in enumerate(gathered) if other != gathered[0]]
     if different:
         other = gathered[different[0]]

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwright.runtime.compiling import untraced
 from shardwright.runtime.environment import ShardingEnv
 
 COPIES = "the copying of dense parameters from rank 0"
@@ -46,6 +47,7 @@ class DenseDataParallel(DistributedDataParallel):
         self._env, self._sums = env, _Sums(env)
         self.register_comm_hook(self._sums, lambda sums, bucket: sums.start(bucket))
 
+    @untraced
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._sums.are_to_be_dealt_anew and torch.is_grad_enabled():
             self._sums.are_to_be_dealt_anew = False

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
-from shardwright.errors import DistributedError
+from shardwright.errors import DistributedError, ShardwrightError
 from shardwright.runtime.roll_call import RollCall
 
 EXCHANGE_EVENT = "shardwright::all_to_all"
@@ -106,7 +106,9 @@ class _Named:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, RuntimeError) and not isinstance(error, DistributedError):  # which has its name
+        if isinstance(error, RuntimeError) and not isinstance(
+            error, ShardwrightError
+        ):  # which says what it is
             raise self._communicator.failure(self._collective, error) from error
 
 

@@ -59,14 +59,13 @@ def local_world_sizes_that_differ(case: Case, how: str) -> str:
 
     Args:
         case: what is trained.
-        how: whether the variable differs, or is ``"no number"``, or an environment made by hand differs.
+        how: whether the variable differs, or an environment made by hand does.
     """
     size = 1 if dist.get_rank() == 1 else 2
-    told = "many" if how == "no number" and size == 1 else str(size)
     if how == "by hand":
         env = evolve(ShardingEnv.from_process_group(), local_world_size=size)
         return error_of(lambda: train_rank(case, env, case.module(), count_profiled))
-    with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": told}):
+    with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": str(size)}):
         return error_of(ShardingEnv.from_process_group)
 
 

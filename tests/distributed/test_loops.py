@@ -46,12 +46,6 @@ def test_local_world_size_that_differs_on_one_rank_is_the_same_error_on_all(pool
     assert "LOCAL_WORLD_SIZE 2; rank 1: LOCAL_WORLD_SIZE 1. Give every rank the same" in text
 
 
-def test_local_world_size_that_is_no_number_is_the_same_error_on_all(pool: RankPool) -> None:
-    case = Case(tables_of("table_wise", "fused_torch"), (3, 2))
-    text = same_text(pool.run(loop_workers.local_world_sizes_that_differ, 2, case, "no number"))
-    assert text.startswith("DistributedError: rank 1: LOCAL_WORLD_SIZE is 'many'")
-
-
 @pytest.mark.parametrize(
     ("around", "finds_unused"),
     [("model", True), ("model", False), ("enclosing module", True), ("bare collection", True)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,9 @@ from shardwright.contracts.comm_backend import CommBackend, Communicator
 from shardwright.errors import DistributedError
 from shardwright.fingerprint import compare_fingerprints
 from shardwright.plugins import host
+from shardwright.runtime.alone import LoneCommunicator
 from shardwright.runtime.lockstep import Lockstep, by_rank
+from shardwright.runtime.phases import Phases
 
 # All collections over one process group make their calls in one order, whoever made their environments.
 _LOCKSTEPS: WeakKeyDictionary[Any, Lockstep] = WeakKeyDictionary()
@@ -28,7 +31,7 @@ class ShardingEnv:
     Args:
         communicator: the collectives among them.
         device_type: type of the devices whose tensors the communicator sends.
-        process_group: the process group behind it; ``None`` for simulated ranks.
+        process_group: the process group behind it; ``None`` for one process alone, and for simulated ranks.
         local_world_size: ranks on this rank's host; all of them unless the launcher says otherwise.
         lockstep: the calls that this rank makes, in order.
     """
@@ -62,18 +65,59 @@ class ShardingEnv:
                 machine have one, else the CPU.
 
         Raises:
-            DistributedError: no process group, or no comm backend for it; ranks differ in ``LOCAL_WORLD_SIZE``.
+            DistributedError: no process group, or no comm backend for it; ranks differ in ``LOCAL_WORLD_SIZE``; or
+                another rank failed in this call.
             PluginMismatchError: the ranks' plugins differ; names ranks and plugins, on every rank.
         """
         if not dist.is_initialized():
-            raise DistributedError(
-                "no process group: call torch.distributed.init_process_group first (torchrun sets what it needs)"
-            )
+            raise DistributedError(_NO_GROUP)
         group = dist.group.WORLD if process_group is None else process_group
-        backend, device_type = _choose_backend(group, device_type)
-        communicator = backend.connect(group)
-        local = _compare_ranks(communicator)
+        phases = Phases.of(group)
+        with phases.phase("connecting the ranks"):
+            backend, device_type = _choose_backend(group, device_type)
+            communicator = backend.connect(group)
+            local = _local_world_size(communicator.world_size)
+        # Apart: what fails before a collective leaves the group as it was.
+        with phases.phase("comparing plugins and sizes of hosts"):
+            _compare_ranks(communicator, local)
         return cls(communicator, device_type, group, local, _LOCKSTEPS.setdefault(group, Lockstep()))
+
+    @classmethod
+    def local(cls, *, device_type: str | None = None) -> ShardingEnv:
+        """This process alone, as in a notebook: one rank, without a process group and without ``torchrun``.
+
+        Args:
+            device_type: ``"cpu"``, ``"cuda"``, ...; by default the accelerator if this machine has one, else the CPU.
+
+        Example:
+            >>> import torch, shardwright as sw
+            >>> table = sw.EmbeddingBagConfig(
+            ...     name="user_id", num_embeddings=1000, embedding_dim=8, feature_names=["user"]
+            ... )
+            >>> bags = sw.EmbeddingBagCollection([table], device="meta")
+            >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+            >>> batch = sw.KeyedJaggedTensor.from_lists({"user": [[7, 8], [], [9]]})
+            >>> model(batch).values().shape
+            torch.Size([3, 8])
+        """
+        return cls(LoneCommunicator(), device_type or [*_accelerators(), "cpu"][0])
+
+    def phase(self, what: str) -> AbstractContextManager[None]:
+        """Around what every rank does before training: all end it well, or all raise, soon after one does.
+
+        Args:
+            what: is done, for the error of those that did not fail.
+
+        Raises:
+            DistributedError: another rank failed, with its text, or did not come in time.
+        """
+        return nullcontext() if self.process_group is None else Phases.of(self.process_group).phase(what)
+
+
+_NO_GROUP = (
+    "no process group: start the processes with torchrun and call torch.distributed.init_process_group first; or, to "
+    "train in this process alone (as in a notebook), give DistributedModelParallel(model, env=ShardingEnv.local())"
+)
 
 
 def _local_world_size(world_size: int) -> int:
@@ -108,24 +152,19 @@ def _accelerators() -> list[str]:
     return [accelerator.type] if accelerator else []
 
 
-def _compare_ranks(communicator: Communicator) -> int:
-    """Compare plugins, and how many ranks a host has, with the other ranks; returns the latter."""
-    # A rank whose plugins or variables cannot even be read takes part all the same, so that nobody waits for it.
-    mine, problem = None, ""
+def _compare_ranks(communicator: Communicator, local_world_size: int) -> None:
+    """Compare plugins, and how many ranks a host has, with the other ranks."""
+    # A rank whose plugins cannot even be read takes part all the same, so that nobody waits for it.
     try:
-        mine = (_local_world_size(communicator.world_size), host().fingerprint())
-    except DistributedError as error:
-        problem = str(error)
+        mine, problem = host().fingerprint(), None
     except Exception as error:
-        problem = f"plugins could not be loaded: {type(error).__name__}: {error}"
-    gathered = communicator.all_gather_objects((mine, problem))
-    problems = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(gathered) if problem]
+        mine, problem = None, f"{type(error).__name__}: {error}"
+    gathered = communicator.all_gather_objects((local_world_size, mine, problem))
+    problems = [f"rank {rank}: {problem}" for rank, (_, _, problem) in enumerate(gathered) if problem]
     if problems:
-        raise DistributedError("; ".join(problems))
-    locals_, fingerprints = zip(*(mine for mine, _ in gathered), strict=True)
-    compare_fingerprints(fingerprints)
-    check_local_world_sizes(locals_)
-    return int(locals_[0])
+        raise DistributedError("plugins could not be loaded: " + "; ".join(problems))
+    compare_fingerprints([fingerprint for _, fingerprint, _ in gathered])
+    check_local_world_sizes([size for size, _, _ in gathered])
 
 
 def check_local_world_sizes(sizes: Sequence[int]) -> None:

@@ -504,7 +504,7 @@ def compiled(how: str, steps: int) -> tuple[list[State], int]:
     """Train a model as it is and compiled; returns both states, and how many graphs were captured.
 
     Args:
-        how: whether the sharded model, what is in it, or it in place, is compiled.
+        how: whether the sharded model, what is in it, it in place, or the whole step is compiled.
         steps: how many.
     """
     from torch._dynamo.utils import counters
@@ -517,11 +517,13 @@ def compiled(how: str, steps: int) -> tuple[list[State], int]:
             model.compile(backend="eager")
         elif is_compiled and how == "inner":
             model.module.compile(backend="eager")
-        elif is_compiled:
+        elif is_compiled and how != "whole step":
             called = torch.compile(model, backend=how)
         torch._dynamo.reset()
         counters.clear()
-        train(called, range(steps), dense_optimizer(model))
+        is_whole = is_compiled and how == "whole step"
+        run = torch.compile(train, backend="eager") if is_whole else train
+        run(called, range(steps), dense_optimizer(model))
         states.append(model.state_dict())
     return states, counters["stats"]["unique_graphs"]
 

@@ -257,7 +257,12 @@ def test_kept_losses_keep_no_batches(pool: RankPool) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    ["eager", "inner", *(pytest.param(how, marks=pytest.mark.slow) for how in ("aot_eager", "in place"))],
+    [
+        "eager",
+        "inner",
+        "whole step",
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("aot_eager", "in place")),
+    ],
 )
 def test_compiled_model_trains_exactly_as_the_model_does(pool: RankPool, how: str) -> None:
     for (plain, compiled), num_graphs in pool.run(loop_workers.compiled, 2, how, STEPS, timeout_s=110):

@@ -211,6 +211,7 @@ class _Passes:
     def _check_of(self, index: int, reference: ref[nn.Parameter]) -> Callable[[Tensor], None]:
         current_pass = torch._C._current_graph_task_id
 
+        @untraced
         def check(gradient: Tensor) -> None:
             if (now := current_pass()) != self._pass:
                 self._pass = now

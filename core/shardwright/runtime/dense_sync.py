@@ -135,6 +135,7 @@ class _Sums:
         self._world_size = env.world_size
         self._is_first_pass, self.are_to_be_dealt_anew = True, False
 
+    @untraced
     def start(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Begin to average a bucket's gradients as torch does without a hook: divided first, then summed, in place.
 
@@ -152,6 +153,7 @@ class _Sums:
         done.set_result(values)
         return done
 
+    @untraced
     def _finish(self, work: Any) -> None:
         with self._communicator.named(GRADIENTS):
             self._communicator.wait_for(work)

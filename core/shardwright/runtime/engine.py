@@ -21,6 +21,7 @@ from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
 from shardwright.runtime.arrange import ArrangedGradients, Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.runtime.compiling import untraced
 from shardwright.runtime.complaints import Complaint, complain
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.groups import Group, check_layout, is_updated_in_backward
@@ -339,6 +340,7 @@ class _Outputs(torch.autograd.Function):
         return step.outputs_to_come()
 
     @staticmethod
+    @untraced  # a compiled training step would go into it
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         _ = ctx.saved_tensors  # raises if the graph was freed: fused kernels must not update twice

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _foreach_supported_types
 
 from shardwright.errors import UnsupportedError
 from shardwright.last_words import told
@@ -76,6 +77,10 @@ class ShardedParameter(nn.Parameter):
     @grad.deleter
     def grad(self) -> None:
         _GRAD.__delete__(self)
+
+
+# Optimizers take their fast forms on accelerators only if all their parameters are of types on this list.
+_foreach_supported_types.append(ShardedParameter)
 
 
 def refuse_reader(reader: FrameType, table: str, *, is_fused: bool) -> None:

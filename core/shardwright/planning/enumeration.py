@@ -56,7 +56,7 @@ def enumerate_options(
     offers = Offers(plugins, topology, here, space)
     collected = OptionColumns()
     for index, table in enumerate(tables):
-        rule = offers.filled(constraints.of(table))
+        rule = offers.asked(table, constraints.of(table))
         try:
             spec = _as_constrained(table, rule)
             _check_device(spec, rule, topology)

@@ -128,9 +128,10 @@ class EmbeddingShardingPlanner:
         from shardwright.runtime.dense_bytes import dense_bytes
         from shardwright.runtime.sharders import collect_tables
 
+        topology = self._known_topology()
         return self._plan(
-            tuple(collect_tables(module, sharders)),
-            self._known_topology(),
+            tuple(collect_tables(module, sharders, compute_device=topology.compute_device)),
+            topology,
             here=False,
             dense=dense_bytes(module, sharders),
         )
@@ -199,8 +200,8 @@ class EmbeddingShardingPlanner:
             raise PlanningError(
                 f"the planner's topology has {topology.world_size} ranks, the process group {env.world_size}"
             )
-        tables, dense = tuple(collect_tables(module, sharders)), dense_bytes(module, sharders)
-        return self._plan(tables, topology, here=True, dense=dense, watch=watch)
+        tables = tuple(collect_tables(module, sharders, compute_device=topology.compute_device))
+        return self._plan(tables, topology, here=True, dense=dense_bytes(module, sharders), watch=watch)
 
     def _plan(
         self,

@@ -106,6 +106,23 @@ def _tuple(value: Iterable[str]) -> tuple[str, ...]:
     return tuple(value)
 
 
+_Allowed = tuple[tuple[str, tuple[str, ...] | None], ...]
+
+
+def _allowed(value: Any) -> _Allowed | None:
+    """A mapping from sharding types to compute kernels as pairs, which can be hashed."""
+    if value is None or isinstance(value, tuple):
+        return value
+    if not isinstance(value, Mapping) or not all(
+        kernels is None or (isinstance(kernels, list | tuple) and all(isinstance(k, str) for k in kernels))
+        for kernels in value.values()
+    ):
+        raise InvalidInputError(
+            f"allowed must map each sharding type to a list of compute kernels, or to none for any; got {value!r}"
+        )
+    return tuple((str(name), None if kernels is None else tuple(kernels)) for name, kernels in value.items())
+
+
 def _names(value: Any) -> list[str]:
     if isinstance(value, str):
         raise InvalidInputError(f"feature_names must be a list of names, got the string {value!r}")
@@ -211,6 +228,8 @@ class TableSpec:
         optimizer: the optimizer that updates it in the backward pass; ``None`` if gradients are to be visible.
         qcomms_config: the codecs that its results and gradients travel by; float32 as they are by default.
         cache: the cache on the device, should the table be kept in host memory.
+        allowed: the sharding types that its module's sharder allows, each with the compute kernels that it allows with
+            it (``None``: those that are offered anyway); ``None``: the sharder leaves the choice to the planner.
     """
 
     name: str
@@ -224,6 +243,7 @@ class TableSpec:
     optimizer: OptimizerSpec | None = field(factory=OptimizerSpec)
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
     cache: CacheParams = field(factory=CacheParams)
+    allowed: _Allowed | None = field(default=None, converter=_allowed)
 
     @classmethod
     def from_config(
@@ -260,6 +280,10 @@ class TableSpec:
     def num_features(self) -> int:
         """How many features are looked up in it."""
         return len(self.feature_names)
+
+    def kernels_allowed(self, sharding_type: str) -> tuple[str, ...] | None:
+        """Compute kernels that its module's sharder allows with a sharding type; ``None``: whatever is offered."""
+        return None if self.allowed is None else dict(self.allowed).get(sharding_type, ())
 
     @property
     def row_bytes(self) -> int:

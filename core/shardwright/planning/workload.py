@@ -24,7 +24,10 @@ from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import TableSpec
 
 _USE = ("pooling_factors", "num_poolings")
-_SAME = ("num_embeddings", "embedding_dim", "data_type", "pooling", "is_weighted", "module", "qcomms_config")
+_SAME = (
+    *("num_embeddings", "embedding_dim", "data_type", "pooling", "is_weighted", "module", "qcomms_config"),
+    "allowed",
+)
 _KEYS = (*_USE, *_SAME, "name", "pooling_factor", "num_features", "feature_names", "cache", "optimizer")
 
 
@@ -202,6 +205,10 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         data["module"] = table.module
     if table.qcomms_config:
         data["qcomms_config"] = table.qcomms_config.to_data()
+    if table.allowed is not None:
+        data["allowed"] = {
+            name: None if kernels is None else list(kernels) for name, kernels in table.allowed
+        }
     if table.cache != _DEFAULT_CACHE:
         data["cache"] = attrs.asdict(table.cache)
     optimizer = table.optimizer

@@ -181,7 +181,10 @@ def test_plan_constraints_and_parts_are_honoured(planned, tmp_path):
     ("rules", "text"),
     [
         ({"usr": {}}, "constraints['usr'] is for no table of the model"),
-        ({"user": {"sharding_type": ["row_wise"]}}, "no constraint 'sharding_type'"),
+        (
+            {"user": {"sharding_type": ["row_wise"]}},
+            "constraints['user'] has the key 'sharding_type', which is not read",
+        ),
         ({"user": {"sharding_types": ["row_wize"]}}, "Did you mean 'row_wise'?"),
         ({"user": {"ranks": [7]}}, "ranks has 7; the topology has 4 ranks, 0 to 3"),
         (
@@ -207,10 +210,13 @@ def test_plan_constraints_that_cannot_be_kept_are_told_without_traceback(workloa
     ("text", "told"),
     [
         ("{", "is no JSON"),
-        ("[]", "is no workload: it must be an object with a list of 'tables'"),
-        ('{"tables": []}', "its list of 'tables' is empty"),
-        ('{"tables": [{"name": "a", "embedding_dim": 4}]}', "table 0 has no 'num_embeddings'"),
-        ('{"tables": [{"name": "a", "num_embeddings": 0, "embedding_dim": 4}]}', "positive integer, got 0"),
+        ("[]", "the workload must be an object, got []"),
+        ('{"tables": []}', "tables must have 1 item at least, got []"),
+        ('{"tables": [{"name": "a", "embedding_dim": 4}]}', "table 0 ('a') has no 'num_embeddings'"),
+        (
+            '{"tables": [{"name": "a", "num_embeddings": 0, "embedding_dim": 4}]}',
+            "num_embeddings must be 1 at least, got 0",
+        ),
     ],
 )
 def test_plan_file_that_is_no_workload_is_told(tmp_path, text, told):

@@ -13,11 +13,10 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.errors import PlanError
+from shardwright.planning.document_inputs import AskedTables
 from shardwright.planning.layouts import Block
 from shardwright.planning.plan import ParameterSharding, ShardingPlan
-from shardwright.planning.rederived import reading_inputs
 from shardwright.planning.tables import DataType
-from shardwright.planning.workload import table_from_data
 
 
 @frozen
@@ -98,10 +97,7 @@ def _tables(plan: ShardingPlan) -> dict[str, ParameterSharding]:
 
 def _data_types(plan: ShardingPlan) -> dict[str, DataType]:
     """The element types, where the document has the tables' specifications."""
-    with reading_inputs():
-        entries = plan.document.get("inputs", {}).get("tables", {}).get("value", ())
-        tables = [table_from_data(entry, f"inputs.tables {index}") for index, entry in enumerate(entries)]
-    return {table.path: table.data_type for table in tables}
+    return {table.path: table.data_type for table in AskedTables.of(plan.document).tables.values()}
 
 
 def _change(

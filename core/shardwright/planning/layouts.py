@@ -254,11 +254,11 @@ def from_data(data: Mapping[str, Any], known: Iterable[type[_Named]]) -> _Named:
     """
     classes = {cls.name: cls for cls in known}
     name = data.get("name")
-    if name not in classes:
+    if not isinstance(name, str) or name not in classes:
         raise InvalidInputError(
             f"unknown name {name!r}. Known: {', '.join(sorted(classes)) or 'none'}.{nearest(str(name), classes)}"
         )
     try:
         return classes[name](**{key: value for key, value in data.items() if key != "name"})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidInputError(f"{name!r}: {error}") from error

@@ -153,7 +153,7 @@ class EmbeddingShardingPlanner:
         1. compares its plugins with the others';
         2. rank 0 plans, and broadcasts that it still does every few seconds, so that the others may wait as long as
            that takes, whatever the process group's time-out;
-        3. rank 0 broadcasts the plan document, or what went wrong;
+        3. rank 0 reads the plan document that it has written, and broadcasts it, or what went wrong;
         4. the others read the document.
 
         Args:

@@ -3,14 +3,18 @@ from __future__ import annotations
 import copy
 import json
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.as_asked import AsAsked, AsAskedByShape
 from tests.core.planning.conftest import make_host
 
 from shardwright.contracts import ShardingType
 from shardwright.errors import PlanError
+from shardwright.planning.check import check_plan
 from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.explain import explain_table
 from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
@@ -181,6 +185,37 @@ def test_from_json_shards_that_contradict_their_sharding_type_raise_naming_it(ki
     document["modules"][""]["a"].update(sharding_type=kind, shards=shards)
     with pytest.raises(PlanError, match=f"module '', table 'a': sharding type {text}"):
         ShardingPlan.from_json(json.dumps(document))
+
+
+LOOKED_AT = {
+    "extras": (TableSpec("t", 10, 8, ["f"]), {"extras": {"cut": True}}),
+    "data type": (TableSpec("t", 10, 8, ["f"], data_type="FP16"), {}),
+    "neither": (TableSpec("t", 10, 8, ["f"]), {"extras": {"cut": False}}),
+}
+
+
+@pytest.mark.parametrize("kind", [AsAsked, AsAskedByShape])
+@pytest.mark.parametrize("case", sorted(LOOKED_AT))
+def test_json_of_a_type_that_looks_at_extras_or_data_type_comes_back(host_with, kind, case):
+    table, more = LOOKED_AT[case]
+    rule = ParameterConstraints(sharding_types=[kind.name], **more)
+    with host_with(sharding_types=[kind]):
+        planner = EmbeddingShardingPlanner(Topology(3, "cuda"), constraints={"t": rule})
+        # A table of the same shape of which nothing is asked: what a type said of one is not said of the other.
+        other = attrs.evolve(table, name="u", data_type="FP32")
+        plan = planner.plan_tables([table, other])
+        again = ShardingPlan.from_json(plan.to_json())
+        assert again == plan
+        assert check_plan(again).problems == []
+        assert explain_table(again, "t").chosen.sharding_type == kind.name
+
+
+def test_json_of_a_hand_written_document_is_not_compared_with_what_nobody_asked(host_with):
+    """Without inputs nothing says what the type was told; blocks and dataflow say all that the engine needs."""
+    rows = [shard(rank, bounds, [0, 8]) for rank, bounds in enumerate(([0, 4], [4, 8], [8, 10]))]
+    with host_with(sharding_types=[AsAsked]):
+        plan = ShardingPlan.from_json(json.dumps(hand_written(rows, sharding_type="as_asked")))
+    assert plan.plan["m"]["t"].ranks == [0, 1, 2]
 
 
 def _alike(**changes):

@@ -17,6 +17,8 @@ import pytest
 from tests import readme
 
 from shardwright.cli import main
+from shardwright.planning.check import check_plan
+from shardwright.planning.plan import ShardingPlan
 from shardwright_plugins.proposers._bisection import Bisection
 
 
@@ -135,6 +137,8 @@ def test_plan_check_explain_and_diff_import_no_torch(workload, tmp_path):
     source = f"""
 import contextlib, io, sys
 from shardwright.cli import main
+from shardwright.planning.check import check_plan
+from shardwright.planning.plan import ShardingPlan
 for words in (
     ["plan", {str(workload)!r}, *{PLAN!r}, "--output", "plan.json", "--report", "plan.html"],
     ["check", "plan.json"],
@@ -426,6 +430,48 @@ def test_diff_counts_the_bytes_that_move(planned, tmp_path):
     told = run("diff", first, second).stdout
     assert "1 tables differ, 7 do not; 48.8 MiB of weights move" in told  # 200_000 x 64 x 4 bytes
     assert f"rank {(rank + 1) % 4} gets 48.8 MiB" in told
+
+
+@pytest.fixture
+def moved(planned, tmp_path):
+    """A plan, and the same after its first table was moved to the rank of the second, by hand."""
+    constraints = tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"*": {"sharding_types": ["table_wise"]}}))
+    first = planned("--constraints", constraints)
+    second = tmp_path / "second.json"
+    second.write_text(first.read_text())
+    rank = entry(json.loads(first.read_text()), "item")["shards"][0]["rank"]
+    assert rank != entry(json.loads(first.read_text()), "user")["shards"][0]["rank"]
+    return first, edit(second, lambda d: entry(d, "user")["shards"][0].update(rank=rank))
+
+
+def test_diff_of_a_hand_edited_plan_tells_its_real_value(moved):
+    stated = json.loads(moved[0].read_text())["objective"]["value_ms"]
+    told = run("diff", *moved).stdout
+    real = check_plan(ShardingPlan.from_json(moved[1].read_text())).value_ms
+    assert real > 1.01 * stated
+    assert f"value: {stated:.6g} ms before, {real:.6g} ms after" in told
+    assert f"{moved[1]} says value_ms = {stated:.6g}; its shards' costs add up to {real:.6g} ms. " in told
+    assert f"`shardwright check --rewrite {moved[1]}` writes that." in told
+    assert "says value_ms" not in run("diff", moved[0], moved[0]).stdout
+
+
+def test_check_rewrite_writes_what_a_hand_edited_plan_costs(moved):
+    path = moved[1]
+    before = path.read_text()
+    assert "the shards' costs add up to" in run("check", path, code=1).stdout
+    assert path.read_text() == before
+    assert "rewritten: the document says value_ms" in run("check", "--rewrite", path).stdout
+    assert "proven again" in run("check", path).stdout
+    assert "nothing to rewrite" in run("check", "--rewrite", path).stdout
+    assert "says value_ms" not in run("diff", *moved).stdout
+
+
+def test_check_rewrite_of_a_plan_that_does_not_fit_writes_nothing(planned):
+    path = edit(planned(), pile_up)
+    before = path.read_text()
+    assert "problem: rank 0 holds" in run("check", "--rewrite", path, code=1).stdout
+    assert path.read_text() == before
 
 
 OTHER_PLANNER = """

@@ -43,19 +43,37 @@ Place = Sequence[str | int]
 
 @frozen
 class DocumentKind:
-    """A kind of document: how it is read and checked.
+    """A kind of document that holds JSON: how it is read, within the limits of all documents, and checked.
+
+    Plugins that read JSON of their own have one too, without a schema.
 
     Args:
         title: what messages call it: ``"workload"``.
         schema: file of its JSON schema in ``schemas/``; empty: any JSON.
         error: what is raised for a document that is wrong.
         locate: words for a place in a document: ``(document, place) -> (words, the rest of the place)``.
+
+    Example:
+        >>> DocumentKind("list of counts").parse("[3, 1")
+        Traceback (most recent call last):
+        shardwright.errors.InvalidInputError: the list of counts is no JSON: Expecting ',' delimiter at line 1, column 6
     """
 
     title: str
     schema: str = ""
     error: type[ShardwrightError] = InvalidInputError
     locate: Callable[[Any, Place], tuple[str, Place]] = lambda document, place: ("", place)
+
+    def text(self, path: Path) -> str:
+        """The text in a file.
+
+        Raises:
+            ShardwrightError: the kind's own: it cannot be read, is no text, or is too long.
+        """
+        try:
+            return read_text(path)
+        except MalformedError as error:
+            raise self.error(f"the {self.title} {str(path)!r} {error}") from error
 
     def read(self, path: Path) -> Any:
         """The JSON value in a file; its form is not checked.
@@ -64,7 +82,7 @@ class DocumentKind:
             ShardwrightError: the kind's own: it cannot be read, is no JSON, or exceeds a limit.
         """
         try:
-            return parse_json(read_text(path))
+            return parse_json(self.text(path))
         except MalformedError as error:
             raise self.error(f"the {self.title} {str(path)!r} {error}") from error
 

@@ -86,12 +86,13 @@ def _check_nesting(value: Any) -> None:
     """Walk level by level, since a deep value is what a recursion could not walk."""
     level = [value]
     for _ in range(MOST_NESTING + 1):
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return
         inner: list[Any] = []
         for one in level:
             inner += one.values() if isinstance(one, dict) else one
-        level = [one for one in inner if isinstance(one, dict | list)]
-        if not level:
-            return
+        level = inner
     raise _too_deep()
 
 

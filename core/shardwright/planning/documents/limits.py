@@ -10,7 +10,8 @@ _STATED = load_schema("limits.schema.json")["$defs"]
 
 
 def _most(name: str) -> int:
-    return int(_STATED[name]["maximum"])
+    stated = _STATED[name]
+    return int(stated.get("maximum") or stated["maxItems"])
 
 
 MOST_DOCUMENT_BYTES: Final = _most("document_bytes")
@@ -19,7 +20,6 @@ MOST_NESTING: Final = _most("nesting")
 MOST_RANKS: Final = _most("ranks")
 MOST_DRAWN: Final = _most("drawn")
 MOST_PROCESSES: Final = _most("processes")
-MOST_TABLES: Final = _most("tables")
 MOST_FEATURES: Final = _most("features")
 MOST_ROWS: Final = _most("rows")
 MOST_SAMPLES: Final = _most("samples")

@@ -25,7 +25,9 @@ def layouts(
 
     for option, value in (("--ranks", ranks), ("--rows", rows), ("--dim", dim)):
         if value > MOST_DRAWN:
-            raise InvalidInputError(f"{option} of a sample that is drawn is {MOST_DRAWN} at most, got {value}")
+            raise InvalidInputError(
+                f"{option} of a sample that is drawn is {MOST_DRAWN} at most, got {value}"
+            )
     if ranks % hosts:
         raise InvalidInputError(f"{ranks} ranks do not divide into {hosts} equal hosts")
     names = [name.strip() for name in types.split(",")] if types else host().sharding_types.names

@@ -6,6 +6,7 @@ import functools
 import itertools
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,53 +98,49 @@ class DocumentKind:
         except MalformedError as error:
             raise self.error(f"the {self.title} {error}") from error
 
-    def check(self, value: Any, part: str = "") -> None:
+    def check(self, value: Any) -> None:
         """Check that JSON data has the form that the schema states.
-
-        Args:
-            value: the data.
-            part: a definition of the schema, if the data is not a whole document: ``"table"``.
 
         Raises:
             ShardwrightError: the kind's own; the text says where it has another form, what stands there, what would
                 be right, and of keys the nearest.
         """
         try:
-            faults = list(itertools.islice(_validator(self.schema, part).iter_errors(value), _MOST_FAULTS))
+            faults = list(itertools.islice(_validator(self.schema).iter_errors(value), _MOST_FAULTS))
         except ValueError as error:  # Python data that JSON has no word for
             raise self.error(f"the {self.title} is no JSON data: {error}") from error
         if faults:
-            # A key that is misspelt is also one that is missing: the former says more.
-            fault = min(faults, key=lambda fault: fault.kind.name != "additionalProperties")
-            raise self.error(self._text(value, fault, part))
+            raise self.error(min((self._told(value, fault) for fault in faults), key=itemgetter(0))[1])
 
-    def _text(self, value: Any, fault: jsonschema_rs.ValidationError, part: str) -> str:
+    def _told(self, value: Any, fault: jsonschema_rs.ValidationError) -> tuple[int, str]:
+        """How urgent it is to tell a fault, 0 the most, and what is told."""
         words, rest = self.locate(value, list(_place_in(value, fault.instance_path)))
         where = ": ".join(filter(None, [words, _dotted(rest)])) or f"the {self.title}"
-        nodes = _nodes(self.schema, part, fault.evaluation_path)
+        nodes = _nodes(self.schema, fault.evaluation_path)
         text = f"{where} {_wrong(fault, nodes[-1])}"
         meaning = next((node["description"] for node in nodes if "description" in node), "")
-        return f"{text}. {meaning}".rstrip(". ") + "."
+        is_unknown = fault.kind.name == "additionalProperties"
+        # A misspelt key is also one that is missing, and says more; other unknown keys say less.
+        urgency = 1 if not is_unknown else 0 if "Did you mean" in text else 2
+        return urgency, f"{text}. {meaning}".rstrip(". ") + "."
 
 
 @functools.cache
-def _validator(name: str, part: str) -> jsonschema_rs.Validator:
+def _validator(name: str) -> jsonschema_rs.Validator:
     import jsonschema_rs
 
     registry = jsonschema_rs.Registry([(_BASE + name, load_schema(name)) for name in schema_names()])
-    reference = f"{name}#/$defs/{part}" if part else name
-    return jsonschema_rs.validator_for({"$ref": reference}, registry=registry)
+    return jsonschema_rs.validator_for({"$ref": name}, registry=registry)
 
 
-def _nodes(name: str, part: str, path: Place) -> list[Mapping[str, Any]]:
+def _nodes(name: str, path: Place) -> list[Mapping[str, Any]]:
     """The schemas of a value that does not keep one of them, that one last.
 
     Args:
         name: file of the schema.
-        part: the definition that validation began with.
         path: keywords, ``$ref`` among them, as validation went through them; the last is not kept.
     """
-    node: Any = {"$ref": f"{name}#/$defs/{part}" if part else name}
+    node: Any = {"$ref": name}
     nodes: list[Mapping[str, Any]] = []
     is_schema = True  # else a map of schemas by name
     for step in path[:-1]:

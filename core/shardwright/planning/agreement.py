@@ -15,7 +15,7 @@ from attrs import field, frozen
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.layouts import Layout
-from shardwright.planning.offers import LayoutOffer
+from shardwright.planning.offers import LayoutOffer, alike
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 
@@ -97,7 +97,7 @@ class Agreement:
         self, kind: ShardingType, table: TableSpec, rule: ParameterConstraints
     ) -> frozenset[_Character]:
         """What the type would do with the table."""
-        key = (kind.name, *_identity(kind, table, rule))
+        key = (kind.name, *identity(kind, table, rule))
         if key not in self._known:
             offer = LayoutOffer.of(kind, table, self.topology, rule)
             self._known[key] = frozenset(
@@ -117,8 +117,6 @@ def _asked(
         yield attrs.evolve(named, min_partition=columns)
 
 
-def _identity(kind: ShardingType, table: TableSpec, rule: ParameterConstraints) -> tuple[Hashable, ...]:
+def identity(kind: ShardingType, table: TableSpec, rule: ParameterConstraints) -> tuple[Hashable, ...]:
     """What a table is to a sharding type; equal for tables that are alike to it."""
-    if not kind.answers_by_shape:
-        return table, rule
-    return attrs.evolve(table, name="", module="", feature_names=()), rule.min_partition
+    return (alike(table), rule.min_partition) if kind.answers_by_shape else (table, rule)

@@ -58,7 +58,10 @@ class AskedTables:
         if spec is None:
             return None
         rule = self.constraints.of(spec)
-        return attrs.evolve(rule.applied_to(spec), num_embeddings=num_rows, embedding_dim=dim), rule
+        asked = rule.applied_to(spec)
+        if (spec.num_embeddings, spec.embedding_dim) != (num_rows, dim):
+            asked = attrs.evolve(asked, num_embeddings=num_rows, embedding_dim=dim)
+        return asked, rule
 
 
 @contextmanager

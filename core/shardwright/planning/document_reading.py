@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.errors import PlanError, ShardwrightError
-from shardwright.planning.agreement import Agreement
+from shardwright.planning.agreement import Agreement, identity
 from shardwright.planning.codecs import QCommsConfig
 from shardwright.planning.document import FORMAT, VERSION
 from shardwright.planning.document_inputs import AskedTables
@@ -75,17 +75,24 @@ def _ranks_of(document: Mapping[str, Any]) -> Topology:
         raise PlanError(f"topology: {error}") from error
 
 
+_Places = tuple[int, ...] | bool
+
+
 @frozen(eq=False)
 class _Cut:
     """A table as it was read and found right, for others that are cut alike.
 
     Args:
         sharding: with blocks of the ranks of the first.
+        dim: the table's columns.
         right_places: where the shards may be, as far as that matters.
+        agreed: what tables of this cut are to their sharding type, and their places, where shards agree with it.
     """
 
     sharding: ParameterSharding
-    right_places: set[tuple[int, ...] | bool]
+    dim: int
+    right_places: set[_Places]
+    agreed: set[Hashable] = field(factory=set)
 
     def placed(self, ranks: tuple[int, ...]) -> ParameterSharding:
         """The same with other ranks."""
@@ -120,7 +127,7 @@ class _Reader:
         try:
             cut = _cut_text(entry)
             made = self._known(cut, entry) or self._remembered(cut, self._new(path, name, entry, where))
-            contradiction = self._contradiction(path, name, entry, made)
+            contradiction = self._contradiction(path, name, made, self._cuts[cut])
         except PlanError:
             raise
         except ShardwrightError as error:
@@ -148,19 +155,26 @@ class _Reader:
         layout.check(table, world_size=self._world_size)
         return ParameterSharding(kind.name, kernel, layout, device=self._device, qcomms_config=codecs)
 
-    def _contradiction(self, path: str, name: str, entry: Mapping[str, Any], made: ParameterSharding) -> str:
+    def _contradiction(self, path: str, name: str, made: ParameterSharding, cut: _Cut) -> str:
         """How the shards contradict the sharding type, as far as the document says what it was asked."""
-        asked = self._asked.of_table(path, name, int(entry["num_embeddings"]), int(entry["embedding_dim"]))
+        layout = cut.sharding.layout
+        asked = self._asked.of_table(path, name, layout.row_map.num_rows, cut.dim)
         if asked is None:
             return ""
-        table, rule = asked
         kind = self._types.create(made.sharding_type)
-        return self._agreement.disagreement(kind, table, made.layout, rule)
+        key = (*identity(kind, *asked), self._places(layout, tuple(made.ranks)))
+        if key in cut.agreed:
+            return ""
+        contradiction = self._agreement.disagreement(kind, asked[0], made.layout, asked[1])
+        if not contradiction:
+            cut.agreed.add(key)
+        return contradiction
 
     def _remembered(self, cut: str, made: ParameterSharding) -> ParameterSharding:
         """What was read, kept for tables that are cut alike."""
         ranks = tuple(made.ranks)
-        known = _Cut(made, {self._places(made.layout, ranks)})
+        dim = max(block.columns.stop for block in made.layout.blocks)
+        known = _Cut(made, dim, {self._places(made.layout, ranks)})
         return self._cuts.setdefault(cut, known).placed(ranks)
 
     def _known(self, cut: str, entry: Mapping[str, Any]) -> ParameterSharding | None:
@@ -174,7 +188,7 @@ class _Reader:
         places = self._places(known.sharding.layout, ranks)
         return known.placed(ranks) if places in known.right_places else None
 
-    def _places(self, layout: Layout, ranks: tuple[int, ...]) -> tuple[int, ...] | bool:
+    def _places(self, layout: Layout, ranks: tuple[int, ...]) -> _Places:
         """All that matters of the ranks: of copies the ranks themselves, else whether they are of one host."""
         if any(dataflow.is_replicated for dataflow in layout.dataflows):
             return ranks

@@ -92,7 +92,7 @@ _SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
 )
 
 
-def _alike(table: TableSpec) -> tuple[Any, ...]:
+def alike(table: TableSpec) -> tuple[Any, ...]:
     """All of a table but its name, its module and its features: tables with equal answers are alike."""
     return _SHAPE_OF(table)
 
@@ -129,7 +129,7 @@ class Offers:
             codes = self.types_for(rule)
             types = list(self.types.values())
             self._by_shape[rule] = all(types[code].answers_by_shape for code in codes)
-        return (*_alike(table), table.num_features, rule) if self._by_shape[rule] else table.path
+        return (*alike(table), table.num_features, rule) if self._by_shape[rule] else table.path
 
     def types_for(self, rule: ParameterConstraints) -> list[int]:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
@@ -172,7 +172,7 @@ class Offers:
     ) -> Sequence[tuple[Layout, Shape]]:
         """What a sharding type offers for ``table``; a refusal if that is nothing."""
         kind = list(self.types.values())[code]
-        key = (code, _alike(table), rule.sharding_types, rule.min_partition)
+        key = (code, alike(table), rule.sharding_types, rule.min_partition)
         offer = self._offers.get(key) if kind.answers_by_shape else None
         if offer is None:
             offer = self._offers[key] = LayoutOffer.of(kind, table, self.topology, rule)

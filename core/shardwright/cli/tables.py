@@ -12,7 +12,10 @@ _PIPE_WIDTH = 2000
 
 
 def console() -> Console:
-    """A console as wide as the terminal; a pipe has no width: there, nothing is folded."""
+    """A console as wide as the terminal; a pipe has no width: there, nothing is folded.
+
+    Names are printed as they are: `[bold]` or `:cat:` in one is no markup.
+    """
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, markup=False, emoji=False)

@@ -148,9 +148,9 @@ CASES: Mapping[str, Named] = {
         "objective.certificate.z_ms must be 1.7976931348623157e+308 at most",
         _plan(lambda plan: plan["objective"]["certificate"].update(z_ms=10**400)),
     ),
-    "table name with markup": Named(
-        "diff {file} {file}",
-        "0 tables differ",
+    "diff of a table name with markup": Named(
+        "diff {plan} {file}",
+        "[/red]",
         _plan(lambda plan: plan["modules"][""].update({"[/red]": plan["modules"][""].pop("user")})),
     ),
     "explain, name with markup": Named("explain {plan} --table [/red]", "the plan has no table '[/red]'"),

@@ -76,7 +76,8 @@ class Layout:
             if isinstance(value, BlockRuns)
             else [block.rows.row_map for block in value]
         )
-        if any(row_map != maps[0] for row_map in maps):
+        # Mostly it is one object; comparing maps of many bounds with themselves would take the square of their number.
+        if any(row_map is not maps[0] and row_map != maps[0] for row_map in maps):
             raise InvalidInputError("the blocks of a layout must be parts of one row map")
 
     @property

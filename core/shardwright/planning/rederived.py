@@ -5,6 +5,7 @@ Nothing here searches. Legend: A tables, N shards that may move.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -189,18 +190,27 @@ def _ranks_in_order(layout: Layout, placed: Mapping[_Cut, Sequence[int]]) -> lis
     """The plan's ranks in the order of a layout's blocks; ``None`` if these are other blocks, or live elsewhere."""
     if len(layout.blocks) != sum(len(ranks) for ranks in placed.values()):
         return None
-    left = {cut: list(reversed(ranks)) for cut, ranks in placed.items()}
+    left = {cut: Counter(reversed(ranks)) for cut, ranks in placed.items()}
     ranks: list[int] = []
     for block in layout.blocks:
-        candidates = left.get(_cut_of(block))
-        if not candidates:
+        rank = _taken(left.get(_cut_of(block), Counter()), block.rank)
+        if rank is None:
             return None
-        if block.rank is not None and block.rank not in candidates:
-            return None
-        rank = candidates[-1] if block.rank is None else block.rank
-        candidates.remove(rank)
         ranks.append(rank)
     return ranks
+
+
+def _taken(left: Counter[int], rank: int | None) -> int | None:
+    """A rank taken out of those that are left, any of them for ``None``; ``None`` if it is not among them.
+
+    In constant time: a plan of many ranks may have as many empty parts, which are all cut alike.
+    """
+    if not left or (rank is not None and rank not in left):
+        return None
+    taken, count = left.popitem() if rank is None else (rank, left.pop(rank))
+    if count > 1:
+        left[taken] = count - 1
+    return taken
 
 
 def _value(inputs: Mapping[str, Any], name: str) -> Any:

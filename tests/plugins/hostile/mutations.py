@@ -105,11 +105,11 @@ def _changed(data: Any, chance: random.Random) -> Any:
     places = list(_places(data))
     place = chance.choice(places)
     if not place:
-        return chance.choice(VALUES) if chance.random() < 0.2 else data
+        return _any(chance) if chance.random() < 0.2 else data
     holder, key = _at(data, place[:-1]), place[-1]
     change: Callable[[], None] = chance.choice(
         (
-            *[lambda: holder.__setitem__(key, chance.choice(VALUES))] * 5,
+            *[lambda: holder.__setitem__(key, _any(chance))] * 5,
             *[lambda: holder.__setitem__(key, _near(holder[key], chance))] * 3,
             lambda: holder.__delitem__(key),
             lambda: holder.__setitem__(key, _copy(_at(data, chance.choice(places)))),
@@ -121,6 +121,11 @@ def _changed(data: Any, chance: random.Random) -> Any:
     return data
 
 
+def _any(chance: random.Random) -> Any:
+    """One of the values; a copy, since what is put into a document may be changed there."""
+    return _copy(chance.choice(VALUES))
+
+
 def _copy(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
@@ -130,8 +135,9 @@ def _near(value: Any, chance: random.Random) -> Any:
     if isinstance(value, bool) or value is None:
         return not value
     if isinstance(value, int):
+        half = 0.5 if abs(value) < 1 << 53 else 1  # larger ones have none, or are no floats at all
         return chance.choice(
-            (value + 1, value - 1, -value, value * 10 ** chance.randrange(1, 19), value + 0.5)
+            (value + 1, value - 1, -value, value * 10 ** chance.randrange(1, 19), value + half)
         )
     if isinstance(value, float):
         return chance.choice((value * 1.5, -value, value * 10.0 ** chance.randrange(-300, 300), 0.0))

@@ -9,6 +9,8 @@ from typing import Any
 
 from attrs import frozen
 
+from shardwright.planning.documents.limits import MOST_RANKS
+
 DIGITS = "9" * 5000
 
 
@@ -59,6 +61,28 @@ def _hot(plan: Any) -> Any:
     return plan["modules"][""]["hot"]
 
 
+def _on_many_ranks(plan: Any, row_map: Any = None) -> None:
+    """Let a plan have one table, cut by rows over the most ranks that there may be, so that most parts are empty."""
+    ranks = MOST_RANKS
+    plan["topology"].update(world_size=ranks, local_world_size=2, memory_bytes={"hbm": 1 << 30})
+    table = next(table for table in plan["inputs"]["tables"]["value"] if table["name"] == "user")
+    plan["inputs"]["tables"]["value"], rows = [table], table["num_embeddings"]
+    plan["inputs"]["constraints"]["value"] = {"user": {"sharding_types": ["row_wise"]}}
+    entry = plan["modules"][""]["user"]
+    entry.update(sharding_type="row_wise", compute_kernel="fused", **(row_map or {}))
+    entry["shards"] = [
+        {"rank": rank, "rows": [min(rank, rows), min(rank + 1, rows)], "columns": [0, 64]}
+        for rank in range(ranks)
+    ]
+    plan["modules"] = {"": {"user": entry}}
+
+
+def _with_many_bounds(plan: Any) -> None:
+    """Let it have a row map of as many bounds, too."""
+    bounds = [min(rank, 20_000) for rank in range(MOST_RANKS + 1)]
+    _on_many_ranks(plan, {"row_map": {"name": "split", "bounds": bounds}})
+
+
 _CHECK, _TABLES = "check {file}", "plan {file} --ranks 2"
 CASES: Mapping[str, Named] = {
     "row_map.parts 1e8": Named(
@@ -83,11 +107,11 @@ CASES: Mapping[str, Named] = {
     ),
     "plan, integer of 5000 digits": Named(
         _CHECK,
-        "has a number that cannot be read",
+        "has a whole number of more than 4300 digits",
         _plan(lambda plan: plan["objective"].update(value_ms="DIGITS")),
     ),
     "workload, integer of 5000 digits": Named(
-        _TABLES, "has a number that cannot be read", _table(num_embeddings="DIGITS")
+        _TABLES, "has a whole number of more than 4300 digits", _table(num_embeddings="DIGITS")
     ),
     "cold_parts a list": Named(
         _CHECK,
@@ -109,6 +133,8 @@ CASES: Mapping[str, Named] = {
         "rewritten: the document says value_ms = 0.5",
         _plan(lambda plan: (plan.update({"x-deep": _nested(390)}), plan["objective"].update(value_ms=0.5))),
     ),
+    "a plan of the most ranks": Named(_CHECK, "costs add up to", _plan(_on_many_ranks)),
+    "a row map of many bounds": Named(_CHECK, "costs add up to", _plan(_with_many_bounds)),
     "[[[ as workload": Named(_TABLES, "is nested too deeply", lambda plan, workload: "[" * 100_000),
     "lists in pairs as workload": Named(
         _TABLES, "is nested too deeply", lambda plan, workload: "[" * 500 + "]" * 500

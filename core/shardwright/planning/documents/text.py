@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -64,7 +65,8 @@ def parse_json(text: str) -> Any:
     except RecursionError as error:
         raise _too_deep() from error
     except ValueError as error:  # Python reads no integers of thousands of digits
-        raise MalformedError(f"has a number that cannot be read: {error}") from error
+        most = sys.get_int_max_str_digits()
+        raise MalformedError(f"has a whole number of more than {most} digits, which is not read") from error
     _check_nesting(value)
     if _SURROGATE.search(text):
         _check_unicode(value)

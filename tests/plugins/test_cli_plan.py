@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 from unittest import mock
 
 import pytest
 from tests import readme
 
+import shardwright
 from shardwright.cli import main
 from shardwright.planning.check import check_plan
 from shardwright.planning.plan import ShardingPlan
@@ -38,6 +40,8 @@ WORKLOAD = {
         *(table(f"t{i}", 1000 * (i + 1), 32, 1.0) for i in range(6)),
     ],
 }
+DOCUMENTS = Path(shardwright.__file__).parent / "docs" / "documents.md"
+PLAN_ALL = ("--ranks", "2", "--hbm-gib", "40", "--quiet")
 PLAN = ("--ranks", "4", "--local", "2", "--hbm-gib", "1", "--ddr-gib", "4")
 
 
@@ -137,8 +141,6 @@ def test_plan_check_explain_and_diff_import_no_torch(workload, tmp_path):
     source = f"""
 import contextlib, io, sys
 from shardwright.cli import main
-from shardwright.planning.check import check_plan
-from shardwright.planning.plan import ShardingPlan
 for words in (
     ["plan", {str(workload)!r}, *{PLAN!r}, "--output", "plan.json", "--report", "plan.html"],
     ["check", "plan.json"],
@@ -430,6 +432,18 @@ def test_diff_counts_the_bytes_that_move(planned, tmp_path):
     told = run("diff", first, second).stdout
     assert "1 tables differ, 7 do not; 48.8 MiB of weights move" in told  # 200_000 x 64 x 4 bytes
     assert f"rank {(rank + 1) % 4} gets 48.8 MiB" in told
+
+
+def test_examples_of_the_page_about_documents_are_planned_and_checked(tmp_path):
+    names = ("workload", "constraints", "plan")
+    paths = {name: tmp_path / f"{name}.json" for name in (*names, "made")}
+    for name in names:
+        paths[name].write_text(readme.source(name, DOCUMENTS))
+    run(
+        "plan", paths["workload"], "--constraints", paths["constraints"], *PLAN_ALL, "--output", paths["made"]
+    )
+    assert "3 tables: each row and column is covered once" in run("check", paths["made"]).stdout
+    assert "0 tables differ, 1 do not" in run("diff", paths["plan"], paths["plan"]).stdout
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 from tests import readme
 from tests.core.planning.conftest import make_host
 
@@ -47,6 +48,19 @@ def test_page_examples_can_be_read():
     for own, built_in in names.items():
         text = text.replace(built_in, own)
     assert ShardingPlan.from_json(text).plan["tower"]["seen"].ranks == [0, 1]
+
+
+def test_readme_links_the_page():
+    assert f"({PAGE.relative_to(readme.README.parent)})" in readme.README.read_text()
+
+
+def test_wheel_has_the_schemas_and_the_page():
+    builder = WheelBuilder(str(readme.README.parent))
+    shipped = {file.distribution_path for file in builder.recurse_included_files()}
+    root = Path(shardwright.__file__).parents[1]
+    needed = [PAGE, *(FOLDER / name for name in schema_names())]
+    assert len(needed) == 5
+    assert {str(path.relative_to(root)) for path in needed} <= shipped
 
 
 def keys_of(schema, found):

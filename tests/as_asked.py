@@ -11,7 +11,7 @@ from shardwright.planning.row_maps import RowsRange
 class AsAsked(ShardingType):
     """Cuts rows where extras ask for it, or the table is of 16 bits; keeps them whole elsewhere."""
 
-    name, abbreviation = "as_asked", "AA"
+    name, abbreviation, offered = "as_asked", "AA", "always"
 
     def layouts(self, table, topology, constraints):
         is_cut = (constraints.extras or {}).get("cut") or table.data_type.bits == 16
@@ -31,7 +31,7 @@ class AsAskedByShape(AsAsked):
 class Moody(ShardingType):
     """Cuts rows only the first time it is asked, so that its plans cannot be read back."""
 
-    name, abbreviation = "moody", "MO"
+    name, abbreviation, offered = "moody", "MO", "always"
     was_asked = False
 
     def layouts(self, table, topology, constraints):

@@ -37,6 +37,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "EmbeddingComputeKernel",
             "Estimator",
             "KernelRequest",
+            "Offered",
             "Partitioner",
             "Proposals",
             "Proposer",

@@ -7,6 +7,7 @@ from shardwright.contracts import ComputeKernel as ComputeKernel
 from shardwright.contracts import EmbeddingComputeKernel as EmbeddingComputeKernel
 from shardwright.contracts import Estimator as Estimator
 from shardwright.contracts import KernelRequest as KernelRequest
+from shardwright.contracts import Offered as Offered
 from shardwright.contracts import Partitioner as Partitioner
 from shardwright.contracts import Proposals as Proposals
 from shardwright.contracts import Proposer as Proposer

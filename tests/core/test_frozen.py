@@ -66,6 +66,7 @@ PUBLIC_NAMES = """
     Misfit
     ModuleSharder
     NoPlanError
+    Offered
     OptimizerSpec
     OptimizerWrapper
     OptionSpace
@@ -141,6 +142,7 @@ CONTRACTS = """
     EmbeddingComputeKernel
     Estimator
     KernelRequest
+    Offered
     Partitioner
     Proposals
     Proposer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,14 +10,20 @@ import torch.distributed as dist
 from tests import as_asked
 
 from shardwright import (
+    CommBackend,
+    DistributedModelParallel,
     EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingShardingPlanner,
+    KeyedJaggedTensor,
     ParameterConstraints,
+    ShardingEnv,
+    ShardwrightError,
     Topology,
+    host,
 )
-from shardwright.testing.guests import installed
+from shardwright.testing import installed
 
 
 def collection() -> EmbeddingBagCollection:
@@ -33,6 +40,44 @@ def collection() -> EmbeddingBagCollection:
 
 def constraints(pattern: str = "t*") -> dict[str, ParameterConstraints]:
     return {pattern: ParameterConstraints(pooling_factors=[3.0])}
+
+
+class Noted(CommBackend):
+    """The collectives of gloo, with a note of each."""
+
+    name = "noted"
+    devices = ("cpu",)
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def connect(self, process_group: Any) -> Any:
+        """The communicator of gloo, listened to."""
+        communicator = host().comm_backends.create("gloo").connect(process_group)
+        for name in ("all_to_all", "exchange", "broadcast_object"):
+            setattr(communicator, name, partial(self._note, name, getattr(communicator, name)))
+        return communicator
+
+    def _note(self, name: str, collective: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(name)
+        return collective(*args, **kwargs)
+
+
+def step_over(*, by_name: bool) -> tuple[list[str], list[str], list[int]]:
+    """What a comm backend that was asked for carried while planning, and in a step, and the shape of an output."""
+    backend = Noted()
+    with installed(backend):
+        asked = "noted" if by_name else backend
+        rules = {"*": ParameterConstraints(sharding_types=["row_wise"])}
+        planner, sharders = EmbeddingShardingPlanner(constraints=rules), [EmbeddingBagCollectionSharder()]
+        plan = planner.collective_plan(collection(), sharders, comm_backend=asked)
+        planning = list(backend.calls)
+        model = DistributedModelParallel(collection(), plan=plan, sharders=sharders, comm_backend=asked)
+        features = KeyedJaggedTensor(
+            ["f0", "f1", "f2"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 1])
+        )
+        shape = list(model(features).values().shape)
+    return planning, backend.calls[len(planning) :], shape
 
 
 def plan_json(topology_ranks: int | None = None, pattern: str = "t*") -> str:
@@ -66,3 +111,16 @@ def plan_json_of_type(name: str) -> str:
             return planner.collective_plan(module, [EmbeddingBagCollectionSharder()]).to_json()
         except Exception as error:
             return f"{type(error).__name__}: {error}"
+
+
+def wrong_backends() -> list[str]:
+    """The errors of comm backends that do not go."""
+    errors = []
+    asked: list[tuple[Any, Any]] = [("glo", None), ("nccl", None), (5, None), ("gloo", "env")]
+    for backend, env in asked:
+        made = env and ShardingEnv.from_process_group()
+        try:
+            DistributedModelParallel(collection(), env=made, comm_backend=backend)
+        except ShardwrightError as error:
+            errors.append(str(error))
+    return errors

@@ -199,7 +199,7 @@ def test_plan_constraints_and_parts_are_honoured(planned, tmp_path):
         ),
         (
             {"user": {"together": "x", "apart": "y"}, "item": {"together": "x", "apart": "y"}},
-            "'user', 'item' are kept together on one rank, and apart",
+            "'item', 'user' are kept together on one rank, and apart",
         ),
     ],
 )
@@ -328,6 +328,12 @@ def test_plan_report_as_html_json_and_text(workload, tmp_path):
     assert [rank["rank"] for rank in data["ranks"]] == [0, 1, 2, 3]
     assert max(rank["time_ms"] for rank in data["ranks"]) == pytest.approx(data["objective"]["value_ms"])
     assert "--- Sharding plan ---" in (tmp_path / "report.txt").read_text()
+
+
+def test_plan_arguments_that_a_plugin_does_not_take_are_told(workload):
+    done = run("plan", workload, *PLAN, "--estimator", "roofline:read=5e6", code=1)
+    assert "estimator 'roofline' of plugin 'builtin_estimators' from shardwright" in done.stderr
+    assert "cannot be made with read=5000000.0: got an unexpected keyword argument 'read'" in done.stderr
 
 
 @pytest.mark.parametrize("options", [(), ("--estimator", "torchrec"), ("--objective", "step_time")])

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+_PART = "NAME[:key=value,...]"
 _INTERRUPTED = 130  # as shells say it of a process that SIGINT ended
 
 
@@ -33,14 +34,18 @@ def plan(
         float | None,
         typer.Option(min=0, max=1, help="The part of device memory kept free; 0.15 by default."),
     ] = None,
-    estimator: Annotated[str | None, typer.Option(metavar="NAME", help="The model of costs.")] = None,
-    storage_estimator: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model of memory.")
+    estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of costs.")] = None,
+    storage_estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of memory.")] = None,
+    option_space: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The estimator with whose published options to plan; all by default."
+        ),
     ] = None,
     proposer: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A search; several run in this order.")
+        list[str] | None, typer.Option(metavar=_PART, help="A search; several run in this order.")
     ] = None,
-    partitioner: Annotated[str | None, typer.Option(metavar="NAME", help="What places shards.")] = None,
+    partitioner: Annotated[str | None, typer.Option(metavar=_PART, help="What places shards.")] = None,
     constraints: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help='JSON: {"user_*": {"min_partition": 64}, ...}.'),
@@ -72,6 +77,7 @@ def plan(
         constraints=loaded.constrained(asked).rules,
         estimator=estimator,
         storage_estimator=storage_estimator,
+        option_space=option_space,
         proposer=proposer or None,
         partitioner=partitioner,
         storage_reservation=reserve,

@@ -18,6 +18,7 @@ from shardwright.planning.layouts import Layout
 from shardwright.planning.offers import LayoutOffer, alike
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
+from shardwright.planning.watch import Watch
 
 
 @frozen
@@ -99,7 +100,7 @@ class Agreement:
         """What the type would do with the table."""
         key = (kind.name, *identity(kind, table, rule))
         if key not in self._known:
-            offer = LayoutOffer.of(kind, table, self.topology, rule)
+            offer = LayoutOffer.of(kind, table, self.topology, rule, Watch().go_on)
             self._known[key] = frozenset(
                 _Character.of(layout, table.embedding_dim) for layout, _ in offer.layouts
             )

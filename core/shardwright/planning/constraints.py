@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase, translate
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
@@ -27,14 +28,17 @@ def _plain_names(values: Iterable[Any] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(values, str):
         raise InvalidInputError(f"expected a list of names, got the string {values!r}; write [{values!r}]")
-    if not isinstance(values, Iterable):
-        raise InvalidInputError(f"expected a list of names, got {values!r}")
-    names = tuple(str(getattr(value, "value", value)) for value in values)
+    if not isinstance(values, Iterable) or isinstance(values, bytes | Mapping):
+        raise InvalidInputError(f"expected a list of names, got {brief(values)}")
+    names = tuple(getattr(value, "value", value) for value in values)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise InvalidInputError(f"expected a list of names, got {brief(name)} in it")
     if not names:
         raise InvalidInputError(
             "an empty list of names leaves no option; leave the argument out to allow all"
         )
-    return names
+    return tuple(map(str, names))
 
 
 def _floats(values: Iterable[float] | None) -> tuple[float, ...] | None:
@@ -52,16 +56,22 @@ def _whole_numbers(values: Iterable[int] | None) -> tuple[int, ...] | None:
 
 
 def _listed(values: Any) -> Iterable[Any]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
+    if isinstance(values, int | float | str):
         raise InvalidInputError(f"expected a list of numbers, got {values!r}; write [{values!r}]")
+    if not isinstance(values, Iterable) or isinstance(values, bytes | Mapping | Set):
+        raise InvalidInputError(f"expected a list of numbers, got {brief(values)}")
     return values
 
 
 def _number(value: Any) -> float:
+    if isinstance(value, bool | str):
+        raise InvalidInputError(f"expected a number, got {value!r}")
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidInputError(f"expected a number, got {value!r}") from None
+    except (TypeError, ValueError):
+        raise InvalidInputError(f"expected a number, got {brief(value)}") from None
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
         raise InvalidInputError(f"expected a finite number, got {value!r}")
     return number
@@ -72,7 +82,7 @@ def _ranks(values: Any) -> tuple[int, ...] | None:
     if values is None:
         return None
     listed = [values] if type(values) is int else list(_listed(values))
-    if not listed or any(type(rank) is not int or rank < 0 for rank in listed):
+    if isinstance(values, bytes) or not listed or any(type(rank) is not int or rank < 0 for rank in listed):
         raise InvalidInputError(f"ranks must be one rank or several, each a number from 0, got {values!r}")
     return tuple(sorted(set(listed)))
 
@@ -115,7 +125,7 @@ def _positive(instance: Any, attribute: Any, value: int | None) -> None:
         raise InvalidInputError(f"{attribute.name} must be a positive number of columns, got {value!r}")
 
 
-@frozen(cache_hash=True)
+@frozen(cache_hash=True, field_transformer=typed)
 class ParameterConstraints:
     """What is asked for one table, or for all tables that a pattern matches.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 from attrs import field, frozen
 
+from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.blocks import Block, BlockRun, BlockRuns, ColumnRange, PlacedBlocks, as_blocks
 from shardwright.planning.dataflows import DATAFLOWS, Dataflow, Exchange, Hierarchical, Replicate, Routed
@@ -41,12 +42,14 @@ __all__ = [
 
 
 def _plain(instance: Any, attribute: Any, value: Mapping[str, Any]) -> None:
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(f"extras must be a dict of JSON data, got {brief(value)}")
     for key in value:
         if not isinstance(key, str):
             raise InvalidInputError(f"extras must be JSON data with string keys, got the key {key!r}")
 
 
-@frozen(hash=False)
+@frozen(hash=False, field_transformer=typed)
 class Layout:
     """The blocks of a table and the dataflow that serves them.
 

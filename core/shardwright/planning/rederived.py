@@ -19,6 +19,7 @@ from shardwright.planning.document_inputs import AskedTables, reading_inputs
 from shardwright.planning.inputs import Request
 from shardwright.planning.layouts import Layout
 from shardwright.planning.objectives import LARGEST_RANK_TIME, OBJECTIVES, checked_objective, phase_loads
+from shardwright.planning.option_space import OptionSpace
 from shardwright.planning.options import FREE, Ints, Options
 from shardwright.planning.parts import Choice, Parts
 from shardwright.planning.placement import Feedback, propose
@@ -235,10 +236,12 @@ def _check_same_tables(asked: AskedTables, plan: ShardingPlan) -> None:
 
 
 def _parts_of(inputs: Mapping[str, Any]) -> Parts:
-    choice = Choice(
-        estimator=_value(inputs, "estimator"), storage_estimator=_value(inputs, "storage_estimator")
-    )
-    return attrs.evolve(choice.resolve(), is_model_asked=inputs["estimator"].get("provenance") == "given")
+    space = _value(inputs, "option_space") if "option_space" in inputs else None
+    return Choice(
+        estimator=_value(inputs, "estimator"),
+        storage_estimator=_value(inputs, "storage_estimator"),
+        option_space=OptionSpace.from_data(space) if isinstance(space, Mapping) else space,
+    ).resolve()
 
 
 def _request_of(document: Mapping[str, Any], constraints: Constraints) -> Request:

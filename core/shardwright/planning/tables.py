@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum, unique
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import converters, field, frozen, validators
 
+from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
@@ -91,7 +92,7 @@ def _member(kind: type[_E], value: Any) -> _E:
         return kind(str(value).upper())
     except ValueError:
         known = ", ".join(str(member.value) for member in kind)
-        raise InvalidInputError(f"{value!r} is no {kind.__name__}. Known: {known}.") from None
+        raise InvalidInputError(f"{brief(value)} is no {kind.__name__}. Known: {known}.") from None
 
 
 def _pooling(value: PoolingType | str) -> PoolingType:
@@ -103,7 +104,21 @@ def _data_type(value: DataType | str) -> DataType:
 
 
 def _tuple(value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(value)
+    return tuple(_listed_names(value))
+
+
+def _listed_names(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        raise InvalidInputError(f"feature_names must be a list of names, got the string {value!r}")
+    if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping | Set):
+        raise InvalidInputError(f"feature_names must be a list of names, got {brief(value)}")
+    return list(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool | str):
+        raise InvalidInputError(f"an initial weight must be a number, got {value!r}")
+    return float(value)
 
 
 _Allowed = tuple[tuple[str, tuple[str, ...] | None], ...]
@@ -124,19 +139,17 @@ def _allowed(value: Any) -> _Allowed | None:
 
 
 def _names(value: Any) -> list[str]:
-    if isinstance(value, str):
-        raise InvalidInputError(f"feature_names must be a list of names, got the string {value!r}")
-    names = list(value)
+    names = _listed_names(value)
     for name in names:
         if not isinstance(name, str):
-            raise InvalidInputError(f"feature_names must be a list of names, got {name!r} in it")
+            raise InvalidInputError(f"feature_names must be a list of names, got {brief(name)} in it")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise InvalidInputError(f"feature_names repeats {repeated[0]!r}: {names}")
     return names
 
 
-@frozen(hash=False)
+@frozen(hash=False, field_transformer=typed)
 class EmbeddingConfig:
     """One table of an ``EmbeddingCollection``.
 
@@ -160,8 +173,8 @@ class EmbeddingConfig:
     name: str = field(default="", validator=validators.instance_of(str))
     data_type: DataType = field(default=DataType.FP32, converter=_data_type)
     feature_names: list[str] = field(factory=list, converter=_names)
-    weight_init_max: float | None = field(default=None, converter=converters.optional(float))
-    weight_init_min: float | None = field(default=None, converter=converters.optional(float))
+    weight_init_max: float | None = field(default=None, converter=converters.optional(_number))
+    weight_init_min: float | None = field(default=None, converter=converters.optional(_number))
     init_fn: Callable[[Any], Any] | None = field(default=None, eq=False)
 
     @init_fn.validator
@@ -175,6 +188,10 @@ class EmbeddingConfig:
         if not low <= high:
             raise InvalidInputError(
                 f"table {self.name!r}: weight_init_min is {low}, above weight_init_max, which is {high}"
+            )
+        if math.inf in (-low, high):
+            raise InvalidInputError(
+                f"table {self.name!r}: weight_init_min is {low}, weight_init_max is {high}; both must be finite"
             )
 
     @property
@@ -195,7 +212,7 @@ class EmbeddingConfig:
         return len(self.feature_names)
 
 
-@frozen(hash=False)
+@frozen(hash=False, field_transformer=typed)
 class EmbeddingBagConfig(EmbeddingConfig):
     """One table of an ``EmbeddingBagCollection``: an ``EmbeddingConfig`` with a pooling type."""
 
@@ -212,7 +229,7 @@ class EmbeddingBagConfig(EmbeddingConfig):
             )
 
 
-@frozen
+@frozen(field_transformer=typed)
 class TableSpec:
     """All that planner and engine know of one table of one module; hashable, without weights and without torch.
 

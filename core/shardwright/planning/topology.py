@@ -7,7 +7,7 @@ in milliseconds). What was not given is assumed, listed as such in the report an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
+from shardwright.arguments import brief, checked_only
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.assumptions import GIB, HOST_DEVICE, Assumption, assumptions_of
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
@@ -83,6 +84,7 @@ class Topology:
     link_latencies_ms: Mapping[str, float]
     provenance: Mapping[str, Provenance] = field(eq=False, repr=False)
 
+    @checked_only("memory_bytes", "memory_bandwidths", "link_bandwidths", "link_latencies_ms", "detected")
     def __init__(
         self,
         world_size: int,
@@ -100,7 +102,7 @@ class Topology:
         memory_bandwidths: Mapping[str, float] = MappingProxyType({}),
         link_bandwidths: Mapping[str, float] = MappingProxyType({}),
         link_latencies_ms: Mapping[str, float] = MappingProxyType({}),
-        detected: Iterable[str] = (),
+        detected: Sequence[str] = (),
     ) -> None:
         _check_count("world_size", world_size)
         if world_size > MOST_RANKS:
@@ -291,6 +293,10 @@ def known_devices() -> tuple[str, ...]:
 
 
 def _check_device(device: str) -> None:
+    if not isinstance(device, str):
+        raise InvalidInputError(
+            f"compute_device must be the type of a device, such as 'cpu', got {brief(device)}"
+        )
     if device in _KNOWN_DEVICES:
         return
     known = known_devices()

@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 from attrs import field, frozen
 
+from shardwright.arguments import brief
 from shardwright.contracts.comm_backend import CommBackend, Communicator
-from shardwright.errors import DistributedError
+from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.fingerprint import compare_fingerprints
+from shardwright.planning.asked import made
 from shardwright.plugins import host
 from shardwright.runtime.alone import LoneCommunicator
 from shardwright.runtime.lockstep import Lockstep, by_rank
@@ -53,7 +55,13 @@ class ShardingEnv:
         return self.communicator.world_size
 
     @classmethod
-    def from_process_group(cls, process_group: Any = None, *, device_type: str | None = None) -> ShardingEnv:
+    def from_process_group(
+        cls,
+        process_group: Any = None,
+        *,
+        device_type: str | None = None,
+        comm_backend: str | CommBackend | None = None,
+    ) -> ShardingEnv:
         """The ranks of a process group; every rank of it makes this call.
 
         All ranks compare what plugins they have, since a job whose ranks differ there would hang later, and how many
@@ -63,8 +71,11 @@ class ShardingEnv:
             process_group: the group; the world by default.
             device_type: ``"cpu"``, ``"cuda"``, ...; by default the accelerator if the group's backend and this
                 machine have one, else the CPU.
+            comm_backend: the comm backend, by name or as an object, the same on every rank; by default that of the
+                name of the group's own backend.
 
         Raises:
+            UnknownPluginError: no comm backend has that name.
             DistributedError: no process group, or no comm backend for it; ranks differ in ``LOCAL_WORLD_SIZE``; or
                 another rank failed in this call.
             PluginMismatchError: the ranks' plugins differ; names ranks and plugins, on every rank.
@@ -74,8 +85,11 @@ class ShardingEnv:
         group = dist.group.WORLD if process_group is None else process_group
         phases = Phases.of(group)
         with phases.phase("connecting the ranks"):
-            backend, device_type = _choose_backend(group, device_type)
-            communicator = backend.connect(group)
+            if comm_backend is None:
+                backend, device_type = _choose_backend(group, device_type)
+            else:
+                backend, device_type = _asked_backend(comm_backend, device_type)
+            communicator = _connected(backend, group)
             local = _local_world_size(communicator.world_size)
         # Apart: what fails before a collective leaves the group as it was.
         with phases.phase("comparing plugins and sizes of hosts"):
@@ -114,6 +128,25 @@ class ShardingEnv:
         return nullcontext() if self.process_group is None else Phases.of(self.process_group).phase(what)
 
 
+def environment_of(
+    env: ShardingEnv | None, process_group: Any = None, comm_backend: str | CommBackend | None = None
+) -> ShardingEnv:
+    """The environment that was given, or that of a process group.
+
+    Raises:
+        InvalidInputError: there is an environment, and a comm backend or a process group that it would not use.
+        DistributedError, PluginMismatchError, UnknownPluginError: of ``from_process_group``.
+    """
+    if env is None:
+        return ShardingEnv.from_process_group(process_group, comm_backend=comm_backend)
+    if comm_backend is not None or process_group is not None:
+        raise InvalidInputError(
+            "env has its process group and comm backend already: leave env out, or make it by "
+            "ShardingEnv.from_process_group(process_group, comm_backend=...)"
+        )
+    return env
+
+
 _NO_GROUP = (
     "no process group: start the processes with torchrun and call torch.distributed.init_process_group first; or, to "
     "train in this process alone (as in a notebook), give DistributedModelParallel(model, env=ShardingEnv.local())"
@@ -145,6 +178,28 @@ def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, s
         f"no comm backend for the process group's {wanted} on {device_type or 'this machine'}. "
         f"Known: {', '.join(known)}."
     )
+
+
+def _asked_backend(asked: str | CommBackend, device_type: str | None) -> tuple[CommBackend, str]:
+    """The comm backend that was asked for, and the type of the devices that it is to send from."""
+    backend = made(host().comm_backends, asked, "comm_backend")
+    possible = [device_type] if device_type else [*_accelerators(), "cpu"]
+    for device in possible:
+        if device in backend.devices:
+            return backend, device
+    raise DistributedError(
+        f"comm backend {backend.name!r} sends from {', '.join(backend.devices)}, not from {' or '.join(possible)}"
+    )
+
+
+def _connected(backend: CommBackend, group: Any) -> Communicator:
+    communicator = backend.connect(group)
+    if not isinstance(communicator, Communicator):
+        raise DistributedError(
+            f"comm backend {backend.name!r} broke its contract: connect() must return a Communicator, it returned "
+            f"{brief(communicator)}"
+        )
+    return communicator
 
 
 def _accelerators() -> list[str]:

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwright.arguments import checked, checked_only
+from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan import ShardingPlan
 from shardwright.runtime.data_parallel import leave_out_tables
 from shardwright.runtime.dense_sync import DenseDataParallel, compare_dense_values
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.environment import ShardingEnv, environment_of
 from shardwright.runtime.initialization import seeded
 from shardwright.runtime.sharded_collection import ShardedCollection
 from shardwright.runtime.sharders import ModuleSharder, default_sharders, shardable_modules
@@ -46,12 +48,15 @@ class DistributedModelParallel(nn.Module):
         sharders: one for each class of collections in the model; the registered ones by default.
         init_data_parallel: wrap the rest now; else call :meth:`init_data_parallel` later, or leave it to a
             ``DistributedDataParallel`` around this model, as Accelerate and Lightning make it.
+        comm_backend: what carries the tables' collectives, by name or as an object; by default the comm backend of the
+            name of the process group's own backend. Instead of ``env``, which has one.
 
     Raises:
         UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
         PlanError, InvalidInputError: the plan does not fit the model; naming module and table.
     """
 
+    @checked_only("env", "device")
     def __init__(
         self,
         module: nn.Module,
@@ -60,25 +65,37 @@ class DistributedModelParallel(nn.Module):
         plan: ShardingPlan | None = None,
         sharders: Sequence[ModuleSharder] | None = None,
         init_data_parallel: bool = True,
+        *,
+        comm_backend: str | CommBackend | None = None,
     ) -> None:
         super().__init__()
-        self._env = env if env is not None else ShardingEnv.from_process_group()
+        self._env = environment_of(env, comm_backend=comm_backend)
         self.device = torch.device(device if device is not None else _default_device(self._env))
         self._sharded: dict[str, nn.Module] = {}
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
         with self._env.phase("sharding the model"):
-            sharders = default_sharders() if sharders is None else list(sharders)
-            self._plan = self._make_plan(module, sharders) if plan is None else plan
-            self._model = self._shard(module, sharders)
-            self._materialise()
-            if init_data_parallel:
-                self.init_data_parallel()
+            self._build(module, plan, sharders, init_data_parallel)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self._fused_optimizer = CombinedOptimizer(
             [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
         )
         leave_out_tables(self)  # should somebody else wrap it
+
+    @checked
+    def _build(
+        self,
+        module: nn.Module,
+        plan: ShardingPlan | None,
+        sharders: Sequence[ModuleSharder] | None,
+        init_data_parallel: bool,
+    ) -> None:
+        sharders = default_sharders() if sharders is None else list(sharders)
+        self._plan = self._make_plan(module, sharders) if plan is None else plan
+        self._model = self._shard(module, sharders)
+        self._materialise()
+        if init_data_parallel:
+            self.init_data_parallel()
 
     def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
         from shardwright.planning.planner import EmbeddingShardingPlanner

@@ -11,6 +11,7 @@ import torch
 from attrs import evolve
 from torch import nn
 
+from shardwright.arguments import brief, checked_only
 from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError, nearest
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
@@ -47,6 +48,7 @@ class ModuleSharder(ABC):
     # TorchRec's is generic over the module: ``cast(ModuleSharder[nn.Module], ...)`` is in its tutorials.
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
+    @checked_only("fused_params", "input_checks")
     def __init__(
         self,
         fused_params: Mapping[str, Any] | None = None,
@@ -142,6 +144,7 @@ def shardable_modules(
     """
     from shardwright.modules.embedding_modules import TableCollection
 
+    _check_sharders(module, sharders)
     found: list[str] = []
     for path, child in module.named_modules():
         if any(not outer or path.startswith(outer + ".") for outer in found):
@@ -156,6 +159,17 @@ def shardable_modules(
                 f"no sharder for {type(child).__name__} at {path or 'the root of the model'!r}; the sharders given "
                 f"serve {served}. Pass one whose module_type is it or a base class of it, or replace the module."
             )
+
+
+def _check_sharders(module: Any, sharders: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise InvalidInputError(f"module must be a torch.nn.Module, got {brief(module)}")
+    if not isinstance(sharders, Sequence) or isinstance(sharders, str):
+        raise InvalidInputError(f"sharders must be a list of ModuleSharders, got {brief(sharders)}")
+    for index, sharder in enumerate(sharders):
+        if not isinstance(sharder, ModuleSharder):
+            hint = f"; an object is needed: {sharder.__name__}()" if isinstance(sharder, type) else ""
+            raise InvalidInputError(f"sharders[{index}] must be a ModuleSharder, got {brief(sharder)}{hint}")
 
 
 def collect_tables(

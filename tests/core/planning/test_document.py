@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import copy
 import json
+from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.as_asked import AsAsked, AsAskedByShape
 from tests.core.planning.conftest import make_host
 
+import shardwright as sw
 from shardwright.contracts import ShardingType
 from shardwright.errors import PlanError
 from shardwright.planning.check import check_plan
@@ -20,6 +23,7 @@ from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterShar
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.row_maps import RowsRange, RowsSplit
 from shardwright.planning.tables import TableSpec
+from shardwright.planning.text import plain_json
 from shardwright.planning.topology import Topology
 from shardwright.plugins import use_host
 
@@ -141,6 +145,7 @@ class Anyhow(ShardingType):
     """Makes no layouts, so that there is nothing a plan could contradict."""
 
     name, abbreviation = "anyhow", "AH"
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         return []
@@ -412,3 +417,19 @@ def test_from_json_number_that_is_not_finite_is_an_error(number):
     text = f'{{"format": "shardwright-plan", "version": 1, "objective": {objective}, "modules": {{}}}}'
     with pytest.raises(PlanError, match="not finite"):
         ShardingPlan.from_json(text)
+
+
+def test_numbers_of_numpy_are_written_as_numbers() -> None:
+    spec = sw.OptimizerSpec("adam", np.float32(0.5), {"eps": np.float32(0.25)})
+    topology = sw.Topology(2, "cpu", memory_bytes={"ddr": np.int64(1 << 34)})
+    plan = sw.EmbeddingShardingPlanner(topology).plan_tables(
+        [sw.TableSpec("t", 10, 8, ["f"], optimizer=spec)]
+    )
+    assert sw.ShardingPlan.from_json(plan.to_json()) == plan
+    assert json.loads(plan.to_json())["topology"]["memory_bytes"]["ddr"] == 1 << 34
+
+
+@pytest.mark.parametrize("value", [object(), float("nan")])
+def test_what_is_no_json_data_is_told(value: Any) -> None:
+    with pytest.raises(sw.ShardwrightError, match=r"a plan document holds JSON data, not"):
+        plain_json({"a": [value]})

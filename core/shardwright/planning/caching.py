@@ -10,6 +10,8 @@ import numpy as np
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError
+from shardwright.planning.documents.limits import MOST_LOOKUPS
+from shardwright.planning.row_maps import not_negative
 
 LOAD_FACTOR = 0.2
 """The part of a table's rows that its cache holds if nothing was asked for (TorchRec 1.8's UVM_CACHING_RATIO)."""
@@ -46,6 +48,14 @@ def _counts(values: Iterable[float]) -> tuple[float, ...]:
     return counts
 
 
+def _lookups(instance: Any, attribute: Any, value: Any) -> None:
+    for number in value if isinstance(value, tuple) else (value,):
+        if not 0 <= number <= MOST_LOOKUPS:
+            raise InvalidInputError(
+                f"{attribute.name} must be numbers from 0 to {MOST_LOOKUPS}, got {number}"
+            )
+
+
 @frozen
 class EmbeddingOffloadStats(CacheStatistics):
     """Cache statistics from a histogram of reuse distances, under TorchRec's names.
@@ -59,9 +69,9 @@ class EmbeddingOffloadStats(CacheStatistics):
     """
 
     cacheability: float = field(converter=float)
-    expected_lookups: float = field(converter=float)
-    mrc_hist_counts: tuple[float, ...] = field(converter=_counts)
-    height: int = field()
+    expected_lookups: float = field(converter=float, validator=_lookups)
+    mrc_hist_counts: tuple[float, ...] = field(converter=_counts, validator=_lookups)
+    height: int = field(validator=not_negative)
 
     def expected_miss_rate(self, load_factor: float) -> float:
         """One minus the hits of all bins below the cache's size; all miss where the cache holds less than a row."""

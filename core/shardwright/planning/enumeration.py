@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-import attrs
 import numpy as np
 from attrs import frozen
 
@@ -58,7 +56,7 @@ def enumerate_options(
     for index, table in enumerate(tables):
         rule = offers.asked(table, constraints.of(table))
         try:
-            spec = _as_constrained(table, rule)
+            spec = rule.applied_to(table)
             _check_device(spec, rule, topology)
             key = offers.identity(spec, rule) if fold_tables else table.path
             if collected.add_table(spec, key):
@@ -67,14 +65,6 @@ def enumerate_options(
         except UnknownPluginError as error:
             raise UnknownPluginError(f"constraints for table {table.describe()}: {error}") from error
     return collected.finish(offers)
-
-
-def _as_constrained(table: TableSpec, rule: ParameterConstraints) -> TableSpec:
-    changes: dict[str, Any] = {"is_weighted": rule.is_weighted, "cache": rule.cache_params}
-    if rule.qcomms_config is not None:
-        changes["qcomms_config"] = rule.qcomms_config.over(table.qcomms_config).resolved()
-    given = {name: value for name, value in changes.items() if value is not None}
-    return attrs.evolve(table, **given) if given else table
 
 
 def _check_device(table: TableSpec, rule: ParameterConstraints, topology: Topology) -> None:

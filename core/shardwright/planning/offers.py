@@ -93,7 +93,7 @@ _SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
 )
 
 
-def _alike(table: TableSpec) -> tuple[Any, ...]:
+def alike(table: TableSpec) -> tuple[Any, ...]:
     """All of a table but its name, its module and its features: tables with equal answers are alike."""
     return _SHAPE_OF(table)
 
@@ -140,7 +140,7 @@ class Offers:
             codes = self.types_for(rule)
             types = list(self.types.values())
             self._by_shape[rule] = all(types[code].answers_by_shape for code in codes)
-        return (*_alike(table), table.num_features, rule) if self._by_shape[rule] else table.path
+        return (*alike(table), table.num_features, rule) if self._by_shape[rule] else table.path
 
     def types_for(self, rule: ParameterConstraints) -> list[int]:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
@@ -201,7 +201,7 @@ class Offers:
         if table.allowed is not None and kind.name not in dict(table.allowed):
             refusals.append(Refusal(table.path, "sharding type", kind.name, _NOT_ALLOWED))
             return ()
-        key = (code, _alike(table), rule.sharding_types, rule.min_partition)
+        key = (code, alike(table), rule.sharding_types, rule.min_partition)
         offer = self._offers.get(key) if kind.answers_by_shape else None
         if offer is None:
             offer = self._offers[key] = LayoutOffer.of(kind, table, self.topology, rule)

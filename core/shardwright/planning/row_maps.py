@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import groupby, pairwise
+from numbers import Integral
 from typing import Any, ClassVar
 
 import attrs
@@ -18,11 +19,12 @@ from shardwright.errors import InvalidInputError
 
 
 def not_negative(instance: Any, attribute: Any, value: Any) -> None:
-    """Check, as an attrs validator, that a number is not negative."""
+    """Check, as an attrs validator, that a number is whole and not negative."""
+    where = f"{type(instance).__name__}.{attribute.name}"
+    if type(value) is not int and not isinstance(value, Integral):
+        raise InvalidInputError(f"{where} must be a whole number, got {value!r}")
     if value < 0:
-        raise InvalidInputError(
-            f"{type(instance).__name__}.{attribute.name} must not be negative, got {value}"
-        )
+        raise InvalidInputError(f"{where} must not be negative, got {value}")
 
 
 class RowMap(ABC):

@@ -155,7 +155,8 @@ def estimate_costs(
 
 
 def _estimated(estimator: Estimator, options: Options, topology: Topology) -> Mapping[str, Floats]:
-    columns: object = estimator.estimate(options, topology)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # such estimates are refused in words
+        columns: object = estimator.estimate(options, topology)
     if not isinstance(columns, Mapping):
         keys = "memory tier" if estimator.measures == STORAGE else "phase"
         raise PlanningError(

@@ -16,6 +16,7 @@ from attrs import converters, field, frozen, validators
 from shardwright.errors import InvalidInputError
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
+from shardwright.planning.documents.limits import MOST_ROWS
 from shardwright.planning.optimizers import OptimizerSpec
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ class DataType(Enum):
 
 
 _E = TypeVar("_E", bound=Enum)
-_MOST = (1 << 63) - 1
 _BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2}
 _TORCH_NAMES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}
 
@@ -71,10 +71,10 @@ def _positive(instance: Any, attribute: Any, value: Any) -> None:
         raise InvalidInputError(
             f"table {getattr(instance, 'name', '')!r}: {attribute.name} must be a positive integer, got {value!r}"
         )
-    if value > _MOST:
+    if value > MOST_ROWS:
         raise InvalidInputError(
             f"table {getattr(instance, 'name', '')!r}: {attribute.name} is {value}; it can be "
-            f"{_MOST} at most, the largest of 64-bit integers"
+            f"{MOST_ROWS} at most, the largest of 64-bit integers"
         )
 
 

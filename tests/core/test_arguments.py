@@ -34,7 +34,7 @@ from shardwright.errors import InvalidInputError, UnknownNameError
         (torch.device | str | None, ["cpu", torch.device("cpu"), None], ["nowhere", 1.5]),
         (Any, [object()], []),
     ],
-    ids=str,
+    ids=lambda value: "" if isinstance(value, list) else str(value),
 )
 def test_problem_tells_what_goes_with_an_annotation(hint: Any, right: list[Any], wrong: list[Any]) -> None:
     def taking(value: Any) -> None: ...

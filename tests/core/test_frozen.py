@@ -29,6 +29,7 @@ PUBLIC_NAMES = """
     Dataflow
     DistributedError
     DistributedModelParallel
+    DocumentKind
     DuplicateNameError
     EmbeddingBagCollection
     EmbeddingBagCollectionSharder

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests import as_asked
 
 from shardwright import (
     CommBackend,
@@ -88,6 +89,28 @@ def plan_json(topology_ranks: int | None = None, pattern: str = "t*") -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return plan.to_json()
+
+
+def plan_json_of_type(name: str) -> str:
+    """The plan document for two tables of a type that looks at extras and data types, or the error."""
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t{bits}",
+            num_embeddings=100,
+            embedding_dim=8,
+            feature_names=[f"f{bits}"],
+            data_type=f"FP{bits}",
+        )
+        for bits in (16, 32)
+    ]
+    rule = ParameterConstraints(sharding_types=[name], extras={"cut": True})
+    with installed({"as_asked": as_asked.AsAsked, "moody": as_asked.Moody}[name]()):
+        planner = EmbeddingShardingPlanner(constraints={"*": rule})
+        module = EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
+        try:
+            return planner.collective_plan(module, [EmbeddingBagCollectionSharder()]).to_json()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
 
 
 def wrong_backends() -> list[str]:

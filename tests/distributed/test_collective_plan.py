@@ -42,6 +42,20 @@ def test_collective_plan_that_fails_is_the_same_error_on_every_rank(pool, argume
     assert texts[0].startswith(text)
 
 
+def test_collective_plan_of_a_type_that_looks_at_extras_and_data_type_is_read_on_every_rank(pool) -> None:
+    documents = pool.run(plan_workers.plan_json_of_type, 2, timeout_s=30, name="as_asked")
+    assert documents[0] == documents[1]
+    tables = json.loads(documents[0])["modules"][""]
+    assert [len(table["shards"]) for table in tables.values()] == [2, 2]
+
+
+def test_collective_plan_that_cannot_be_read_back_is_the_same_error_on_every_rank(pool) -> None:
+    texts = pool.run(plan_workers.plan_json_of_type, 2, timeout_s=30, name="moody")
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("PlanningError: what was made on rank 0 cannot be read again: module ''")
+    assert "sharding type 'moody' keeps rows whole" in texts[0]
+
+
 @pytest.mark.parametrize("by_name", [True, False])
 def test_model_parallel_over_a_comm_backend_that_was_asked_for_uses_it(pool: RankPool, by_name: bool) -> None:
     """The group is gloo's; what carries the tables' collectives is another, also while it plans."""

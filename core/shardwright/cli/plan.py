@@ -63,13 +63,14 @@ def plan(
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
     from shardwright.planning.constraints import Constraints
+    from shardwright.planning.documents import CONSTRAINTS
     from shardwright.planning.planner import EmbeddingShardingPlanner
-    from shardwright.planning.workload import Workload, read_json
+    from shardwright.planning.workload import Workload
 
     for path in (output, report):
         check_writable(path)
     loaded = Workload.read(workload)
-    asked = Constraints.from_data(read_json(constraints, "constraints") if constraints else {})
+    asked = Constraints.from_data(CONSTRAINTS.read(constraints) if constraints else {})
     planner = EmbeddingShardingPlanner(
         topology=_topology(ranks, local, device, hbm_gib, ddr_gib),
         batch_size=batch or loaded.batch_size,
@@ -112,9 +113,10 @@ def _topology(
 
 def _bytes(option: str, gib: float | None) -> int | None:
     from shardwright.errors import InvalidInputError
-    from shardwright.planning.topology import GIB, MOST_BYTES
+    from shardwright.planning.documents.limits import MOST_MEMORY_BYTES
+    from shardwright.planning.topology import GIB
 
-    most = MOST_BYTES // GIB
+    most = MOST_MEMORY_BYTES // GIB
     if gib is not None and not gib <= most:
         raise InvalidInputError(f"{option} is the memory of one rank in GiB, {most} at most; got {gib}")
     return None if gib is None else int(gib * GIB)

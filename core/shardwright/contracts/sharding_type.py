@@ -26,7 +26,8 @@ class ShardingType(ABC, metaclass=OpenNames):
     """A way to cut a table into blocks.
 
     The planner calls :meth:`layouts` for each table and offers each layout with each compute kernel; the engine
-    derives routing, memory, traffic, checkpoints and the report from the layout that was chosen.
+    derives routing, memory, traffic, checkpoints and the report from the layout that was chosen. Who reads a plan
+    calls it again, for the table and the constraints that the document names, and compares: answers must be the same.
 
     ``ShardingType.SOME_NAME.value`` is ``"some_name"`` for every registered name, as with TorchRec's enumeration,
     but the set of names is open.

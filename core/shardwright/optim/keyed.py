@@ -1,6 +1,7 @@
 """Optimizers whose state goes by parameter names, so that it outlives a change of plan, order or world size.
 
-They are torch optimizers: learning-rate schedulers and gradient scalers take them.
+They are torch optimizers: learning-rate schedulers take them. Gradient scalers do not, where a part of them runs in the
+backward pass: it would update by scaled gradients, so that it refuses.
 """
 
 from __future__ import annotations

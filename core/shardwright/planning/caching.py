@@ -12,6 +12,8 @@ from attrs import field, frozen
 
 from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError
+from shardwright.planning.documents.limits import MOST_LOOKUPS
+from shardwright.planning.row_maps import not_negative
 
 LOAD_FACTOR = 0.2
 """The part of a table's rows that its cache holds if nothing was asked for (TorchRec 1.8's UVM_CACHING_RATIO)."""
@@ -50,6 +52,14 @@ def _counts(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(map(float, listed))
 
 
+def _lookups(instance: Any, attribute: Any, value: Any) -> None:
+    for number in value if isinstance(value, tuple) else (value,):
+        if not 0 <= number <= MOST_LOOKUPS:
+            raise InvalidInputError(
+                f"{attribute.name} must be numbers from 0 to {MOST_LOOKUPS}, got {number}"
+            )
+
+
 def _not_negative(instance: Any, attribute: Any, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise InvalidInputError(f"{attribute.name} must be a finite number from 0, got {brief(value)}")
@@ -68,9 +78,9 @@ class EmbeddingOffloadStats(CacheStatistics):
     """
 
     cacheability: float = field(validator=_not_negative)
-    expected_lookups: float = field(validator=_not_negative)
-    mrc_hist_counts: tuple[float, ...] = field(converter=_counts)
-    height: int = field(validator=_not_negative)
+    expected_lookups: float = field(validator=[_not_negative, _lookups])
+    mrc_hist_counts: tuple[float, ...] = field(converter=_counts, validator=_lookups)
+    height: int = field(validator=not_negative)
 
     def expected_miss_rate(self, load_factor: float) -> float:
         """One minus the hits of all bins below the cache's size; all miss where the cache holds less than a row."""

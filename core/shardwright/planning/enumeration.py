@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-import attrs
 import numpy as np
 from attrs import frozen
 
@@ -61,9 +59,9 @@ def enumerate_options(
     offers = Offers(plugins, topology, here, space, watch or Watch())
     collected = OptionColumns()
     for index, table in enumerate(tables):
-        rule = offers.filled(constraints.of(table))
+        rule = offers.asked(table, constraints.of(table))
         try:
-            spec = _as_constrained(table, rule)
+            spec = rule.applied_to(table)
             _check_device(spec, rule, topology)
             key = offers.identity(spec, rule) if fold_tables else table.path
             if collected.add_table(spec, key):
@@ -87,14 +85,6 @@ def _ended_early(offers: Offers, table: TableSpec, index: int, count: int) -> Ba
         f"next is {table.describe()}. Allow more time, or leave {slowest!r} out of sharding_types. (A row map whose "
         "rows_of() lists rows is slow unless it has a formula for num_rows_of().)"
     )
-
-
-def _as_constrained(table: TableSpec, rule: ParameterConstraints) -> TableSpec:
-    changes: dict[str, Any] = {"is_weighted": rule.is_weighted, "cache": rule.cache_params}
-    if rule.qcomms_config is not None:
-        changes["qcomms_config"] = rule.qcomms_config.over(table.qcomms_config).resolved()
-    given = {name: value for name, value in changes.items() if value is not None}
-    return attrs.evolve(table, **given) if given else table
 
 
 def _check_device(table: TableSpec, rule: ParameterConstraints, topology: Topology) -> None:

@@ -125,6 +125,7 @@ def _reason(answer: object) -> str:
     return f"supports() returned {answer!r}; it must be True, or a text that says why not"
 
 
+_NOT_ALLOWED = "the sharder of the table's module does not allow it"
 _SHOWS_GRADIENTS = "applies no optimizer in the backward pass, and is taken only when asked for by name"
 
 
@@ -142,7 +143,7 @@ _SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
 )
 
 
-def _alike(table: TableSpec) -> tuple[Any, ...]:
+def alike(table: TableSpec) -> tuple[Any, ...]:
     """All of a table but its name, its module and its features: tables with equal answers are alike."""
     return _SHAPE_OF(table)
 
@@ -172,8 +173,18 @@ class Offers:
         self._requested: tuple[TableSpec | None, dict[tuple[int, int], tuple[int, str]]] = (None, {})
         self._type_codes: dict[tuple[str, ...] | None, list[int]] = {}
 
-    def filled(self, rule: ParameterConstraints) -> ParameterConstraints:
-        """What is asked of a table, with the defaults of what is offered; one object for all that are equal."""
+    def asked(self, table: TableSpec, rule: ParameterConstraints) -> ParameterConstraints:
+        """What is asked of a table, with the defaults of what is offered; one object for all that are equal.
+
+        A sharder that allows only sharding types which are offered to nobody who does not name them names them.
+        """
+        if rule.sharding_types is None and table.allowed is not None:
+            names = [name for name, _ in table.allowed]
+            if names and not any(self.space.has(name, rule) for name in names):
+                rule = attrs.evolve(rule, sharding_types=names)
+        return self._filled(rule)
+
+    def _filled(self, rule: ParameterConstraints) -> ParameterConstraints:
         known = self._rules.get(rule)
         if known is None:
             known = self._rules[rule] = self.space.fill(rule)
@@ -188,7 +199,7 @@ class Offers:
             codes, kinds = self.types_for(rule), list(self.types.values())
             self._by_table[rule] = [code for code in codes if not kinds[code].answers_by_shape]
         answers = tuple(self._offer(code, table, rule) for code in self._by_table[rule])
-        return (*_alike(table), table.num_features, rule, answers)
+        return (*alike(table), table.num_features, rule, answers)
 
     def types_for(self, rule: ParameterConstraints) -> list[int]:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
@@ -217,12 +228,27 @@ class Offers:
 
         Kernels that show gradients are for tables without an optimizer, or for those who name them.
         """
-        asked = rule.compute_kernels or self.space.kernels_of(list(self.types)[code], rule)
+        name = list(self.types)[code]
+        allowed = table.kernels_allowed(name)
+        asked = rule.compute_kernels or allowed or self.space.kernels_of(name, rule)
         key = (asked, table.optimizer is None)
         if key not in self._kernel_codes:
             self._kernel_codes[key] = self._kernels_asked(*key)
         kept, left_out = self._kernel_codes[key]
         refusals += [Refusal(table.path, "compute kernel", name, _SHOWS_GRADIENTS) for name in left_out]
+        return kept if allowed is None else self._allowed(kept, table, allowed, refusals)
+
+    def _allowed(
+        self, codes: Sequence[int], table: TableSpec, allowed: Sequence[str], refusals: list[Refusal]
+    ) -> list[int]:
+        """Those of some kernels that the sharder of the table's module allows."""
+        names = list(self.kernels)
+        kept = [code for code in codes if names[code] in allowed]
+        refusals += [
+            Refusal(table.path, "compute kernel", names[code], _NOT_ALLOWED)
+            for code in codes
+            if code not in kept
+        ]
         return kept
 
     def _kernels_asked(
@@ -241,21 +267,25 @@ class Offers:
         self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
     ) -> Sequence[tuple[Layout, Shape]]:
         """What a sharding type offers for ``table``; a refusal if that is nothing."""
+        name = list(self.types)[code]
+        if table.allowed is not None and name not in dict(table.allowed):
+            refusals.append(Refusal(table.path, "sharding type", name, _NOT_ALLOWED))
+            return ()
         offer = self._offer(code, table, rule)
         if offer.reason:
-            refusals.append(Refusal(table.path, "sharding type", list(self.types)[code], offer.reason))
+            refusals.append(Refusal(table.path, "sharding type", name, offer.reason))
         return offer.layouts
 
     def _offer(self, code: int, table: TableSpec, rule: ParameterConstraints) -> LayoutOffer:
         """What a sharding type answers for a table; one object for all answers that are equal."""
         kind = list(self.types.values())[code]
-        alike = (code, _alike(table), rule.sharding_types, rule.min_partition)
-        key = alike if kind.answers_by_shape else (code, table.path, rule)
+        shape = (code, alike(table), rule.sharding_types, rule.min_partition)
+        key = shape if kind.answers_by_shape else (code, table.path, rule)
         offer = self._offers.get(key)
         if offer is None:
             offer = self._ask_type(kind, table, rule)
             if not kind.answers_by_shape:
-                offer = _first_equal(offer, self._different[alike])
+                offer = _first_equal(offer, self._different[shape])
             self._offers[key] = offer
         return offer
 

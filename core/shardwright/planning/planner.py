@@ -19,6 +19,7 @@ from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
 from shardwright.planning.codecs import codecs_of
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.distinct import distinct
+from shardwright.planning.documents.limits import MOST_SAMPLES
 from shardwright.planning.failure import explain_no_plan, why_impossible
 from shardwright.planning.inputs import Request, describe_inputs
 from shardwright.planning.layouts import Layout
@@ -101,6 +102,8 @@ class EmbeddingShardingPlanner:
     ) -> None:
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise InvalidInputError(f"batch_size must be a positive integer, got {batch_size!r}")
+        if batch_size is not None and batch_size > MOST_SAMPLES:
+            raise InvalidInputError(f"batch_size must be {MOST_SAMPLES} samples at most, got {batch_size}")
         if topology is not None and not isinstance(topology, Topology):
             raise InvalidInputError(f"topology must be a Topology, got {topology!r}")
         self._topology = topology
@@ -141,9 +144,10 @@ class EmbeddingShardingPlanner:
         from shardwright.runtime.dense_bytes import dense_bytes
         from shardwright.runtime.sharders import collect_tables
 
+        topology = self._known_topology()
         return self._plan(
-            tuple(collect_tables(module, sharders)),
-            self._known_topology(),
+            tuple(collect_tables(module, sharders, compute_device=topology.compute_device)),
+            topology,
             here=False,
             dense=dense_bytes(module, sharders),
         )
@@ -173,7 +177,7 @@ class EmbeddingShardingPlanner:
         1. compares its plugins with the others';
         2. rank 0 plans, and broadcasts that it still does every few seconds, so that the others may wait as long as
            that takes, whatever the process group's time-out;
-        3. rank 0 broadcasts the plan document, or what went wrong;
+        3. rank 0 reads the plan document that it has written, and broadcasts it, or what went wrong;
         4. the others read the document.
 
         Args:
@@ -220,8 +224,8 @@ class EmbeddingShardingPlanner:
             raise PlanningError(
                 f"the planner's topology has {topology.world_size} ranks, the process group {env.world_size}"
             )
-        tables, dense = tuple(collect_tables(module, sharders)), dense_bytes(module, sharders)
-        return self._plan(tables, topology, here=True, dense=dense, watch=watch)
+        tables = tuple(collect_tables(module, sharders, compute_device=topology.compute_device))
+        return self._plan(tables, topology, here=True, dense=dense_bytes(module, sharders), watch=watch)
 
     def _plan(
         self,

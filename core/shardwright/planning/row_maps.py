@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,9 +29,10 @@ def positive(instance: Any, attribute: Any, value: Any) -> None:
 
 
 def _check_least(instance: Any, attribute: Any, value: Any, least: int) -> None:
-    if type(value) is int and value >= least:
+    is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+    if is_whole and value >= least:
         return
-    must = "be an integer" if type(value) is not int else "be 1 at least" if least else "not be negative"
+    must = "be an integer" if not is_whole else "be 1 at least" if least else "not be negative"
     raise InvalidInputError(f"{type(instance).__name__}.{attribute.name} must {must}, got {brief(value)}")
 
 

@@ -157,7 +157,10 @@ def estimate_costs(
 
 
 def _estimated(estimator: Estimator, options: Options, topology: Topology) -> Mapping[str, Floats]:
-    with calling(f"estimator {estimator.name!r}"):
+    with (
+        np.errstate(over="ignore", divide="ignore", invalid="ignore"),  # such estimates are refused in words
+        calling(f"estimator {estimator.name!r}"),
+    ):
         columns: object = estimator.estimate(options, topology)
     if not isinstance(columns, Mapping) or not columns or not all(isinstance(key, str) for key in columns):
         keys = "memory tier" if estimator.measures == STORAGE else "phase"

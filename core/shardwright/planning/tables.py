@@ -17,6 +17,7 @@ from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
+from shardwright.planning.documents.limits import MOST_ROWS
 from shardwright.planning.optimizers import OptimizerSpec
 
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ class DataType(Enum):
 
 
 _E = TypeVar("_E", bound=Enum)
-_MOST = (1 << 63) - 1
 _BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2}
 _TORCH_NAMES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}
 
@@ -72,10 +72,10 @@ def _positive(instance: Any, attribute: Any, value: Any) -> None:
         raise InvalidInputError(
             f"table {getattr(instance, 'name', '')!r}: {attribute.name} must be a positive integer, got {value!r}"
         )
-    if value > _MOST:
+    if value > MOST_ROWS:
         raise InvalidInputError(
             f"table {getattr(instance, 'name', '')!r}: {attribute.name} is {value}; it can be "
-            f"{_MOST} at most, the largest of 64-bit integers"
+            f"{MOST_ROWS} at most, the largest of 64-bit integers"
         )
 
 
@@ -119,6 +119,23 @@ def _number(value: Any) -> float:
     if isinstance(value, bool | str):
         raise InvalidInputError(f"an initial weight must be a number, got {value!r}")
     return float(value)
+
+
+_Allowed = tuple[tuple[str, tuple[str, ...] | None], ...]
+
+
+def _allowed(value: Any) -> _Allowed | None:
+    """A mapping from sharding types to compute kernels as pairs, which can be hashed."""
+    if value is None or isinstance(value, tuple):
+        return value
+    if not isinstance(value, Mapping) or not all(
+        kernels is None or (isinstance(kernels, list | tuple) and all(isinstance(k, str) for k in kernels))
+        for kernels in value.values()
+    ):
+        raise InvalidInputError(
+            f"allowed must map each sharding type to a list of compute kernels, or to none for any; got {value!r}"
+        )
+    return tuple((str(name), None if kernels is None else tuple(kernels)) for name, kernels in value.items())
 
 
 def _names(value: Any) -> list[str]:
@@ -228,6 +245,8 @@ class TableSpec:
         optimizer: the optimizer that updates it in the backward pass; ``None`` if gradients are to be visible.
         qcomms_config: the codecs that its results and gradients travel by; float32 as they are by default.
         cache: the cache on the device, should the table be kept in host memory.
+        allowed: the sharding types that its module's sharder allows, each with the compute kernels that it allows with
+            it (``None``: those that are offered anyway); ``None``: the sharder leaves the choice to the planner.
     """
 
     name: str
@@ -241,6 +260,7 @@ class TableSpec:
     optimizer: OptimizerSpec | None = field(factory=OptimizerSpec)
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
     cache: CacheParams = field(factory=CacheParams)
+    allowed: _Allowed | None = field(default=None, converter=_allowed)
 
     @classmethod
     def from_config(
@@ -277,6 +297,10 @@ class TableSpec:
     def num_features(self) -> int:
         """How many features are looked up in it."""
         return len(self.feature_names)
+
+    def kernels_allowed(self, sharding_type: str) -> tuple[str, ...] | None:
+        """Compute kernels that its module's sharder allows with a sharding type; ``None``: whatever is offered."""
+        return None if self.allowed is None else dict(self.allowed).get(sharding_type, ())
 
     @property
     def row_bytes(self) -> int:

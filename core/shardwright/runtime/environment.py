@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,7 +19,7 @@ from shardwright.fingerprint import compare_fingerprints
 from shardwright.planning.asked import made
 from shardwright.plugins import host
 from shardwright.runtime.alone import LoneCommunicator
-from shardwright.runtime.lockstep import Lockstep
+from shardwright.runtime.lockstep import Lockstep, by_rank
 from shardwright.runtime.phases import Phases
 
 # All collections over one process group make their calls in one order, whoever made their environments.
@@ -63,7 +64,8 @@ class ShardingEnv:
     ) -> ShardingEnv:
         """The ranks of a process group; every rank of it makes this call.
 
-        All ranks compare what plugins they have, since a job whose ranks differ there would hang later.
+        All ranks compare what plugins they have, since a job whose ranks differ there would hang later, and how many
+        ranks they take a host to have, since ranks that differ there would add up other sums.
 
         Args:
             process_group: the group; the world by default.
@@ -74,7 +76,8 @@ class ShardingEnv:
 
         Raises:
             UnknownPluginError: no comm backend has that name.
-            DistributedError: no process group, or no comm backend for it; or another rank failed in this call.
+            DistributedError: no process group, or no comm backend for it; ranks differ in ``LOCAL_WORLD_SIZE``; or
+                another rank failed in this call.
             PluginMismatchError: the ranks' plugins differ; names ranks and plugins, on every rank.
         """
         if not dist.is_initialized():
@@ -87,10 +90,10 @@ class ShardingEnv:
             else:
                 backend, device_type = _asked_backend(comm_backend, device_type)
             communicator = _connected(backend, group)
-            local = min(_local_world_size(communicator.world_size), communicator.world_size)
+            local = _local_world_size(communicator.world_size)
         # Apart: what fails before a collective leaves the group as it was.
-        with phases.phase("comparing plugins"):
-            _compare_plugins(communicator)
+        with phases.phase("comparing plugins and sizes of hosts"):
+            _compare_ranks(communicator, local)
         return cls(communicator, device_type, group, local, _LOCKSTEPS.setdefault(group, Lockstep()))
 
     @classmethod
@@ -157,7 +160,7 @@ def _local_world_size(world_size: int) -> int:
         raise DistributedError(
             f"LOCAL_WORLD_SIZE is {told!r}; it must be the number of ranks on this host, at least 1"
         )
-    return int(told)
+    return min(int(told), world_size)
 
 
 def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, str]:
@@ -204,14 +207,32 @@ def _accelerators() -> list[str]:
     return [accelerator.type] if accelerator else []
 
 
-def _compare_plugins(communicator: Communicator) -> None:
+def _compare_ranks(communicator: Communicator, local_world_size: int) -> None:
+    """Compare plugins, and how many ranks a host has, with the other ranks."""
     # A rank whose plugins cannot even be read takes part all the same, so that nobody waits for it.
     try:
         mine, problem = host().fingerprint(), None
     except Exception as error:
         mine, problem = None, f"{type(error).__name__}: {error}"
-    gathered = communicator.all_gather_objects((mine, problem))
-    problems = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(gathered) if problem]
+    gathered = communicator.all_gather_objects((local_world_size, mine, problem))
+    problems = [f"rank {rank}: {problem}" for rank, (_, _, problem) in enumerate(gathered) if problem]
     if problems:
         raise DistributedError("plugins could not be loaded: " + "; ".join(problems))
-    compare_fingerprints([fingerprint for fingerprint, _ in gathered])
+    compare_fingerprints([fingerprint for _, fingerprint, _ in gathered])
+    check_local_world_sizes([size for size, _, _ in gathered])
+
+
+def check_local_world_sizes(sizes: Sequence[int]) -> None:
+    """Check that all ranks take a host to have equally many ranks.
+
+    Args:
+        sizes: what each rank takes, in rank order.
+
+    Raises:
+        DistributedError: they differ; the same text on every rank.
+    """
+    if len(set(sizes)) > 1:
+        raise DistributedError(
+            f"the ranks differ in how many of them a host has: {by_rank([f'LOCAL_WORLD_SIZE {n}' for n in sizes])}. "
+            "Give every rank the same; where hosts differ, 1, so that each rank stands for a host"
+        )

@@ -129,17 +129,24 @@ def check_lengths_content(
 ) -> None:
     """Demand lengths >= 0 that add up to the number of values. Reads the lengths.
 
+    None may exceed that number by itself: huge lengths could add up to it again, modulo 2^64.
+
     Args:
         owner: The type that speaks.
         lengths: `[N]`.
         num_values: What they must add up to.
         whose: Says, of the position of a bag, which one it is.
     """
-    if lengths.numel() and int(lengths.min()) < 0:
+    least, most = torch.aminmax(lengths) if lengths.numel() else (0, 0)
+    if int(least) < 0:
         position = int(lengths.argmin())
         raise InvalidInputError(
-            f"{owner}: lengths[{position}]{_of(whose, position)} is {int(lengths[position])}; a bag holds "
-            "0 values or more."
+            f"{owner}: lengths[{position}]{_of(whose, position)} is {int(least)}; a bag holds 0 values or more."
+        )
+    if int(most) > num_values:
+        position = int(lengths.argmax())
+        raise InvalidInputError(
+            f"{owner}: lengths[{position}]{_of(whose, position)} is {int(most)}, but there are {num_values} values."
         )
     total = int(lengths.sum())
     if total != num_values:

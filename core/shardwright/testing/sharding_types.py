@@ -119,6 +119,9 @@ class ShardingTypeTests:
                 assert first == asked.layouts(other, cluster, 1), (
                     f"{sharding_type.name}: says answers_by_shape, but looks at a table's name, module or features"
                 )
+                assert first == asked.without_extras().layouts(table, cluster, 1), (
+                    f"{sharding_type.name}: says answers_by_shape, but looks at the extras of constraints"
+                )
 
         run_drawn(check)
 
@@ -138,18 +141,25 @@ class ShardingTypeTests:
 
         check()
 
-    def test_planner_plans_it_by_name_and_the_plan_survives_json(self, sharding_type: ShardingType) -> None:
-        """The planner takes what is asked for by name, the document can be read back, and the report shows it."""
-        asked = Asked(sharding_type, self.constraints)
+    @pytest.mark.parametrize("case", ["plain", "float16", "extras"])
+    def test_planner_plans_it_by_name_and_the_plan_survives_json(
+        self, sharding_type: ShardingType, case: str
+    ) -> None:
+        """The planner takes what is asked for by name, the document can be read back, and the report shows it.
+
+        Reading asks the type again, for the same table with the same constraints: also for one of 16 bits, and with
+        extras that are not the type's own beside those that are.
+        """
         with installed(sharding_type):
+            asked = Asked(sharding_type, self.constraints)
+            if case == "extras":
+                asked = asked.with_more_extras()
+            table = evolve(PLAIN, data_type="FP16" if case == "float16" else "FP32")
+            if not asked.has_kernel_for(table):
+                pytest.skip(f"kernel {asked.kernel!r} has no tables of {table.data_type.value}")
             for cluster in SHAPES:
-                if not asked.layouts(PLAIN, cluster):
-                    continue
-                planner = EmbeddingShardingPlanner(cluster.topology, constraints={"t": asked.rule()})
-                plan = planner.plan_tables([PLAIN])
-                again = ShardingPlan.from_json(plan.to_json())
-                assert again == plan, f"{sharding_type.name}: the plan that is read back is another one"
-                assert sharding_type.name in str(planner.report), f"{sharding_type.name}: not in the report"
+                if asked.layouts(table, cluster):
+                    _check_round_trip(asked, table, cluster)
 
     @pytest.mark.parametrize("mode", ["pooled", "weighted", "sequence"])
     def test_sharded_module_equals_unsharded(self, sharding_type: ShardingType, mode: str) -> None:
@@ -199,6 +209,14 @@ class ShardingTypeTests:
                 check_checkpoint(asked.name, case, moved)
 
             check()
+
+
+def _check_round_trip(asked: Asked, table: TableSpec, cluster: Cluster) -> None:
+    planner = EmbeddingShardingPlanner(cluster.topology, constraints={"t": asked.rule()})
+    plan = planner.plan_tables([table])
+    again = ShardingPlan.from_json(plan.to_json())
+    assert again == plan, f"{asked.name}: the plan that is read back is another one"
+    assert asked.name in str(planner.report), f"{asked.name}: not in the report"
 
 
 def _check_variants(sharding_type: ShardingType, table: TableSpec, layouts: Sequence[Layout]) -> None:

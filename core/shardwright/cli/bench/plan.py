@@ -112,11 +112,11 @@ def workloads_in(folder: Path) -> list[Path]:
     Raises:
         InvalidInputError: there are none.
     """
-    from shardwright.planning.workload import read_json
+    from shardwright.planning.documents import WORKLOAD
 
     found = []
     for path in sorted(folder.glob("*.json")):
-        data = read_json(path, "workload")
+        data = WORKLOAD.read(path)
         if isinstance(data, Mapping) and data.get("tables"):
             found.append(path)
     if not found:

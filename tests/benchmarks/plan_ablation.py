@@ -28,7 +28,6 @@ import attrs
 import numpy as np
 from tests.benchmarks.plan_instances import TIGHTNESS, Problem, drawn, of_files, with_memory
 
-from shardwright.planning.parts import Choice
 from shardwright.planning.reservations import FixedPercentageStorageReservation
 from shardwright.planning.search import search
 from shardwright.planning.space import SearchSpace
@@ -137,7 +136,7 @@ class _CpuWatch(Watch):
 
 
 def _searched(space: SearchSpace, problem: Problem, without: frozenset[str], seconds: float) -> Result:
-    parts = Choice(problem.estimator, proposer=Proving(Effort(without=without))).resolve()
+    parts = problem.choice(Proving(Effort(without=without))).resolve()
     watch, start = _CpuWatch(seconds, clock=time.process_time), time.process_time()
     watch._wall_s = time.monotonic()
     found = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts, watch=watch)

@@ -25,6 +25,7 @@ import attrs
 import numpy as np
 from attrs import frozen
 
+from shardwright.contracts.proposer import Proposer
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.inputs import Request
 from shardwright.planning.parts import Choice
@@ -54,7 +55,7 @@ class Problem:
         tables: what is to be sharded.
         constraints: how the tables are used.
         batch_size: samples per rank and step.
-        estimator: the performance estimator; the preferred one by default.
+        estimator: ``"torchrec"`` for TorchRec's models of time and memory and its options; else the preferred ones.
         ddr_gib: host memory of each rank.
     """
 
@@ -77,7 +78,13 @@ class Problem:
             ddr_cap=self.ddr_gib * _GIB,
         )
         request = Request(topology, self.constraints, self.batch_size, None)
-        return prepare(self.tables, request, Choice(self.estimator).resolve())
+        return prepare(self.tables, request, self.choice().resolve())
+
+    def choice(self, proposer: Proposer | None = None) -> Choice:
+        """The models of costs, and who searches; the preferred proposer by default."""
+        if self.estimator is None:
+            return Choice(proposer=proposer)
+        return Choice(self.estimator, f"{self.estimator}_storage", proposer, option_space=self.estimator)
 
 
 def of_files(

@@ -29,6 +29,7 @@ PUBLIC_NAMES = """
     Dataflow
     DistributedError
     DistributedModelParallel
+    DocumentKind
     DuplicateNameError
     EmbeddingBagCollection
     EmbeddingBagCollectionSharder
@@ -65,6 +66,7 @@ PUBLIC_NAMES = """
     Misfit
     ModuleSharder
     NoPlanError
+    Offered
     OptimizerSpec
     OptimizerWrapper
     OptionSpace
@@ -143,6 +145,7 @@ CONTRACTS = """
     EmbeddingComputeKernel
     Estimator
     KernelRequest
+    Offered
     Partitioner
     Proposals
     Proposer

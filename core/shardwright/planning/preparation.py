@@ -12,6 +12,7 @@ from shardwright.planning.parts import Parts
 from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.space import SearchSpace, estimate_costs
 from shardwright.planning.tables import TableSpec
+from shardwright.planning.watch import Watch
 
 
 def prepare(
@@ -20,6 +21,7 @@ def prepare(
     parts: Parts,
     *,
     here: bool = False,
+    watch: Watch | None = None,
 ) -> SearchSpace:
     """Ask sharding types and kernels for options, and the estimators for their costs.
 
@@ -28,8 +30,10 @@ def prepare(
         request: over what, and what the user asks.
         parts: the plugins that plan.
         here: plan for this machine, so what is installed here counts.
+        watch: of the search to come; ends this too.
 
     Raises:
+        KeyboardInterrupt: somebody asked for an end before the options were known.
         PlanningError: nothing is left for some table, or an estimator broke its contract.
         NoPlanError: constraints contradict each other.
         UnknownNameError: the constraints name a table, type or kernel that does not exist.
@@ -47,6 +51,7 @@ def prepare(
         fold_tables=parts.performance.answers_by_shape and parts.storage.answers_by_shape,
         space=parts.space(request.topology),
         rules=rules,
+        watch=watch,
     )
     ids_per_batch = float(options.ids_per_batch @ options.multiplicity)
     capacity = request.reservation.capacity_bytes(request.topology, ids_per_batch)

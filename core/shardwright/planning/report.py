@@ -80,9 +80,19 @@ class Report:
             tried,
             f"{self.space.objective}: {self.plan.value_ms:.4g} ms",
             self._bound_text(),
+            self._models_text(),
             *result.refused,
         ]
         return [*told, _MORE] if result.is_cut_short and self.gap > 0 else told
+
+    def _models_text(self) -> str:
+        """Which models of costs were used, and what was offered to tables that ask for nothing."""
+        names = [self.inputs[name]["value"] for name in ("estimator", "storage_estimator")]
+        space = self.inputs.get("option_space", {}).get("value", "")
+        offered = (
+            f"the option space {space!r}" if isinstance(space, str) else "an option space of the caller's"
+        )
+        return f"time by {names[0]!r}, memory by {names[1]!r}, options: {offered if space else 'all that is offered'}"
 
     def _bound_text(self) -> str:
         bound = self.plan.proven.bound_ms

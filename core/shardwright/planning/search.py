@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from attrs import define, evolve, field, frozen
@@ -24,6 +26,7 @@ from shardwright.planning.placement import (
     fixed_misfit,
     propose,
 )
+from shardwright.planning.plugin_calls import calling, check_answer, whole_numbers
 from shardwright.planning.proof import why_unproven
 from shardwright.planning.seating import broken_rule, place_within
 from shardwright.planning.space import SearchSpace
@@ -128,8 +131,11 @@ class _Search:
 
     def rate(self, proposed: Ints | Placed, proposer: str) -> Feedback:
         """Place a proposal, unless that has been done, and keep it if it is the best."""
-        ranks = proposed.ranks if isinstance(proposed, Placed) else None
-        proposal = np.asarray(proposed.proposal if isinstance(proposed, Placed) else proposed, dtype=np.int64)
+        who = f"proposer {proposer!r}"
+        ranks, chosen = None, proposed
+        if isinstance(proposed, Placed):
+            ranks, chosen = whole_numbers(who, "the ranks of its shards", proposed.ranks), proposed.proposal
+        proposal = whole_numbers(who, "one option of each table", chosen)
         key = proposal.tobytes() + (b"" if ranks is None else b"|" + ranks.tobytes())
         if key not in self.tried:
             self.tried[key] = self._place(proposal, ranks, proposer)
@@ -149,10 +155,9 @@ class _Search:
         misfit = fixed_misfit(self.space, proposal, shards)
         if misfit is not None:
             return Feedback(misfit=misfit)
-        placed = place_within(self.space.rules, self.partitioner, shards) if given is None else given
-        if isinstance(placed, Misfit):
-            return Feedback(misfit=placed)
-        ranks = np.asarray(placed, dtype=np.int64)
+        ranks = place_within(self.space.rules, self.partitioner, shards) if given is None else given
+        if isinstance(ranks, Misfit):
+            return Feedback(misfit=ranks)
         whose = f"partitioner {self.partitioner.name!r}" if given is None else f"proposer {proposer!r}"
         _check_placement(self.space, shards, ranks, f"{whose} broke its contract:")
         rate = OBJECTIVES[self.space.objective]
@@ -172,6 +177,7 @@ def search(
     max_proposals: int = MAX_PROPOSALS,
     last_resorts: Sequence[Partitioner] = (),
     watch: Watch | None = None,
+    known: Mapping[str, Placed] = MappingProxyType({}),
 ) -> SearchResult:
     """Run the proposers one after the other, and keep the best of all they propose and prove.
 
@@ -182,11 +188,14 @@ def search(
         max_proposals: of each proposer at most, proposals tried before not counted.
         last_resorts: partitioners that place the proposals that came nearest, where none fitted.
         watch: told of progress, and asked whether to end; no limit by default.
+        known: plans that were found before, by the names of the proposers that found them.
 
     Raises:
         PlanningError: a proposer or the partitioner broke its contract.
     """
     state = _Search(space, partitioner, watch or Watch())
+    for name, placed in known.items():
+        state.rate(placed, name)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
     if state.proposal is None and state.proven.bound_ms <= space.most_ms:
@@ -205,23 +214,27 @@ def search(
 
 
 def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
-    proposals = begun(proposer, state.space, state.watch)
+    who = f"proposer {proposer.name!r}"
+    with calling(who):
+        proposals = begun(proposer, state.space, state.watch)
+    check_answer(who, "proposals", proposals, Generator)
     limit, num_late = len(state.tried) + max_proposals, 0
-    proposed = next(proposals, None)
+    feedback: Any = None
     # A proposer that repeats itself must come to an end as well.
     for _ in range(4 * max_proposals):
+        try:
+            with calling(who):
+                proposed = proposals.send(feedback)
+        except StopIteration:
+            break
         if state.watch.is_over and bool(state.tried):
             # What was found in time is heard; nothing more is placed.
             num_late += 1
             if num_late > _MOST_LATE or not isinstance(proposed, Placed | Proven):
                 break
-        if proposed is None or len(state.tried) >= limit:
+        if len(state.tried) >= limit:
             break
         feedback = state.answer(proposed, proposer.name)
-        try:
-            proposed = proposals.send(feedback)
-        except StopIteration:
-            break
     proposals.close()
 
 

@@ -12,6 +12,13 @@ from typing import Any, Protocol
 
 from attrs import Factory, define, field, frozen
 
+# A limit is meant for the search: the options, without which there is no plan at all, may take so long in any case.
+_PREPARATION_S = 1.0
+
+
+class OutOfTime(BaseException):
+    """Ends work that has nothing to return when its watch is over; no error of a plugin's, so not an `Exception`."""
+
 
 @frozen
 class Progress:
@@ -60,12 +67,14 @@ class Watch:
         listener: who is told about progress.
         work_us: how much work it may do, in microseconds of an ordinary core; no limit by default.
         clock: what tells the time, seconds.
+        outer: the watch of a search that this one is part of: work counts there too, and when that is over, so is this.
     """
 
     seconds: float | None = None
     listener: Listener | None = None
     work_us: float = math.inf
     clock: Callable[[], float] = time.monotonic
+    outer: Watch | None = None
     was_interrupted: bool = field(default=False, init=False)
     """Whether somebody asked for an end with Ctrl-C."""
     spent_us: float = field(default=0.0, init=False)
@@ -82,17 +91,43 @@ class Watch:
     @property
     def seconds_left(self) -> float:
         """Until the limit; infinite without one."""
-        return math.inf if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
+        own = math.inf if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
+        return own if self.outer is None else min(own, self.outer.seconds_left)
 
     @property
     def is_over(self) -> bool:
         """Whether the search is to return what it has."""
         is_late = self.seconds is not None and self.elapsed_s >= self.seconds
-        return self.was_interrupted or is_late or self.spent_us >= self.work_us
+        is_done = self.was_interrupted or is_late or self.spent_us >= self.work_us
+        return is_done or (self.outer is not None and self.outer.is_over)
 
     def spend(self, work_us: float) -> None:
         """Count some work: microseconds that it takes an ordinary core, reckoned from what there is to do."""
         self.spent_us += work_us
+        if self.outer is not None:
+            self.outer.spend(work_us)
+
+    def part(self, of_all: float) -> Watch:
+        """A watch of a part of the search, which may use a part of the time and the work that is left.
+
+        Plans that are found are told to this watch too, bounds are not: what is proven of a part may not hold for all.
+        """
+        seconds = None if self.seconds is None else self.seconds_left * of_all
+        work_us = (self.work_us - self.spent_us) * of_all
+
+        def tell(progress: Progress, /) -> None:
+            self.tell(value_ms=progress.value_ms)
+
+        return Watch(seconds, tell, work_us, self.clock, outer=self)
+
+    def go_on(self) -> None:
+        """Return, unless the watch is over: for work that has nothing to return yet.
+
+        Raises:
+            OutOfTime: it is over, or was interrupted.
+        """
+        if self.was_interrupted or (self.is_over and self.elapsed_s >= _PREPARATION_S):
+            raise OutOfTime
 
     @property
     def progress(self) -> Progress:

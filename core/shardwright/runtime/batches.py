@@ -88,8 +88,10 @@ class BatchesInStep:
         self._collections = {
             path: module for path, module in inner.named_modules() if isinstance(module, ShardedCollection)
         }
+        # Collections have these, and so must not come to have this object: nothing would be freed at once.
+        self._made: list[tuple[str, KeyedJaggedTensor]] = []
         self._ahead = {
-            name: InputsAhead(partial(self._note, name), is_strict=settings.is_strict)
+            name: InputsAhead(partial(_note, self._made, name), is_strict=settings.is_strict)
             for name in self._collections
         }
         self._env = _env_of(model, list(self._collections.values()))
@@ -102,7 +104,7 @@ class BatchesInStep:
         self.drop_unused()
         self._calls: list[_Call] | None = None if self._settings.is_ahead and self._collections else []
         self._expected = list(self._collections)
-        self._made: list[tuple[str, KeyedJaggedTensor]] = []
+        self._made.clear()
         self._fetched: Fetched | None = None
         self._coming: _Coming | None = None
         self._batch: Any = None
@@ -146,12 +148,9 @@ class BatchesInStep:
 
     # Where inputs stand
 
-    def _note(self, name: str, features: KeyedJaggedTensor) -> None:
-        self._made.append((name, features))
-
     def serve(self) -> None:
         """Let the collections take what was begun for the batch last taken, and see what they are given."""
-        self._made = []
+        self._made.clear()
         for name, collection in self._collections.items():
             collection.inputs_ahead = self._ahead[name]
 
@@ -187,7 +186,8 @@ class BatchesInStep:
             self._expected = [name for name, _ in mine]
             self._calls = [_Call(name, path) for name, path in _agreed(told)]
             self._tell_who_stays({call.name for call in self._calls})
-        self._batch, self._made = None, []
+        self._batch = None
+        self._made.clear()
 
     def _path_of(self, features: KeyedJaggedTensor) -> Path | None:
         for path, leaf in leaves(self._batch):
@@ -263,7 +263,7 @@ class BatchesInStep:
         finally:
             self.release()
             if not self.learns:
-                self._made = []
+                self._made.clear()
 
     def _check_used(self) -> None:
         for name, ahead in self._ahead.items():
@@ -296,6 +296,10 @@ class BatchesInStep:
             self._env.communicator.all_gather_objects(None)  # as in learn
         else:
             self._exchange(_STOPPED)
+
+
+def _note(made: list[tuple[str, KeyedJaggedTensor]], name: str, features: KeyedJaggedTensor) -> None:
+    made.append((name, features))
 
 
 def _send_all(exchanges: Sequence[_Exchange]) -> tuple[Exception | None, list[_Exchange]]:

@@ -15,19 +15,22 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts import Dataflow
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
 from shardwright.runtime.arrange import ArrangedGradients, Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.runtime.compiling import untraced
 from shardwright.runtime.complaints import Complaint, complain
 from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.groups import Group, check_layout
+from shardwright.runtime.groups import Group, check_layout, is_updated_in_backward
 from shardwright.runtime.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.learning_rates import LearningRates
 from shardwright.runtime.lookup import Lookup
 from shardwright.runtime.open_steps import OpenSteps
 from shardwright.runtime.part import Part, PartConfig, PartStep, Peer, parameters_of
+from shardwright.runtime.scaled_losses import FUSED_REFUSAL, PARTED_REFUSAL
 from shardwright.sparse import KeyedJaggedTensor
 
 _FIXED_FIELDS = 5  # collection, checksum of calls, batch size, status, number of what is not looked at
@@ -43,6 +46,10 @@ class CollectionEngine:
         device: where the local blocks live.
         is_weighted: ids carry weights.
         checks: how closely batches are looked at.
+
+    Attributes:
+        updated_in_backward: the first table that is, on any rank; empty if none is.
+        scaling_refusal: why its tables cannot be trained with scaled gradients; empty if they can.
 
     Raises:
         PlanError: the plan names a rank that does not exist or does not cover a table.
@@ -75,6 +82,9 @@ class CollectionEngine:
         self.arrangement: Arrangement = arrange(
             self.collection, arrivals, gradient_scale=1.0 / env.world_size
         )
+        updated = [table for table in tables if is_updated_in_backward(table, shardings[table.name])]
+        self.updated_in_backward = updated[0].describe() if updated else ""
+        self.scaling_refusal = _scaling_refusal(tables, shardings, env.world_size)
         self.header_size = _FIXED_FIELDS + sum(part.header_size for part in self.parts)
         self.number = env.lockstep.join(self.collection.name, self.header_size)
         self.open_steps = OpenSteps(env, self.number)
@@ -94,6 +104,19 @@ class CollectionEngine:
             prepare: called first; what it raises here, the other ranks learn from the header.
         """
         return EngineStep(self, features, status, prepare)
+
+
+def _scaling_refusal(
+    tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding], world_size: int
+) -> str:
+    """Why the tables cannot be trained with scaled gradients; empty if they can."""
+    for table in tables:
+        sharding = shardings[table.name]
+        if is_updated_in_backward(table, sharding):
+            return f"Table {table.describe()}: {FUSED_REFUSAL}"
+        if world_size > 1 and not sharding.layout.is_replicated:
+            return f"Table {table.describe()}: {PARTED_REFUSAL}"
+    return ""
 
 
 def _deal(
@@ -127,6 +150,7 @@ class EngineStep:
     Attributes:
         batch: what was asked for.
         statuses: what each rank says of its batch, known once sent; none before.
+        scaling_refusal: why a loss of its outputs cannot be scaled; empty if it can.
     """
 
     batch: FeatureBatch
@@ -139,7 +163,7 @@ class EngineStep:
         status: Status,
         prepare: Callable[[], None] | None,
     ) -> None:
-        self._engine = engine
+        self._engine, self.scaling_refusal = engine, engine.scaling_refusal
         batch, self._status, self._cause = _read(engine.reader, features, status, prepare)
         self._parts, self._status, self._cause = _route(engine.parts, batch, self._status, self._cause)
         self._extras, extra_word = None, 0
@@ -277,6 +301,23 @@ class EngineStep:
             for shape in shapes
         )
 
+    def check_pass(self, end: Any) -> None:
+        """Check that the backward pass under way is a whole one, where tables are updated in it.
+
+        Args:
+            end: a node that every whole backward pass comes to.
+
+        Raises:
+            UnsupportedError: it is ``torch.autograd.grad``, or ``backward(inputs=...)``.
+        """
+        table = self._engine.updated_in_backward
+        if table and not torch._C._will_engine_execute_node(end):
+            raise UnsupportedError(
+                f"torch.autograd.grad, or backward(inputs=...), went through the collection of table {table}, which is "
+                "updated in the backward pass: that would be a side effect. Call backward() on the loss; tables whose "
+                "gradients are to be had need a compute kernel that shows them"
+            )
+
     def backward(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """Send each rank its gradients; update fused blocks, return the gradients of the others."""
         self._engine.open_steps.backward()
@@ -294,15 +335,20 @@ class _Outputs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, step: EngineStep, token: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.step = step
+        ctx.step, ctx.scaling_refusal = step, step.scaling_refusal
         ctx.save_for_backward(token)  # so that autograd refuses a second backward pass, as it does unsharded
         return step.outputs_to_come()
 
     @staticmethod
+    @untraced  # a compiled training step would go into it
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         _ = ctx.saved_tensors  # raises if the graph was freed: fused kernels must not update twice
-        return None, None, *ctx.step.backward(gradients)
+        step: EngineStep = ctx.step
+        step.check_pass(ctx.next_functions[0][0])  # the token's end
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            del ctx.step  # a loss that is kept keeps this node, which is not to keep the batch
+        return None, None, *step.backward(gradients)
 
 
 def _sent_to(device: torch.device, values: Tensor) -> Tensor:

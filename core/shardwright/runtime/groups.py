@@ -263,6 +263,11 @@ def kernel_of(name: str) -> ComputeKernel:
     return host().compute_kernels.create(name)
 
 
+def is_updated_in_backward(table: TableSpec, sharding: ParameterSharding) -> bool:
+    """Whether the kernel of a table runs its optimizer in the backward pass; else its gradients are visible."""
+    return table.optimizer is not None and kernel_of(sharding.compute_kernel).fuses_optimizer
+
+
 def _check_supported(
     table: TableSpec, sharding: ParameterSharding, kernel: ComputeKernel, request: KernelRequest
 ) -> None:

@@ -28,6 +28,7 @@ from shardwright_plugins.proposers.proving.bounds.relaxation import Relaxation
 
 class Cut(ShardingType):
     name, abbreviation, answers_by_shape = "cut", "CU", True
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         rows = RowsRange(table.num_embeddings, parts=topology.world_size)
@@ -36,6 +37,7 @@ class Cut(ShardingType):
 
 class Halves(ShardingType):
     name, abbreviation, answers_by_shape = "halves", "HA", True
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         half = table.embedding_dim // 2

@@ -5,7 +5,7 @@
 "embedding_dim", "shards": [{"rank", "rows": [a, b], "columns": [a, b]}, ...]}}}}``. A table may also have
 ``qcomms_config`` (the codecs of results and gradients, where they have any), ``row_map`` (where rows are not parted in
 neighbouring runs; then a shard's ``rows`` are ``{"part": i, "num_rows": n}``), ``dataflow``, ``variant`` and
-``extras``; a shard may have a ``dataflow`` of its own. Keys that are not known here are kept.
+``extras``; a shard may have a ``dataflow`` of its own. Keys of others, which begin with ``x-``, are kept.
 """
 
 from __future__ import annotations

@@ -42,11 +42,6 @@ def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
         ),
         (
             "fused",
-            {"optimizer": OptimizerSpec("sgd", parameters={"beta1": 0.9})},
-            "FBGEMM on cpu: 'sgd' has no parameter beta1=0.9 here",
-        ),
-        (
-            "fused",
             {"optimizer": OptimizerSpec("adagrad", parameters={"weight_decay": 0.1})},
             "FBGEMM on cpu: 'adagrad' has no parameter weight_decay=0.1 here",
         ),

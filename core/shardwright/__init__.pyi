@@ -69,7 +69,9 @@ from shardwright.planning.options import Options as Options
 from shardwright.planning.placement import Feedback as Feedback
 from shardwright.planning.placement import Misfit as Misfit
 from shardwright.planning.placement import Placed as Placed
+from shardwright.planning.placement import PlacedPlan as PlacedPlan
 from shardwright.planning.placement import ProposedShards as ProposedShards
+from shardwright.planning.placement import Proven as Proven
 from shardwright.planning.plan import EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan
 from shardwright.planning.plan import EnumerableShardingSpec as EnumerableShardingSpec
 from shardwright.planning.plan import ParameterSharding as ParameterSharding
@@ -94,6 +96,7 @@ from shardwright.planning.tables import PoolingType as PoolingType
 from shardwright.planning.tables import TableSpec as TableSpec
 from shardwright.planning.topology import Topology as Topology
 from shardwright.planning.watch import Progress as Progress
+from shardwright.planning.watch import Watch as Watch
 from shardwright.planning.workload import Workload as Workload
 from shardwright.plugins import PluginHost as PluginHost
 from shardwright.plugins import host as host

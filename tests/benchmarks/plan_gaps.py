@@ -1,9 +1,9 @@
 """How far from proven best the plans of workload files are: over topologies, and memory from ample to scarce.
 
-python tests/benchmarks/plan_gaps.py WORKLOADS [--only NAME ...] [--topologies 1x8 2x8 ...] [--output gaps.json]
+python -m tests.benchmarks.plan_gaps WORKLOADS [--only NAME ...] [--topologies 1x8 2x8 ...] [--output gaps.json]
 
 An instance is a workload, hosts x ranks of a host, and how much memory each rank has: so many times what it needs at
-least (see ``_least_bytes``). Prints each instance, then the distribution of the gaps, the worst instances, and the
+least (see ``plan_instances.py``). Prints each instance, then the distribution of the gaps, the worst instances, and the
 seconds of the search; ``--before`` compares the values with those of an earlier output. With ``--seconds`` a search
 ends at that limit with what it has. ``--output`` is written after each instance; a run that was broken off goes on
 where it ended with ``--resume``.
@@ -22,22 +22,14 @@ from typing import Any
 
 import attrs
 import numpy as np
+from tests.benchmarks.plan_instances import TIGHTNESS, of_files, with_memory
 
-from shardwright.planning.constraints import Constraints
-from shardwright.planning.inputs import Request
 from shardwright.planning.parts import Choice, Parts
-from shardwright.planning.preparation import prepare
 from shardwright.planning.search import search
 from shardwright.planning.space import SearchSpace
-from shardwright.planning.topology import Topology
 from shardwright.planning.watch import Watch
-from shardwright.planning.workload import Workload
 
 TOPOLOGIES = ("1x4", "1x8", "2x8", "4x8", "16x8", "64x8")
-TIGHTNESS = (4.0, 1.3, 1.1, 1.03)
-_GIB = 1 << 30
-# Enough that nothing is short where options are counted; each instance gets its own.
-_AMPLE_BYTES = 100_000 * _GIB
 
 
 def main() -> None:
@@ -48,8 +40,8 @@ def main() -> None:
     ).resolve()
     found = _measured_before(arguments)
     known = {_key(result) for result in found}
-    for instance, space in _instances(arguments, parts, known):
-        result = _searched(instance, space, parts)
+    for instance, space in _instances(arguments, known):
+        result = _searched(instance, space, parts, Watch(arguments.seconds))
         found.append(result)
         print(_line(result), flush=True)
         if arguments.output:
@@ -89,71 +81,26 @@ def _key(instance: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _instances(
-    arguments: argparse.Namespace, parts: Parts, known: set[tuple[Any, ...]]
+    arguments: argparse.Namespace, known: set[tuple[Any, ...]]
 ) -> Iterator[tuple[dict[str, Any], SearchSpace]]:
     """Each instance that is not known yet, with its problem."""
-    for shape in arguments.topologies:
-        for workload in _workloads(arguments.workloads, arguments.only):
-            new = [each for each in arguments.tightness if (workload.name, shape, each) not in known]
-            space = _space(workload, shape, arguments, parts) if new else None
-            for tightness in new:
-                assert space is not None  # where something is new
-                instance = {"workload": workload.name, "topology": shape, "tightness": tightness}
-                yield instance, _with_memory(space, tightness, Watch(arguments.seconds))
+    for problem in of_files(arguments.workloads, arguments.topologies, arguments.batch, arguments.only):
+        names = {"workload": problem.name, "topology": problem.shape}
+        new = [each for each in arguments.tightness if (*names.values(), each) not in known]
+        asked = attrs.evolve(problem, estimator=arguments.estimator, ddr_gib=arguments.ddr_gib)
+        space = asked.space() if new else None
+        for tightness in new:
+            assert space is not None  # where something is new
+            yield {**names, "tightness": tightness}, with_memory(space, tightness)
 
 
-def _with_memory(space: SearchSpace, tightness: float, watch: Watch) -> SearchSpace:
-    """A problem where each rank has so many times what it needs at least."""
-    capacity = space.capacity_bytes.copy()
-    capacity[:, 0] = int(_least_bytes(space) * tightness)
-    return attrs.evolve(space, capacity_bytes=capacity, watch=watch)
-
-
-def _workloads(folder: Path, only: list[str] | None) -> list[Workload]:
-    """The workloads of a folder, the smallest first."""
-    names = [path for path in sorted(folder.glob("*.json")) if not only or path.stem in only]
-    read = []
-    for path in names:
-        if "tables" in json.loads(path.read_text()):
-            workload = Workload.read(path)
-            read.append(attrs.evolve(workload, name=path.stem))
-    return sorted(read, key=lambda workload: len(workload.tables))
-
-
-def _space(workload: Workload, shape: str, arguments: argparse.Namespace, parts: Parts) -> SearchSpace:
-    hosts, local = (int(part) for part in shape.split("x"))
-    topology = Topology(
-        hosts * local,
-        "cuda",
-        local_world_size=local,
-        hbm_cap=_AMPLE_BYTES,
-        ddr_cap=arguments.ddr_gib * _GIB,
-    )
-    constraints = workload.constrained(Constraints(None))
-    request = Request(topology, constraints, arguments.batch, None)
-    return prepare(workload.tables, request, parts)
-
-
-def _least_bytes(space: SearchSpace) -> float:
-    """What each rank needs of device memory at least, by options that use no other memory and are no copies.
-
-    That is an even share of what all tables take at least, or the largest shard of the table that is hardest to cut.
-    """
-    options, first = space.options, space.options.first_option[:-1]
-    alone = (space.total_bytes[:, 1:] == 0).all(axis=1) & ~options.is_replicated
-    total = np.where(alone, space.total_bytes[:, 0], np.iinfo(np.int64).max // 4096)
-    largest = np.where(alone, space.largest_bytes[:, 0], np.iinfo(np.int64).max // 4096)
-    share = float(np.minimum.reduceat(total, first) @ options.multiplicity) / space.topology.world_size
-    return max(share, float(np.minimum.reduceat(largest, first).max()))
-
-
-def _searched(instance: dict[str, Any], space: SearchSpace, parts: Parts) -> dict[str, Any]:
+def _searched(instance: dict[str, Any], space: SearchSpace, parts: Parts, watch: Watch) -> dict[str, Any]:
     start = time.process_time()
-    result = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts)
+    result = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts, watch=watch)
     seconds = time.process_time() - start
     value, bound = result.feedback.value_ms, result.lower_bound_ms
     gap = value / bound - 1 if 0 < bound <= value < math.inf else (0.0 if value == bound else math.inf)
-    is_infeasible = math.isinf(value) and (bound > space.most_ms or not np.isfinite(space.bound.possible_ms))
+    is_infeasible = math.isinf(value) and bound > space.most_ms
     return {
         **instance,
         "tables": len(space.options.all_tables),

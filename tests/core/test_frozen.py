@@ -75,6 +75,7 @@ PUBLIC_NAMES = """
     ParameterSharding
     Partitioner
     Placed
+    PlacedPlan
     PlanDifference
     PlanError
     PlanningError
@@ -86,6 +87,7 @@ PUBLIC_NAMES = """
     Proposals
     ProposedShards
     Proposer
+    Proven
     QCommsConfig
     Registry
     Replicate
@@ -113,6 +115,7 @@ PUBLIC_NAMES = """
     UnknownNameError
     UnknownPluginError
     UnsupportedError
+    Watch
     Work
     Workload
     __version__

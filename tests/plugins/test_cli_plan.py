@@ -20,8 +20,9 @@ from tests import readme
 import shardwright
 from shardwright.cli import main
 from shardwright.planning.check import check_plan
+from shardwright.planning.placement import Placed
 from shardwright.planning.plan import ShardingPlan
-from shardwright_plugins.proposers._bisection import Bisection
+from shardwright_plugins.proposers.proving.search import Search
 
 
 def table(name, rows, dim, *pooling):
@@ -237,18 +238,20 @@ def test_plan_of_a_missing_file_is_told(tmp_path):
 
 def interrupted_search(monkeypatch, num_plans):
     """The default search, to which somebody sends SIGINT after so many plans; it goes on until it is told to end."""
-    plans = Bisection.plans
+    plans = Search.plans
 
     def with_interrupt(self):
-        for count, plan in enumerate(plans(self)):
-            if count == num_plans:
+        count = 0
+        for found in plans(self):
+            count += isinstance(found, Placed)
+            if count > num_plans:
                 break
-            yield plan
+            yield found
         os.kill(os.getpid(), signal.SIGINT)
-        while not self.space.watch.is_over:
+        while not self.watch.is_over:
             time.sleep(0.01)
 
-    monkeypatch.setattr(Bisection, "plans", with_interrupt)
+    monkeypatch.setattr(Search, "plans", with_interrupt)
 
 
 def test_plan_interrupted_writes_the_best_plan_so_far(workload, tmp_path, monkeypatch):

@@ -12,10 +12,9 @@ from attrs import frozen
 from shardwright.errors import UnknownNameError, nearest
 from shardwright.planning.objectives import OBJECTIVES, Phases, phase_loads
 from shardwright.planning.options import Ints, Refusal
-from shardwright.planning.placement import Misfit, fixed_misfit, propose
+from shardwright.planning.placement import Misfit, PlacedPlan, fixed_misfit, propose
 from shardwright.planning.plan import ShardingPlan
 from shardwright.planning.rederived import Rederived
-from shardwright.planning.search import SearchResult
 from shardwright.planning.statistics import Statistics
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.text import bytes_text
@@ -91,8 +90,7 @@ def explain_table(plan: ShardingPlan, table: str) -> Explanation:
         PlanError: the document does not say what the planner was asked, or a table's shards are those of no option.
     """
     again = Rederived.of(plan)
-    result = again.result()
-    return _Explainer(again, result, _position(again, table)).explanation()
+    return _Explainer(again, again.placed_plan(), _position(again, table)).explanation()
 
 
 def _position(again: Rederived, name: str) -> int:
@@ -117,11 +115,10 @@ def _position(again: Rederived, name: str) -> int:
 class _Explainer:
     """Puts each option of one table in the place of its own."""
 
-    def __init__(self, again: Rederived, result: SearchResult, table: int) -> None:
-        assert result.proposal is not None
-        self._again, self._result, self._table = again, result, table
+    def __init__(self, again: Rederived, plan: PlacedPlan, table: int) -> None:
+        self._again, self._plan, self._table = again, plan, table
         self._space, self._options = again.space, again.options
-        self._own = int(result.proposal[table])
+        self._own = int(plan.proposal[table])
         self._rest_phases, self._rest_bytes = self._without()
 
     def explanation(self) -> Explanation:
@@ -132,16 +129,14 @@ class _Explainer:
             (explained[option] for option in explained if option != self._own),
             key=lambda option: (option.value_ms, option.total_ms, option.name),
         )
-        own = attrs.evolve(
-            explained[self._own], value_ms=self._result.feedback.value_ms, reason="in the plan"
-        )
+        own = attrs.evolve(explained[self._own], value_ms=self._plan.value_ms, reason="in the plan")
         spec = self._options.all_tables[self._table]
         refusals = tuple(attrs.evolve(r, table=spec.path) for r in self._options.refused[distinct])
-        return Explanation(spec, self._result.feedback.value_ms, own, tuple(others), refusals)
+        return Explanation(spec, self._plan.value_ms, own, tuple(others), refusals)
 
     def _without(self) -> tuple[Phases, Ints]:
         """Time of each rank in each phase, and its memory, without this table: ``[W]``, ``[W, M]``."""
-        statistics = Statistics(self._space, self._result)
+        statistics = Statistics(self._space, self._plan)
         others = statistics.shard_table != self._table
         run, rank = statistics.shard_run[others], statistics.shard_rank[others]
         used = np.zeros_like(self._space.capacity_bytes)
@@ -193,7 +188,7 @@ class _Explainer:
         return f"does not fit beside the other tables: {needs}; they leave {left} on rank {misfit.rank}"
 
     def _comparison(self, value_ms: float) -> str:
-        plan_ms = self._result.feedback.value_ms
+        plan_ms = self._plan.value_ms
         told = f"the plan would take {value_ms:.4g} ms"
         if value_ms > 2 * plan_ms:
             return f"{told}, {value_ms / max(plan_ms, 1e-300):.3g} times as long"

@@ -44,7 +44,7 @@ def explain_no_plan(
     space: SearchSpace, result: SearchResult, request: Request, parts: Parts, *, here: bool
 ) -> NoPlanError:
     """The error for a search that found nothing: a proof if there is one, else what was short."""
-    if _is_refuted(space):
+    if result.lower_bound_ms > space.most_ms:
         return NoPlanError(_refuted_text(space, result))
     if result.misfit is None:
         names = ", ".join(repr(proposer.name) for proposer in parts.proposers)
@@ -66,11 +66,6 @@ def _room_text(space: SearchSpace) -> str:
     if part < _TIGHT:
         return text
     return f"{text} Shards do not fill ranks to the last byte: {enough_text(space, needed, spare=_SPARE)}"
-
-
-def _is_refuted(space: SearchSpace) -> bool:
-    """Whether what is proven of the fastest plan exceeds what the slowest would take: there is none."""
-    return space.prover.bound_ms > space.most_ms
 
 
 def _refuted_text(space: SearchSpace, result: SearchResult) -> str:

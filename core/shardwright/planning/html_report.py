@@ -157,7 +157,7 @@ class _Page:
     def rank_charts(self) -> Iterator[Chart]:
         """Time and memory of each rank, by sharding type."""
         report, statistics = self.report, self.report.statistics
-        run, bound = statistics.shard_run, report.result.lower_bound_ms
+        run, bound = statistics.shard_run, report.plan.proven.bound_ms
         limits = [("lower bound", bound)] if bound > 0 else []
         yield self._rank_chart("time", "Time per rank", report.space.cost_ms[run], Scale(1.0, "ms"), limits)
         for tier, name in enumerate(report.space.tiers):

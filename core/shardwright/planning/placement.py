@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import Factory, frozen
+from attrs import Factory, field, frozen
 
 from shardwright.planning.distinct import without
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
@@ -144,6 +145,20 @@ class Placed:
     ranks: Ints
 
 
+@frozen(eq=False)
+class Proven:
+    """That no plan's largest rank takes less than a time, and the proof of that.
+
+    Args:
+        bound_ms: the time.
+        certificate: the proof, JSON data: ``{"z_ms": time, ...}`` in the language of :mod:`shardwright.planning.proof`,
+            whose checker goes through it before it is believed.
+    """
+
+    bound_ms: float = 0.0
+    certificate: Mapping[str, Any] = field(factory=dict)
+
+
 @frozen
 class Misfit:
     """Which shard did not fit where, and why.
@@ -198,6 +213,27 @@ class Feedback:
     used_bytes: Ints | None = None
     value_ms: float = float("inf")
     misfit: Misfit | None = None
+
+
+@frozen(eq=False)
+class PlacedPlan:
+    """A plan with its loads: what a report tells of, and a check adds up.
+
+    Args:
+        proposal: the option of each of all tables: ``[A]``.
+        ranks: of its shards that have no rank by their layout, in the order of tables and shards: ``[N]``.
+        load_ms: time of each rank: ``[W]``.
+        used_bytes: memory used on each rank: ``[W, M]``.
+        value_ms: the objective.
+        proven: what is proven that no plan is better than.
+    """
+
+    proposal: Ints
+    ranks: Ints
+    load_ms: Floats
+    used_bytes: Ints
+    value_ms: float
+    proven: Proven = Factory(Proven)
 
 
 @frozen(eq=False)

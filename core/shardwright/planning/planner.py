@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections import Counter
@@ -27,7 +28,7 @@ from shardwright.planning.objectives import LARGEST_RANK_TIME, checked_objective
 from shardwright.planning.option_space import OptionSpace
 from shardwright.planning.options import Ints, Options
 from shardwright.planning.parts import Choice, Parts, origin
-from shardwright.planning.placement import ranks_of_tables
+from shardwright.planning.placement import PlacedPlan, ranks_of_tables
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.preparation import prepare
 from shardwright.planning.progress import shown
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from shardwright.registry import Registry
 
 _log = logging.getLogger("shardwright")
+
+WORK_US = 8e6
+"""How much work a search may do unless it has a limit of time: microseconds, which make some ten seconds at most."""
 
 
 class EmbeddingShardingPlanner:
@@ -69,7 +73,10 @@ class EmbeddingShardingPlanner:
             activations): a part of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
         objective: what plans are rated by: ``"largest_rank_time"`` (as in TorchRec), or ``"step_time"``, the sum over
             the phases of each one's slowest rank.
-        seconds: how long the search may take; at the limit the best plan so far is returned, with its gap.
+        seconds: how long the search may take; at the limit the best plan so far is returned, with its gap. By default
+            the
+            search ends by itself, after a budget of work that takes about ten seconds of one core at most and gives
+            the same plan on any machine.
         listener: called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the bound
             improve.
         progress: show a line on standard error when planning takes longer than a second; by default if that is a
@@ -254,14 +261,14 @@ class EmbeddingShardingPlanner:
             if impossible is not None:
                 raise impossible
             with watch.interruptible():
-                result = search_unharmed(space, self._constraints, parts)
+                result = search_unharmed(space, self._constraints, parts, watch)
         if result.proposal is None:
-            raise self._no_plan(space, result, request, parts, here=here)
-        modules = _in_order(given, _shardings(space, result))
+            raise self._no_plan(space, result, request, parts, watch, here=here)
+        modules = _in_order(given, _shardings(space, result.plan))
         seconds = time.perf_counter() - start
         inputs = describe_inputs(request, space.options, parts, seconds=seconds, seconds_limit=self._seconds)
         document = {
-            "objective": objective_data(result, space.objective),
+            "objective": objective_data(result.plan, space.objective),
             "topology": topology.to_data(),
             "inputs": inputs,
             "plugins": _origins(space, result, parts),
@@ -275,19 +282,28 @@ class EmbeddingShardingPlanner:
         return plan
 
     def _new_watch(self) -> Watch:
-        return Watch(self._seconds, self._listener)
+        """A watch with the user's limit of time, or one of work."""
+        return Watch(self._seconds, self._listener, WORK_US if self._seconds is None else math.inf)
 
     def _no_plan(
-        self, space: SearchSpace, result: SearchResult, request: Request, parts: Parts, *, here: bool
+        self,
+        space: SearchSpace,
+        result: SearchResult,
+        request: Request,
+        parts: Parts,
+        watch: Watch,
+        *,
+        here: bool,
     ) -> BaseException:
         """Why there is none: nobody waited for one, or there is none to find."""
-        if space.watch.was_interrupted:
+        if watch.was_interrupted:
             return KeyboardInterrupt()
         error = explain_no_plan(space, result, request, parts, here=here)
         is_proven = not str(error).startswith("no plan found")
-        if is_proven or not space.watch.is_over:
+        if is_proven or not result.is_cut_short:
             return error
-        return NoPlanError(f"{error} The search ended at its limit of {self._seconds} s; allow it more.")
+        limit = "budget of work" if self._seconds is None else f"limit of {self._seconds} s"
+        return NoPlanError(f"{error} The search ended at its {limit}; allow it more (seconds=...).")
 
 
 def _as_tables(tables: Any) -> tuple[TableSpec, ...]:
@@ -332,15 +348,13 @@ def _in_order(
     return ordered
 
 
-def _shardings(space: SearchSpace, result: SearchResult) -> dict[str, EmbeddingModuleShardingPlan]:
+def _shardings(space: SearchSpace, plan: PlacedPlan) -> dict[str, EmbeddingModuleShardingPlan]:
     """The chosen options with their ranks, by module."""
-    assert result.proposal is not None  # the caller looked
-    assert result.feedback.ranks is not None
     options, modules = space.options, dict[str, EmbeddingModuleShardingPlan]()
-    _check_layouts(space, result.proposal)
-    all_ranks = ranks_of_tables(space, result.proposal, result.feedback.ranks)
+    _check_layouts(space, plan.proposal)
+    all_ranks = ranks_of_tables(space, plan.proposal, plan.ranks)
     placed: dict[tuple[int, tuple[int, ...]], Layout] = {}
-    for table, option, ranks in zip(options.all_tables, result.proposal.tolist(), all_ranks, strict=True):
+    for table, option, ranks in zip(options.all_tables, plan.proposal.tolist(), all_ranks, strict=True):
         layout = placed.get((option, ranks))
         if layout is None:
             layout = placed[option, ranks] = _with_extras(options, option).placed(ranks)

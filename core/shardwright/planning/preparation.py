@@ -56,4 +56,4 @@ def prepare(
     ids_per_batch = float(options.ids_per_batch @ options.multiplicity)
     capacity = request.reservation.capacity_bytes(request.topology, ids_per_batch)
     space = estimate_costs(options, request.topology, parts.performance, parts.storage, capacity)
-    return attrs.evolve(space, rules=rules, watch=watch or Watch())
+    return attrs.evolve(space, rules=rules)

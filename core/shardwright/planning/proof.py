@@ -33,6 +33,7 @@ from shardwright.planning.options import FREE, Bools, Floats, Options
 from shardwright.planning.proof_prices import most_worth, prices_of
 from shardwright.planning.proof_program import why_not_empty
 from shardwright.planning.space import SearchSpace
+from shardwright.planning.watch import Watch
 
 # Sums of the same numbers in another order differ by rounding.
 TOLERANCE = 1e-9
@@ -54,15 +55,24 @@ class _Case:
         return below, evolve(self, low=np.where(here, np.maximum(self.low, limit), self.low))
 
 
-def why_unproven(space: SearchSpace, bound_ms: float, certificate: Mapping[str, Any]) -> str:
-    """Why a certificate, ``{"z_ms": z, **case}``, does not prove that no plan is better; empty if it does."""
+def why_unproven(
+    space: SearchSpace, bound_ms: float, certificate: Mapping[str, Any], *, watch: Watch | None = None
+) -> str:
+    """Why a certificate, ``{"z_ms": z, **case}``, does not prove that no plan is better; empty if it does.
+
+    Args:
+        space: options and costs.
+        bound_ms: the claim.
+        certificate: its proof.
+        watch: ends the check, which then has not succeeded, and counts its work; no limit by default.
+    """
     z = certificate.get("z_ms")
     if not isinstance(z, int | float) or bound_ms > z * (1 + TOLERANCE):
         return f"the certificate is for z_ms = {z}"
     proof = _Proof(space, z * (1 - TOLERANCE))
     try:
         if "program" in certificate:
-            return why_not_empty(space, z * (1 - _SOLVED), certificate["program"])
+            return why_not_empty(space, z * (1 - _SOLVED), certificate["program"], watch or Watch())
         dims = 1 + len(space.tiers)
         everything = np.ones(space.options.num_options, dtype=bool)
         with np.errstate(over="ignore", invalid="ignore"):  # absurd numbers prove nothing
@@ -88,15 +98,18 @@ class _Proof:
         self.movable: Floats = np.maximum.reduceat(np.where(is_free[:, None], self.needs, 0.0), starts)
         fits = (self.cost < z_ms) & (self.needs <= self.rank_has).all(axis=1)
         self.fits = np.logical_and.reduceat(fits, starts)
-        covers = np.array([self._covers_ranks(option) for option in range(len(starts))])
+        covers = self._covers_ranks()
         self.spread: Floats = np.where(covers[:, None], np.minimum.reduceat(self.needs, starts), 0.0)
 
-    def _covers_ranks(self, option: int) -> bool:
-        """Whether an option has a shard on every rank, so that each has its least one at least."""
-        runs = self.options.shards_of(option)
-        first, reached = self.options.rank[runs], np.cumsum(self.options.count[runs])
-        starts = np.concatenate([[0], reached[:-1]])
-        return bool((first == starts).all()) and int(reached[-1]) == len(self.space.capacity_bytes)
+    def _covers_ranks(self) -> Bools:
+        """Whether each option has a shard on every rank, so that each has its least one at least: ``[O]``."""
+        first, count = self.options.first_shard, self.options.count
+        before = np.cumsum(count) - count
+        before = before - np.repeat(before[first[:-1]], np.diff(first))
+        total = np.add.reduceat(count, first[:-1])
+        covers = np.logical_and.reduceat(self.options.rank == before, first[:-1])
+        result: Bools = covers & (total == len(self.space.capacity_bytes))
+        return result
 
     def gap_in(self, node: Mapping[str, Any], case: _Case) -> str:
         """Why a case is not settled; empty if it is."""

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from shardwright.planning.options import Floats, Options
-from shardwright.planning.solver import MixedProgram
+from shardwright.planning.solver import Entries, MixedProgram
+from shardwright.planning.watch import Watch
 
-# The solver's tolerance; the nodes of its tree, and the seconds that only far slower machines need.
-_EXACT, _NODES, _SECONDS = 2e-6, 4000, 300.0
+# The solver's tolerance, and the nodes of its tree.
+_EXACT, _NODES = 2e-6, 4000
 
 
 def prices_of(options: Options, data: Mapping[str, Mapping[str, list[float]]]) -> Floats:
@@ -54,11 +55,10 @@ def most_worth(needs: Floats, prices: Floats, room: Floats) -> float:
     most = np.floor(1 / np.maximum(part.max(axis=1), 1e-9) * (1 + _EXACT))
     found = MixedProgram(
         cost=-worth,
-        matrix=part.T,
+        matrix=Entries.of(part.T),
         lower=np.full(len(room), -np.inf),
         upper=np.ones(len(room)),
         most=most,
         is_whole=np.ones(len(worth), dtype=bool),
-    ).solve(most_nodes=_NODES, seconds=_SECONDS, precision=_EXACT)
-    bound = np.inf if found.mip_dual_bound is None else -float(found.mip_dual_bound)
-    return float(prices.max()) * bound * (1 + _EXACT)
+    ).solve(most_nodes=_NODES, precision=_EXACT, watch=Watch())
+    return float(prices.max()) * -found.bound * (1 + _EXACT)

@@ -22,18 +22,18 @@ from typing import Any
 import numpy as np
 
 from shardwright.planning.options import FREE, NO_GANG, Floats
-from shardwright.planning.solver import MixedProgram
+from shardwright.planning.solver import Entries, MixedProgram, MixedSolution
 from shardwright.planning.space import SearchSpace
+from shardwright.planning.watch import Watch
 
 MOST_COLUMNS = 100_000
 _TOLERANCE = 1e-5  # of the solver's bound; its own are 1e-6
 _LEAST_PRECISION = 0.1
-_INFEASIBLE = 2  # SciPy's status of a program without a solution
 _NODES = 4000  # of the solver's tree, beside a multiple of those that the search looked at
 _MOST_NODES = 500_000
 
 
-def why_not_empty(space: SearchSpace, z_ms: float, data: Mapping[str, Any]) -> str:
+def why_not_empty(space: SearchSpace, z_ms: float, data: Mapping[str, Any], watch: Watch) -> str:
     """Why it is not proven that no plan takes less than ``z_ms``; empty if it is.
 
     Args:
@@ -41,6 +41,7 @@ def why_not_empty(space: SearchSpace, z_ms: float, data: Mapping[str, Any]) -> s
         z_ms: the claim.
         data: of the certificate: ``nodes``, how many nodes of the solver's tree the search looked at, and
             ``precision``, to which part it asked for a bound. Both say what it takes, not what is proven.
+        watch: ends the check.
     """
     plans = _Plans(space, z_ms)
     if not plans.is_any:
@@ -49,8 +50,8 @@ def why_not_empty(space: SearchSpace, z_ms: float, data: Mapping[str, Any]) -> s
         return f"it takes {len(plans.most)} numbers to state all plans; {MOST_COLUMNS} are the most that are tried"
     most_nodes = min(20 * max(int(data["nodes"]), 0) + _NODES, _MOST_NODES)
     precision = min(max(float(data["precision"]), _TOLERANCE), _LEAST_PRECISION)
-    bound = plans.solved(1 / (1 - precision), most_nodes, precision).mip_dual_bound or 0.0
-    if bound >= 1 - _TOLERANCE or plans.solved(1.0, most_nodes, precision).status == _INFEASIBLE:
+    bound = plans.solved(1 / (1 - precision), most_nodes, precision, watch).bound
+    if bound >= 1 - _TOLERANCE or plans.solved(1.0, most_nodes, precision, watch).is_infeasible:
         return ""
     return f"the solver proves {bound * z_ms} ms"
 
@@ -167,16 +168,15 @@ class _Plans:
         columns = (options.count[runs], options.rank[runs], options.local_rank[runs])
         return list(zip(*(column.tolist() for column in columns), gangs, strict=True))
 
-    def solved(self, price: float, most_nodes: int, precision: float) -> Any:
+    def solved(self, price: float, most_nodes: int, precision: float, watch: Watch) -> MixedSolution:
         """What the solver says of the least time of the slowest rank, in parts of ``z_ms``.
 
         Args:
             price: what "no plan" costs, and the most that a plan may; at 1, there must be a plan.
             most_nodes: of the solver's tree.
             precision: the part of its best solution within which its bound is to be.
+            watch: ends it, and counts its work.
         """
-        from scipy.sparse import csr_matrix
-
         time, base, dims = len(self.most), len(self._equal), self._has.shape[1]
         terms = [*self._terms, *((base + rank * dims, time, -1.0) for rank in range(self._world_size))]
         terms += [
@@ -184,7 +184,7 @@ class _Plans:
             for rank, column, parts in self._loads
             for dimension, part in enumerate(parts.tolist())
         ]
-        row, column, factor = zip(*terms, strict=True)
+        row, column, factor = (np.array(each) for each in zip(*terms, strict=True))
         cost = np.zeros(time + 1)
         cost[[self._none, time]] = price, 1.0
         limits = np.tile(np.array([0.0] + [1.0] * (dims - 1)), self._world_size)
@@ -192,10 +192,10 @@ class _Plans:
         most[self._none] = float(price > 1)
         program = MixedProgram(
             cost=cost,
-            matrix=csr_matrix((factor, (row, column)), shape=(base + len(limits), time + 1)),
+            matrix=Entries(row, column, factor),
             lower=np.concatenate([self._equal, np.full(len(limits), -np.inf)]),
             upper=np.concatenate([self._equal, limits]),
             most=most,
             is_whole=np.arange(time + 1) < time,
         )
-        return program.solve(most_nodes=most_nodes, seconds=np.inf, precision=precision)
+        return program.solve(most_nodes=most_nodes, precision=precision, watch=watch)

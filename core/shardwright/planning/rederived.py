@@ -22,11 +22,10 @@ from shardwright.planning.objectives import LARGEST_RANK_TIME, OBJECTIVES, check
 from shardwright.planning.option_space import OptionSpace
 from shardwright.planning.options import FREE, Ints, Options
 from shardwright.planning.parts import Choice, Parts
-from shardwright.planning.placement import Feedback, propose
+from shardwright.planning.placement import PlacedPlan, propose
 from shardwright.planning.plan import ParameterSharding, ShardingPlan
 from shardwright.planning.preparation import prepare
 from shardwright.planning.reservations import reservation_from_data
-from shardwright.planning.search import SearchResult
 from shardwright.planning.space import SearchSpace
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
@@ -88,8 +87,8 @@ class Rederived:
         ]
         return [option for option, _ in found], [ranks for _, ranks in found]
 
-    def result(self) -> SearchResult:
-        """The plan as a search would have found it.
+    def placed_plan(self) -> PlacedPlan:
+        """The plan with its loads.
 
         Raises:
             PlanError: the shards of a table are those of no option, so that they have no cost.
@@ -98,7 +97,7 @@ class Rederived:
         for table, option in zip(self.options.all_tables, chosen, strict=True):
             if option is None:
                 raise PlanError(self.unknown_text(table))
-        return rated(self.space, np.array(chosen, dtype=np.int64), ranks, self.plan.document)
+        return placed_plan(self.space, np.array(chosen, dtype=np.int64), ranks)
 
     def unknown_text(self, table: TableSpec) -> str:
         """That the shards of a table are those of no option."""
@@ -124,16 +123,13 @@ class Rederived:
         return None, []
 
 
-def rated(
-    space: SearchSpace, proposal: Ints, ranks: Sequence[Sequence[int]], document: Mapping[str, Any]
-) -> SearchResult:
-    """A plan's placement with its loads, as a search result.
+def placed_plan(space: SearchSpace, proposal: Ints, ranks: Sequence[Sequence[int]]) -> PlacedPlan:
+    """A placement with its loads.
 
     Args:
         space: options and costs.
         proposal: the option of each table: ``[A]``.
         ranks: of all shards of each table.
-        document: for what the planner said of its search.
     """
     moved = [
         rank
@@ -144,18 +140,7 @@ def rated(
     places = np.array(moved, dtype=np.int64)
     shards = propose(space, proposal)
     value_ms = OBJECTIVES[space.objective](phase_loads(space, proposal, shards, places))
-    feedback = Feedback(places, shards.loads_ms(places), shards.used_bytes(places), value_ms)
-    objective = document.get("objective", {})
-    return SearchResult(
-        proposal=proposal,
-        feedback=feedback,
-        proposer=_proposer(document),
-        num_proposals=1,
-        num_placed=1,
-        misfit=None,
-        lower_bound_ms=float(objective.get("lower_bound_ms") or 0.0),
-        certificate=objective.get("certificate", {}),
-    )
+    return PlacedPlan(proposal, places, shards.loads_ms(places), shards.used_bytes(places), value_ms)
 
 
 def _proposer(document: Mapping[str, Any]) -> str:

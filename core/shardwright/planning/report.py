@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
+from shardwright.planning.placement import PlacedPlan
 from shardwright.planning.plan import aligned, codecs_text
 from shardwright.planning.search import SearchResult
 from shardwright.planning.space import SearchSpace
@@ -18,6 +19,9 @@ from shardwright.planning.watch import gap_of
 
 _MB = 1e6
 _LEAST_GAP = 1e-6  # smaller ones are of arithmetic
+_MORE = (
+    "the search ended with its time or budget of work: more may narrow the gap (seconds=..., --seconds ...)"
+)
 
 
 @frozen(eq=False, slots=False)
@@ -26,7 +30,7 @@ class Report:
 
     Args:
         space: options and costs.
-        result: the plan that was found.
+        result: what the search found.
         inputs: what went into it, with provenance.
         seconds: how long planning took.
     """
@@ -37,14 +41,19 @@ class Report:
     seconds: float
 
     @cached_property
+    def plan(self) -> PlacedPlan:
+        """The plan with its loads."""
+        return self.result.plan
+
+    @cached_property
     def statistics(self) -> Statistics:
         """What each rank and table takes."""
-        return Statistics(self.space, self.result)
+        return Statistics(self.space, self.plan)
 
     @property
     def gap(self) -> float:
         """By what part of the bound the plan exceeds it, at most; infinite where nothing is proven."""
-        return gap_of(self.result.feedback.value_ms, self.result.lower_bound_ms)
+        return gap_of(self.plan.value_ms, self.plan.proven.bound_ms)
 
     @property
     def headline(self) -> str:
@@ -56,7 +65,7 @@ class Report:
             if self.gap
             else "proven best"
         )
-        return f"fits; {self.result.feedback.value_ms:.4g} ms; {proof}"
+        return f"fits; {self.plan.value_ms:.4g} ms; {proof}"
 
     @property
     def summary(self) -> list[str]:
@@ -66,8 +75,15 @@ class Report:
             f"{result.num_proposals} proposals tried, {result.num_placed} fitted, "
             f"best by {result.proposer!r}, {self.seconds:.3f} s"
         )
-        value = f"{self.space.objective}: {result.feedback.value_ms:.4g} ms"
-        return [self.headline, tried, value, self._bound_text(), self._models_text()]
+        told = [
+            self.headline,
+            tried,
+            f"{self.space.objective}: {self.plan.value_ms:.4g} ms",
+            self._bound_text(),
+            self._models_text(),
+            *result.refused,
+        ]
+        return [*told, _MORE] if result.is_cut_short and self.gap > 0 else told
 
     def _models_text(self) -> str:
         """Which models of costs were used, and what was offered to tables that ask for nothing."""
@@ -79,7 +95,7 @@ class Report:
         return f"time by {names[0]!r}, memory by {names[1]!r}, options: {offered if space else 'all that is offered'}"
 
     def _bound_text(self) -> str:
-        bound = self.result.lower_bound_ms
+        bound = self.plan.proven.bound_ms
         if not math.isfinite(self.gap):
             return "no bound is proven: a better plan may exist"
         if self.gap == 0:
@@ -107,7 +123,7 @@ class Report:
         """As JSON data."""
         result = self.result
         return {
-            "objective": objective_data(result, self.space.objective),
+            "objective": objective_data(self.plan, self.space.objective),
             "search": {
                 "seconds": self.seconds,
                 "num_proposals": result.num_proposals,
@@ -189,16 +205,16 @@ class Report:
         return ["assumed, because not given:", *assumed]
 
 
-def objective_data(result: SearchResult, objective: str) -> dict[str, Any]:
+def objective_data(plan: PlacedPlan, objective: str) -> dict[str, Any]:
     """The objective of a plan, its value, its bound and the certificate of that, as JSON data."""
-    value, bound = result.feedback.value_ms, result.lower_bound_ms
+    value, bound = plan.value_ms, plan.proven.bound_ms
     gap = gap_of(value, bound)
     return {
         "name": objective,
         "value_ms": value,
         "lower_bound_ms": bound,
         "gap": gap if math.isfinite(gap) else None,
-        "certificate": dict(result.certificate),
+        "certificate": dict(plan.proven.certificate),
     }
 
 

@@ -1,29 +1,42 @@
-"""The search loop: proposers propose, the partitioner places, the best placement wins."""
+"""The search loop: proposers propose and prove, the partitioner places, proofs are checked, the best placement wins."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from shardwright.contracts.partitioner import Partitioner
-from shardwright.contracts.proposer import Proposer
-from shardwright.errors import PlanningError, UnknownPluginError
-from shardwright.planning.cases import CLOSE
+from shardwright.contracts.proposer import Proposals, Proposer
+from shardwright.errors import PlanError, PlanningError, UnknownPluginError
 from shardwright.planning.objectives import OBJECTIVES, phase_loads
 from shardwright.planning.options import FREE, NO_GANG, Ints
-from shardwright.planning.placement import Feedback, Misfit, Placed, ProposedShards, fixed_misfit, propose
+from shardwright.planning.placement import (
+    Feedback,
+    Misfit,
+    Placed,
+    PlacedPlan,
+    ProposedShards,
+    Proven,
+    fixed_misfit,
+    propose,
+)
 from shardwright.planning.plugin_calls import calling, check_answer, whole_numbers
+from shardwright.planning.proof import why_unproven
 from shardwright.planning.seating import broken_rule, place_within
 from shardwright.planning.space import SearchSpace
+from shardwright.planning.watch import Watch
 
 MAX_PROPOSALS = 2000
 """How many different proposals of each proposer are tried at most."""
 
+# So many plans and proofs of a proposer are heard after the search's time is over.
+_MOST_LATE = 8
 # So many of the proposals that came nearest are placed by the partitioners of last resort.
 _MOST_RESORTS = 4
 
@@ -39,8 +52,9 @@ class SearchResult:
         num_proposals: how many different proposals were tried.
         num_placed: how many of them fitted.
         misfit: the misfit of the proposal that came nearest to fitting, where none did.
-        lower_bound_ms: what no plan can be better than; 0 where nothing is proven.
-        certificate: the numbers that prove it, JSON data; empty where nothing is.
+        proven: what is proven that no plan is better than.
+        refused: claims of bounds that their certificates do not prove, a sentence each.
+        is_cut_short: the search ended with its time or work, so that more may find a better plan or bound.
     """
 
     proposal: Ints | None
@@ -49,8 +63,26 @@ class SearchResult:
     num_proposals: int
     num_placed: int
     misfit: Misfit | None
-    lower_bound_ms: float = 0.0
-    certificate: Mapping[str, Any] = field(factory=dict)
+    proven: Proven = field(factory=Proven)
+    refused: tuple[str, ...] = ()
+    is_cut_short: bool = False
+
+    @property
+    def lower_bound_ms(self) -> float:
+        """What no plan can be better than; 0 where nothing is proven."""
+        return self.proven.bound_ms
+
+    @property
+    def plan(self) -> PlacedPlan:
+        """The plan, which there is."""
+        found = self.feedback
+        assert self.proposal is not None  # the caller looked
+        assert found.ranks is not None
+        assert found.load_ms is not None
+        assert found.used_bytes is not None
+        return PlacedPlan(
+            self.proposal, found.ranks, found.load_ms, found.used_bytes, found.value_ms, self.proven
+        )
 
 
 @define
@@ -59,12 +91,43 @@ class _Search:
 
     space: SearchSpace
     partitioner: Partitioner
+    watch: Watch
+    proven: Proven = field(factory=Proven)
+    refused: list[str] = field(factory=list)
     tried: dict[bytes, Feedback] = field(factory=dict)
     best: Feedback = field(factory=Feedback)
     proposal: Ints | None = None
     proposer: str = ""
     nearest: Misfit | None = None
     failed: list[tuple[float, Ints, str]] = field(factory=list)
+
+    def answer(self, proposed: Ints | Placed | Proven, proposer: str) -> Feedback:
+        """Check a proof, or place a proposal."""
+        if isinstance(proposed, Proven):
+            self.believe(proposed, proposer)
+            return Feedback()
+        return self.rate(proposed, proposer)
+
+    def believe(self, claim: Proven, proposer: str) -> None:
+        """Keep a bound that is better than what is known, if its certificate proves it; else name who claimed it.
+
+        Raises:
+            PlanningError: the certificate is not in the language of proofs.
+        """
+        if not claim.bound_ms > self.proven.bound_ms:
+            return
+        try:
+            reason = why_unproven(self.space, claim.bound_ms, claim.certificate, watch=self.watch)
+        except PlanError as error:
+            raise PlanningError(f"proposer {proposer!r} broke its contract: {error}") from error
+        if not reason:
+            self.proven = claim
+            self.watch.tell(lower_bound_ms=claim.bound_ms)
+        elif not self.watch.is_over:  # there was time to check it
+            self.refused.append(
+                f"proposer {proposer!r} claims that no plan takes less than {claim.bound_ms:.6g} ms, which its "
+                f"certificate does not prove: {reason}"
+            )
 
     def rate(self, proposed: Ints | Placed, proposer: str) -> Feedback:
         """Place a proposal, unless that has been done, and keep it if it is the best."""
@@ -79,7 +142,7 @@ class _Search:
         feedback = self.tried[key]
         if feedback.value_ms < self.best.value_ms:
             self.best, self.proposal, self.proposer = feedback, proposal.copy(), proposer
-            self.space.watch.tell(value_ms=feedback.value_ms)
+            self.watch.tell(value_ms=feedback.value_ms)
         if feedback.misfit is not None:
             self.failed.append((_shortage(feedback.misfit), proposal.copy(), proposer))
         if feedback.misfit is not None and _shortage(feedback.misfit) < _shortage(self.nearest):
@@ -113,9 +176,10 @@ def search(
     *,
     max_proposals: int = MAX_PROPOSALS,
     last_resorts: Sequence[Partitioner] = (),
+    watch: Watch | None = None,
     known: Mapping[str, Placed] = MappingProxyType({}),
 ) -> SearchResult:
-    """Run the proposers one after the other and keep the best of all they propose.
+    """Run the proposers one after the other, and keep the best of all they propose and prove.
 
     Args:
         space: options, costs, capacities.
@@ -123,22 +187,19 @@ def search(
         partitioner: places each proposal.
         max_proposals: of each proposer at most, proposals tried before not counted.
         last_resorts: partitioners that place the proposals that came nearest, where none fitted.
+        watch: told of progress, and asked whether to end; no limit by default.
         known: plans that were found before, by the names of the proposers that found them.
 
     Raises:
         PlanningError: a proposer or the partitioner broke its contract.
     """
-    state = _Search(space, partitioner)
-    space.watch.tell(lower_bound_ms=space.prover.bound_ms)
+    state = _Search(space, partitioner, watch or Watch())
     for name, placed in known.items():
         state.rate(placed, name)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
-    if state.proposal is None and space.prover.bound_ms <= space.most_ms:
+    if state.proposal is None and state.proven.bound_ms <= space.most_ms:
         _resort(state, last_resorts)
-    if state.best.value_ms > space.prover.bound_ms * (1 + CLOSE) and state.proposal is not None:
-        space.prover.sharpen(state.best.value_ms)
-    certificate = space.prover.certificate
     return SearchResult(
         proposal=state.proposal,
         feedback=state.best,
@@ -146,30 +207,42 @@ def search(
         num_proposals=len(state.tried),
         num_placed=sum(feedback.misfit is None for feedback in state.tried.values()),
         misfit=state.nearest if state.proposal is None else None,
-        lower_bound_ms=min(certificate.z_ms, state.best.value_ms),
-        certificate=certificate.to_data(),
+        proven=evolve(state.proven, bound_ms=min(state.proven.bound_ms, state.best.value_ms)),
+        refused=tuple(state.refused),
+        is_cut_short=state.watch.is_over,
     )
 
 
 def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
     who = f"proposer {proposer.name!r}"
     with calling(who):
-        proposals = proposer.proposals(state.space)
+        proposals = begun(proposer, state.space, state.watch)
     check_answer(who, "proposals", proposals, Generator)
-    limit = len(state.tried) + max_proposals
+    limit, num_late = len(state.tried) + max_proposals, 0
     feedback: Any = None
     # A proposer that repeats itself must come to an end as well.
     for _ in range(4 * max_proposals):
         try:
             with calling(who):
-                proposal = proposals.send(feedback)
+                proposed = proposals.send(feedback)
         except StopIteration:
             break
-        is_late = state.space.watch.is_over and bool(state.tried)
-        if len(state.tried) >= limit or is_late:
+        if state.watch.is_over and bool(state.tried):
+            # What was found in time is heard; nothing more is placed.
+            num_late += 1
+            if num_late > _MOST_LATE or not isinstance(proposed, Placed | Proven):
+                break
+        if len(state.tried) >= limit:
             break
-        feedback = state.rate(proposal, proposer.name)
+        feedback = state.answer(proposed, proposer.name)
     proposals.close()
+
+
+def begun(proposer: Proposer, space: SearchSpace, watch: Watch) -> Proposals:
+    """The generator of a proposer; one that never works long between proposals need not take a watch."""
+    if len(inspect.signature(proposer.proposals).parameters) > 1:
+        return proposer.proposals(space, watch)
+    return proposer.proposals(space)  # type: ignore[call-arg]
 
 
 def _resort(state: _Search, partitioners: Sequence[Partitioner]) -> None:
@@ -179,7 +252,7 @@ def _resort(state: _Search, partitioners: Sequence[Partitioner]) -> None:
     for partitioner in partitioners:
         state.partitioner = partitioner
         for _, proposal, proposer in nearest:
-            if state.space.watch.is_over or state.proposal is not None:
+            if state.watch.is_over or state.proposal is not None:
                 return
             state.tried.pop(proposal.tobytes(), None)
             try:

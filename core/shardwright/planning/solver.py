@@ -1,27 +1,73 @@
-"""The mixed-integer solver HiGHS (Huangfu and Hall 2018), as SciPy brings it; imported when something is solved.
+"""Mixed-integer programs, solved by HiGHS (Huangfu and Hall 2018); it is imported when one is solved.
 
-Legend: N columns (numbers to be chosen), K rows.
+The same program has the same answer on any machine: the solver runs on one thread, and is limited by nodes of its tree,
+unless whoever asks has a limit of time.
+
+Legend: N columns (numbers to be chosen), R rows.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options import Bools, Floats
+from shardwright.planning.options import Bools, Floats, Ints
+from shardwright.planning.watch import Watch
 
-_STDOUT = 1
-_ONE_AT_A_TIME = threading.RLock()
-# The solver's tolerance; the nodes of its tree for a small program, and seconds that only far slower machines need.
-_EXACT, _NODES, _SECONDS = 2e-6, 2000, 300.0
+# Microseconds of a program's root and of a node of its tree, for each column (measured); and the least time there is.
+_ROOT_COLUMN_US, _NODE_COLUMN_US = 1000.0, 10.0
+_LEAST_S = 0.01
+
+
+@frozen(eq=False)
+class Entries:
+    """A sparse matrix by its entries; those of one place are added up.
+
+    Args:
+        row: of each entry.
+        column: of each entry.
+        value: of each entry.
+    """
+
+    row: Ints
+    column: Ints
+    value: Floats
+
+    @classmethod
+    def of(cls, dense: Floats) -> Entries:
+        """The entries of a dense matrix ``[R, N]``."""
+        row, column = np.nonzero(dense)
+        return cls(row, column, dense[row, column])
+
+    def by_column(self, num_columns: int) -> tuple[Ints, Ints, Floats]:
+        """Where each column begins ``[N + 1]``, and the rows and values, column after column."""
+        height = int(self.row.max(initial=-1)) + 1
+        place = self.column * height + self.row
+        order = np.argsort(place, kind="stable")
+        place, value = place[order], self.value[order]
+        first = np.flatnonzero(np.diff(place, prepend=-1))
+        value = np.add.reduceat(value, first) if len(first) else value
+        start = np.searchsorted(place[first], np.arange(num_columns + 1) * height)
+        return start, place[first] % max(height, 1), value
+
+
+@frozen(eq=False)
+class MixedSolution:
+    """What the solver found.
+
+    Args:
+        x: the best numbers: ``[N]``; ``None`` if none were found.
+        bound: no numbers cost less.
+        nodes: of its tree, that were looked at.
+        is_infeasible: it is proven that there are none.
+    """
+
+    x: Floats | None
+    bound: float
+    nodes: int
+    is_infeasible: bool
 
 
 @frozen(eq=False)
@@ -30,151 +76,80 @@ class MixedProgram:
 
     Args:
         cost: ``[N]``.
-        matrix: anything that SciPy takes as a matrix, sparse ones too: ``[K, N]``.
-        lower: ``[K]``.
-        upper: ``[K]``.
+        matrix: ``[R, N]``.
+        lower: ``[R]``.
+        upper: ``[R]``.
         most: ``[N]``.
         is_whole: which columns are whole numbers: ``[N]``.
     """
 
     cost: Floats
-    matrix: Any
+    matrix: Entries
     lower: Floats
     upper: Floats
     most: Floats
     is_whole: Bools
 
-    def solve(self, *, most_nodes: int, seconds: float, precision: float) -> Any:
-        """Ask the solver; the same answer on any machine, unless the seconds are too few there.
+    def solve(
+        self,
+        *,
+        most_nodes: int,
+        precision: float,
+        watch: Watch,
+    ) -> MixedSolution:
+        """Ask the solver.
 
         Args:
             most_nodes: how many nodes of its tree it may look at.
-            seconds: how long it may take.
             precision: it ends where its bound is within this part of its best solution.
-
-        Returns:
-            SciPy's ``OptimizeResult``; its ``x`` is ``None`` where no solution was found.
+            watch: ends it, and counts its work.
         """
-        from scipy.optimize import Bounds, LinearConstraint, milp
+        import highspy
 
-        with _quiet_stdout():
-            return milp(
-                self.cost,
-                integrality=self.is_whole.astype(np.int64),
-                bounds=Bounds(np.zeros(len(self.most)), self.most),
-                constraints=LinearConstraint(self.matrix, self.lower, self.upper),
-                options={"node_limit": most_nodes, "time_limit": seconds, "mip_rel_gap": precision},
-            )
+        columns, seconds = len(self.cost), max(watch.seconds_left, _LEAST_S)
+        solver = silent_solver({"mip_max_nodes": most_nodes, "mip_rel_gap": precision, "time_limit": seconds})
+        watch.spend(_ROOT_COLUMN_US * columns)
+        nodes = 0
 
+        def look(event: Any) -> None:
+            nonlocal nodes
+            watch.spend(_NODE_COLUMN_US * columns * (event.data_out.mip_node_count - nodes))
+            nodes = event.data_out.mip_node_count
+            if watch.is_over:
+                event.interrupt()
 
-@frozen(eq=False)
-class LinearSolution:
-    """The best of a linear program.
+        solver.cbMipInterrupt += look
+        solver.passModel(self._model())
+        solver.run()
+        info, status = solver.getInfo(), solver.getModelStatus()
+        is_infeasible = status in (
+            highspy.HighsModelStatus.kInfeasible,
+            highspy.HighsModelStatus.kUnboundedOrInfeasible,
+        )
+        has_solution = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        x = np.array(solver.getSolution().col_value) if has_solution else None
+        return MixedSolution(x, float(info.mip_dual_bound), max(int(info.mip_node_count), 0), is_infeasible)
 
-    Args:
-        value: the least cost.
-        x: ``[N]``.
-        prices: by how much the cost falls with a little more of each limit, zero or more: ``[K]``.
-    """
+    def _model(self) -> Any:
+        import highspy
 
-    value: float
-    x: Floats
-    prices: Floats
-
-
-@frozen(eq=False)
-class LinearProgram:
-    """The least ``cost @ x`` of ``at_most @ x <= limits``, ``equal @ x == wanted`` and ``0 <= x``.
-
-    Args:
-        cost: ``[N]``.
-        at_most: anything that SciPy takes as a matrix, sparse ones too: ``[K, N]``.
-        limits: ``[K]``.
-        equal: likewise: ``[E, N]``.
-        wanted: ``[E]``.
-    """
-
-    cost: Floats
-    at_most: Any
-    limits: Floats
-    equal: Any
-    wanted: Floats
-
-    def solve(self) -> LinearSolution | None:
-        """A vertex, by the dual simplex method; ``None`` if there is no solution."""
-        from scipy.optimize import linprog
-
-        with _quiet_stdout():
-            found = linprog(
-                self.cost,
-                A_ub=self.at_most,
-                b_ub=self.limits,
-                A_eq=self.equal,
-                b_eq=self.wanted,
-                method="highs-ds",
-            )
-        if found.x is None or found.ineqlin.marginals is None:
-            return None
-        return LinearSolution(float(found.fun), found.x, np.maximum(-found.ineqlin.marginals, 0.0))
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = len(self.cost), len(self.lower)
+        model.col_cost_, model.col_lower_, model.col_upper_ = self.cost, np.zeros(len(self.cost)), self.most
+        model.row_lower_, model.row_upper_ = self.lower, self.upper
+        matrix = model.a_matrix_
+        matrix.format_ = highspy.MatrixFormat.kColwise
+        matrix.start_, matrix.index_, matrix.value_ = self.matrix.by_column(len(self.cost))
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        model.integrality_ = [kinds[whole] for whole in self.is_whole.astype(int).tolist()]
+        return model
 
 
-def most_worth(size: Floats, prices: Floats) -> tuple[float, Floats]:
-    """What a set of shards that fits into a rank is worth at most, proven by the solver, and the best set found.
+def silent_solver(options: dict[str, Any]) -> Any:
+    """A solver on one thread that prints nothing."""
+    import highspy
 
-    Args:
-        size: of each kind of shards, in parts of a rank: ``[K, D]``.
-        prices: of each kind: ``[K]``.
-
-    Returns:
-        The bound, and how many there are of each kind: ``[K]``.
-    """
-    number = np.zeros(len(prices))
-    worth = np.flatnonzero(prices > 0)
-    if not len(worth):
-        return 0.0, number
-    scale, dims = float(prices.max()), size.shape[1]
-    found = MixedProgram(
-        cost=-prices[worth] / scale,
-        matrix=size[worth].T,
-        lower=np.full(dims, -np.inf),
-        upper=np.ones(dims),
-        most=np.floor(np.minimum(1 / np.maximum(size[worth], 1e-9), 1e9).min(axis=1) * (1 + _EXACT)),
-        is_whole=np.ones(len(worth), dtype=bool),
-    ).solve(most_nodes=_NODES, seconds=_SECONDS, precision=_EXACT)
-    if found.x is not None:
-        number[worth] = np.rint(found.x)
-    bound = np.inf if found.mip_dual_bound is None else -float(found.mip_dual_bound)
-    return scale * bound * (1 + _EXACT), number
-
-
-@contextmanager
-def _quiet_stdout() -> Iterator[None]:
-    """Send what C code prints to standard output to nowhere.
-
-    HiGHS 1.12 prints a line from within even where it is told to be silent
-    (https://github.com/ERGO-Code/HiGHS/issues/2783), and who pipes our output reads JSON there.
-    """
-    with _ONE_AT_A_TIME:
-        try:
-            sys.stdout.flush()
-            _flush_c()
-            kept, nowhere = os.dup(_STDOUT), os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, _STDOUT)
-            os.close(nowhere)
-        except (OSError, ValueError, AttributeError):  # there is no standard output
-            yield
-            return
-        try:
-            yield
-        finally:
-            _flush_c()
-            os.dup2(kept, _STDOUT)
-            os.close(kept)
-
-
-def _flush_c() -> None:
-    """Write out what C code has printed; it waits in a buffer where standard output is a pipe."""
-    try:
-        ctypes.CDLL(None).fflush(None)
-    except (OSError, TypeError, AttributeError):  # pragma: no cover - Windows has no such handle
-        return
+    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    for name, value in {"output_flag": False, "threads": 1, **options}.items():
+        solver.setOptionValue(name, value)
+    return solver

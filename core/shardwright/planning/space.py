@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import field, frozen
+from attrs import frozen
 
 from shardwright.arguments import brief
 from shardwright.contracts.estimator import STORAGE, Estimator
@@ -17,11 +16,6 @@ from shardwright.planning.options import FREE, Bools, Floats, Ints, Options
 from shardwright.planning.plugin_calls import calling
 from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.topology import Topology
-from shardwright.planning.watch import Watch
-
-if TYPE_CHECKING:
-    from shardwright.planning.bound import Bound
-    from shardwright.planning.cases import Prover
 
 # A shard of more fits nowhere (256 TiB), and sums of what is no more stay within 64 bits.
 _MOST_BYTES = float(1 << 48)
@@ -42,10 +36,8 @@ class SearchSpace:
         capacity_bytes: what may be used on each rank, after reservations: ``[W, M]``.
         objective: what plans are rated by, a name in :data:`~shardwright.planning.objectives.OBJECTIVES`.
         rules: which ranks tables may use, which are kept together and apart; ``None``: none.
-        watch: told of progress, and asked whether to end.
         further_tiers: names of resources beside the topology's memory tiers, which ``memory_bytes`` and
-            ``capacity_bytes`` have columns for after those; they stand for rules (:mod:`.ruled_space`).
-        least_ms: what no plan is faster than, for reasons that options and capacities do not show.
+            ``capacity_bytes`` have columns for after those; a search may use them to stand for rules.
     """
 
     options: Options
@@ -55,9 +47,7 @@ class SearchSpace:
     capacity_bytes: Ints
     objective: str = "largest_rank_time"
     rules: RankRules | None = None
-    watch: Watch = field(factory=Watch)
     further_tiers: tuple[str, ...] = ()
-    least_ms: float = 0.0
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -98,20 +88,6 @@ class SearchSpace:
         """No plan takes longer: all shards of each table's dearest option on one rank."""
         dearest = np.maximum.reduceat(self.total_cost_ms, self.options.first_option[:-1])
         return float(dearest @ self.options.multiplicity)
-
-    @cached_property
-    def bound(self) -> Bound:
-        """What no plan can be better than, proven."""
-        from shardwright.planning.bound import Bound
-
-        return Bound.of(self)
-
-    @cached_property
-    def prover(self) -> Prover:
-        """The best bound proven so far; it begins with :attr:`bound`."""
-        from shardwright.planning.cases import Prover
-
-        return Prover(self, self.bound.certificate)
 
     @cached_property
     def fits_alone(self) -> Bools:

@@ -16,9 +16,8 @@ from attrs import frozen
 
 from shardwright.planning.codecs import QCommsConfig
 from shardwright.planning.options import Floats, Ints
-from shardwright.planning.placement import Chosen, ranks_of_tables
+from shardwright.planning.placement import Chosen, PlacedPlan, ranks_of_tables
 from shardwright.planning.plan import ranks_text
-from shardwright.planning.search import SearchResult
 from shardwright.planning.space import SearchSpace, traffic_bytes
 
 
@@ -100,23 +99,21 @@ class Statistics:
 
     Args:
         space: options and costs.
-        result: which option each table has, and where its shards are.
+        plan: which option each table has, and where its shards are.
     """
 
     space: SearchSpace
-    result: SearchResult
+    plan: PlacedPlan
 
     @property
     def proposal(self) -> Ints:
         """The option of each table: ``[A]``."""
-        assert self.result.proposal is not None  # there are statistics of plans only
-        return self.result.proposal
+        return self.plan.proposal
 
     @cached_property
     def ranks_of_tables(self) -> Sequence[tuple[int, ...]]:
         """The ranks of the shards of each table."""
-        assert self.result.feedback.ranks is not None
-        return ranks_of_tables(self.space, self.proposal, self.result.feedback.ranks)
+        return ranks_of_tables(self.space, self.proposal, self.plan.ranks)
 
     @cached_property
     def shard_rank(self) -> Ints:

@@ -17,38 +17,43 @@ from shardwright.planning.parts import Parts
 from shardwright.planning.placement import Placed
 from shardwright.planning.search import SearchResult, search
 from shardwright.planning.space import SearchSpace
-from shardwright.planning.watch import Progress, Watch
+from shardwright.planning.watch import Watch
+
+# The part of the time and the work that the search without strangers' options may use.
+_OF_FIRST = 0.5
 
 
-def search_unharmed(space: SearchSpace, constraints: Constraints, parts: Parts) -> SearchResult:
+def search_unharmed(space: SearchSpace, constraints: Constraints, parts: Parts, watch: Watch) -> SearchResult:
     """Search a space; the plan is never worse than without what strangers' plugins offer unasked.
 
     Args:
         space: options, costs, capacities.
         constraints: what the user asked for.
         parts: proposers and partitioners.
+        watch: told of progress, and asked whether to end.
 
     Raises:
         PlanningError: a proposer or a partitioner broke its contract.
     """
     kept = _without_strangers(space.options, constraints)
     if kept.all():
-        return _search(space, parts)
-    first = _search(_part_of(space, kept), parts)
+        return _search(space, parts, watch)
+    first = _search(_part_of(space, kept), parts, watch.part(_OF_FIRST))
     if first.proposal is None or first.feedback.ranks is None:
-        return _search(space, parts)
+        return _search(space, parts, watch)
     placed = Placed(np.flatnonzero(kept)[first.proposal], first.feedback.ranks)
     return search(
         space,
         parts.proposers,
         parts.partitioner,
         last_resorts=parts.last_resorts,
+        watch=watch,
         known={first.proposer: placed},
     )
 
 
-def _search(space: SearchSpace, parts: Parts) -> SearchResult:
-    return search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts)
+def _search(space: SearchSpace, parts: Parts, watch: Watch) -> SearchResult:
+    return search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts, watch=watch)
 
 
 def _without_strangers(options: Options, constraints: Constraints) -> Bools:
@@ -93,7 +98,6 @@ def _part_of(space: SearchSpace, kept: Bools) -> SearchSpace:
         options=fewer,
         phases={phase: column[runs] for phase, column in space.phases.items()},
         memory_bytes=space.memory_bytes[runs],
-        watch=Watch(outer=space.watch, listener=_Values(space.watch)),
     )
 
 
@@ -116,14 +120,3 @@ _OF_RUNS = (
     "local_rank",
     "request",
 )
-
-
-@attrs.frozen
-class _Values:
-    """Passes on the values of plans. A bound of some of the options is none of all."""
-
-    watch: Watch
-
-    def __call__(self, progress: Progress, /) -> None:
-        """Tell the watch of the whole search."""
-        self.watch.tell(value_ms=progress.value_ms)

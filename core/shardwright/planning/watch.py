@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from attrs import define, field, frozen
-
-# By so much HiGHS ends after its limit of time (programs of 1500 columns), and what it gets at least.
-_LATE_S, _LEAST_S = 0.3, 0.05
+from attrs import Factory, define, field, frozen
 
 # A limit is meant for the search: the options, without which there is no plan at all, may take so long in any case.
 _PREPARATION_S = 1.0
@@ -59,30 +56,37 @@ class Listener(Protocol):
 
 @define(eq=False)
 class Watch:
-    """Keeps the time of a search, passes on its progress, and ends it early.
+    """Keeps the time and the work of a search, passes on its progress, and ends it early.
 
     A search calls :meth:`tell` when its best value or its bound improve, and looks at :attr:`is_over` in every loop
-    that can last; when that is true, it returns what it has.
+    that can last; when that is true, it returns what it has. Who searches long counts its work with :meth:`spend`: a
+    limit of work, unlike one of time, gives the same plan on any machine.
 
     Args:
         seconds: how long it may take; no limit by default.
         listener: who is told about progress.
-        outer: the watch of a search that this one is part of: when that is over, so is this one.
+        work_us: how much work it may do, in microseconds of an ordinary core; no limit by default.
+        clock: what tells the time, seconds.
+        outer: the watch of a search that this one is part of: work counts there too, and when that is over, so is this.
     """
 
     seconds: float | None = None
     listener: Listener | None = None
+    work_us: float = math.inf
+    clock: Callable[[], float] = time.monotonic
     outer: Watch | None = None
     was_interrupted: bool = field(default=False, init=False)
     """Whether somebody asked for an end with Ctrl-C."""
-    _start: float = field(factory=time.monotonic, init=False)
+    spent_us: float = field(default=0.0, init=False)
+    """The work that was done so far, as it was counted."""
+    _start: float = field(default=Factory(lambda self: self.clock(), takes_self=True), init=False)
     _value_ms: float = field(default=math.inf, init=False)
     _lower_bound_ms: float = field(default=0.0, init=False)
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the search began."""
-        return time.monotonic() - self._start
+        return self.clock() - self._start
 
     @property
     def seconds_left(self) -> float:
@@ -90,15 +94,31 @@ class Watch:
         own = math.inf if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
         return own if self.outer is None else min(own, self.outer.seconds_left)
 
-    def seconds_at_most(self, seconds: float) -> float:
-        """What a solver may have of the time that is left: it ends a little late."""
-        return min(seconds, max(self.seconds_left - _LATE_S, _LEAST_S))
-
     @property
     def is_over(self) -> bool:
         """Whether the search is to return what it has."""
         is_late = self.seconds is not None and self.elapsed_s >= self.seconds
-        return self.was_interrupted or is_late or (self.outer is not None and self.outer.is_over)
+        is_done = self.was_interrupted or is_late or self.spent_us >= self.work_us
+        return is_done or (self.outer is not None and self.outer.is_over)
+
+    def spend(self, work_us: float) -> None:
+        """Count some work: microseconds that it takes an ordinary core, reckoned from what there is to do."""
+        self.spent_us += work_us
+        if self.outer is not None:
+            self.outer.spend(work_us)
+
+    def part(self, of_all: float) -> Watch:
+        """A watch of a part of the search, which may use a part of the time and the work that is left.
+
+        Plans that are found are told to this watch too, bounds are not: what is proven of a part may not hold for all.
+        """
+        seconds = None if self.seconds is None else self.seconds_left * of_all
+        work_us = (self.work_us - self.spent_us) * of_all
+
+        def tell(progress: Progress, /) -> None:
+            self.tell(value_ms=progress.value_ms)
+
+        return Watch(seconds, tell, work_us, self.clock, outer=self)
 
     def go_on(self) -> None:
         """Return, unless the watch is over: for work that has nothing to return yet.

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from shardwright.contracts import Partitioner, Proposer
 from shardwright.planning.constraints import Constraints
 from shardwright.planning.enumeration import enumerate_options
-from shardwright.planning.placement import Feedback, Misfit, Placed, propose
-from shardwright.planning.search import search
+from shardwright.planning.placement import Feedback, Misfit, Placed, Proven, propose
+from shardwright.planning.search import begun, search
 from shardwright.planning.space import SearchSpace
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
@@ -108,18 +108,18 @@ class ProposerTests:
             _check_same(proposer, one, other)
 
     def test_search_ends_when_its_time_is_up(self, proposer: Proposer) -> None:
-        """A generator that works long between proposals looks at ``space.watch.is_over``."""
-        space = _space(_tables(60), ranks=8, capacity_bytes=1 << 24, watch=Watch(seconds=0))
+        """A generator that works long between proposals looks at ``watch.is_over``."""
+        space = _space(_tables(60), ranks=8, capacity_bytes=1 << 24)
         done: list[Any] = []
 
         def run() -> None:
-            done.append(search(space, [proposer], _partitioner()))
+            done.append(search(space, [proposer], _partitioner(), watch=Watch(seconds=0)))
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         thread.join(DEADLINE_S)
         assert not thread.is_alive(), (
-            f"{proposer.name}: still searching {DEADLINE_S:.0f} s after its time was up; look at space.watch.is_over"
+            f"{proposer.name}: still searching {DEADLINE_S:.0f} s after its time was up; look at watch.is_over"
         )
         assert done, f"{proposer.name}: raised when its time was up"
 
@@ -135,9 +135,7 @@ def _tables(count: int) -> list[TableSpec]:
     return [TableSpec(f"t{i}", 1000 * (i + 1), (16, 64, 128)[i % 3], [f"f{i}"]) for i in range(count)]
 
 
-def _space(
-    tables: Sequence[TableSpec], *, ranks: int, capacity_bytes: int, watch: Watch | None = None
-) -> SearchSpace:
+def _space(tables: Sequence[TableSpec], *, ranks: int, capacity_bytes: int) -> SearchSpace:
     """A search space with costs that need no estimator: what a shard holds, and a little for each shard."""
     topology = Topology(ranks, "cpu", ddr_cap=capacity_bytes)
     options = enumerate_options(tables, topology, Constraints(), host(), batch_size=16)
@@ -151,7 +149,6 @@ def _space(
         },
         (4 * cells)[:, None].repeat(len(topology.tiers), axis=1),
         topology.capacity_bytes,
-        watch=watch or Watch(),
     )
 
 
@@ -163,10 +160,13 @@ def _partitioner() -> Partitioner:
 
 def _proposals(proposer: Proposer, space: SearchSpace) -> Iterator[tuple[list[int], list[int] | None]]:
     """What is proposed, each answered with what became of it, as the planner does."""
-    generator, partitioner = proposer.proposals(space), _partitioner()
+    generator, partitioner = begun(proposer, space, Watch()), _partitioner()
     try:
         proposed = next(generator)
         while True:
+            if isinstance(proposed, Proven):
+                proposed = generator.send(Feedback())
+                continue
             if isinstance(proposed, Placed):
                 yield proposed.proposal.tolist(), proposed.ranks.tolist()
             else:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
 from shardwright.planning.placement import Misfit, ProposedShards
-from shardwright.planning.solver import MixedProgram
+from shardwright.planning.solver import Entries, MixedProgram
+from shardwright.planning.watch import Watch
 from shardwright_plugins.partitioners.longest_first import LongestFirst, as_bins
 
 # The nodes of the solver's tree, times columns; and the seconds that only far slower machines need.
 _NODE_COLUMNS, _LEAST_NODES, _MOST_NODES = 100_000, 20, 1000
 _SECONDS = 300.0
 _PRECISION = 1e-4
-# A solver is not asked for more numbers; and how often ranks are shared out anew before.
-_MOST_NUMBERS, _SHARINGS = 3000, 8000
+# A solver is not asked for more numbers.
+_MOST_NUMBERS = 3000
 
 
 class Exact(Partitioner):
     """Minimises the largest rank's time exactly, for few or lumpy shards; packs what nothing else gets in.
 
-    What ``longest_first`` finds with much patience is the start. Then a solver is asked where it can answer: proposals
+    What ``longest_first`` finds is the start. Then a solver is asked where it can answer: proposals
     with gangs or of many thousand numbers are left as they are. Equal shards are counted, not told apart: a whole
     number for each kind and rank. The limit is a number of nodes of the solver's tree, so the answer does not depend
     on the machine's speed, unless that is so slow that ``seconds`` end it.
@@ -37,7 +38,7 @@ class Exact(Partitioner):
 
     def place(self, shards: ProposedShards) -> Ints | Misfit:
         """The rank of each shard, or which one did not fit."""
-        first = LongestFirst(sharings=_SHARINGS).place(shards)
+        first = LongestFirst().place(shards)
         if (shards.gang != NO_GANG).any() or shards.is_fixed.all():
             return first
         model = _Model(shards)
@@ -71,8 +72,8 @@ class _Model:
         """The ranks of all shards, if any placement was found in time."""
         found = self._program().solve(
             most_nodes=int(np.clip(_NODE_COLUMNS / self.num_numbers, _LEAST_NODES, _MOST_NODES)),
-            seconds=seconds,
             precision=_PRECISION,
+            watch=Watch(seconds),
         )
         if found.x is None:
             return None
@@ -100,15 +101,18 @@ class _Model:
         scale: Floats = np.maximum(np.append(mean_ms, self._shards.capacity_bytes.max(axis=0)), 1e-30)
         return scale
 
-    def _matrix(self, scale: Floats) -> Any:
-        from scipy.sparse import csr_matrix, eye, hstack, kron, vstack
-
-        kinds, ranks = self._size.shape[0], self._shards.world_size
-        each = kron(eye(kinds), np.ones((1, ranks)))
-        held = kron((self._size / scale).T, eye(ranks))
-        time = np.zeros((kinds + held.shape[0], 1))
-        time[kinds : kinds + ranks] = -1
-        return hstack([vstack([each, held]), csr_matrix(time)], format="csr")
+    def _matrix(self, scale: Floats) -> Entries:
+        """Each number counts once in the row of its kind, and what its shards take in those of its rank."""
+        kinds, ranks, dims = len(self._count), self._shards.world_size, len(scale)
+        number = np.arange(kinds * ranks)
+        kind, rank = np.divmod(number, ranks)
+        held = (self._size / scale)[kind]
+        rows = kinds + np.arange(dims) * ranks + rank[:, None]
+        return Entries(
+            np.concatenate([kind, rows.reshape(-1), kinds + np.arange(ranks)]),
+            np.concatenate([number, np.repeat(number, dims), np.full(ranks, len(number))]),
+            np.concatenate([np.ones(len(number)), held.reshape(-1), np.full(ranks, -1.0)]),
+        )
 
     def _ranks(self, numbers: Ints) -> Ints | None:
         """The ranks of all shards from how many of each kind go to each rank; ``None`` if rounding broke a limit."""

@@ -9,32 +9,23 @@ import numpy as np
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.planning.options import FREE, Floats, Ints
 from shardwright.planning.placement import Misfit, ProposedShards
-from shardwright_plugins.packing.bins import Bins
-from shardwright_plugins.packing.limits import SLACK, memory_limits
-from shardwright_plugins.packing.sharing import share_out
+from shardwright.planning.watch import Watch
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
+from shardwright_plugins.proposers.proving.packing.bins import SLACK, Bins, memory_limits
 
-_STEPS, _PAIRS, _BISECTIONS = 400, 6, 8
-_SHARINGS = 300
+_STEPS, _BISECTIONS = 400, 8
 
 
 class LongestFirst(Partitioner):
     """Longest processing time first (Graham 1969), within memory, and then repaired.
 
     The first placement is that of ``greedy_perf``, or, where it leaves a shard without room, one that fills the
-    fullest dimension least and is repaired. Then the largest rank's time is bisected: shards are moved, swapped, and
-    shared out anew between two ranks until no rank takes longer.
-
-    Args:
-        sharings: how often the shards of a few ranks are shared out anew, at most, where memory is exceeded and
-            nothing simpler helps.
+    fullest dimension least and is repaired. Then the largest rank's time is bisected: shards are moved and swapped
+    until no rank takes longer.
     """
 
     name: ClassVar[str] = "longest_first"
     preference: ClassVar[int] = 20
-
-    def __init__(self, sharings: int = _SHARINGS) -> None:
-        self.sharings = sharings
 
     def place(self, shards: ProposedShards) -> Ints | Misfit:
         """The rank of each shard, or which one did not fit."""
@@ -43,7 +34,7 @@ class LongestFirst(Partitioner):
             return misfit
         first = GreedyPerf().place(shards)
         bins = _filled(shards) if isinstance(first, Misfit) else _placed(shards, first)
-        if not _has_room(bins, self.sharings):
+        if not _has_room(bins):
             return first
         return _bisected(shards, bins)
 
@@ -60,6 +51,7 @@ def as_bins(shards: ProposedShards, limit_ms: float = np.inf) -> Bins:
         shards.local_rank,
         shards.local_world_size,
         _kinds(shards),
+        Watch(),
     )
     for item in np.flatnonzero(shards.is_fixed).tolist():
         bins.put(item, int(shards.rank[item]))
@@ -95,17 +87,17 @@ def _placed(shards: ProposedShards, ranks: Ints) -> Bins:
     return bins
 
 
-def _has_room(bins: Bins, sharings: int) -> bool:
-    """Bring all within memory, whatever the time: by moves and swaps, or a few ranks shared out anew at a time."""
+def _has_room(bins: Bins) -> bool:
+    """Bring all within memory, whatever the time: by moves and swaps."""
     if (bins.used.sum(axis=0) > bins.limit.sum(axis=0) * (1 + SLACK))[1:].any():
         return False  # whatever is moved
-    return _repaired(bins, np.inf) or bins.repair(5 * _STEPS, pairs=8 * _PAIRS) or share_out(bins, sharings)
+    return _repaired(bins, np.inf) or bins.repair(5 * _STEPS)
 
 
 def _repaired(bins: Bins, limit_ms: float) -> bool:
     bins.limit = bins.limit.copy()
     bins.limit[:, 0] = limit_ms
-    return bins.repair(_STEPS, pairs=_PAIRS)
+    return bins.repair(_STEPS)
 
 
 def _bisected(shards: ProposedShards, bins: Bins) -> Ints:

@@ -29,7 +29,7 @@ class MemoryBalanced(Partitioner):
         bins = as_bins(shards)
         weight: Floats = (shards.memory_bytes / np.maximum(shards.capacity_bytes.max(axis=0), 1)).max(axis=1)
         bins.fill(weight)
-        if bins.repair(400, pairs=6):
+        if bins.repair(400):
             return bins.bin
         over = (bins.used / bins.limit)[:, 1:].max(axis=1)
         there = np.flatnonzero((bins.bin == int(np.argmax(over))) & ~shards.is_fixed)

@@ -9,7 +9,8 @@ import numpy as np
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.planning.options import Floats, Ints
 from shardwright.planning.space import SearchSpace
-from shardwright_plugins.packing.assignment import Catalogue
+from shardwright.planning.watch import Watch
+from shardwright_plugins.proposers.dominance import efficient_options
 
 NUM_BINS = 200
 # A proposal for each of so many amounts of memory, from the most there is downwards.
@@ -27,7 +28,7 @@ class DynamicProgramming(Proposer):
 
     name: ClassVar[str] = "dynamic_programming"
 
-    def proposals(self, space: SearchSpace) -> Proposals:
+    def proposals(self, space: SearchSpace, watch: Watch) -> Proposals:
         """For less and less memory, the options of least time together."""
         best, taken = _solved(space)
         reachable = np.flatnonzero(np.isfinite(best))[::-1]
@@ -47,7 +48,7 @@ def _parts(space: SearchSpace) -> Ints:
 
 def _solved(space: SearchSpace) -> tuple[Floats, Ints]:
     """The least time for exactly so many parts ``[P]``, and the option that each table takes there: ``[A, P]``."""
-    parts, efficient = _parts(space), Catalogue(space).is_efficient
+    parts, efficient = _parts(space), efficient_options(space)
     alike = space.options.alike
     best = np.full(NUM_BINS + 1, np.inf)
     best[0] = 0.0

@@ -11,6 +11,7 @@ from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.planning.options import FREE, Floats, Ints
 from shardwright.planning.placement import Chosen, Feedback, propose
 from shardwright.planning.space import SearchSpace
+from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers._ranking import Measure, ranked_options
 
 # Proposals in a row that may be no better than the best before a descent gives up; more while nothing has
@@ -32,7 +33,7 @@ class Greedy(Proposer):
     name: ClassVar[str] = "greedy"
     preference: ClassVar[int] = 0
 
-    def proposals(self, space: SearchSpace) -> Proposals:
+    def proposals(self, space: SearchSpace, watch: Watch) -> Proposals:
         """Proposals of the four descents, one after the other."""
         capacity = np.maximum(space.capacity_bytes.max(axis=0), 1)
         largest_share: Floats = (space.largest_bytes / capacity).max(axis=1)

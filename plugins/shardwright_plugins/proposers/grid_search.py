@@ -10,8 +10,9 @@ import numpy as np
 
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.planning.space import SearchSpace
-from shardwright_plugins.packing.assignment import Catalogue
+from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers._ranking import ranked_options
+from shardwright_plugins.proposers.dominance import efficient_options
 
 # As many as TorchRec's GridSearchProposer looks at.
 MOST_COMBINATIONS = 10_000
@@ -26,9 +27,9 @@ class GridSearch(Proposer):
 
     name: ClassVar[str] = "grid_search"
 
-    def proposals(self, space: SearchSpace) -> Proposals:
+    def proposals(self, space: SearchSpace, watch: Watch) -> Proposals:
         """The combinations, the last table's option changing fastest."""
-        efficient = Catalogue(space).is_efficient
+        efficient = efficient_options(space)
         order = ranked_options(space, space.total_cost_ms)
         each = []
         for table in space.options.alike.tolist():

@@ -9,6 +9,7 @@ import numpy as np
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.planning.options import Ints
 from shardwright.planning.space import SearchSpace
+from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers._ranking import ranked_options
 
 
@@ -21,7 +22,7 @@ class Uniform(Proposer):
     name: ClassVar[str] = "uniform"
     preference: ClassVar[int] = 0
 
-    def proposals(self, space: SearchSpace) -> Proposals:
+    def proposals(self, space: SearchSpace, watch: Watch) -> Proposals:
         """Each type in turn, by the cost of the dearest shard and by that of all shards."""
         for code in np.unique(space.options.sharding_type).tolist():
             for cost in (space.largest_cost_ms, space.total_cost_ms):

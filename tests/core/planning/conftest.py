@@ -12,6 +12,7 @@ from shardwright import hookimpl
 from shardwright.contracts import ComputeKernel, Estimator, Partitioner, Proposer, ShardingType
 from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.options import fold_requests
+from shardwright.planning.placement import Proven
 from shardwright.planning.row_maps import RowsModulo, RowsRange
 from shardwright.plugins import PluginHost, use_host
 
@@ -130,6 +131,21 @@ class EachAlone(Proposer):
             for option in space.options.of_table(table):
                 proposal[table] = option
                 yield proposal.copy()
+
+
+class WithBound(EachAlone):
+    """The same, and a bound: all tables' cheapest options, shared evenly by the ranks; or so many times that."""
+
+    name, preference = "with_bound", 0
+
+    def __init__(self, times=1.0):
+        self.times = times
+
+    def proposals(self, space, watch):
+        least = np.minimum.reduceat(space.total_cost_ms, space.options.first_option[:-1])
+        bound_ms = float(least @ space.options.multiplicity) / len(space.capacity_bytes)
+        yield Proven(self.times * bound_ms, {"z_ms": self.times * bound_ms, "multipliers": {}})
+        yield from super().proposals(space)
 
 
 class FirstFit(Partitioner):

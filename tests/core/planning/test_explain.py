@@ -15,6 +15,8 @@ from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 
+from .conftest import WithBound
+
 TABLES = [
     TableSpec("a", 10, 8, ["f"]),
     TableSpec("b", 100, 8, ["g"], module="tower"),
@@ -22,9 +24,10 @@ TABLES = [
 ]
 
 
-def planned(cap=100_000, **rules):
+def planned(cap=100_000, proposer=None, **rules):
     constraints = {name: ParameterConstraints(**rule) for name, rule in rules.items()}
-    planner = EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=cap), 64, constraints=constraints)
+    topology = Topology(2, "cpu", ddr_cap=cap)
+    planner = EmbeddingShardingPlanner(topology, 64, constraints=constraints, proposer=proposer)
     return ShardingPlan.from_json(planner.plan_tables(TABLES).to_json())
 
 
@@ -130,7 +133,7 @@ def test_compare_of_damaged_inputs_raises_saying_so():
 
 def edited_by_hand():
     """A planned document in which somebody moved the largest table to another rank."""
-    document = json.loads(planned(b={"sharding_types": ["whole"]}).to_json())
+    document = json.loads(planned(proposer=WithBound(), b={"sharding_types": ["whole"]}).to_json())
     shard = document["modules"]["tower"]["b"]["shards"][0]
     others = [
         s["rank"] for tables in document["modules"].values() for t in tables.values() for s in t["shards"]
@@ -174,7 +177,7 @@ def test_restate_drops_a_bound_that_is_not_proven():
 
 
 def test_check_of_a_gap_that_is_not_that_of_value_and_bound_says_so():
-    document = json.loads(planned().to_json())
+    document = json.loads(planned(proposer=WithBound()).to_json())
     document["objective"]["gap"] += 0.25
     (problem,) = check_plan(ShardingPlan.from_json(json.dumps(document))).problems
     assert problem.startswith("the document says gap = 0.")

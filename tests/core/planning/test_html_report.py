@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.html_charts import COUNT, Bins, Scale
+from shardwright.planning.placement import Proven
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
@@ -138,16 +139,20 @@ def test_html_report_histograms_count_every_rank_and_table_once():
     assert "ranks-by-time" not in Page(report_of().to_html()).notes  # three ranks are no histogram
 
 
+def with_bound(report, bound_ms):
+    return attrs.evolve(report, result=attrs.evolve(report.result, proven=Proven(bound_ms)))
+
+
 def test_html_report_begins_with_how_good_the_plan_is():
     report = report_of()
-    value = report.result.feedback.value_ms
-    best = attrs.evolve(report, result=attrs.evolve(report.result, lower_bound_ms=value))
+    value = report.plan.value_ms
+    best = with_bound(report, value)
     assert best.headline == f"fits; {value:.4g} ms; proven best"
     assert report.headline in Page(report.to_html()).texts
     assert str(report).splitlines()[1] == report.headline
-    unproven = attrs.evolve(report, result=attrs.evolve(report.result, lower_bound_ms=0.0))
+    unproven = with_bound(report, 0.0)
     assert unproven.headline.endswith("; no bound proven")
-    near = attrs.evolve(report, result=attrs.evolve(report.result, lower_bound_ms=value / 1.00251))
+    near = with_bound(report, value / 1.00251)
     assert near.headline.endswith("; proven within 0.26 %")
 
 

@@ -27,6 +27,8 @@ from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.planning.watch import Progress, Watch
 
+from .conftest import WithBound
+
 TABLES = [TableSpec(f"t{i}", 10 + i, 8, ["f"]) for i in range(12)]
 
 # Three tables of 320 bytes on two ranks of 500: one at least must be cut, and whole ones are proposed first.
@@ -187,7 +189,7 @@ def test_planner_limit_that_is_none_raises(seconds):
 
 def test_plan_listener_hears_of_better_plans_and_of_the_bound():
     heard = []
-    made = planner("each_alone", listener=heard.append)
+    made = planner(WithBound(), listener=heard.append)
     plan = made.plan_tables(TABLES)
     objective = plan.document["objective"]
     assert heard[-1].value_ms == objective["value_ms"]

@@ -88,21 +88,19 @@ def test_watch_seconds_left_end_at_none_and_are_endless_without_a_limit():
     assert Watch(1e-9).seconds_left == 0
 
 
-def test_watch_leaves_a_solver_less_than_is_left_and_never_nothing():
-    assert Watch().seconds_at_most(300.0) == 300.0
-    assert 0 < Watch(seconds=0.0).seconds_at_most(300.0) < 0.1
-    assert 99 < Watch(seconds=100.0).seconds_at_most(300.0) < 100
+def test_watch_is_over_once_its_work_is_spent():
+    watch = Watch(work_us=100.0)
+    watch.spend(99.0)
+    assert not watch.is_over
+    watch.spend(1.0)
+    assert watch.is_over
+    assert watch.spent_us == 100.0
 
 
-def test_watch_of_a_part_of_a_search_ends_with_the_search_and_tells_nobody():
-    heard = []
-    whole = Watch(60.0, heard.append)
-    part, short = Watch(outer=whole), Watch(1e-9, outer=whole)
-    assert 59 < part.seconds_left <= 60
-    assert short.seconds_left == 0
-    assert short.is_over
-    part.tell(value_ms=1.0)
-    assert heard == []
-    assert not part.is_over
-    whole.was_interrupted = True
-    assert part.is_over
+def test_watch_keeps_the_time_of_its_clock():
+    now = [5.0]
+    watch = Watch(seconds=2.0, clock=lambda: now[0])
+    now[0] = 6.5
+    assert (watch.elapsed_s, watch.seconds_left, watch.is_over) == (1.5, 0.5, False)
+    now[0] = 7.0
+    assert watch.is_over

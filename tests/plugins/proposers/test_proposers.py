@@ -12,6 +12,7 @@ from shardwright.planning.placement import Misfit, propose
 from shardwright.planning.search import search
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
+from shardwright.planning.watch import Watch
 from shardwright.plugins import host
 
 MIB = 1 << 20
@@ -52,7 +53,7 @@ def test_proposals_are_the_same_each_time(name):
 
 def test_greedy_starts_with_the_option_of_least_cost_on_any_rank():
     space = space_of(TABLES)
-    proposal = next(host().proposers.create("greedy").proposals(space))
+    proposal = next(host().proposers.create("greedy").proposals(space, Watch()))
     for table, option in enumerate(proposal.tolist()):
         mine = space.options.of_table(table)
         assert space.largest_cost_ms[option] == space.largest_cost_ms[mine.start : mine.stop].min()
@@ -60,7 +61,7 @@ def test_greedy_starts_with_the_option_of_least_cost_on_any_rank():
 
 def test_uniform_proposes_each_type_for_every_table_that_has_it():
     space = space_of(TABLES)
-    proposals = host().proposers.create("uniform").proposals(space)
+    proposals = host().proposers.create("uniform").proposals(space, Watch())
     seen = [types_of(space, proposal) for proposal in proposals]
     assert ["row_wise"] * 7 in seen
     assert ["table_wise"] * 7 in seen
@@ -113,7 +114,7 @@ def test_grid_search_finds_the_best_of_all_combinations_where_the_cheapest_do_no
 def test_dynamic_programming_proposes_the_least_time_together_for_each_amount_of_memory():
     space = space_of([TableSpec(f"t{i}", 3000 * (i + 1), 64, [f"f{i}"]) for i in range(3)])
     options = space.options
-    proposals = list(host().proposers.create("dynamic_programming").proposals(space))
+    proposals = list(host().proposers.create("dynamic_programming").proposals(space, Watch()))
     best = np.minimum.reduceat(
         np.where(space.fits_alone, space.total_cost_ms, np.inf), options.first_option[:-1]
     )

@@ -1,1 +1,0 @@
-"""Packing shards into ranks: what proposers and partitioners have in common."""

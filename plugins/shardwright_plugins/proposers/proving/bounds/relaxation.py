@@ -1,0 +1,128 @@
+"""The relaxed problem: one option a table, shards in parts, all ranks' memory as one.
+
+For a time ``z``, a plan that is faster than ``z`` uses only options of which every shard takes less than ``z``, and
+all its shards together take less than ``W z``. So if for some multipliers ``lambda >= 0`` of the memory tiers
+
+    sum over tables of min over these options of (total cost + lambda . total bytes)  -  lambda . capacity  >=  W z
+
+then no plan is faster than ``z``: with any such plan the left side is at most its total cost, as it fits. This is
+Lagrangian relaxation of the multiple-choice knapsack problem (Sinha and Zoltners 1979; Kellerer, Pferschy and Pisinger,
+Knapsack Problems, 2004, chapter 11). ``z`` and the multipliers are the certificate of the bound.
+
+Legend: T distinct tables, O options, M memory tiers, W ranks.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.planning.options import FREE, Bools, Floats, Ints
+from shardwright.planning.space import SearchSpace
+
+TOLERANCE = 1e-9
+"""A claim must hold by this part more than rounding."""
+
+
+@frozen(eq=False)
+class Choice:
+    """The cheapest options at some multipliers.
+
+    Args:
+        option: of each distinct table: ``[T]``.
+        cost_ms: of all shards of all tables together.
+        used: the part of each resource that is used: ``[M]``.
+        multipliers: ms for all there is of each resource: ``[M]``.
+        value_ms: the Lagrangian, ``cost + multipliers . (used - 1)``.
+    """
+
+    option: Ints
+    cost_ms: float
+    used: Floats
+    multipliers: Floats
+    value_ms: float
+
+
+class Relaxation:
+    """The columns of the relaxed problem, one value an option.
+
+    Args:
+        space: options and costs.
+        least_ms: what no plan is faster than, for reasons that options and capacities do not show.
+    """
+
+    def __init__(self, space: SearchSpace, least_ms: float = 0.0) -> None:
+        self.space, self._given_least_ms = space, least_ms
+        self.capacity: Ints = space.capacity_bytes.sum(axis=0)
+        self.world_size = len(space.capacity_bytes)
+        self.cost, self.largest = space.total_cost_ms, space.largest_cost_ms
+        self.share: Floats = space.total_bytes / np.maximum(self.capacity, 1)
+        self.first = space.options.first_option[:-1]
+        self.count: Floats = space.options.multiplicity.astype(np.float64)
+        self.fits: Bools = (space.largest_bytes <= space.capacity_bytes.max(axis=0)).all(axis=1)
+        self._distinct = np.arange(len(self.count))
+
+    @cached_property
+    def least_ms(self) -> float:
+        """No plan is faster than the table whose best option is worst: its largest shard."""
+        largest = np.where(self.fits, self.largest, np.inf)
+        return max(float(np.minimum.reduceat(largest, self.first).max()), self._given_least_ms)
+
+    @cached_property
+    def covers(self) -> Bools:
+        """Whether an option's layout puts one shard on every rank, and no others: ``[O]``."""
+        options, first = self.space.options, self.space.options.first_shard
+        before = np.cumsum(options.count) - options.count
+        before = before - np.repeat(before[first[:-1]], np.diff(first))
+        covers = np.logical_and.reduceat(options.rank == before, first[:-1])
+        result: Bools = covers & (options.shards_per_option == self.world_size)
+        return result
+
+    @cached_property
+    def _needs(self) -> Floats:
+        """Time and memory of each shard of a run: ``[S, 1 + M]``."""
+        return np.column_stack([self.space.cost_ms, self.space.memory_bytes])
+
+    @cached_property
+    def _spread(self) -> Floats:
+        """What each option takes of every rank at least, if its layout covers all: ``[O, 1 + M]``."""
+        least = np.minimum.reduceat(self._needs, self.space.options.first_shard[:-1])
+        return np.where(self.covers[:, None], least, 0.0)
+
+    @cached_property
+    def _movable(self) -> Floats:
+        """The largest of each option's shards that have no rank by their layout: ``[O, 1 + M]``."""
+        free = np.where((self.space.options.rank == FREE)[:, None], self._needs, 0.0)
+        return np.maximum.reduceat(free, self.space.options.first_shard[:-1])
+
+    def allowed(self, z_ms: float) -> Bools:
+        """The options that plans faster than ``z_ms`` may use: ``[O]``.
+
+        Every shard takes less and fits on some rank. One that its layout gives no rank must find room beside what
+        every rank has of options that cover all: at least what those of each table need.
+        """
+        fast = self.fits & (self.largest < z_ms * (1 - TOLERANCE))
+        least = np.minimum.reduceat(np.where(fast[:, None], self._spread, np.inf), self.first, axis=0)
+        low = self.count @ np.where(np.isfinite(least), least, 0.0)
+        room = np.append(z_ms * (1 - TOLERANCE), self.space.capacity_bytes.max(axis=0)) - low
+        fits: Bools = fast & ((self._movable == 0) | (self._movable <= room)).all(axis=1)
+        return fits
+
+    def choose(self, cost: Floats, share: Floats, multipliers: Floats) -> Choice:
+        """The cheapest option of each table at some multipliers.
+
+        Args:
+            cost: of each option, infinite for those that are not allowed; each table has one that is: ``[O]``.
+            share: the part of each resource that an option takes: ``[O, M]``.
+            multipliers: of the resources: ``[M]``.
+        """
+        priced = cost + share @ multipliers
+        least = np.minimum.reduceat(priced, self.first)
+        of_table = self.space.options.table
+        at = (priced == least[of_table]).nonzero()[0]
+        option = at[of_table[at].searchsorted(self._distinct)]
+        used: Floats = self.count @ share[option]
+        value = float(self.count @ least - multipliers.sum())
+        return Choice(option, float(self.count @ cost[option]), used, multipliers, value)

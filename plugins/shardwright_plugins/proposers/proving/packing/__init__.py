@@ -1,0 +1,1 @@
+"""Packing: shards in ranks within limits, and plans that are filled and repaired by local search."""

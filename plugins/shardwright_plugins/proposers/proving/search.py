@@ -1,0 +1,312 @@
+"""The search for plans of ever less time, between what is proven and what is found.
+
+1. The bound of the relaxation, by bisection of the time.
+2. A first plan: for a time a little above the bound, options that are cheapest at the multipliers of its proof; their
+   shards are put where there is room, repaired, and brought down by descent. Where that fails, a longer time is
+   tried, in the end with more repair, and by the solver. Many tables that are alike over many ranks are planned by
+   patterns.
+3. Better plans, as long as the gap is worth it: by repair and descent towards times between the bound and the best
+   plan,
+   and by the solver, where it is a small problem, which raises the bound too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import numpy as np
+from attrs import define, field
+
+from shardwright.contracts.proposer import Proposals
+from shardwright.planning.options import Ints
+from shardwright.planning.placement import Placed
+from shardwright.planning.space import SearchSpace
+from shardwright.planning.watch import Watch
+from shardwright_plugins.proposers.proving.bounds.prover import Prover
+from shardwright_plugins.proposers.proving.bounds.relaxation import Relaxation
+from shardwright_plugins.proposers.proving.columns.plans import ColumnSearch
+from shardwright_plugins.proposers.proving.descent import descended
+from shardwright_plugins.proposers.proving.effort import Effort
+from shardwright_plugins.proposers.proving.packing.assignment import Assignment, Catalogue
+from shardwright_plugins.proposers.proving.program import Program
+
+# A plan is better than another by more than this part.
+_LEAST_GAIN = 1e-4
+# Another try at the same part of the way to the bound is worth it after a gain of this part.
+_WORTHWHILE = 2e-3
+# A plan brought down a little at a time: the first step, the most, and the least that is worth a try; how a step
+# changes after a success and a failure; and tries.
+_FIRST_STEP, _MOST_STEP, _LEAST_STEP, _MORE, _LESS, _MOST_TRIES = 0.1, 0.3, 4e-3, 1.5, 0.5, 60
+# A gap that a plan a little better each time is to close, before it is brought down to the bound.
+_FAR = 0.06
+# The part of the solver's nodes that a program gets at first.
+_FIRST_PART, _MOST_PROGRAMS = 0.125, 6
+
+
+@define(eq=False)
+class Search:
+    """The search of one space.
+
+    Args:
+        space: options and costs; rules on ranks are none of its business.
+        effort: how much may be done.
+        watch: ends it, and counts its work.
+        least_ms: what no plan is faster than, for reasons that options and capacities do not show.
+    """
+
+    space: SearchSpace
+    effort: Effort
+    watch: Watch
+    least_ms: float = 0.0
+    best: Assignment | None = None
+    """The best plan so far."""
+    prover: Prover = field(init=False)
+    catalogue: Catalogue = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        relaxation = Relaxation(self.space, self.least_ms)
+        self.prover = Prover(relaxation, self.watch)
+        self.catalogue = Catalogue(self.space, self.watch)
+        self.prover.begin()
+
+    def plans(self) -> Proposals:
+        """Each plan that is better than those before; each bound as soon as it is proven."""
+        yield self.prover.proven
+        if not np.isfinite(self.prover.possible_ms):
+            return
+        found = self._first_plan()
+        if found is None:
+            yield self.prover.proven
+            yield from self.choices()
+            return
+        yield self._keep(found)
+        rest = (self._solved, self._rebuilt) if self._is_small else (self._rebuilt, self._solved)
+        for stage in (self._tightened, *rest):
+            if self._is_close():
+                break
+            for better in stage():
+                yield self._keep(better)
+        yield self.prover.proven
+
+    # -- where it stands ----------------------------------------------------------------------------------------
+
+    def _keep(self, found: Assignment) -> Placed:
+        self.best = found
+        return Placed(found.proposal.copy(), found.ranks)
+
+    @property
+    def _value_ms(self) -> float:
+        return np.inf if self.best is None else self.best.value_ms
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether there are few tables."""
+        return len(self.space.options.all_tables) <= self.effort.few_tables
+
+    def _is_close(self) -> bool:
+        """Whether the best plan is proven to be about as good as can be, or nothing more is to be done."""
+        enough = 1 + (self.effort.fine if self._is_small else self.effort.close)
+        return self.watch.is_over or self._value_ms <= self.prover.bound_ms * enough
+
+    def _towards(self, part: float) -> float:
+        """A time part of the way from the bound to the best plan."""
+        return self.prover.bound_ms + part * (self._value_ms - self.prover.bound_ms)
+
+    # -- a first plan -------------------------------------------------------------------------------------------
+
+    def _first_plan(self) -> Assignment | None:
+        """A plan, by what takes least work first."""
+        columns = ColumnSearch(self.catalogue, self.prover, self.effort)
+        found = columns.plan() if columns.is_worth_it else None
+        for attempt in (self._quick, self._thorough):
+            found = found or self._up_the_ladder(attempt)
+        return found or self._program(self.space.most_ms * (1 + _LEAST_GAIN), 1.0)
+
+    def _up_the_ladder(self, attempt: Callable[[float], Assignment | None]) -> Assignment | None:
+        """A plan of the least of some times at which an attempt finds one."""
+        for part in self.effort.ladder:
+            limit = self.prover.possible_ms * (1 + part)
+            found = attempt(limit)
+            if found is not None:
+                return found
+            if self.watch.is_over:
+                return self._hasty()
+        return None
+
+    def _quick(self, limit_ms: float) -> Assignment | None:
+        """A plan about within a time, if little repair and a descent are enough."""
+        nearest = self._nearest(limit_ms, self.effort.few_moves, self._few_changes)
+        found = None if nearest is None else self._descended(nearest)
+        return found if found is not None and np.isfinite(found.value_ms) else None
+
+    def _thorough(self, limit_ms: float) -> Assignment | None:
+        """A plan within a time by more repair, and by taking tables out and putting them back."""
+        found = self._nearest(limit_ms, self.effort.moves, self._changes)
+        if found is not None and self.effort.has("neighbourhoods"):
+            found.rebuild(self.effort.rounds, self.space.total_cost_ms)
+        return found if found is not None and np.isfinite(found.value_ms) else None
+
+    def _nearest(self, limit_ms: float, moves: int, changes: int) -> Assignment | None:
+        """The first plan that repair brings within a time, or what came nearest."""
+        nearest: Assignment | None = None
+        for proposal in self._possible(limit_ms):
+            trial = self._filled(proposal, limit_ms)
+            if trial.repair(moves, changes=changes):
+                return trial
+            if nearest is None or trial.excess < nearest.excess:
+                nearest = trial
+            if self.watch.is_over:
+                break
+        return nearest
+
+    def _possible(self, limit_ms: float) -> Iterator[Ints]:
+        """Choices of options that look possible at a time, more and more of memory left free."""
+        seen = set[bytes]()
+        for margin in (0.0, *self.effort.margins):
+            proposal = self.prover.choice(limit_ms, margin)
+            if proposal is None and not margin:
+                return
+            if proposal is not None and proposal.tobytes() not in seen:
+                seen.add(proposal.tobytes())
+                yield proposal
+
+    def choices(self) -> Iterator[Ints]:
+        """Choices of options for a partitioner, at longer and longer times, where no plan was found."""
+        for part in self.effort.ladder:
+            for margin in self.effort.margins:
+                if self.watch.is_over:
+                    return
+                proposal = self.prover.maximise(
+                    self.prover.possible_ms * (1 + part), margin=margin
+                ).proposal()
+                if proposal is not None:
+                    yield proposal
+
+    def _hasty(self) -> Assignment | None:
+        """Any plan, where time was over before there was one."""
+        for part, margin in zip(self.effort.ladder[4::2], self.effort.margins[1:], strict=False):
+            limit = self.prover.possible_ms * (1 + part)
+            proposal = self.prover.maximise(limit, margin=margin).proposal()
+            found = None if proposal is None else self._filled(proposal, limit)
+            if found is not None and np.isfinite(found.value_ms):
+                return found
+        return None
+
+    def _filled(self, proposal: Ints, limit_ms: float) -> Assignment:
+        """The options of all tables ``[A]`` with their shards put where there is room, the largest first."""
+        (trial := Assignment(self.catalogue, proposal, limit_ms)).fill()
+        return trial
+
+    # -- better plans -------------------------------------------------------------------------------------------
+
+    @property
+    def _is_of_many(self) -> bool:
+        """Whether looking for the best other option of each table takes too long."""
+        return len(self.space.options.all_tables) > self.effort.many_tables
+
+    @property
+    def _changes(self) -> int:
+        return 0 if self._is_of_many or not self.effort.has("options") else self.effort.changes
+
+    @property
+    def _few_changes(self) -> int:
+        return 0 if self._is_of_many or not self.effort.has("options") else self.effort.few_changes
+
+    def _descended(self, start: Assignment) -> Assignment:
+        """A plan brought nearer to its limit by little repair, or by descent."""
+        if start.repair(self.effort.few_moves, changes=0) or not self.effort.has("descent"):
+            return start
+        result = descended(start, self.effort)
+        result.repair(self.effort.few_moves, changes=self._few_changes)
+        return result
+
+    def _tightened(self) -> Iterator[Assignment]:
+        """Plans brought down a little at a time, then towards the bound."""
+        yield from self._gradually()
+        step = 0
+        while step < len(self.effort.steps_down) and not self._is_close():
+            before = self._value_ms
+            found = self._descended(self._at(self._towards(self.effort.steps_down[step])))
+            if found.value_ms < before * (1 - _LEAST_GAIN):
+                yield found
+            step += self._value_ms >= before * (1 - _WORTHWHILE)
+
+    def _at(self, limit_ms: float) -> Assignment:
+        """The best plan, to be brought within a time."""
+        assert self.best is not None
+        start = self.best.copy()
+        start.limit_ms = limit_ms
+        return start
+
+    def _gradually(self) -> Iterator[Assignment]:
+        """Plans a little better each time, where the gap is wide: each within reach of the one before.
+
+        A repair that is asked for too much finds nothing at all. Asked for a few percent, it changes the options of a
+        few tables on the fullest ranks, and goes on from there.
+        """
+        step = _FIRST_STEP
+        for _ in range(_MOST_TRIES):
+            value = self._value_ms
+            if step < _LEAST_STEP or value <= self.prover.bound_ms * (1 + _FAR) or self.watch.is_over:
+                return
+            limit = value * (1 - step)
+            found = self._descended(self._at(limit)) if limit > self.prover.bound_ms else None
+            if found is None or found.value_ms > value * (1 - _WORTHWHILE):
+                step *= _LESS
+                continue
+            step = min(step * _MORE, _MOST_STEP)
+            yield found
+
+    def _rebuilt(self) -> Iterator[Assignment]:
+        """Better plans by large neighbourhood search: a few tables taken out and put back, again and again.
+
+        Tables are drawn by a generator with a fixed seed; it ends after some turns without a gain.
+        """
+        vain = 0
+        for seed in count():
+            is_done = self._is_of_many or vain == self.effort.vain_turns or self._is_close()
+            if is_done or not self.effort.has("neighbourhoods"):
+                return
+            before = self._value_ms
+            trial = self._at(self._towards(self.effort.steps_down[seed % len(self.effort.steps_down)]))
+            trial.rebuild(self.effort.rounds, self.space.total_cost_ms, seed=seed)
+            if trial.value_ms < before * (1 - _LEAST_GAIN):
+                yield trial
+            vain = 0 if self._value_ms < before * (1 - _WORTHWHILE) else vain + 1
+
+    def _solved(self) -> Iterator[Assignment]:
+        """Better plans and a better bound by a solver, if the problem is small.
+
+        It is asked again after an improvement: with a lesser limit the program is smaller and its solver quicker. So
+        it gets little to do at first, and all there is where that finds nothing.
+        """
+        part = _FIRST_PART
+        for _ in range(_MOST_PROGRAMS):
+            before = self._value_ms
+            found = self._program(before * (1 - _LEAST_GAIN), part)
+            if found is not None and found.value_ms < before:
+                yield found
+            if self._is_close():
+                return
+            if self._value_ms > before * (1 - _WORTHWHILE):
+                if part >= 1:
+                    return
+                part = 1.0
+
+    def _program(self, limit_ms: float, part: float) -> Assignment | None:
+        """What a solver finds within a time, if the problem is small; its bound is kept."""
+        if not self.effort.has("program") or self.watch.is_over:
+            return None
+        program = Program.of(self.space, limit_ms, self.effort.program_columns)
+        if program is None:
+            return None
+        proven, plan = program.solve(self.effort, self.watch, part)
+        self.prover.accept(proven)
+        if plan is None:
+            return None
+        found = Assignment(self.catalogue, plan[0], limit_ms)
+        found.place(plan[1])
+        if not np.isfinite(found.value_ms):  # the solver is exact to a millionth
+            found.repair(self.effort.few_moves, changes=self.effort.few_changes)
+        return found if np.isfinite(found.value_ms) else None

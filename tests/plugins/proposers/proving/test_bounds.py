@@ -1,0 +1,118 @@
+"""The bound against all plans there are, and its proof against its definition."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.planning.conftest import Cells, Weights, Whole, make_host
+
+from shardwright.contracts import ShardingType
+from shardwright.planning.constraints import Constraints
+from shardwright.planning.enumeration import enumerate_options
+from shardwright.planning.layouts import Block, BlockRun, Layout
+from shardwright.planning.placement import propose
+from shardwright.planning.proof import why_unproven
+from shardwright.planning.row_maps import RowsRange
+from shardwright.planning.space import SearchSpace, estimate_costs
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.planning.watch import Watch
+from shardwright.plugins import host, use_host
+from shardwright_plugins.proposers.proving.bounds.prover import Prover
+from shardwright_plugins.proposers.proving.bounds.relaxation import Relaxation
+
+
+class Cut(ShardingType):
+    name, abbreviation, answers_by_shape = "cut", "CU", True
+    offered = "always"
+
+    def layouts(self, table, topology, constraints):
+        rows = RowsRange(table.num_embeddings, parts=topology.world_size)
+        yield Layout([BlockRun(rows, table.all_columns, topology.world_size, rank=0)])
+
+
+class Halves(ShardingType):
+    name, abbreviation, answers_by_shape = "halves", "HA", True
+    offered = "always"
+
+    def layouts(self, table, topology, constraints):
+        half = table.embedding_dim // 2
+        spans = [table.columns(0, half), table.columns(half, table.embedding_dim)]
+        yield Layout([Block(table.all_rows, span) for span in spans])
+
+
+class Alike(Cells):
+    answers_by_shape = True
+
+
+class AlikeWeights(Weights):
+    answers_by_shape = True
+
+
+class AlikeWhole(Whole):
+    answers_by_shape = True
+
+
+def space_of(rows, *, ranks=2, capacity=100_000) -> SearchSpace:
+    tables = [TableSpec(f"t{i}", count, 8, ["f"]) for i, count in enumerate(rows)]
+    topology = Topology(ranks, "cpu", ddr_cap=capacity)
+    offered = {"sharding_types": [AlikeWhole, Cut, Halves], "estimators": [Alike, AlikeWeights]}
+    with use_host(make_host(**offered)):
+        options = enumerate_options(tables, topology, Constraints(), host(), batch_size=4)
+        make = host().estimators.create
+        return estimate_costs(options, topology, make("cells"), make("weights"), topology.capacity_bytes)
+
+
+def prover_of(space):
+    """A prover with the bound of the relaxation of all plans."""
+    prover = Prover(Relaxation(space), Watch())
+    prover.begin()
+    return prover
+
+
+def best_by_trying_all(space):
+    """The least largest time over all options and ranks; infinite if nothing fits."""
+    best, world_size = np.inf, len(space.capacity_bytes)
+    choices = [space.options.of_table(table) for table in space.options.alike.tolist()]
+    for proposal in product(*choices):
+        shards = propose(space, np.array(proposal))
+        for ranks in product(range(world_size), repeat=len(shards)):
+            placed = np.array(ranks, dtype=np.int64)
+            if (shards.used_bytes(placed) <= shards.capacity_bytes).all():
+                best = min(best, float(shards.loads_ms(placed).max()))
+    return best
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 60), min_size=1, max_size=3),
+    capacity=st.integers(200, 4000),
+    trials=st.lists(st.floats(0.3, 1.5), min_size=3, max_size=3),
+)
+def test_bound_is_never_above_the_best_plan_and_is_proven_again(rows, capacity, trials):
+    space = space_of(rows, capacity=capacity)
+    best, prover = best_by_trying_all(space), prover_of(space)
+    assert prover.bound_ms <= best * (1 + 1e-9)
+    if np.isfinite(best):
+        for part in trials:
+            prover.choice(part * best)
+        assert prover.bound_ms <= best * (1 + 1e-9)
+        assert why_unproven(space, prover.bound_ms, prover.proven.certificate) == ""
+
+
+def test_bound_where_nothing_fits_is_none():
+    space = space_of([1000], capacity=10)
+    assert not np.isfinite(prover_of(space).possible_ms)
+
+
+@pytest.mark.parametrize("rows", [[40], [10, 20, 30], [60, 60]])
+def test_bound_names_what_each_leaf_needs(rows):
+    space = space_of(rows, capacity=1500)
+    data = prover_of(space).proven.certificate
+    assert data["z_ms"] > 0
+    assert set(data["multipliers"]) == set(space.tiers)
+    assert min(data["multipliers"].values()) >= 0

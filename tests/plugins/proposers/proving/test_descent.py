@@ -1,0 +1,81 @@
+"""Descents over options and ranks: nothing gets lost, the measure falls, and a rank that is too full is relieved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.plugins.proposers.spaces import costed
+
+from shardwright.planning.placement import propose
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright.planning.watch import Watch
+from shardwright_plugins.proposers.proving.descent import Descent, descended
+from shardwright_plugins.proposers.proving.effort import Effort
+from shardwright_plugins.proposers.proving.packing.assignment import Assignment, Catalogue
+
+MIB = 1 << 20
+TABLES = st.lists(st.tuples(st.integers(1, 20_000), st.sampled_from([16, 64, 128])), min_size=1, max_size=8)
+
+
+def space_of(shapes, *, ranks=4, local=2, mib=64):
+    topology = Topology(ranks, "cpu", ddr_cap=mib * MIB, local_world_size=local)
+    tables = [TableSpec(f"t{index}", rows, dim, ["f"]) for index, (rows, dim) in enumerate(shapes)]
+    return costed(tables, topology)
+
+
+def start_in(space, limit_ms):
+    """The cheapest efficient option of each table, everything on the first ranks."""
+    catalogue = Catalogue(space, Watch())
+    cost = np.where(catalogue.is_efficient, space.total_cost_ms, np.inf)
+    first = space.options.first_option
+    cheapest = [int(first[t] + np.argmin(cost[first[t] : first[t + 1]])) for t in range(len(first) - 1)]
+    start = Assignment(catalogue, np.array(cheapest)[space.options.alike], limit_ms)
+    start.fill()
+    return start
+
+
+@settings(max_examples=50, deadline=None)
+@given(shapes=TABLES, local=st.sampled_from([1, 2, 4]), part=st.floats(0.3, 2.0))
+def test_descended_loads_are_those_of_its_plan(shapes, local, part):
+    space = space_of(shapes, local=local)
+    start = start_in(space, 1.0)
+    start.limit_ms = part * float(start.bins.used[:, 0].max())
+    result = descended(start, Effort())
+    shards = propose(space, result.proposal)
+    loads = shards.fixed_ms + np.bincount(result.ranks, weights=shards.cost_ms, minlength=4)
+    assert result.bins.used[:, 0] == pytest.approx(loads)
+    gangs = {}
+    for gang, rank in zip(shards.gang.tolist(), result.ranks.tolist(), strict=True):
+        if gang >= 0:
+            gangs.setdefault(gang, set()).add(rank // local)
+    assert all(len(hosts) == 1 for hosts in gangs.values())
+
+
+@settings(max_examples=50, deadline=None)
+@given(shapes=TABLES, part=st.floats(0.6, 2.0))  # loads that are much above a limit are not told apart
+@example(shapes=[(1, 16), (1, 16), (1, 16), (49, 64)], part=0.6)
+def test_descent_round_never_raises_its_measure(shapes, part):
+    space = space_of(shapes)
+    start = start_in(space, 1.0)
+    limit = part * float(start.bins.used[:, 0].max())
+    descent = Descent(space, start.catalogue.is_efficient, limit, Effort(), Watch())
+    descent.begin(start.proposal, start.ranks_of_tables)
+    before = descent.measure
+    while descent.round():
+        assert descent.measure <= before * (1 + 1e-9)
+        before = descent.measure
+
+
+def test_descended_relieves_the_rank_that_has_everything():
+    space = space_of([(1000 + index, 64) for index in range(12)], ranks=4, local=4)
+    catalogue = Catalogue(space, Watch())
+    single = [catalogue.menu(table).singles[0] for table in range(12)]
+    even_ms = float(space.total_cost_ms[single].sum()) / 4
+    start = Assignment(catalogue, np.array(single), even_ms * 1.1)
+    start.place(np.zeros(12, dtype=np.int64))
+    result = descended(start, Effort())
+    assert start.value_ms == pytest.approx(4 * even_ms)
+    assert result.value_ms <= even_ms * 1.2

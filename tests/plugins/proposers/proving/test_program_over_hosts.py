@@ -1,0 +1,109 @@
+"""The mixed-integer program of all built-in sharding types over hosts: gangs, and equal plans for equal input."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.plugins.proposers.proving.test_bounds import prover_of
+from tests.plugins.proposers.proving.test_program import PRECISION, solved, value_of
+from tests.plugins.proposers.spaces import costed
+
+from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.proof import why_unproven
+from shardwright.planning.tables import TableSpec
+from shardwright.planning.topology import Topology
+from shardwright_plugins.proposers.proving.program import Program
+
+
+def hosts_space(rows, *, dim=64, ranks=4, local=2, mib=64, constraints=None, batch_size=64):
+    """All built-in sharding types over two hosts, gangs among them."""
+    tables = [TableSpec(f"t{i}", count, dim, ["f"]) for i, count in enumerate(rows)]
+    topology = Topology(ranks, "cpu", ddr_cap=mib << 20, local_world_size=local)
+    return costed(
+        tables,
+        topology,
+        constraints=Constraints(constraints),
+        estimators=("roofline", "weights_and_buffers"),
+        batch_size=batch_size,
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.lists(st.sampled_from([10, 500, 20_000, 60_000]), min_size=1, max_size=4), mib=st.integers(8, 64)
+)
+def test_program_over_hosts_keeps_gangs_together_and_says_what_its_plan_takes(rows, mib):
+    space = hosts_space(rows, mib=mib)
+    assume(np.isfinite(prover_of(space).possible_ms))
+    program = Program.of(space, 10 * prover_of(space).possible_ms, most_columns=5000)
+    proven, plan = solved(program, program_nodes=100)
+    assume(plan is not None)
+    value = value_of(space, plan)
+    assert proven.bound_ms <= value * (1 + 1e-6)
+    assert value <= program.limit_ms * (1 + 1e-6)
+
+
+def test_program_under_equal_input_gives_equal_plans():
+    space = hosts_space([500, 500, 20_000, 60_000], mib=16)
+    again = attrs.evolve(space)
+    limit = 3 * prover_of(space).possible_ms
+    plans = [solved(Program.of(each, limit, most_columns=5000))[1] for each in (space, again)]
+    for first, second in zip(*plans, strict=True):
+        assert (first == second).all()
+
+
+def loads_of(space, option):
+    """What each way to place an option's shards takes of every rank: ``[N, W, D]``; gangs and single shards only."""
+    run = space.options.shards_of(option).start
+    local, ranks = space.topology.local_world_size, space.topology.world_size
+    need = np.append(space.cost_ms[run], space.memory_bytes[run])
+    counts = []
+    for first in range(0, ranks, local):
+        for some in combinations_with_replacement(range(local), int(space.options.count[run])):
+            counts.append(np.bincount(np.array(some) + first, minlength=ranks))
+    return np.array(counts)[:, :, None] * need
+
+
+def is_any_plan_within(space, limit_ms):
+    """Whether a plan takes no more than a time, from the loads of all plans, table after table, each kept once."""
+    room = np.column_stack([np.full(space.topology.world_size, limit_ms), space.capacity_bytes])
+    known = np.zeros((1, *room.shape))
+    for table in space.options.alike:
+        ways = np.concatenate([loads_of(space, option) for option in space.options.of_table(table)])
+        sums = (known[:, None] + ways).reshape(-1, *room.shape)
+        sums = sums[(sums <= room).all(axis=(1, 2))]
+        known = np.unique(sums.round(9).reshape(-1, room.size), axis=0).reshape(-1, *room.shape)
+    return len(known) > 0
+
+
+def test_program_over_hosts_of_tables_that_are_alike_is_exact_with_little_branching():
+    rule = ParameterConstraints(sharding_types=["table_wise", "table_column_wise"], compute_kernels=["fused"])
+    space = hosts_space([3816, 3816, 3816, 4999, 62], dim=128, mib=4, constraints={"*": rule}, batch_size=16)
+    program = Program.of(space, 10 * prover_of(space).possible_ms, most_columns=1000)
+    proven, plan = solved(program, program_nodes=20)
+    value = value_of(space, plan)
+    assert proven.bound_ms == pytest.approx(value, rel=PRECISION + 1e-4)
+    assert is_any_plan_within(space, value * (1 + 1e-6))
+    assert not is_any_plan_within(space, value * (1 - PRECISION - 1e-4))
+    data = proven.certificate
+    assert why_unproven(space, data["z_ms"], data) == ""
+
+
+@pytest.mark.parametrize("times", [1.01, 2, 1000])
+def test_program_of_more_gangs_on_a_host_than_there_are_tables_proves_nothing_false(times):
+    cut, whole = ["grid_shard"], ["table_wise"]
+    rules = {
+        name: ParameterConstraints(sharding_types=types, compute_kernels=["fused_torch"], min_partition=32)
+        for name, types in (("t0", cut), ("t1", whole))
+    }
+    space = hosts_space([85_196, 20_316], dim=256, mib=32, constraints=rules)
+    _, plan = solved(Program.of(space, 100 * prover_of(space).possible_ms, most_columns=5000))
+    value = value_of(space, plan)
+    assert len(set(space.options.gang[space.options.shards_of(int(plan[0][0]))].tolist())) > 2
+    claim = {"z_ms": value * times, "program": {"nodes": 10, "precision": 2.5e-3}}
+    assert "the solver proves" in why_unproven(space, value * times, claim)

@@ -184,7 +184,7 @@ def _check_entries(name: str, table: ShardedTable, given: Mapping[str, Any]) -> 
 
 
 def _is_fused(state: TableState) -> bool:
-    from shardwright.runtime.groups import kernel_of
+    from shardwright.runtime.routed.plan import kernel_of
 
     return state.table.optimizer is not None and kernel_of(state.sharding.compute_kernel).fuses_optimizer
 

@@ -17,7 +17,7 @@ from shardwright.runtime.lockstep import name_ranks
 from shardwright.sparse import KeyedJaggedTensor
 
 if TYPE_CHECKING:
-    from shardwright.runtime.engine import EngineStep
+    from shardwright.runtime.step.engine import EngineStep
 
 
 def who_ended(statuses: Sequence[Status]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError
+from shardwright.runtime.step.gradient_order import GradientOrder
 
 _TAG = 0x53_48_52_44 << 24
 """Stands before the collection's number in a header, so that what is no header is known as such."""
@@ -27,10 +28,12 @@ class Lockstep:
 
     Attributes:
         header_size: integers of every header: as many as the collection with the most needs.
+        gradients: the order in which those of all collections are sent.
     """
 
     def __init__(self) -> None:
         self.header_size = 0
+        self.gradients = GradientOrder()
         self._names: list[str] = []
         self._named: Counter[str] = Counter()
         self._checksum = 0

@@ -17,7 +17,6 @@ from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import EmbeddingConfig, TableSpec
 from shardwright.runtime import anatomy
-from shardwright.runtime.engine import CollectionEngine, EngineStep
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.fused_optimizer import FusedOptimizer
 from shardwright.runtime.initialization import initialize
@@ -25,6 +24,7 @@ from shardwright.runtime.inputs import InputChecks, Status
 from shardwright.runtime.inputs_ahead import InputsAhead, who_ended
 from shardwright.runtime.sharded_module import ModuleSharder, check_plan_covers
 from shardwright.runtime.sharded_table import ShardedTable
+from shardwright.runtime.step.engine import CollectionEngine, EngineStep
 from shardwright.runtime.table_state import LocalBlock, TableState
 from shardwright.sparse import KeyedJaggedTensor
 
@@ -225,7 +225,12 @@ def _local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:
     for lookup, group in enumerate(engine.groups):
         for index, spec in enumerate(group.blocks):
             local.setdefault(spec.table.name, []).append(LocalBlock(spec.block, index, lookup))
-    return local
+    return {name: sorted(blocks, key=_by_place) for name, blocks in local.items()}
+
+
+def _by_place(local: LocalBlock) -> tuple[int, int]:
+    """The order of a table's blocks, whatever groups they are in."""
+    return local.block.rows.index, local.block.columns.start
 
 
 def specs_of(

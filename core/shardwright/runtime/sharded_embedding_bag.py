@@ -12,7 +12,6 @@ from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import EmbeddingBagConfig, TableSpec
 from shardwright.runtime.awaitable import LazyAwaitable, LazyCall
-from shardwright.runtime.engine import EngineStep
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.sharded_collection import (
     ShardedCollection,
@@ -21,6 +20,7 @@ from shardwright.runtime.sharded_collection import (
     specs_of,
 )
 from shardwright.runtime.sharded_module import ModuleSharder, register_sharder
+from shardwright.runtime.step.engine import EngineStep
 from shardwright.sparse import KeyedJaggedTensor, KeyedTensor
 
 

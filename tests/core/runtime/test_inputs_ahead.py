@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from shardwright.runtime.engine import _sent_to
 from tests.core.runtime.pipelines import examples, on_ranks
 
 from shardwright.errors import DistributedError
 from shardwright.runtime import batches
 from shardwright.runtime.batch_settings import BatchSettings
 from shardwright.runtime.batches import BatchesInStep
-from shardwright.runtime.engine import _sent_to
 from shardwright.runtime.inputs import Status
 from shardwright.runtime.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
 from shardwright.sparse import KeyedJaggedTensor

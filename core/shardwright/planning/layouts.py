@@ -7,6 +7,8 @@ does follows from these. Nothing here imports torch.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +26,7 @@ from shardwright.planning.blocks import (
     ColumnRange,
     Ints,
     PlacedBlocks,
+    UNPLACED,
     as_blocks,
 )
 from shardwright.planning.dataflows import DATAFLOWS, Dataflow, Exchange, Hierarchical, Replicate, Routed
@@ -163,14 +166,27 @@ class Layout:
     @property
     def is_placed(self) -> bool:
         """Whether each block has a rank."""
-        return isinstance(self.blocks, PlacedBlocks) or all(block.rank is not None for block in self.blocks)
+        if isinstance(self.blocks, PlacedBlocks):
+            return True
+        items = self.blocks.runs if isinstance(self.blocks, BlockRuns) else self.blocks
+        return all(item.rank is not None for item in items)
 
     @property
     def ranks(self) -> Sequence[int | None]:
         """The rank of each block."""
         if isinstance(self.blocks, PlacedBlocks):
             return self.blocks.ranks
-        return [block.rank for block in self.blocks]
+        return [None if rank == UNPLACED else rank for rank in self.columns.rank.tolist()]
+
+    def digest(self) -> bytes:
+        """A hash of all that is planned for a table, the same for equal blocks however they are written down."""
+        columns = self.columns
+        flows = [to_data(flow or self.dataflow) for flow in columns.dataflows]
+        told = json.dumps([to_data(self.row_map), flows, self.variant, dict(self.extras)], sort_keys=True)
+        digest = hashlib.sha256(told.encode())
+        for column in (columns.part, columns.start, columns.stop, columns.rank, columns.dataflow):
+            digest.update(column.tobytes())
+        return digest.digest()
 
     def placed(self, ranks: Iterable[int]) -> Layout:
         """The same layout with block ``i`` on ``ranks[i]``, where it then must live."""

@@ -198,26 +198,35 @@ class ShardedCollection(nn.Module, ABC):
 def _compare_plans(inputs: ShardingInputs) -> None:
     """Check that all ranks shard the same tables in the same way; else they would not meet in their collectives.
 
+    They compare one hash of everything; only where these differ, one of each table.
+
     Raises:
         DistributedError: naming the ranks that differ from rank 0, and the first table in which they do.
     """
-    specs = {spec.name: spec for spec in inputs.specs}
-    mine = {}
-    for name in {**specs, **inputs.params}:  # a plan may leave tables out or name others
-        sharding = inputs.params.get(name)
-        mine[name] = (repr(specs.get(name)), repr(sharding and sharding.layout), repr(sharding))
-    gathered = inputs.env.communicator.all_gather_objects(
-        {name: hashlib.sha256("".join(parts).encode()).hexdigest() for name, parts in mine.items()}
-    )
+    communicator, mine = inputs.env.communicator, _digests(inputs)
+    together = hashlib.sha256(repr(sorted(mine.items())).encode()).digest()
+    if len(set(communicator.all_gather_objects(together))) == 1:
+        return
+    gathered = communicator.all_gather_objects(mine)
     different = [rank for rank, other in enumerate(gathered) if other != gathered[0]]
-    if different:
-        other = gathered[different[0]]
-        names = [name for name in {**gathered[0], **other} if gathered[0].get(name) != other.get(name)]
-        raise DistributedError(
-            f"the ranks shard differently: rank {', '.join(map(str, different))} differs from rank 0 in "
-            f"{len(names)} tables, {names[0]!r} first. Plan once, with collective_plan, and give every rank the same "
-            "tables, plan and fused_params"
-        )
+    other = gathered[different[0]]
+    names = [name for name in {**gathered[0], **other} if gathered[0].get(name) != other.get(name)]
+    raise DistributedError(
+        f"the ranks shard differently: rank {', '.join(map(str, different))} differs from rank 0 in "
+        f"{len(names)} tables, {names[0]!r} first. Plan once, with collective_plan, and give every rank the same "
+        "tables, plan and fused_params"
+    )
+
+
+def _digests(inputs: ShardingInputs) -> dict[str, str]:
+    """A hash of each table and of how it is sharded, by name: a plan may leave tables out or name others."""
+    specs = {spec.name: spec for spec in inputs.specs}
+    digests = {}
+    for name in {**specs, **inputs.params}:
+        sharding = inputs.params.get(name)
+        planned = sharding.digest() if sharding is not None else b""
+        digests[name] = hashlib.sha256(repr(specs.get(name)).encode() + planned).hexdigest()
+    return digests
 
 
 def _local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:

@@ -40,9 +40,7 @@ class TorchRows:
         if len(self.spans) == 1:
             return bags
         counts = torch.from_numpy(bags.table.reshape(-1)).to(bags.ids.device)
-        bases = self._slot_bases.repeat(bags.num_sources).repeat_interleave(
-            counts, output_size=bags.num_bags
-        )
+        bases = self._slot_bases.repeat(bags.num_sources).repeat_interleave(counts, output_size=bags.num_bags)
         return evolve(bags, ids=bags.ids + bags.per_id(bases))
 
     def sums(self, bags: Bags) -> Tensor:

@@ -27,6 +27,7 @@ PUBLIC_NAMES = """
     ComputeKernel
     DataType
     Dataflow
+    DirectReturn
     DistributedError
     DistributedModelParallel
     DuplicateNameError
@@ -71,6 +72,8 @@ PUBLIC_NAMES = """
     Options
     ParameterConstraints
     ParameterSharding
+    Part
+    PartStep
     Partitioner
     Placed
     PlanDifference
@@ -87,6 +90,8 @@ PUBLIC_NAMES = """
     QCommsConfig
     Registry
     Replicate
+    ReturnPath
+    ReturnStep
     Routed
     RowMap
     RowPart

@@ -19,6 +19,7 @@ from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.blocks import (
+    UNPLACED,
     Block,
     BlockColumns,
     BlockRun,
@@ -26,7 +27,6 @@ from shardwright.planning.blocks import (
     ColumnRange,
     Ints,
     PlacedBlocks,
-    UNPLACED,
     as_blocks,
 )
 from shardwright.planning.dataflows import DATAFLOWS, Dataflow, Exchange, Hierarchical, Replicate, Routed

@@ -7,20 +7,23 @@ memory; where they are short, as among thousands of ranks, by an index of every 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from shardwright.planning.blocks import Ints
 
 _LONG = 64  # elements: from there on copying a piece by itself takes less than an index of its elements
+_FEW = 32  # pieces: of so many an index is not worth its making
 _SHORT_KEYS = 1 << 16  # what NumPy sorts by radix
 
 
 def starts_of(sizes: Ints) -> Ints:
     """Where each of pieces that stand one after the other begins: ``[n]``."""
-    stops: Ints = np.cumsum(sizes)
+    stops: Ints = sizes.cumsum()
     return stops - sizes
 
 
@@ -53,26 +56,22 @@ def index_of(starts: Ints, sizes: Ints, device: torch.device) -> Tensor:
 
 def take(values: Tensor, starts: Ints, sizes: Ints) -> Tensor:
     """Pieces of a flat tensor, one after the other; not copied if that is how they stand."""
-    total = int(sizes.sum())
-    used = np.flatnonzero(sizes) if total else sizes[:0]
-    if len(used) < len(sizes):
-        starts, sizes = starts[used], sizes[used]
-    if not len(sizes):
-        return values[:0]
-    if np.array_equal(starts[1:], starts[:-1] + sizes[:-1]):
-        return values[int(starts[0]) : int(starts[0]) + total]
-    if total < _LONG * len(sizes):
+    stops = starts + sizes
+    if (starts[1:] == stops[:-1]).all():
+        return values[int(starts[0]) : int(stops[-1])] if len(starts) else values[:0]
+    if int(sizes.sum()) < _LONG * len(sizes) and len(sizes) > _FEW:
         return values.index_select(0, index_of(starts, sizes, values.device))
-    return _joined(values, starts, sizes)
+    return _joined(values, [slice(*span) for span in zip(starts.tolist(), stops.tolist(), strict=True)])
 
 
-def _joined(values: Tensor, starts: Ints, sizes: Ints) -> Tensor:
-    """The pieces, copied one by one."""
-    spans = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+def _joined(values: Tensor, pieces: Sequence[slice]) -> Tensor:
+    """Pieces, copied one by one."""
+    if len(pieces) == 1:
+        return values[pieces[0]]
     if values.device.type == "cpu":
         own = values.numpy()
-        return torch.from_numpy(np.concatenate([own[start:stop] for start, stop in spans]))
-    return torch.cat([values[start:stop] for start, stop in spans])
+        return _as_tensor(np.concatenate([own[piece] for piece in pieces]), values)
+    return torch.cat([values[piece] for piece in pieces])
 
 
 def interleave(parts: Sequence[Tensor], sizes: Ints) -> Tensor:
@@ -82,41 +81,59 @@ def interleave(parts: Sequence[Tensor], sizes: Ints) -> Tensor:
         parts: ``P`` tensors.
         sizes: elements of each one's piece for each peer, ``[P, W]``.
     """
-    used = [index for index, part in enumerate(parts) if part.numel()]
-    if len(used) <= 1:
-        return parts[used[0]] if used else parts[0]
-    parts, sizes = [parts[index] for index in used], sizes[used]
-    begins = np.stack([starts_of(own) for own in sizes])
-    if parts[0].device.type == "cpu" and sizes.sum() >= _LONG * sizes.size:
-        arrays = [part.numpy() for part in parts]
-        spans = zip(begins.T.tolist(), (begins + sizes).T.tolist(), strict=True)
-        return torch.from_numpy(
-            np.concatenate(
-                [array[start:stop] for own in spans for array, start, stop in zip(arrays, *own, strict=True)]
-            )
-        )
+    if len(parts) == 1:
+        return parts[0]
+    if parts[0].device.type == "cpu" and _are_few(sizes):
+        pieces = _in_turn([part.numpy() for part in parts], sizes.tolist())
+        return _as_tensor(np.concatenate(pieces), parts[0])
     out = parts[0].new_empty(int(sizes.sum()))
     for part, places, own in zip(parts, places_of(sizes), sizes, strict=True):
         out[index_of(places, own, out.device)] = part
     return out
 
 
+def _as_tensor(array: npt.NDArray[Any], like: Tensor) -> Tensor:
+    """The array's memory; of an empty one, whose strides torch may not take for a row, that of another."""
+    return torch.from_numpy(array) if array.size else like[:0]
+
+
+def _are_few(sizes: Ints) -> bool:
+    """Whether pieces are best copied one by one."""
+    return sizes.size <= _FEW or bool(sizes.sum() >= _LONG * sizes.size)
+
+
+def _in_turn(arrays: Sequence[npt.NDArray[Any]], sizes: Sequence[Sequence[int]]) -> list[npt.NDArray[Any]]:
+    """The pieces of some arrays, peer after peer: ``sizes`` by array and peer."""
+    reached = [0] * len(arrays)
+    pieces = []
+    for peer in range(len(sizes[0])):
+        for index, array in enumerate(arrays):
+            start = reached[index]
+            reached[index] = stop = start + sizes[index][peer]
+            pieces.append(array[start:stop])
+    return pieces
+
+
 def deal(flat: Tensor, sizes: Ints) -> list[Tensor]:
     """What :func:`interleave` made one: the parts."""
+    if len(sizes) == 1:
+        return [flat]
     return [take(flat, starts, own) for starts, own in zip(places_of(sizes), sizes, strict=True)]
 
 
 def places_of(sizes: Ints) -> Ints:
     """Where :func:`interleave` puts each part's piece for each peer: ``[P, W]``."""
-    by_peer = np.ascontiguousarray(sizes.T)
-    return starts_of(by_peer.reshape(-1)).reshape(by_peer.shape).T
+    by_peer = sizes.T.reshape(-1)
+    return (by_peer.cumsum() - by_peer).reshape(sizes.shape[::-1]).T
 
 
 def sums(values: Ints, bounds: Ints) -> Ints:
     """The sum of each run ``bounds[i] <= place < bounds[i + 1]``; runs may be empty."""
     total = np.zeros(len(values) + 1, dtype=np.int64)
-    np.cumsum(values, out=total[1:])
-    return np.diff(total[bounds])
+    values.cumsum(out=total[1:])
+    reached = total[bounds]
+    found: Ints = reached[1:] - reached[:-1]
+    return found
 
 
 def order_of(keys: Tensor, num_keys: int) -> Tensor:

@@ -94,27 +94,27 @@ class PayloadFormat:
 
     def pack(self, routed: Sequence[Bucketed]) -> tuple[Tensor, list[int]]:
         """The messages to all ranks, int64, and the elements for each."""
-        num_ids, num_bags = (
-            [
-                sums(getattr(own, name), router.slots.first)
-                for router, own in zip(self._routers, routed, strict=True)
-            ]
-            for name in ("num_ids", "num_bags")
-        )
+        firsts = [router.slots.first for router in self._routers]
+        num_ids = [sums(own.num_ids, first) for own, first in zip(routed, firsts, strict=True)]
+        num_bags = [sums(own.num_bags, first) for own, first in zip(routed, firsts, strict=True)]
         parts = [own.ids for own in routed]
         parts += [own.lengths for own in routed if own.lengths is not None]
         parts += [own.weights for own in routed if own.weights is not None]
         words = self._words(num_ids, num_bags)
-        filling = torch.zeros(int(words[-1].sum()), dtype=torch.int32, device=parts[0].device)
-        packed = interleave([*(part.view(torch.int32) for part in parts), filling], words)
+        missing = int(words[-1].sum())
+        pieces = [part.view(torch.int32) for part in parts]
+        if missing:
+            pieces.append(torch.zeros(missing, dtype=torch.int32, device=parts[0].device))
+        packed = interleave(pieces, words[: len(pieces)])
         return packed.view(torch.int64), (words.sum(0) // 2).tolist()
 
     def _words(self, num_ids: Sequence[Ints], num_bags: Sequence[Ints]) -> Ints:
         """The words of each part of the message to (or from) each rank, ``[P, W]``; the last fills it up."""
         words = [own * _WORDS[torch.int64] for own in num_ids]
-        words += [own * _WORDS[torch.int32] for own in num_bags] if self._is_pooled else []
-        words += [own * _WORDS[torch.float32] for own in num_ids] if self._is_weighted else []
-        return np.stack([*words, np.sum(words, axis=0) % 2])
+        words += num_bags if self._is_pooled else []
+        words += num_ids if self._is_weighted else []
+        odd = sum(words[1:], words[0]) & 1
+        return np.array([*words, odd])
 
     def incoming(self, peers: Peers) -> Incoming:
         """What arrives."""

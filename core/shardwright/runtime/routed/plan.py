@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ class SlotColumns:
         """``W``."""
         return len(self.first) - 1
 
-    @property
+    @cached_property
     def per_rank(self) -> Ints:
         """How many slots each rank has: ``[W]``."""
         return np.diff(self.first)

@@ -115,19 +115,25 @@ class WholeRouter(Router):
         super().__init__(plan, slots)
         features = np.array([reading.feature for reading in plan.readings], dtype=np.int64)
         self._features = features[plan.pieces.reading[slots.piece]]
+        in_order = np.array_equal(self._features, np.arange(len(plan.collection.features)))
+        self._index = None if in_order else torch.from_numpy(self._features)
         self._is_pooled = plan.collection.is_pooled
 
     def route(self, batch: FeatureBatch) -> Bucketed:  # noqa: D102 - described in the base class
-        features, size = self._features, batch.batch_size
-        num_ids, starts = batch.num_ids[features], batch.starts[features]
-        lengths = take(batch.lengths.reshape(-1), features * size, np.full_like(features, size))
+        size = batch.batch_size
+        lengths, num_ids, ids, weights = batch.lengths, batch.num_ids, batch.values, batch.weights
+        if self._index is not None:
+            num_ids, starts = num_ids[self._features], batch.starts[self._features]
+            lengths = lengths.index_select(0, self._index.to(lengths.device))
+            ids = take(ids, starts, num_ids)
+            weights = None if weights is None else take(weights, starts, num_ids)
         return Bucketed(
             batch_size=size,
             num_ids=num_ids,
             num_bags=np.full_like(num_ids, size) if self._is_pooled else num_ids,
-            ids=take(batch.values, starts, num_ids),
-            lengths=lengths if self._is_pooled else None,
-            weights=None if batch.weights is None else take(batch.weights, starts, num_ids),
+            ids=ids,
+            lengths=lengths.reshape(-1) if self._is_pooled else None,
+            weights=weights,
             places=None,
         )
 

@@ -9,6 +9,7 @@ their backward passes: meanwhile the gradients travel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +42,8 @@ class Anchor:
     def outputs(self, step: EngineStep, values: Sequence[Tensor]) -> list[Tensor]:
         """A step's outputs, differentiable."""
         self.owner.step = step
-        with torch.inference_mode(False), torch.enable_grad():
-            step.expect_gradients()
+        step.expect_gradients()
+        with _differentiably():
             made: tuple[Tensor, ...] = _Outputs.apply(step, self.end, *values)
         return list(made)
 
@@ -56,7 +57,9 @@ class Anchors:
     """
 
     def __init__(self, device: torch.device, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self._device, self._parameters = device, parameters
+        self._parameters = parameters
+        # The token makes the outputs differentiable on a rank that owns no block: backward needs all ranks.
+        self._token = torch.zeros((), requires_grad=True, device=device)
         self._next = self._make()
 
     def take(self) -> Anchor:
@@ -66,10 +69,18 @@ class Anchors:
 
     def _make(self) -> Anchor:
         owner = _Owner()
-        with torch.inference_mode(False), torch.enable_grad():
-            # The token makes the outputs differentiable on a rank that owns no block: backward needs all ranks.
-            token = torch.zeros((), requires_grad=True, device=self._device)
-            return Anchor(owner, _Update.apply(owner, token, *self._parameters))
+        with _differentiably():
+            return Anchor(owner, _Update.apply(owner, self._token, *self._parameters))
+
+
+def _differentiably() -> AbstractContextManager[object]:
+    """Where autograd notes what is done, whatever was turned off around."""
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        return nullcontext()
+    modes = ExitStack()
+    modes.enter_context(torch.inference_mode(False))
+    modes.enter_context(torch.enable_grad())
+    return modes
 
 
 class _Update(torch.autograd.Function):

@@ -12,7 +12,7 @@ from tests import readme, stranger
 from shardwright.plugins import KINDS, PluginHost
 
 # Every Python block of the README, and what holds it.
-RUN_HERE = {"test_even_first.py", "train.py", "plan.py"}
+RUN_HERE = {"test_even_first.py", "train.py", "plan.py", "notebook.py"}
 RUN_ELSEWHERE = {"acme_even_first.py"}
 NOT_TO_RUN = {"hooks"}  # signatures, which tests/test_meta.py compares with the specification
 
@@ -32,6 +32,14 @@ def test_readme_example_on_two_ranks_prints_what_it_shows(tmp_path: Path) -> Non
     done = stranger.run_python(*torchrun, str(script))
     assert done.returncode == 0, done.stderr
     assert done.stdout == readme.output_of("train.py")
+
+
+def test_readme_notebook_in_one_process_prints_what_it_shows(tmp_path: Path) -> None:
+    script = tmp_path / "notebook.py"
+    script.write_text(readme.source("notebook.py"))
+    done = stranger.run_python("-W", "error", str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of("notebook.py")
 
 
 def test_readme_planning_with_the_plugin_prints_what_it_shows(tmp_path: Path) -> None:

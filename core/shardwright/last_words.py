@@ -1,12 +1,14 @@
-"""What this process's batches were wrong about, told to ranks that may wait for it in vain.
+"""What went wrong in this process, told to ranks that may wait for it in vain.
 
 A batch that is not even a ``KeyedJaggedTensor`` raises on its rank alone, before any collective. If the others then
-wait for that rank until time is up, they are told why.
+wait for that rank until time is up, they are told why. So they are of an error that ends the program.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,3 +43,14 @@ def told() -> Iterator[None]:
             if process == os.getpid():
                 listener.hear(f"{type(error).__name__}: {error}")
         raise
+
+
+@atexit.register
+def _tell_at_end() -> None:
+    """Tell the ranks of all process groups what this program ends with, if that is an error."""
+    error = getattr(sys, "last_value", None)  # which Python sets before it prints an error that nobody caught
+    distributed = sys.modules.get("torch.distributed")
+    if error is not None and distributed is not None and distributed.is_initialized():
+        from shardwright.runtime.roll_call import tell_at_end
+
+        tell_at_end(f"{type(error).__name__}: {error}")

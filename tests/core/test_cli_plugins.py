@@ -5,6 +5,7 @@ import json
 import pytest
 
 import shardwright
+from shardwright.cli.plugins import _fitted
 
 
 @pytest.fixture
@@ -67,21 +68,42 @@ def test_plugins_strict_still_lists_and_exits_with_one(listed):
     assert rows["acme_raises"]["state"] == "failed"
 
 
-def test_plugins_table_in_a_pipe_has_a_line_for_each(run_python, site):
+def test_plugins_table_in_a_pipe_has_a_line_for_each_then_files_and_reasons(run_python, site):
     done = run_python("-m", "shardwright", "plugins", SHARDWRIGHT_PLUGINS="acme_good,acme_bad_import")
-    (good,) = [line for line in done.stdout.splitlines() if " acme_good " in line]
-    assert good.split() == [
-        "sharding_types",
-        "good",
-        "loaded",
-        "acme_good",
-        "acme-good",
-        "1.2.0",
-        str(site / "acme_good.py"),
-    ]
-    (failed,) = [line for line in done.stdout.splitlines() if " failed " in line]
-    assert str(site / "acme_bad_import.py") in failed
-    assert failed.endswith("No module named 'acme_needs_this'")
+    lines = done.stdout.splitlines()
+    (good,) = [line for line in lines if " acme_good " in line]
+    assert good.split() == ["sharding_types", "good", "loaded", "acme_good", "acme-good", "1.2.0"]
+    (failed,) = [line for line in lines if " failed " in line]
+    assert failed.split() == ["failed", "acme_bad_import", "acme-bad-import", "0.3.1"]
+    files = lines[lines.index("files") + 1 : lines.index("why not")]
+    assert files[files.index("acme_good") + 1] == f"  {site / 'acme_good.py'}"
+    reasons = lines[lines.index("why not") + 1 :]
+    assert "acme_bad_import: ModuleNotFoundError: No module named 'acme_needs_this'" in reasons
+
+
+@pytest.mark.parametrize("command", ["plugins", "doctor"])
+@pytest.mark.parametrize("columns", ["", "100", "80"])
+def test_tables_of_broken_plugins_fit_the_page(run_python, command, columns):
+    done = run_python("-m", "shardwright", command, COLUMNS=columns)
+    page = done.stdout.partition("broken.")[0]  # after it, doctor prints commands to be copied as they are
+    assert max(map(len, page.splitlines())) <= int(columns or "100")
+    words = " ".join(page.split())
+    for text in ("acme_bad_import", "No module named 'acme_needs_this'", "acme-duplicate-two 2.0"):
+        assert text in words
+
+
+def test_plugin_in_full_fits_the_page_and_keeps_its_lines_and_their_indentation():
+    path = "/a/long/path" * 20
+    shown = _fitted(f"good (sharding_types), loaded\n  file {path}\n\n  Args:\n    name: {'word ' * 40}")
+    lines = shown.splitlines()
+    assert lines[:2] == ["good (sharding_types), loaded", "  file"]
+    assert lines[2:5] == [f"  {path}", "", "  Args:"]
+    assert [line[:5] for line in lines[5:]] == ["    n", "    w", "    w"]
+    assert all(len(line) <= 100 for line in lines if path not in line)
+    assert (
+        " ".join(shown.split())
+        == f"good (sharding_types), loaded file {path} Args: name: {'word ' * 40}".rstrip()
+    )
 
 
 def test_plugins_misspelt_selection_is_told_without_traceback(run_python):

@@ -18,6 +18,7 @@ from tests.equality import Case, Table, shard_case
 from shardwright import KeyedJaggedTensor, ShardingEnv
 from shardwright.errors import DistributedError, ShardwrightError
 from shardwright.runtime import replicated
+from shardwright.runtime.group_store import GroupStore
 from shardwright.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.comm_backends import _same_host
 
@@ -125,12 +126,25 @@ def miss_a_collective(which: str) -> str:
         "a barrier": communicator.barrier,
         "a broadcast from rank 1": lambda: communicator.broadcast(torch.zeros(3), VICTIM),
         "a gathering of objects": lambda: communicator.all_gather_objects("here"),
+        "a broadcast of an object from rank 1": lambda: communicator.broadcast_object(None, VICTIM),
     }
     try:
         collectives[which]()
     except DistributedError as error:
         return str(error)
     return "nothing was raised"
+
+
+def fail_late() -> str:
+    """A collective fails on rank 0 when all of the group's time-out has gone by; returns what it raises."""
+    env = ShardingEnv.from_process_group()
+    if env.rank == 0:
+        try:
+            with env.communicator.named("it", time.monotonic() - GroupStore.of(env.process_group).timeout_s):
+                raise RuntimeError("it took long")
+        except DistributedError as error:
+            return str(error)
+    return "elsewhere"
 
 
 def two_collections(disorder: str) -> str:

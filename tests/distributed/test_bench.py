@@ -68,6 +68,8 @@ def test_bench_without_types_times_every_type_there_is() -> None:
     assert set(cases) == set(host().sharding_types.names)
     assert {name: case.get("problems") for name, case in cases.items() if "problems" in case} == {}
     assert all(case["shardwright"]["min_ms"] > 0 for case in cases.values())
+    # Nothing else is said, of torch's profiler for example, which announces itself on standard error.
+    assert [line for line in done.stderr.splitlines() if not line.startswith("measured ")] == []
 
 
 @pytest.mark.slow

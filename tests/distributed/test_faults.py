@@ -41,12 +41,27 @@ def test_rank_that_is_stuck_is_named_by_all_others_over_gloo(
     assert_stuck_rank_is_named(pool, label, sharding_type, form, "gloo")
 
 
-@pytest.mark.parametrize("which", ["a barrier", "a broadcast from rank 1", "a gathering of objects"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        "a barrier",
+        "a broadcast from rank 1",
+        "a gathering of objects",
+        "a broadcast of an object from rank 1",
+    ],
+)
 def test_rank_that_misses_another_collective_is_named(pool: RankPool, which: str) -> None:
     texts = pool.run(faults.miss_a_collective, 3, which, timeout_s=60)
     assert texts[faults.VICTIM] == "stuck"
     for rank in (0, 2):
         assert texts[rank].startswith(f"rank {rank}: {which} failed: no word from rank 1 in "), texts[rank]
+        # Not after gloo's own time-out, which leaves no time for the roll call.
+        assert texts[rank].endswith("Operation timed out!"), texts[rank]
+
+
+def test_roll_call_after_all_of_the_time_out_is_short(pool: RankPool) -> None:
+    text = pool.run(faults.fail_late, 3, timeout_s=60)[0]
+    assert text == "rank 0: it failed: no word from ranks 1, 2 in 0.3 s: it took long"
 
 
 def test_collections_called_in_different_orders_are_one_error_on_all_ranks(pool: RankPool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.contracts import Proposer
 from shardwright.errors import NoPlanError
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.inputs import Request
@@ -67,12 +69,16 @@ def check_proof(text, space, tables):
         for mine in (options.of_table(t) for t in options.alike.tolist())
     ]
     have = int(space.capacity_bytes[:, 0].sum())
+    if text.startswith("no plan: it is proven that no choice of options"):
+        assert "would help" in text
+        return
     if "whatever is chosen" in text:
         assert sum(each) > have
         assert f"need at least {bytes_text(sum(each))} of hbm together" in text
         assert f"the 2 ranks have {bytes_text(have)}" in text
-        assert "At least " in text
-    elif text.startswith("no plan: table"):
+        assert f"It takes at least {-(-sum(each) * 2 // have)} such ranks or" in text
+    else:
+        assert text.startswith("no plan: table")
         table = next(i for i, name in enumerate(names) if f"'{name}'" in text)
         largest = min(
             int(space.memory_bytes[options.shards_of(o), 0].max())
@@ -81,9 +87,6 @@ def check_proof(text, space, tables):
         assert largest > space.capacity_bytes[:, 0].max()
         assert f"needs {bytes_text(largest)} of hbm on one rank" in text
         assert "would help" in text or "allow it in constraints" in text
-    else:
-        assert text.startswith("no plan: it is proven that no choice of options")
-        assert "would help" in text
 
 
 SIZES = st.lists(st.tuples(st.integers(5, 60), st.sampled_from([32, 64])), min_size=1, max_size=3)
@@ -158,3 +161,59 @@ def test_no_plan_where_no_option_of_a_pinned_table_fits_on_its_rank_is_proven():
     with pytest.raises(NoPlanError, match=text):
         planned([table], topology, rules)
     assert planned([table], topology, {"t": ParameterConstraints(ranks=[0])})
+
+
+TIERS = [TableSpec(f"t{i}", 10_000 + i, 64, ["f"]) for i in range(40)]  # 2.4 MiB of weights each
+
+
+def tiered(hbm_part, ddr_part, **arguments):
+    """A planner of four ranks whose device and host memory are these parts of what the weights of TIERS take."""
+    weights = sum(table.weight_bytes for table in TIERS)
+    topology = Topology(4, "cuda", hbm_cap=int(weights * hbm_part / 4), ddr_cap=int(weights * ddr_part / 4))
+    return EmbeddingShardingPlanner(topology, 2, storage_reservation=0.0, **arguments)
+
+
+def test_no_plan_that_several_memories_share_says_what_they_need_and_have_before_any_search():
+    class Unasked(Proposer):
+        name = "unasked"
+
+        def proposals(self, space):
+            raise AssertionError("nothing is searched where there is nothing to find")
+
+    weights = sum(table.weight_bytes for table in TIERS)
+    with pytest.raises(NoPlanError) as caught:
+        tiered(0.1, 0.3, proposer=Unasked()).plan_tables(TIERS)
+    text = str(caught.value)
+    told = re.fullmatch(
+        r"no plan: the 40 tables need at least (\S+) MiB of hbm and ddr together, whatever is chosen; the 4 ranks have "
+        r"(\S+) MiB\. It takes at least 11 such ranks or (\S+) MiB more of hbm on each; or a smaller data type or "
+        r"batch size\.",
+        text,
+    )
+    assert told, text
+    needs, have, more = (float(number) * 2**20 for number in told.groups())
+    assert needs == pytest.approx(weights, rel=0.01)
+    assert have == pytest.approx(0.4 * weights, rel=0.01)
+    assert more == pytest.approx((needs - have) / 4, rel=0.01)
+
+
+def test_no_plan_found_says_how_much_of_the_memory_is_needed_and_what_would_leave_some_over():
+    class Silent(Proposer):
+        name = "silent"
+
+        def proposals(self, space):
+            yield from ()
+
+    with pytest.raises(NoPlanError) as tight:
+        tiered(0.5, 0.52, proposer=Silent()).plan_tables(TIERS)
+    assert re.search(
+        r"no plan found: proposer 'silent' proposed nothing that fits, .* need at least \S+ MiB of hbm and ddr "
+        r"together.*the 4 ranks have \S+ MiB: 9\d\.\d% of it is needed\..*to have 10% to spare, it takes 5 such ranks "
+        r"or \S+ MiB more of hbm on each",
+        str(tight.value),
+    )
+    with pytest.raises(NoPlanError) as ample:
+        tiered(2.0, 2.0, proposer=Silent()).plan_tables(TIERS)
+    assert re.search(
+        r"the 4 ranks have \S+ MiB: 2\d\.\d% of it is needed\. Another proposer may", str(ample.value)
+    )

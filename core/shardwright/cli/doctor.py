@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from shardwright.cli.tables import console
+from shardwright.cli.tables import page
 from shardwright.errors import ShardwrightError, nearest
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def _print_table(findings: Sequence[Finding]) -> None:
     for finding in findings:
         cells = (finding.part, finding.name, finding.found, finding.state, finding.reason)
         table.add_row(*map(Text, cells), style=_STYLES.get(finding.state))
-    console().print(table)
+    page().print(table)
 
 
 def _print_verdict(findings: Sequence[Finding]) -> None:

@@ -14,7 +14,7 @@ import attrs
 import typer
 
 from shardwright.cli.docs import docs_of, kind_pages
-from shardwright.cli.tables import console
+from shardwright.cli.tables import PAGE_WIDTH, page
 from shardwright.errors import UnknownNameError, nearest
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def plugins(
     if json:
         typer.echo(json_format.dumps([attrs.asdict(row) for row in rows], indent=2))
     elif name:
-        typer.echo("\n\n".join(_described(host, row) for row in rows))
+        typer.echo("\n\n".join(_fitted(_described(host, row)) for row in rows))
     else:
         _print_table(rows)
     if settings.strict and any(row.state in ("failed", "conflict") for row in rows):
@@ -107,6 +107,16 @@ def _described(host: PluginHost, row: _Row) -> str:
         if record.provenance.plugin == row.plugin and record.provenance.file == row.file:
             entries = [entry for offered in record.entries.values() for entry in offered]
             lines += [line for entry in entries if entry.name == row.name for line in _contract(host, entry)]
+    return "\n".join(lines)
+
+
+def _fitted(text: str) -> str:
+    """A text whose lines are as long as a page has columns, but for words that are longer, as paths are."""
+    wrapper = textwrap.TextWrapper(PAGE_WIDTH, break_long_words=False, break_on_hyphens=False)
+    lines = []
+    for line in text.splitlines():
+        wrapper.initial_indent = wrapper.subsequent_indent = line[: len(line) - len(line.lstrip())]
+        lines += wrapper.wrap(line.lstrip()) or [""]
     return "\n".join(lines)
 
 
@@ -154,10 +164,28 @@ def _print_table(rows: Sequence[_Row]) -> None:
     table = Table(box=None, pad_edge=False)
     for header in ("kind", "name", "state", "plugin", "distribution"):
         table.add_column(header, overflow="fold")
-    table.add_column("file", overflow="fold", min_width=24)
-    table.add_column("why not", overflow="fold")
     for row in rows:
         package = f"{row.distribution} {row.version}".rstrip()
-        cells = (row.kind, row.name, row.state, row.plugin, package, row.file, row.reason)
+        cells = (row.kind, row.name, row.state, row.plugin, package)
         table.add_row(*map(Text, cells), style=_STYLES.get(row.state))
-    console().print(table)
+    shown = page()
+    shown.print(table)
+    for title, lines in (("files", _files(rows)), ("why not", _reasons(rows))):
+        if lines:
+            shown.print(Text(f"\n{title}", style="bold"))
+        for line in lines:
+            shown.print(Text(line, overflow="fold"))
+
+
+def _files(rows: Sequence[_Row]) -> list[str]:
+    """Where each plugin is."""
+    return list(dict.fromkeys(f"{row.plugin}\n  {row.file}" for row in rows if row.file))
+
+
+def _reasons(rows: Sequence[_Row]) -> list[str]:
+    """Why something is not there, what is so for one reason together."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if row.reason:
+            names.setdefault(row.reason, []).append(row.name or row.plugin)
+    return [f"{', '.join(dict.fromkeys(own))}: {reason}" for reason, own in names.items()]

@@ -1,7 +1,8 @@
-"""Tables on a terminal, and in a pipe, where a row is a line."""
+"""Tables on a terminal, and in a pipe."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,20 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _PIPE_WIDTH = 2000
+PAGE_WIDTH = 100
+"""Columns of what is read rather than searched, in a pipe."""
 
 
 def console() -> Console:
-    """A console as wide as the terminal; a pipe has no width: there, nothing is folded."""
+    """A console as wide as the terminal; a pipe has no width: there, a row is a line."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def page() -> Console:
+    """A console as wide as the terminal, or as ``COLUMNS`` says, or as a page."""
+    from rich.console import Console
+
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return Console(width=None if has_width else PAGE_WIDTH)

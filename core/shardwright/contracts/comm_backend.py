@@ -131,11 +131,12 @@ class Communicator(ABC):
             what: what is called, for the error.
         """
 
-    def named(self, collective: str) -> AbstractContextManager[None]:
+    def named(self, collective: str, since: float | None = None) -> AbstractContextManager[None]:
         """What fails inside is the failure of a collective that torch makes; by default its error is left as it is.
 
         Args:
             collective: its name, for the error.
+            since: when it was begun, on the monotonic clock; now by default.
         """
         return nullcontext()
 

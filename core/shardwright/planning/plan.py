@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
-from shardwright.planning.layouts import Block, Layout
+from shardwright.planning.layouts import Block, ColumnRange, Layout
 
 
 @frozen
@@ -134,23 +134,47 @@ class ShardingPlan:
 
 
 def _module_text(path: str, plan: Mapping[str, ParameterSharding]) -> str:
+    header: tuple[str, ...] = ("table", "sharding type", "compute kernel", "ranks")
     tables = [
         (name, sharding.sharding_type, sharding.compute_kernel, ranks_text(sharding.ranks))
         for name, sharding in plan.items()
     ]
-    specs = [(name, sharding.sharding_spec) for name, sharding in plan.items()]
-    shards = [
-        (name, shard.shard_offsets, shard.shard_sizes, shard.placement)
-        for name, spec in specs
-        for shard in (spec.shards if spec else ())
-    ]
-    parts = [
-        f"module: {path or '(root)'}",
-        aligned(("table", "sharding type", "compute kernel", "ranks"), tables),
-    ]
-    if shards:
-        parts.append(aligned(("table", "shard offsets", "shard sizes", "placement"), shards))
-    return "\n".join(parts)
+    if any(sharding.qcomms_config for sharding in plan.values()):
+        header = (*header, "codecs of results / gradients")
+        codecs = [codecs_text(sharding.qcomms_config) for sharding in plan.values()]
+        tables = [(*row, text) for row, text in zip(tables, codecs, strict=True)]  # type: ignore[misc]
+    shards = [(name, *row) for name, sharding in plan.items() for row in _shard_rows(sharding)]
+    return "\n".join(
+        [
+            f"module: {path or '(root)'}",
+            aligned(header, tables),
+            aligned(("table", "shard offsets", "shard sizes", "placement"), shards),
+        ]
+    )
+
+
+def _shard_rows(sharding: ParameterSharding) -> Iterator[tuple[object, ...]]:
+    """Offsets, sizes and placement of each shard; the copies of a shard as one."""
+    layout, copies = sharding.layout, dict[tuple[int, ColumnRange], list[int]]()
+    for block in layout.blocks:
+        if block.rank is not None and layout.dataflow_of(block).is_replicated:
+            copies.setdefault((block.rows.index, block.columns), []).append(block.rank)
+    for block in layout.distinct_blocks():
+        shard = _metadata(block, sharding.device)
+        ranks = copies.get((block.rows.index, block.columns), ())
+        placement = (
+            f"rank:{ranks_text(ranks)}/{sharding.device}, a copy on each"
+            if len(ranks) > 1
+            else shard.placement
+        )
+        yield shard.shard_offsets, shard.shard_sizes, placement
+
+
+def codecs_text(config: QCommsConfig | None) -> str:
+    """``fp16 / int8``: the codecs of results and of gradients; ``-`` for one that travels as it is."""
+    if config is None:
+        return "-"
+    return f"{config.forward_precision or '-'} / {config.backward_precision or '-'}"
 
 
 def aligned(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -165,7 +189,11 @@ def aligned(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``0-3`` for a run of ranks, ``0,2,2`` for others."""
-    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return ",".join(map(str, ranks))
+    """Ranks in their order, each run of neighbours as one: ``0-3``, ``0,2,2``, ``496-503,8-15``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)

@@ -17,7 +17,7 @@ from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
 from shardwright.planning.codecs import codecs_of
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.distinct import distinct
-from shardwright.planning.failure import explain_no_plan
+from shardwright.planning.failure import explain_no_plan, why_impossible
 from shardwright.planning.inputs import Request, describe_inputs
 from shardwright.planning.layouts import Layout
 from shardwright.planning.objectives import LARGEST_RANK_TIME, checked_objective
@@ -144,7 +144,7 @@ class EmbeddingShardingPlanner:
         return self._plan(_as_tables(tables), self._known_topology(), here=False)
 
     def collective_plan(
-        self, module: Any, sharders: Sequence[Any], process_group: Any = None
+        self, module: Any, sharders: Sequence[Any], process_group: Any = None, *, env: Any = None
     ) -> ShardingPlan:
         """Plan on rank 0 and give every rank the same plan, or the same error.
 
@@ -160,6 +160,7 @@ class EmbeddingShardingPlanner:
             module: the model, on any device.
             sharders: module sharders.
             process_group: the ranks; the world by default.
+            env: the ranks, instead of a process group: a ``ShardingEnv``, such as ``ShardingEnv.local()``.
 
         Raises:
             PlanningError: no plan fits; on every rank.
@@ -168,7 +169,7 @@ class EmbeddingShardingPlanner:
         from shardwright.runtime.environment import ShardingEnv
 
         return on_one_rank(
-            ShardingEnv.from_process_group(process_group),
+            ShardingEnv.from_process_group(process_group) if env is None else env,
             lambda env, watch: self._plan_for(env, module, sharders, watch),
             self._new_watch(),
             to_text=ShardingPlan.to_json,
@@ -221,6 +222,9 @@ class EmbeddingShardingPlanner:
         with watch.interruptible(), shown(watch, is_wanted=self._progress):
             space = prepare(tables, request, parts, here=here, watch=watch)
             space = attrs.evolve(space, objective=self._objective)
+            impossible = why_impossible(space, request, parts, here=here)
+            if impossible is not None:
+                raise impossible
             result = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts)
         if result.proposal is None:
             raise self._no_plan(space, result, request, parts, here=here)

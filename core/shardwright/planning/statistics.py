@@ -14,8 +14,10 @@ import attrs
 import numpy as np
 from attrs import frozen
 
+from shardwright.planning.codecs import QCommsConfig
 from shardwright.planning.options import Floats, Ints
 from shardwright.planning.placement import Chosen, ranks_of_tables
+from shardwright.planning.plan import ranks_text
 from shardwright.planning.search import SearchResult
 from shardwright.planning.space import SearchSpace, traffic_bytes
 
@@ -62,6 +64,8 @@ class TableStatistics:
         time_ms: of all its shards together.
         used_bytes: memory tier -> what all its shards take together.
         ranks: the rank of each shard.
+        is_replicated: every rank has a copy.
+        qcomms_config: the codecs that its results and gradients travel by; ``None`` where they travel as they are.
     """
 
     path: str
@@ -74,6 +78,15 @@ class TableStatistics:
     time_ms: float
     used_bytes: Mapping[str, int]
     ranks: tuple[int, ...]
+    is_replicated: bool = False
+    qcomms_config: QCommsConfig | None = None
+
+    @property
+    def ranks_text(self) -> str:
+        """``0-3``, and ``0-3, a copy on each`` where it is replicated."""
+        return ranks_text(self.ranks) + (
+            ", a copy on each" if self.is_replicated and len(self.ranks) > 1 else ""
+        )
 
     @property
     def sharding(self) -> str:
@@ -195,6 +208,8 @@ class Statistics:
                 time_ms=float(space.total_cost_ms[option]),
                 used_bytes=dict(zip(space.tiers, space.total_bytes[option].tolist(), strict=True)),
                 ranks=ranks,
+                is_replicated=options.layouts[option].is_replicated,
+                qcomms_config=table.qcomms_config,
             )
             for table, option, ranks in zip(
                 options.all_tables, self.proposal.tolist(), self.ranks_of_tables, strict=True

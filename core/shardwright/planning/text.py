@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 _LINE = 100
@@ -16,6 +17,18 @@ def bytes_text(size: float) -> str:
     while abs(value) >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{value:.1f} {_UNITS[unit]}" if unit else f"{int(value)} B"
+
+
+def number_text(value: float) -> str:
+    """Four digits, or a whole number: ``0.1234``, ``217.8``, ``12,860``."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def percent_at_most(part: float) -> str:
+    """``0.1 %``: two digits, rounded up, so that it is no less than the part."""
+    percent = 100 * part
+    step = 10.0 ** (math.floor(math.log10(percent)) - 1) if percent > 0 else 1.0
+    return f"{math.ceil(round(percent / step, 9)) * step:.12g} %"
 
 
 def json_text(value: Any, indent: str = "") -> str:

@@ -15,11 +15,12 @@ from attrs import define, field
 from shardwright.errors import PlanningError, ShardwrightError
 from shardwright.planning.watch import Watch
 from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.group_store import GroupStore
 
 _Result = TypeVar("_Result")
 
 BEAT_S = 2.0
-"""Seconds between two signs of life; far below any time-out of a process group."""
+"""Seconds between two signs of life, if a process group's time-out is at least four times as long."""
 
 
 def on_one_rank(
@@ -42,18 +43,18 @@ def on_one_rank(
         watch: tells the work when to end.
         to_text: writes the result.
         from_text: reads it on the other ranks.
-        beat_s: seconds between two signs of life; ``BEAT_S`` by default.
+        beat_s: seconds between two signs of life; see ``BEAT_S``.
 
     Raises:
         ShardwrightError: what the work raised, on every rank.
     """
-    with watch.interruptible():
+    with env.phase("planning"), watch.interruptible():
         if env.rank != 0:
             return from_text(_wait(env))
         task = _Task(env, work, watch)
         try:
             task.start()
-            while not task.is_done(BEAT_S if beat_s is None else beat_s):
+            while not task.is_done(beat_s or _beat_s(env)):
                 _send(env, {"working": True})
             result = task.result()
             text = to_text(result)
@@ -63,6 +64,12 @@ def on_one_rank(
             raise
         _send(env, {"text": text})
         return result
+
+
+def _beat_s(env: ShardingEnv) -> float:
+    if env.process_group is None:
+        return BEAT_S
+    return min(BEAT_S, GroupStore.of(env.process_group).timeout_s / 4)
 
 
 def _send(env: ShardingEnv, answer: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
 from shardwright.errors import DistributedError
-from shardwright.runtime.roll_call import RollCall
+from shardwright.runtime.lockstep import by_rank
+from shardwright.runtime.phases import Named, Phases
 
 EXCHANGE_EVENT = "shardwright::all_to_all"
 """What an all-to-all that is none of ``torch.distributed``'s operators is called in a profile."""
@@ -96,20 +98,6 @@ class TorchExchange(Exchange):
         return False
 
 
-class _Named:
-    """Gives the failure of what is done inside the name of a collective. Every step passes here several times."""
-
-    def __init__(self, communicator: TorchCommunicator, collective: str) -> None:
-        self._communicator, self._collective = communicator, collective
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, RuntimeError) and not isinstance(error, DistributedError):  # which has its name
-            raise self._communicator.failure(self._collective, error) from error
-
-
 class _LabelledWork:
     """A collective whose failure says what was exchanged, and which ranks were not in it."""
 
@@ -137,34 +125,49 @@ class TorchCommunicator(Communicator):
         process_group: the group; every rank of it makes the same calls in the same order.
         device: where small control messages live (the CPU, or the rank's accelerator).
         exchange: how :meth:`all_to_all` is made, if not as the group does.
+        close: ends what is under way over the group, which another rank will not come to. The group cannot be used
+            after that; without this, a process may only end when the group's time-out has.
     """
 
-    def __init__(self, process_group: Any, device: torch.device, exchange: Exchange | None = None) -> None:
-        self._group = process_group
+    def __init__(
+        self,
+        process_group: Any,
+        device: torch.device,
+        exchange: Exchange | None = None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._group, self._close = process_group, close
         self._device = device
         self._exchange = exchange or TorchExchange(process_group)
-        self._roll_call = RollCall(process_group, device)
+        self._phases = Phases.of(process_group)
+        # Where waiting with a limit of its own would block a device's stream, there is none.
+        self._patience = self._phases.roll_call.patience if device.type == "cpu" else None
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
 
-    def named(self, collective: str) -> _Named:
+    def named(self, collective: str, since: float | None = None) -> Named:
         """What fails inside is the failure of that collective."""
-        return _Named(self, collective)
-
-    def failure(self, collective: str, error: RuntimeError) -> DistributedError:
-        """The error that says which collective failed here, and which ranks were not in it."""
-        became = self._roll_call.after(collective)
-        return DistributedError(f"rank {self.rank}: {collective} failed: {became}{became and ': '}{error}")
+        return self._phases.named(collective, since)
 
     def wait_for(self, work: Any) -> Any:
         """Wait no longer than leaves time to ask who is missing."""
-        patience = self._roll_call.patience
-        return work.wait() if patience is None else work.wait(patience)
+        return work.wait() if self._patience is None else work.wait(self._patience)
 
     def _run(self, collective: str, start: Callable[[], Any]) -> None:
         """Start a collective and wait for it."""
         with self.named(collective):
-            self.wait_for(start())
+            self._wait_watching(start())
+
+    def _wait_watching(self, work: Any) -> None:
+        """Wait for a collective of torch's, as :meth:`wait_for`, or until another rank fails in the phase under way."""
+        if self._patience is None:
+            work.wait()
+            return
+        try:
+            self._phases.wait(work, self._patience)
+        except DistributedError:
+            self._close()
+            raise
 
     def all_to_all(  # noqa: D102 - described in the base class
         self,
@@ -176,9 +179,7 @@ class TorchCommunicator(Communicator):
         label: str = "",
     ) -> Work:
         with self.named(f"the exchange of {label}"):
-            work = self._exchange.start(
-                AllToAll(output, input, output_splits, input_splits, self._roll_call.patience)
-            )
+            work = self._exchange.start(AllToAll(output, input, output_splits, input_splits, self._patience))
         return _LabelledWork(work, label, self, output, input)
 
     def exchange(  # noqa: D102
@@ -187,9 +188,7 @@ class TorchCommunicator(Communicator):
         if isinstance(self._exchange, TorchExchange):  # saves no copy: all pass by all_to_all
             return super().exchange(input, output_splits, input_splits, label=label)
         with self.named(f"the exchange of {label}"):
-            work = self._exchange.start(
-                AllToAll(None, input, output_splits, input_splits, self._roll_call.patience)
-            )
+            work = self._exchange.start(AllToAll(None, input, output_splits, input_splits, self._patience))
         return _LabelledWork(work, label, self, input)
 
     def room(self, num_elements: int, device: Any) -> Tensor:  # noqa: D102
@@ -197,38 +196,61 @@ class TorchCommunicator(Communicator):
 
     def reads_in_place(self, num_elements: int) -> bool:  # noqa: D102
         with self.named("the search for memory to share"):
-            return self._exchange.reads_in_place(num_elements, self._roll_call.patience)
+            return self._exchange.reads_in_place(num_elements, self._patience)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
-        self._run(
-            f"a broadcast from rank {source}",
-            lambda: dist.broadcast(tensor, group=self._group, group_src=source, async_op=True),
-        )
+        self._run(f"a broadcast from rank {source}", lambda: self._sent_from(source, tensor))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:  # noqa: D102
-        shapes = self.all_gather_objects(tuple(tensor.shape))
+        told = self.all_gather_objects((tensor.dtype, tuple(tensor.shape)))
+        dtypes = [str(dtype) for dtype, _ in told]
+        if len(set(dtypes)) > 1:  # which the backend would end the process for
+            raise DistributedError(f"the ranks gather tensors of different dtypes: {by_rank(dtypes)}")
         gathered = []
-        for source, shape in enumerate(shapes):
+        for source, (_, shape) in enumerate(told):
             piece = tensor.contiguous() if source == self.rank else tensor.new_empty(shape)
             self.broadcast(piece, source)
             gathered.append(piece)
         return gathered
 
     def all_gather_objects(self, value: Any) -> list[Any]:  # noqa: D102
-        gathered: list[Any] = [None] * self.world_size
+        own = self._pickled(value)
         with self.named("a gathering of objects"):
-            dist.all_gather_object(gathered, value, group=self._group)
-        return gathered
+            sizes = [int(size) for size in self._gathered(own.new_tensor([own.numel()], dtype=torch.int64))]
+            padded = own.new_zeros(max(sizes))
+            padded[: own.numel()] = own
+            pieces = self._gathered(padded)
+        return [_unpickled(piece[:size]) for piece, size in zip(pieces, sizes, strict=True)]
+
+    def _gathered(self, own: Tensor) -> list[Tensor]:
+        """Every rank's tensor, all of one size."""
+        pieces = [torch.empty_like(own) for _ in range(self.world_size)]
+        self._wait_watching(dist.all_gather(pieces, own, group=self._group, async_op=True))
+        return pieces
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:  # noqa: D102
-        values = [value if self.rank == source else None]
+        own = self._pickled(value if self.rank == source else None)
         with self.named(f"a broadcast of an object from rank {source}"):
-            dist.broadcast_object_list(values, group=self._group, group_src=source, device=self._device)
-        return values[0]
+            size = own.new_tensor([own.numel()], dtype=torch.int64)
+            self._wait_watching(self._sent_from(source, size))
+            piece = own if self.rank == source else own.new_empty(int(size))
+            self._wait_watching(self._sent_from(source, piece))
+        return value if self.rank == source else _unpickled(piece)
+
+    def _sent_from(self, source: int, tensor: Tensor) -> Any:
+        return dist.broadcast(tensor, group=self._group, group_src=source, async_op=True)
+
+    def _pickled(self, value: Any) -> Tensor:
+        """A value as bytes, where control messages live."""
+        return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(self._device)
 
     def barrier(self) -> None:  # noqa: D102
         self._run("a barrier", lambda: dist.barrier(group=self._group, async_op=True))
 
     def meet(self, place: str, what: str) -> None:  # noqa: D102
         with self.named(what):
-            self._roll_call.meet(place, what)
+            self._phases.roll_call.meet(place, what, self._phases.look)
+
+
+def _unpickled(values: Tensor) -> Any:
+    return pickle.loads(values.cpu().numpy().tobytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,7 +15,9 @@ from shardwright.contracts.comm_backend import CommBackend, Communicator
 from shardwright.errors import DistributedError
 from shardwright.fingerprint import compare_fingerprints
 from shardwright.plugins import host
+from shardwright.runtime.alone import LoneCommunicator
 from shardwright.runtime.lockstep import Lockstep
+from shardwright.runtime.phases import Phases
 
 # All collections over one process group make their calls in one order, whoever made their environments.
 _LOCKSTEPS: WeakKeyDictionary[Any, Lockstep] = WeakKeyDictionary()
@@ -27,7 +30,7 @@ class ShardingEnv:
     Args:
         communicator: the collectives among them.
         device_type: type of the devices whose tensors the communicator sends.
-        process_group: the process group behind it; ``None`` for simulated ranks.
+        process_group: the process group behind it; ``None`` for one process alone, and for simulated ranks.
         local_world_size: ranks on this rank's host; all of them unless the launcher says otherwise.
         lockstep: the calls that this rank makes, in order.
     """
@@ -60,19 +63,59 @@ class ShardingEnv:
                 machine have one, else the CPU.
 
         Raises:
-            DistributedError: no process group, or no comm backend for it.
+            DistributedError: no process group, or no comm backend for it; or another rank failed in this call.
             PluginMismatchError: the ranks' plugins differ; names ranks and plugins, on every rank.
         """
         if not dist.is_initialized():
-            raise DistributedError(
-                "no process group: call torch.distributed.init_process_group first (torchrun sets what it needs)"
-            )
+            raise DistributedError(_NO_GROUP)
         group = dist.group.WORLD if process_group is None else process_group
-        backend, device_type = _choose_backend(group, device_type)
-        communicator = backend.connect(group)
-        _compare_plugins(communicator)
-        local = min(_local_world_size(communicator.world_size), communicator.world_size)
+        phases = Phases.of(group)
+        with phases.phase("connecting the ranks"):
+            backend, device_type = _choose_backend(group, device_type)
+            communicator = backend.connect(group)
+            local = min(_local_world_size(communicator.world_size), communicator.world_size)
+        with phases.phase(
+            "comparing plugins"
+        ):  # apart: what fails before a collective leaves the group as it was
+            _compare_plugins(communicator)
         return cls(communicator, device_type, group, local, _LOCKSTEPS.setdefault(group, Lockstep()))
+
+    @classmethod
+    def local(cls, *, device_type: str | None = None) -> ShardingEnv:
+        """This process alone, as in a notebook: one rank, without a process group and without ``torchrun``.
+
+        Args:
+            device_type: ``"cpu"``, ``"cuda"``, ...; by default the accelerator if this machine has one, else the CPU.
+
+        Example:
+            >>> import torch, shardwright as sw
+            >>> table = sw.EmbeddingBagConfig(
+            ...     name="user_id", num_embeddings=1000, embedding_dim=8, feature_names=["user"]
+            ... )
+            >>> bags = sw.EmbeddingBagCollection([table], device="meta")
+            >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+            >>> batch = sw.KeyedJaggedTensor.from_lists({"user": [[7, 8], [], [9]]})
+            >>> model(batch).values().shape
+            torch.Size([3, 8])
+        """
+        return cls(LoneCommunicator(), device_type or [*_accelerators(), "cpu"][0])
+
+    def phase(self, what: str) -> AbstractContextManager[None]:
+        """Around what every rank does before training: all end it well, or all raise, soon after one does.
+
+        Args:
+            what: is done, for the error of those that did not fail.
+
+        Raises:
+            DistributedError: another rank failed, with its text, or did not come in time.
+        """
+        return nullcontext() if self.process_group is None else Phases.of(self.process_group).phase(what)
+
+
+_NO_GROUP = (
+    "no process group: start the processes with torchrun and call torch.distributed.init_process_group first; or, to "
+    "train in this process alone (as in a notebook), give DistributedModelParallel(model, env=ShardingEnv.local())"
+)
 
 
 def _local_world_size(world_size: int) -> int:

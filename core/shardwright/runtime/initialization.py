@@ -1,7 +1,7 @@
 """Initial weights that do not depend on the plan.
 
 A table that is drawn evenly gets each value from its row and column, by a hash, so that a rank makes those of its own
-blocks and no others. Where the user gave an ``init_fn``, each run of rows has a generator of its own, and is made whole.
+blocks and no others. Where the user gave an ``init_fn``, each run of rows has a generator of its own and is made whole.
 """
 
 from __future__ import annotations

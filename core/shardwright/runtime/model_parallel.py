@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan import ShardingPlan
-from shardwright.runtime.dense_sync import DenseDataParallel
+from shardwright.runtime.dense_sync import DenseDataParallel, compare_dense_values
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.sharders import ModuleSharder, default_sharders, shardable_modules
 
@@ -35,7 +35,7 @@ class DistributedModelParallel(nn.Module):
 
     Args:
         module: the model; changed in place.
-        env: the ranks; the world's process group by default.
+        env: the ranks; the world's process group by default. ``ShardingEnv.local()`` is this process alone.
         device: this rank's device; the environment's by default.
         plan: how to shard; planned collectively by default.
         sharders: one for each class of collections in the model; the registered ones by default.
@@ -58,32 +58,27 @@ class DistributedModelParallel(nn.Module):
         super().__init__()
         self._env = env if env is not None else ShardingEnv.from_process_group()
         self.device = torch.device(device if device is not None else _default_device(self._env))
-        sharders = default_sharders() if sharders is None else list(sharders)
-        if plan is None:
-            plan = self._make_plan(module, sharders)
-        self._plan = plan
         self._sharded: dict[str, nn.Module] = {}
-        self._model = self._shard(module, sharders)
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
-        self._materialise()
+        with self._env.phase("sharding the model"):
+            sharders = default_sharders() if sharders is None else list(sharders)
+            self._plan = self._make_plan(module, sharders) if plan is None else plan
+            self._model = self._shard(module, sharders)
+            self._materialise()
+            if init_data_parallel:
+                self.init_data_parallel()
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self._fused_optimizer = CombinedOptimizer(
             [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
         )
-        if init_data_parallel:
-            self.init_data_parallel()
 
     def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
         from shardwright.planning.planner import EmbeddingShardingPlanner
 
         if next(shardable_modules(module, sharders), None) is None:
             return ShardingPlan({})
-        if self._env.process_group is None:
-            raise InvalidInputError("without a process group a plan must be given")
-        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(
-            module, sharders, self._env.process_group
-        )
+        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, env=self._env)
         return plan
 
     def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> nn.Module:
@@ -127,10 +122,15 @@ class DistributedModelParallel(nn.Module):
         """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
         if self._wrapper or self._env.process_group is None:
             return
+        with self._env.phase("wrapping the dense part of the model"):
+            self._wrap_dense()
+
+    def _wrap_dense(self) -> None:
         ours = {name for name, _ in self._sharded_parameters()}
+        ignored = sorted(ours | {name for name, _ in self._sharded_buffers()})
+        compare_dense_values(self.module, self._env, ignored)
         if all(name in ours or not p.requires_grad for name, p in self.module.named_parameters()):
             return
-        ignored = sorted(ours | {name for name, _ in self._sharded_buffers()})
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, ignored)
         options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE}
         if self.device.type == "cpu":

@@ -8,19 +8,25 @@ elsewhere, does not. While nothing fails, nothing is written or read.
 from __future__ import annotations
 
 import time
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from shardwright.errors import DistributedError
 from shardwright.last_words import Listener, listen
+from shardwright.runtime.group_store import GroupStore, StoreError
 from shardwright.runtime.lockstep import name_ranks
 
 _LONGEST_GRACE_S = 5.0
+_LEAST_GRACE_S = 0.3  # where torch alone waited, until the group's time-out
 _POLL_S = 0.02
-_LONGEST_WORD = 1000  # characters
+_WORD_S = 0.5  # to leave a word
+LONGEST_WORD = 1000  # characters
 
 
 class RollCall(Listener):
@@ -28,92 +34,130 @@ class RollCall(Listener):
 
     Args:
         process_group: the group.
-        device: whose backend's time-out counts.
 
     Attributes:
-        patience: how long a collective may take, so that the roll can be called inside the group's time-out; ``None``
-            where waiting with a limit of its own would block a device's stream.
+        patience: how long a collective may take, so that the roll can be called inside the group's time-out.
     """
 
-    def __init__(self, process_group: Any, device: torch.device) -> None:
+    def __init__(self, process_group: Any) -> None:
         self._rank, self._world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
-        self._group, self._store = process_group, store_of(process_group)
-        timeout_s = _timeout_of(process_group, device).total_seconds()
-        self._grace_s = min(_LONGEST_GRACE_S, timeout_s / 4)
-        self._patience = timedelta(seconds=timeout_s - self._grace_s)
-        self.patience = self._patience if device.type == "cpu" else None
-        self._timeout_s = timeout_s
+        self._group, self._store = weakref.ref(process_group), GroupStore.of(process_group)
+        self._timeout_s = self._store.timeout_s
+        self._grace_s = min(_LONGEST_GRACE_S, self._timeout_s / 4)
+        self.patience = timedelta(seconds=self._timeout_s - self._grace_s)
         listen(self)
 
     def hear(self, text: str) -> None:
         """Leave a word in the store for those that may wait for this rank in vain; see :mod:`last_words`."""
-        if (
-            self._group not in dist.distributed_c10d._world.pg_map
-        ):  # it was destroyed, and its store may be gone
+        if self._group() not in dist.distributed_c10d._world.pg_map:  # destroyed, and its store may be gone
             return
-        with suppress(Exception):  # what is raised here is that error, not that the store is gone
-            self._store.set(_word_key(self._rank), f"{time.time()} {text[:_LONGEST_WORD]}")
+        with suppress(StoreError):  # what is raised here is that error, not that the store is gone
+            word = f"{time.time()} {text[:LONGEST_WORD]}"
+            self._store.set(_word_key(self._rank), word, time.monotonic() + _WORD_S)
 
-    def after(self, label: str) -> str:
-        """Tell the others that ``label`` failed here, wait for their word, and say in a text what became of whom.
+    def failure(self, collective: str, error: RuntimeError, since: float) -> DistributedError:
+        """The error that says which collective failed here, and which ranks were not in it.
 
         Args:
-            label: the collective.
+            collective: its name.
+            error: what it failed with.
+            since: when it was begun, on the monotonic clock: others are waited for within the group's time-out.
+        """
+        became = "" if isinstance(error, StoreError) else self._after(collective, since)
+        return DistributedError(f"rank {self._rank}: {collective} failed: {became}{became and ': '}{error}")
+
+    def _after(self, label: str, since: float) -> str:
+        """Tell the others that ``label`` failed here, wait for their word, and say in a text what became of whom.
 
         Returns:
             ``"no word from rank 1; rank 2 failed in ids"``; nothing where there is no store to ask.
         """
+        started = time.monotonic()
+        grace_s = min(self._grace_s, max(since + self._timeout_s - started, _LEAST_GRACE_S))
         try:
-            told = self._exchange(label)
-        except Exception:  # the rank that serves the store is gone, too
-            return "the group's store does not answer"
-        others = [rank for rank in range(self._world_size) if rank != self._rank]
-        missing = [rank for rank in others if rank not in told]
-        parts = [f"no word from {name_ranks(missing)} in {self._grace_s:.1f} s"] if missing else []
-        parts += [f"rank {rank} had raised {word}" for rank in missing if (word := self._last_word_of(rank))]
+            told = self._exchange(label, started + grace_s)
+            others = [rank for rank in range(self._world_size) if rank != self._rank]
+            missing = [rank for rank in others if rank not in told]
+            words = self._last_words_of(missing, started + grace_s)
+        except StoreError as error:  # the rank that serves the store is gone, or stuck, too
+            return str(error)
+        parts = [f"no word from {name_ranks(missing)} in {grace_s:.1f} s"] if missing else []
+        parts += [f"rank {rank} had raised {word}" for rank, word in words.items()]
         for seen in dict.fromkeys(told.values()):
             parts.append(f"{name_ranks([rank for rank in told if told[rank] == seen])} failed in {seen}")
         return "; ".join(parts)
 
-    def _last_word_of(self, rank: int) -> str:
-        """What a rank raised of its batch since this rank may have begun to wait for it."""
-        with suppress(Exception):
-            if self._store.check([_word_key(rank)]):
-                when, _, text = self._store.get(_word_key(rank)).decode().partition(" ")
-                return text if time.time() - float(when) < 2 * self._timeout_s else ""
-        return ""
+    def _last_words_of(self, ranks: list[int], deadline: float) -> dict[int, str]:
+        """What each of these ranks raised of its batch, if it did since this rank may have begun to wait for it."""
+        words = {}
+        for rank in ranks:
+            when, _, text = (self._store.find(_word_key(rank), deadline) or "0").partition(" ")
+            if time.time() - float(when) < 2 * self._timeout_s:
+                words[rank] = text
+        return words
 
-    def meet(self, place: str, what: str) -> None:
+    def meet(self, place: str, what: str, look: Callable[[], None]) -> None:
         """Wait until every rank has come to ``place``, by the store alone; those that fail elsewhere hear of ``what``.
 
         The rank that leaves last takes what was written out of the store.
 
+        Args:
+            place: a name that no other meeting has.
+            what: is done there.
+            look: called from time to time; what it raises ends the wait.
+
         Raises:
-            RuntimeError: one did not in time.
+            RuntimeError: one did not in time, or the store does not answer.
         """
         count = f"shardwright/meeting/{place}"
         everybody = f"{count}/all"
-        self._store.set(_key(self._rank), what)
-        if self._store.add(count, 1) == self._world_size:
-            self._store.set(everybody, "here")
-        self._store.wait([everybody], self._patience)
-        self._store.delete_key(_key(self._rank))
-        if self._store.add(count, 1) == 2 * self._world_size:
-            self._store.delete_key(everybody)
-            self._store.delete_key(count)
+        deadline = time.monotonic() + self.patience.total_seconds()
 
-    def _exchange(self, label: str) -> dict[int, str]:
+        def come(store: Any) -> None:
+            store.set(_key(self._rank), what)
+            if store.add(count, 1) == self._world_size:
+                store.set(everybody, "here")
+
+        def leave(store: Any) -> None:
+            store.delete_key(_key(self._rank))
+            if store.add(count, 1) == 2 * self._world_size:
+                store.delete_key(everybody)
+                store.delete_key(count)
+
+        self._store.ask(come, deadline)
+        self._store.read([everybody], deadline, look)
+        with suppress(StoreError):  # all were here: what serves the store may go
+            self._store.ask(leave, time.monotonic())
+
+    def _exchange(self, label: str, deadline: float) -> dict[int, str]:
         """What each other rank failed in, of those that say so before time is up."""
-        self._store.set(_key(self._rank), label)
+        self._store.set(_key(self._rank), label, deadline)
         told: dict[int, str] = {}
-        deadline = time.monotonic() + self._grace_s
+        others = [rank for rank in range(self._world_size) if rank != self._rank]
         while True:
-            for rank in range(self._world_size):
-                if rank != self._rank and rank not in told and self._store.check([_key(rank)]):
-                    told[rank] = self._store.get(_key(rank)).decode()
-            if len(told) == self._world_size - 1 or time.monotonic() > deadline:
+            missing = [rank for rank in others if rank not in told]
+            told |= self._store.ask(partial(_said, missing), deadline)
+            if len(told) == len(others) or time.monotonic() > deadline:
                 return dict(sorted(told.items()))
             time.sleep(_POLL_S)
+
+
+def tell_at_end(error: str) -> None:
+    """Answer all roll calls to come: this rank's program ends with an error."""
+    for group in list(dist.distributed_c10d._world.pg_map):
+        key = _key(dist.get_rank(group))
+
+        def answer(store: Any, key: str = key) -> None:
+            if not store.check([key]):  # else what it failed in says more
+                store.set(key, f"its program: {error[:LONGEST_WORD]}")
+
+        with suppress(RuntimeError):  # what serves the store is gone
+            GroupStore.of(group).ask(answer, time.monotonic() + _WORD_S)
+
+
+def _said(ranks: list[int], store: Any) -> dict[int, str]:
+    """What each of these ranks says that it failed in, if it does."""
+    return {rank: store.get(_key(rank)).decode() for rank in ranks if store.check([_key(rank)])}
 
 
 def _key(rank: int) -> str:
@@ -122,16 +166,3 @@ def _key(rank: int) -> str:
 
 def _word_key(rank: int) -> str:
     return f"shardwright/word/{rank}"
-
-
-def store_of(process_group: Any) -> Any:
-    """A process group's own part of the store. torch has no public way to it."""
-    return dist.distributed_c10d._world.pg_map[process_group][1]
-
-
-def _timeout_of(process_group: Any, device: torch.device) -> timedelta:
-    """How long the group's collectives may take; torch's default where its backend does not say."""
-    backend = process_group._get_backend(device)
-    options = getattr(backend, "options", None)
-    timeout: timedelta = getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout)
-    return timeout

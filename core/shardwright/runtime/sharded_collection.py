@@ -276,18 +276,20 @@ _Sharded = TypeVar("_Sharded", bound=ShardedCollection)
 
 def shard_collection(
     kind: type[_Sharded],
+    sharder: ModuleSharder,
     module: TableCollection,
-    specs: Sequence[TableSpec],
     params: Mapping[str, ParameterSharding],
     env: ShardingEnv,
     device: torch.device | str | None,
     *,
-    checks: InputChecks,
+    path: str,
     is_weighted: bool = False,
 ) -> _Sharded:
-    """The sharded form of ``module``, with its weights."""
-    place = torch.device(device if device is not None else env.device_type)
-    inputs = ShardingInputs(module.tables, specs, params, env, place, is_weighted, checks)
-    sharded = kind(inputs)  # type: ignore[call-arg]
-    sharded.take_weights(module)
-    return sharded
+    """The sharded form of ``module``, with its weights; see :meth:`ModuleSharder.shard`."""
+    with env.phase(f"sharding {type(module).__name__}"):
+        specs = sharder.tables(module, path)
+        place = torch.device(device if device is not None else env.device_type)
+        inputs = ShardingInputs(module.tables, specs, params, env, place, is_weighted, sharder.input_checks)
+        sharded = kind(inputs)  # type: ignore[call-arg]
+        sharded.take_weights(module)
+        return sharded

@@ -87,9 +87,8 @@ class EmbeddingCollectionSharder(ModuleSharder):
     ) -> ShardedEmbeddingCollection:
         """See :meth:`ModuleSharder.shard`."""
         assert isinstance(module, EmbeddingCollection)  # find_sharder
-        specs = self.tables(module, module_fqn or "")
         sharded = shard_collection(
-            ShardedEmbeddingCollection, module, specs, params, env, device, checks=self.input_checks
+            ShardedEmbeddingCollection, self, module, params, env, device, path=module_fqn or ""
         )
         sharded.need_indices = module.need_indices()
         return sharded

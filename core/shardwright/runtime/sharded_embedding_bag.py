@@ -81,14 +81,13 @@ class EmbeddingBagCollectionSharder(ModuleSharder):
     ) -> ShardedEmbeddingBagCollection:
         """See :meth:`ModuleSharder.shard`."""
         assert isinstance(module, EmbeddingBagCollection)  # find_sharder
-        specs = self.tables(module, module_fqn or "")
         return shard_collection(
             ShardedEmbeddingBagCollection,
+            self,
             module,
-            specs,
             params,
             env,
             device,
-            checks=self.input_checks,
+            path=module_fqn or "",
             is_weighted=module.is_weighted(),
         )

@@ -68,7 +68,8 @@ class TableState:
         dtype: torch.dtype,
     ) -> Tensor:
         if local is not None:
-            return values(local).detach().contiguous()
+            # Of the dtype that the others receive: a backend may end the process where bytes are too many.
+            return values(local).detach().to(dtype).contiguous()
         width = 1 if columns == 1 else block.num_columns
         return torch.empty(block.num_rows, width, dtype=dtype, device=self.device)
 

@@ -30,10 +30,12 @@ def as_indices(owner: str, what: str, tensor: Tensor) -> Tensor:
     )
 
 
-def check_tensor(owner: str, what: str, value: object) -> None:
-    """Demand a tensor."""
+def check_tensor(owner: str, what: str, value: object, others: str = " or a NumPy array") -> None:
+    """Demand a tensor; ``others`` are what has been made one."""
     if not isinstance(value, Tensor):
-        raise InvalidInputError(f"{owner}: {what} must be a torch.Tensor, got {type(value).__name__}.")
+        raise InvalidInputError(
+            f"{owner}: {what} must be a torch.Tensor{others}, got {type(value).__name__}."
+        )
 
 
 def check_vector(owner: str, what: str, tensor: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import InvalidInputError
-from shardwright.sparse import _ops, _text, _tree, _validation
+from shardwright.sparse import _foreign, _ops, _text, _tree, _validation
 from shardwright.sparse._jagged import Jagged
 
 _NAME = "JaggedTensor"
@@ -18,6 +18,8 @@ _NAME = "JaggedTensor"
 @final
 class JaggedTensor(Jagged):
     """A batch of bags, each holding any number of values: ids of one feature, or rows of an embedding table.
+
+    NumPy arrays are taken as well as tensors, and share their memory where they may be written.
 
     Legend: B bags (the batch size), V values in all, D columns.
 
@@ -51,8 +53,9 @@ class JaggedTensor(Jagged):
         offsets: Tensor | None = None,
     ) -> None:
         _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
+        values, lengths, offsets = map(_foreign.as_tensor, (values, lengths, offsets))
         self._values = values
-        self._weights = weights
+        self._weights = _foreign.as_tensor(weights)
         self._lengths = None if lengths is None else _validation.as_indices(_NAME, "lengths", lengths)
         self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
         self._check_form()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shardwright.errors import InvalidInputError
 from shardwright.last_words import told
-from shardwright.sparse import _keyed_validation, _ops, _text, _tree, _validation
+from shardwright.sparse import _arrow, _foreign, _keyed_validation, _ops, _text, _tree, _validation
 from shardwright.sparse._jagged import Jagged
 from shardwright.sparse.jagged_tensor import JaggedTensor
 
@@ -31,6 +31,8 @@ class KeyedJaggedTensor(Jagged):
         values  [V0, V1, V2, V3, V4, V5, V6, V7]
         lengths [2, 0, 1, 1, 1, 3]
         offsets [0, 2, 2, 3, 4, 5, 8]
+
+    NumPy arrays are taken as well as tensors; `from_lists` takes nested lists, and `from_arrow` columns.
 
     Legend: F keys, B examples (`stride`), V values in all.
 
@@ -87,6 +89,7 @@ class KeyedJaggedTensor(Jagged):
         with told():  # the ranks that will wait for this batch
             _keyed_validation.refuse_variable_stride(stride_per_key_per_rank, inverse_indices)
             _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
+            values, weights, lengths, offsets = map(_foreign.as_tensor, (values, weights, lengths, offsets))
             self._index_per_key = _validation.check_keys(_NAME, keys)
             self._keys = tuple(keys)
             self._values = _validation.as_indices(_NAME, "values", values)
@@ -166,6 +169,78 @@ class KeyedJaggedTensor(Jagged):
         return KeyedJaggedTensor(
             keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices
         ).sync()
+
+    @staticmethod
+    def from_lists(lists: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> KeyedJaggedTensor:
+        """Construct from the ids of each example, as nested lists or the columns of a pandas `DataFrame`.
+
+        Args:
+            lists: For each key a bag per example: a list or array of ids, a single id, or None for an empty bag. An
+                array `[B]` or `[B, n]` has 1 or n ids of each example.
+            weights: Likewise, a weight per id; all keys have some, or none.
+
+        Returns:
+            A `KeyedJaggedTensor` on the CPU, with int64 values, int32 lengths and float32 weights.
+
+        Raises:
+            InvalidInputError: Keys differ in their number of examples, something is no integer, or weights do not fit;
+                names key and example.
+
+        Example:
+            >>> print(KeyedJaggedTensor.from_lists({"user": [7, 8, 9], "seen": [[4, 5], None, [6]]}))
+            KeyedJaggedTensor({
+                "user": [[7], [8], [9]],
+                "seen": [[4, 5], [], [6]]
+            })
+        """
+        owner = f"{_NAME}.from_lists"
+        with told():
+            ids = _foreign.columns_of_lists(owner, lists)
+            own = None if weights is None else _foreign.weights_of_lists(owner, weights)
+            return KeyedJaggedTensor._of_columns(owner, ids, own)
+
+    @staticmethod
+    def from_arrow(
+        data: Any, keys: Sequence[str] | None = None, weights: Mapping[str, str] | None = None
+    ) -> KeyedJaggedTensor:
+        """Construct from columns of lists of integers, or of integers, in Arrow's memory; needs pyarrow.
+
+        Args:
+            data: A `pyarrow.Table`, or what pyarrow makes one of: a record batch, a DataFrame of pandas or polars.
+            keys: Which columns, in the order the keys shall have; all that hold no weights by default.
+            weights: Key to the column of its weights, of as many numbers in each list; all keys have one, or none.
+
+        Returns:
+            A `KeyedJaggedTensor` on the CPU, as of `from_lists`; a null is an empty bag.
+
+        Raises:
+            UnknownNameError: A column is not there.
+            InvalidInputError: A column holds something else, or weights do not fit; names it.
+            UnsupportedError: pyarrow is not installed.
+
+        Example:
+            >>> import pyarrow
+            >>> print(KeyedJaggedTensor.from_arrow(pyarrow.table({"user": [7, 8], "seen": [[4, 5], None]})))
+            KeyedJaggedTensor({
+                "user": [[7], [8]],
+                "seen": [[4, 5], []]
+            })
+        """
+        owner = f"{_NAME}.from_arrow"
+        with told():
+            table = _arrow.table_of(owner, data)
+            of_weights = set(weights.values()) if weights else set()
+            if keys is None:
+                keys = [name for name in table.column_names if name not in of_weights]
+            return KeyedJaggedTensor._of_columns(owner, *_arrow.columns(owner, table, keys, weights))
+
+    @staticmethod
+    def _of_columns(
+        owner: str, ids: Mapping[str, _foreign.Column], weights: Mapping[str, _foreign.Column] | None
+    ) -> KeyedJaggedTensor:
+        if not ids:
+            return KeyedJaggedTensor.empty(is_weighted=weights is not None)
+        return KeyedJaggedTensor(list(ids), **_foreign.joined(owner, ids, weights)).sync()
 
     @staticmethod
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:

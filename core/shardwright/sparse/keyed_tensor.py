@@ -63,7 +63,7 @@ class KeyedTensor:
         Raises:
             InvalidInputError: They do not; the text gives the numbers.
         """
-        _validation.check_tensor(_NAME, "values", self._values)
+        _validation.check_tensor(_NAME, "values", self._values, others="")
         _check_key_dim(_NAME, self._key_dim, self._values)
         lengths = self._length_per_key
         if len(lengths) != len(self._keys):

@@ -17,16 +17,15 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import select
 import struct
 import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
-from attrs import define, field
+from attrs import define
 
+from shardwright.runtime.processes import Process, this_host
 from shardwright_plugins.comm_backends._meeting import NOTHING, Meeting, Peer
 from shardwright_plugins.comm_backends._segments import LINE_BYTES, Segment, memory_of
 
@@ -125,27 +124,10 @@ class _Other:
         state: one integer, of :data:`_GAVE_UP` and the like.
     """
 
-    process: int
+    process: Process
     sending: Ring
     coming: Ring
     state: memoryview
-    _descriptor: int = field(default=-1)
-
-    def __attrs_post_init__(self) -> None:
-        try:
-            self._descriptor = os.pidfd_open(self.process)
-        except (AttributeError, OSError):  # an old kernel, or one that does not let us
-            return
-        weakref.finalize(self, os.close, self._descriptor)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether its process has ended."""
-        if self._descriptor >= 0:
-            poll = select.poll()
-            poll.register(self._descriptor, select.POLLIN)
-            return bool(poll.poll(0))
-        return not os.path.exists(f"/proc/{self.process}")
 
 
 class Mailboxes:
@@ -167,7 +149,7 @@ class Mailboxes:
         self.most_bytes = ring // MESSAGES
         self._others = {
             other: _Other(
-                process=peer.process,
+                process=Process(peer.process),
                 sending=Ring(_room(own, other, ring), _count(own, other)),
                 coming=Ring(_room(segment, rank, ring), _count(segment, rank)),
                 state=_count(segment, other),
@@ -179,16 +161,16 @@ class Mailboxes:
         weakref.finalize(self, _leave, self._state, os.getpid())
 
     @classmethod
-    def among(cls, meeting: Meeting, patience: timedelta | None) -> Mailboxes | None:
-        """Those of all ranks, or ``None`` on all; every rank makes this call."""
-        if len(set(meeting.tell_all("host", _host(), patience))) > 1:
+    def among(cls, meeting: Meeting, deadline: float) -> Mailboxes | None:
+        """Those of all ranks, or ``None`` on all; every rank makes this call, and waits until the deadline at most."""
+        if len(set(meeting.tell_all("host", this_host(), deadline))) > 1:
             return None
         rank = meeting.rank
-        meeting.meet([other for other in range(meeting.world_size) if other != rank], patience)
+        meeting.meet([other for other in range(meeting.world_size) if other != rank], deadline)
         own = _make(meeting.world_size) if meeting.shares_with_all else None
-        told = meeting.tell_all("mailboxes", NOTHING if own is None else str(own.descriptor), patience)
+        told = meeting.tell_all("mailboxes", NOTHING if own is None else str(own.descriptor), deadline)
         theirs = _map(meeting, told) if own is not None and NOTHING not in told else None
-        agreed = meeting.tell_all("mapped", NOTHING if theirs is None else "mapped", patience)
+        agreed = meeting.tell_all("mapped", NOTHING if theirs is None else "mapped", deadline)
         if own is None or theirs is None or NOTHING in agreed:
             return None
         return cls(rank, own, theirs)
@@ -278,7 +260,7 @@ class Mailboxes:
         """Why there is nothing to wait for, if so."""
         if self._others[other].state[0]:
             return f"rank {other} gave up an exchange, or left"
-        if self._others[other].is_gone:
+        if self._others[other].process.has_ended:
             return f"the process of rank {other} has ended"
         now = time.monotonic()
         if now > deadline:
@@ -291,11 +273,6 @@ def _check(source: int, came: int, wanted: int) -> None:
         raise RuntimeError(
             f"rank {source} sent {came} bytes where {wanted} were expected: it makes another call"
         )
-
-
-def _host() -> str:
-    """What ranks have in common that may see each other's processes."""
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _make(world_size: int) -> Segment | None:

@@ -7,16 +7,17 @@ containers or of other users cannot.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from attrs import define, field, frozen
 
+from shardwright.runtime.group_store import GroupStore
 from shardwright_plugins.comm_backends._segments import Segment
 
 NOTHING = "none"
@@ -82,7 +83,7 @@ class Meeting:
         offer: this rank's memory that peers read first, once any was asked; ``None`` where there was none.
     """
 
-    def __init__(self, process_group: Any, store: Any) -> None:
+    def __init__(self, process_group: Any, store: GroupStore) -> None:
         self.rank, self.world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
         self._store, self._number = store, _number(store, self.rank)
         self.peers: dict[int, Peer | None] = {}
@@ -99,56 +100,61 @@ class Meeting:
         """Whether all others were asked, and share memory."""
         return len(self.peers) == self.world_size - 1 and all(self.peers.values())
 
-    def meet(self, peers: Sequence[int], patience: timedelta | None) -> None:
-        """Ask peers, in rising order; each of them asks back in the same call. Those that are known are left out."""
+    def meet(self, peers: Sequence[int], deadline: float) -> None:
+        """Ask peers, in rising order; each of them asks back in the same call. Those that are known are left out.
+
+        Args:
+            peers: their ranks.
+            deadline: for all of them together, on the monotonic clock.
+
+        Raises:
+            RuntimeError: one did not answer in time, or the store did not.
+        """
         for peer in peers:
             if peer not in self.peers:
-                self.peers[peer] = self._meet(peer, patience)
+                self.peers[peer] = self._meet(peer, deadline)
 
-    def _meet(self, peer: int, patience: timedelta | None) -> Peer | None:
+    def _meet(self, peer: int, deadline: float) -> Peer | None:
         """Try on both sides whether one reads what the other wrote."""
         if not self._has_offered:
             self._has_offered = True
             self.offer, text = _offer(self.world_size)
-            self._store.set(_key(self._number, self.rank), text)
-        (theirs,) = self._read([_key(self._number, peer)], patience)
+            self._store.set(_key(self._number, self.rank), text, deadline)
+        (theirs,) = self._store.read([_key(self._number, peer)], deadline)
         segment = _read_offer(theirs, self.world_size)
-        self._store.set(_key(self._number, self.rank, peer), str(int(segment is not None)))
+        self._store.set(_key(self._number, self.rank, peer), str(int(segment is not None)), deadline)
         # A peer that offers nothing does not look whether it could read here.
-        if segment is None or self._read([_key(self._number, peer, self.rank)], patience) != ["1"]:
+        if segment is None or self._store.read([_key(self._number, peer, self.rank)], deadline) != ["1"]:
             return None
         return Peer(int(theirs.split()[0]), self.rank, self.world_size, segment)
 
-    def tell_all(self, what: str, mine: str, patience: timedelta | None) -> list[str]:
+    def tell_all(self, what: str, mine: str, deadline: float) -> list[str]:
         """Say something to all ranks, and hear it of them; of one with nothing to say, others need not be heard.
 
         Returns:
             What each rank says; this rank's alone if it says :data:`NOTHING`.
+
+        Raises:
+            RuntimeError: as of :meth:`meet`.
         """
-        self._store.set(_key(self._number, what, self.rank), mine)
+        self._store.set(_key(self._number, what, self.rank), mine, deadline)
         if mine == NOTHING:
             return [mine]
-        return self._read([_key(self._number, what, rank) for rank in range(self.world_size)], patience)
-
-    def _read(self, keys: list[str], patience: timedelta | None) -> list[str]:
-        if patience is not None:
-            self._store.wait(keys, patience)
-        at_once = self._store.has_extended_api()
-        told = self._store.multi_get(keys) if at_once else map(self._store.get, keys)
-        return [text.decode() for text in told]
+        keys = [_key(self._number, what, rank) for rank in range(self.world_size)]
+        return self._store.read(keys, deadline)
 
 
-def stay_away(process_group: Any, store: Any) -> None:
+def stay_away(process_group: Any, store: GroupStore) -> None:
     """What a rank does that shares no memory; the others need not wait for it."""
     rank = dist.get_rank(process_group)
     number = _number(store, rank)
     for key in (_key(number, rank), _key(number, "host", rank)):
-        store.set(key, NOTHING)
+        store.set(key, NOTHING, math.inf)
 
 
-def _number(store: Any, rank: int) -> int:
+def _number(store: GroupStore, rank: int) -> int:
     """How many times this rank, as all others, has connected to the group: what was said then is outdated."""
-    return int(store.add(f"shardwright/memory/connected/{rank}", 1))
+    return store.add(f"shardwright/memory/connected/{rank}", 1, math.inf)
 
 
 def _key(number: int, *what: int | str) -> str:

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from shardwright.runtime.comm import EXCHANGE_EVENT, AllToAll, Exchange, TorchExchange
+from shardwright.runtime.group_store import GroupStore
 from shardwright.settings import may_share_memory
 from shardwright_plugins.comm_backends._large_pieces import REFERENCE_BYTES, LargePieces, tag_of
 from shardwright_plugins.comm_backends._mailboxes import Mailboxes, deadline_of
@@ -45,7 +46,7 @@ def is_possible() -> bool:
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64") and may_share_memory()
 
 
-def exchange_over(process_group: Any, store: Any) -> SameHostExchange | None:
+def exchange_over(process_group: Any, store: GroupStore) -> SameHostExchange | None:
     """An exchange that shares memory where it can; ``None`` where this rank cannot, of which the others are told.
 
     Args:
@@ -66,7 +67,7 @@ class SameHostExchange(Exchange):
         store: of the group.
     """
 
-    def __init__(self, process_group: Any, store: Any) -> None:
+    def __init__(self, process_group: Any, store: GroupStore) -> None:
         self._group, self._plain = process_group, TorchExchange(process_group)
         self.meeting = Meeting(process_group, store)
         self.large = LargePieces(process_group, self.meeting)
@@ -88,7 +89,7 @@ class SameHostExchange(Exchange):
     def start(self, call: AllToAll) -> Any:
         self._started += 1
         if not self._has_asked:
-            self._has_asked, self._mail = True, Mailboxes.among(self.meeting, call.patience)
+            self._has_asked, self._mail = True, Mailboxes.among(self.meeting, deadline_of(call.patience))
         if self._mail is None:
             return self._start_by_gloo(call)
         if not _is_watched():
@@ -102,7 +103,7 @@ class SameHostExchange(Exchange):
             return self._plain.start(call)
         large = [self._large(splits, size) for splits in (call.input_splits, call.output_splits)]
         # All that are new, in one order: ranks that meet in a circle would wait for each other.
-        self.meeting.meet(sorted({*large[0], *large[1]}), call.patience)
+        self.meeting.meet(sorted({*large[0], *large[1]}), deadline_of(call.patience))
         leaving, arriving = (self._sharing(peers) for peers in large)
         if not leaving and not arriving:
             return self._plain.start(call)
@@ -110,7 +111,7 @@ class SameHostExchange(Exchange):
 
     def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
         large = self._large([num_elements] * self.meeting.world_size, _FLOAT_BYTES)
-        self.meeting.meet(large, patience)
+        self.meeting.meet(large, deadline_of(patience))
         return len(self._sharing(large)) == self.meeting.world_size - 1
 
     def _large(self, splits: Sequence[int], element_size: int) -> list[int]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 from shardwright.contracts import CommBackend
 from shardwright.contracts.comm_backend import Communicator
+
+_NOBODYS_TAG = 1 << 21  # above those of pieces that are sent by themselves
 
 
 class Gloo(CommBackend):
@@ -18,10 +23,22 @@ class Gloo(CommBackend):
         import torch
 
         from shardwright.runtime.comm import TorchCommunicator
-        from shardwright.runtime.roll_call import store_of
+        from shardwright.runtime.group_store import GroupStore
         from shardwright_plugins.comm_backends._quiet_end import let_go_at_end
         from shardwright_plugins.comm_backends._same_host import exchange_over
 
         let_go_at_end()
-        exchange = exchange_over(process_group, store_of(process_group))
-        return TorchCommunicator(process_group, torch.device("cpu"), exchange)
+        exchange = exchange_over(process_group, GroupStore.of(process_group))
+        return TorchCommunicator(process_group, torch.device("cpu"), exchange, partial(_close, process_group))
+
+
+def _close(process_group: Any) -> None:
+    """End all collectives under way: where a message does not come in time, gloo closes the group's connections."""
+    import torch
+    import torch.distributed as dist
+
+    other = (dist.get_rank(process_group) + 1) % dist.get_world_size(process_group)
+    never = dist.irecv(torch.empty(1), group=process_group, group_src=other, tag=_NOBODYS_TAG)
+    assert never is not None  # this rank is in the group
+    with suppress(RuntimeError):
+        never.wait(timedelta(milliseconds=1))

@@ -174,6 +174,10 @@ def test_plan_of_hot_rows_names_the_dataflow_of_each_copy() -> None:
         None
     ] * 4
     assert entry["row_map"]["name"] == "hot_and_cold"
+    # In print, the copies are one line, and the cold rows one for each rank.
+    shards = [line for line in str(plan).splitlines() if line.startswith("  item") and "rank:" in line]
+    assert len(shards) == 1 + 4
+    assert shards[0].endswith("rank:0-3/cpu, a copy on each")
 
 
 @pytest.mark.usefixtures("plugins")

@@ -170,7 +170,7 @@ def test_what_is_wrong_says_something_exactly_of_refused_lines(
     assert bool(what_is_wrong(line)) == (_GOOD_LINE.fullmatch(line) is None)
     if not what_is_wrong(line):
         examples = parse_lines([line])
-        integers = [int(text or "0") for text in fields[1:14]]
+        integers = [int(float(text or "0")) for text in fields[1:14]]
         np.testing.assert_allclose(examples.dense[0], [math.log1p(max(n, 0)) for n in integers], rtol=1e-6)
         strings = fields[14:]
         assert [row == 0 for row in examples.ids] == [text == "" for text in strings]
@@ -281,3 +281,84 @@ def test_source_gzip_damaged_further_on_is_an_error_with_the_last_line(tmp_path:
     (tmp_path / "damaged.gz").write_bytes(good + damaged_gzip([line_of(6)]))
     with pytest.raises(InvalidInputError, match=r"damaged\.gz: cannot be read after line \d: Error -3"):
         trained_on(source_of(tmp_path / "damaged.gz"))
+
+
+# As DeepCTR's sample of Criteo has it: written by pandas, with a header.
+HEADER = ["label", *(f"I{number}" for number in range(1, 14)), *(f"C{number}" for number in range(1, 27))]
+NUMBERS = list(range(23))
+
+
+def pandas_line(number: int, names: Sequence[str], separator: str = ",") -> str:
+    """The line of `line_of(number)` with its columns in another order, and integers as pandas writes them."""
+    fields = dict(zip(HEADER, line_of(number).split("\t"), strict=True))
+    fields |= {name: f"{fields[name]}.0" for name in HEADER[1:14]}
+    return separator.join(fields.get(name, "999") for name in names)
+
+
+def layouts_of_files() -> dict[str, list[str]]:
+    shuffled = ["Id", *HEADER[::-1]]
+    torchrec = ["label", *(f"int_{n}" for n in range(13)), *(f"cat_{n}" for n in range(26))]
+    return {
+        "commas": [pandas_line(n, HEADER) for n in NUMBERS],
+        "commas and header": [",".join(HEADER), *(pandas_line(n, HEADER) for n in NUMBERS)],
+        "tabs and header": ["\t".join(HEADER), *(pandas_line(n, HEADER, "\t") for n in NUMBERS)],
+        "another order": [",".join(shuffled), *(pandas_line(n, shuffled) for n in NUMBERS)],
+        "capitals": [",".join(HEADER).replace("label", "Label"), *(pandas_line(n, HEADER) for n in NUMBERS)],
+        "torchrec's names": [",".join(torchrec), *(pandas_line(n, HEADER) for n in NUMBERS)],
+        "quotes": [
+            ",".join(f'"{name}"' for name in HEADER),
+            *(",".join(f'"{field}"' for field in pandas_line(n, HEADER).split(",")) for n in NUMBERS),
+        ],
+        "byte order mark": ["\ufeff" + ",".join(HEADER), *(pandas_line(n, HEADER) for n in NUMBERS)],
+    }
+
+
+@pytest.mark.parametrize("name", layouts_of_files())
+def test_source_files_of_any_columns_are_read_as_criteos_own(tmp_path: Path, name: str) -> None:
+    own = source_of(write(tmp_path / "own.tsv", [line_of(n) for n in NUMBERS]))
+    other = source_of(write(tmp_path / "other.csv", layouts_of_files()[name], end="\r\n"))
+    for expected, got in zip(own.training_batches(0, 1), other.training_batches(0, 1), strict=True):
+        np.testing.assert_array_equal(got.dense, expected.dense)
+        np.testing.assert_array_equal(got.ids, expected.ids)
+        np.testing.assert_array_equal(got.labels, expected.labels)
+    assert [numbers_in(batch) for batch in other.held_out_batches(0, 1)] == [[9, 19]]
+    assert other.look().num_lines == len(NUMBERS)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_source_files_of_different_columns_are_one_stream(tmp_path: Path, packed: bool) -> None:
+    plain = write(tmp_path / "a.tsv", [line_of(n) for n in range(3)])
+    lines = [",".join(HEADER), *(pandas_line(n, HEADER) for n in range(3, 9))]
+    other = write(tmp_path / "b.csv", lines)
+    if packed:
+        other.write_bytes(gzip.compress(other.read_bytes()))
+    source = source_of(plain, other)
+    assert trained_on(source) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert str(source.look()) == "9 lines with tabs and no header, with commas and a header"
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        (
+            pandas_line(5, HEADER) + ",1",
+            r"expected 40 fields, as the header has, with commas between them, got 41",
+        ),
+        (pandas_line(5, HEADER).replace("5.0", "5.5"), r"column I1 must be an integer .* got '5\.5'"),
+        (pandas_line(5, HEADER).replace("0,", "2,", 1), r"column label, the label, must be 0 or 1, got '2'"),
+        (line_of(5), r"expected 40 fields, as the header has, with commas between them, got 1"),
+    ],
+)
+def test_bad_line_below_a_header_is_told_by_columns(tmp_path: Path, line: str, wrong: str) -> None:
+    file = write(tmp_path / "a.csv", [",".join(HEADER), pandas_line(1, HEADER), line])
+    with pytest.raises(InvalidInputError, match=rf"a\.csv:3: {wrong}"):
+        trained_on(source_of(file))
+
+
+def test_header_of_which_columns_are_missing_is_an_error_that_names_them(tmp_path: Path) -> None:
+    names = [name for name in HEADER if name not in ("label", "C7")]
+    file = write(tmp_path / "test.csv", [",".join(names), pandas_line(1, names)])
+    with pytest.raises(
+        InvalidInputError, match=r"test\.csv: its header lacks label, C7\. Columns are called"
+    ):
+        source_of(file)

@@ -23,6 +23,14 @@ from shardwright.planning.watch import Progress, Watch
 
 TABLES = [TableSpec(f"t{i}", 10 + i, 8, ["f"]) for i in range(12)]
 
+# Three tables of 320 bytes on two ranks of 500: one at least must be cut, and whole ones are proposed first.
+THREE = [TableSpec(name, 10, 8, ["f"]) for name in "abc"]
+CUT_ONE = {
+    "cap": 500,
+    "storage_reservation": 0.0,
+    "constraints": {"*": ParameterConstraints(sharding_types=["whole", "slices"])},
+}
+
 
 class Endless(Proposer):
     """Proposes all combinations, many more than there is time for, and does something after some of them."""
@@ -70,8 +78,10 @@ def test_plan_interrupted_returns_the_best_so_far():
 
 
 def test_plan_interrupted_before_there_is_one_raises_keyboard_interrupt():
+    proposer = Endless(after=1, then=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        planner(Endless(after=3, then=interrupt), cap=400).plan_tables(TABLES)
+        planner(proposer, **CUT_ONE).plan_tables(THREE)
+    assert proposer.count == 1
 
 
 def test_plan_at_its_time_limit_returns_the_best_so_far_with_what_is_proven():
@@ -84,17 +94,12 @@ def test_plan_at_its_time_limit_returns_the_best_so_far_with_what_is_proven():
 
 
 def test_plan_without_a_plan_at_its_time_limit_says_so():
-    # Three tables of 320 bytes on two ranks of 500: one at least must be cut, and whole ones are proposed first.
-    tables = [TableSpec(name, 10, 8, ["f"]) for name in "abc"]
-    rules = {"*": ParameterConstraints(sharding_types=["whole", "slices"])}
-    late = planner(Endless(pause_s=0.1), cap=500, seconds=0.05, storage_reservation=0.0, constraints=rules)
+    late = planner(Endless(pause_s=0.1), seconds=0.05, **CUT_ONE)
     with pytest.raises(
         NoPlanError, match=r"no plan found.*The search ended at its limit of 0\.05 s; allow it more"
     ):
-        late.plan_tables(tables)
-    assert planner(Endless(), cap=500, seconds=0.2, storage_reservation=0.0, constraints=rules).plan_tables(
-        tables
-    )
+        late.plan_tables(THREE)
+    assert planner(Endless(), seconds=0.2, **CUT_ONE).plan_tables(THREE)
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, "10"])

@@ -244,11 +244,6 @@ def test_plan_of_another_table_raises_with_table_and_rows():
         build(plan)
 
 
-def test_simulated_ranks_without_a_plan_raise():
-    with pytest.raises(InvalidInputError, match="without a process group a plan must be given"):
-        run_simulated(lambda env: DistributedModelParallel(Model(CASE), env=env, device="cpu"), 1)
-
-
 def test_simulated_ranks_train_like_one_process():
     torch.manual_seed(2)
     model = Model(CASE)

@@ -23,7 +23,7 @@ WRONG_BAGS: list[tuple[dict[str, Any], str]] = [
     ({"lengths": torch.tensor([4, -1])}, r"lengths\[1\].* is -1; a bag holds 0 values or more"),
     ({"lengths": torch.tensor([1.0, 2.0])}, r"lengths must be int32 or int64, got float32"),
     ({"lengths": torch.tensor([True, True])}, r"lengths must be int32 or int64, got bool"),
-    ({"lengths": [1, 2]}, r"lengths must be a torch.Tensor, got list"),
+    ({"lengths": [1, 2]}, r"lengths must be a torch.Tensor or a NumPy array, got list"),
     ({"lengths": torch.tensor(3)}, r"lengths must have .*, got (0|\[\])"),
     ({"lengths": torch.ones(1, 1, 3).int()}, r"lengths must have .*\[1, 1, 3\]"),
     ({"offsets": torch.tensor([0, 1, 2])}, r"offsets end at 2, but there are 3 values"),
@@ -35,7 +35,10 @@ WRONG_BAGS: list[tuple[dict[str, Any], str]] = [
     ({"lengths": LENGTHS, "weights": torch.ones(2)}, r"got 2 weights for 3 values"),
     ({"lengths": LENGTHS, "weights": torch.ones(4)}, r"got 4 weights for 3 values"),
     ({"lengths": LENGTHS, "weights": torch.tensor(1.0)}, r"got a scalar weight for 3 values"),
-    ({"lengths": LENGTHS, "weights": [1.0, 1.0, 1.0]}, r"weights must be a torch.Tensor, got list"),
+    (
+        {"lengths": LENGTHS, "weights": [1.0, 1.0, 1.0]},
+        r"weights must be a torch.Tensor or a NumPy array, got list",
+    ),
     ({"lengths": LENGTHS.to("meta")}, r"values are on cpu, lengths on meta"),
     ({"lengths": LENGTHS, "weights": torch.ones(3, device="meta")}, r"values are on cpu, weights on meta"),
 ]
@@ -59,7 +62,10 @@ def test_constructor_wrong_bags_is_an_error_with_both_numbers(
     ("arguments", "text"),
     [
         ({"values": torch.tensor(1), "lengths": LENGTHS}, r"values must have 1 dimension or more, got 0"),
-        ({"values": [1, 2, 3], "lengths": LENGTHS}, r"values must be a torch.Tensor, got list"),
+        (
+            {"values": [1, 2, 3], "lengths": LENGTHS},
+            r"values must be a torch.Tensor or a NumPy array, got list",
+        ),
     ],
 )
 def test_jagged_tensor_wrong_values_is_an_error(arguments: dict[str, Any], text: str) -> None:
@@ -73,7 +79,7 @@ def test_jagged_tensor_wrong_values_is_an_error(arguments: dict[str, Any], text:
         ({"values": IDS.float()}, r"values must be int32 or int64, got float32"),
         ({"values": IDS.short()}, r"values must be int32 or int64, got int16"),
         ({"values": IDS.view(3, 1)}, r"values must have 1 dimension, got 2: shape \[3, 1\]"),
-        ({"values": [1, 2, 3]}, r"values must be a torch.Tensor, got list"),
+        ({"values": [1, 2, 3]}, r"values must be a torch.Tensor or a NumPy array, got list"),
         ({"weights": torch.ones(3, dtype=torch.int64)}, r"weights must be floating point, got int64"),
         ({"weights": torch.ones(3, 1)}, r"weights must have 1 dimension, got 2: shape \[3, 1\]"),
         (

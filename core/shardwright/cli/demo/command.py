@@ -12,7 +12,7 @@ from shardwright.cli.demo.settings import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_SYNTHETIC_STEPS,
     DemoSettings,
-    make_source,
+    fit_to_data,
 )
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 
@@ -25,8 +25,9 @@ def demo(
         list[Path] | None,
         typer.Option(
             metavar="FILE...",
-            help="Criteo-format files, plain or gzip. One line in ten is held out; what fills no batch at "
-            "the end is not trained on. Without this, examples are drawn.",
+            help="Criteo's files, plain or gzip, with tabs or commas, with or without a header (label, I1, ..., "
+            "I13, C1, ..., C26). One line in ten is held out; what fills no batch at the end is not trained on. "
+            "Without this, examples are drawn.",
         ),
     ] = None,
     more_data: Annotated[list[Path] | None, typer.Argument(metavar="", hidden=True)] = None,
@@ -36,7 +37,13 @@ def demo(
             help=f"Training steps; by default {DEFAULT_SYNTHETIC_STEPS}, or one pass over the files."
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Examples of a step, over all ranks.")] = DEFAULT_BATCH_SIZE,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Examples of a step, over all ranks; by default {DEFAULT_BATCH_SIZE}, or fewer where the files "
+            "have few lines."
+        ),
+    ] = None,
     types: Annotated[
         str | None,
         typer.Option(metavar="T,...", help="Sharding types that the plan may use; all by default."),
@@ -57,19 +64,21 @@ def demo(
         ranks=ranks,
         data=_files(data, more_data),
         steps=steps,
-        batch_size=batch_size,
+        batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
         types=_known_types(types),
         seed=seed,
         skip_bad_lines=skip_bad_lines,
         device=_known_device(device),
     )
     # What the ranks would find wrong with the files is found here first, once.
-    make_source(settings)
+    fitted = fit_to_data(settings, batch_size)
     if json is not None:
         from shardwright.cli.demo.result import check_writable
 
         check_writable(json)
-    _run(settings, json)
+    for note in fitted.notes:
+        typer.echo(note)
+    _run(fitted.settings, json)
 
 
 def _run(settings: DemoSettings, json: Path | None) -> None:

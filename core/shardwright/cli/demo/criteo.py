@@ -1,8 +1,8 @@
 """Criteo's click logs: a label, 13 integers and 26 hexadecimal strings a line, which may be missing.
 
-Every rank reads every line, checks it, and converts only those that fall to it. So all ranks agree, without
-a word, on which lines are good, which are held out, and after which step the data ends. Nothing but a batch
-is in memory.
+Fields have tabs or commas between them, and the first line may name them (see :mod:`.columns`). Every rank reads
+every line, checks it, and converts only those that fall to it. So all ranks agree, without a word, on which lines are
+good, which are held out, and after which step the data ends. Nothing but a batch is in memory.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
+from shardwright.cli.demo.columns import COLUMNS, Columns
 from shardwright.cli.demo.examples import NUM_CATEGORICAL, NUM_DENSE, Examples, Source, Table
 from shardwright.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["HELD_OUT_EVERY", "CriteoSource", "hash_into_rows", "parse_lines", "what_is_wrong"]
+__all__ = ["HELD_OUT_EVERY", "CriteoSource", "Survey", "hash_into_rows", "parse_lines", "what_is_wrong"]
 
 NUM_ROWS = 100_000
 """Of each table: what the strings of a column are hashed into."""
@@ -31,15 +33,50 @@ NUM_ROWS = 100_000
 HELD_OUT_EVERY = 10
 """Every so manieth good line is not trained on but evaluated on."""
 
-_NUM_FIELDS = 1 + NUM_DENSE + NUM_CATEGORICAL
-# Integers of 18 digits and strings of 16 hexadecimal ones fit 64 bits.
-_INTEGER = rb"(?:-?[0-9]{1,18})?"
+# Integers of 18 digits and strings of 16 hexadecimal ones fit 64 bits. Where some are missing, pandas writes 7 as 7.0.
+_INTEGER = rb"(?:-?[0-9]{1,18}(?:\.0{1,18})?)?"
 _HEX = rb"[0-9a-fA-F]{0,16}"
 _GOOD_LINE = re.compile(rb"[01](?:\t%b){%d}(?:\t%b){%d}" % (_INTEGER, NUM_DENSE, _HEX, NUM_CATEGORICAL))
 _GZIP_MAGIC = b"\x1f\x8b"
 # What reading a file raises that is missing, cut off, or damaged amid what is packed.
 _UNREADABLE = (OSError, EOFError, zlib.error)
 _SHOWN_CHARACTERS = 40
+_LONGEST_LINE = 100_000
+_LINES_LOOKED_AT = 200_000
+_PLAIN = Columns()
+
+
+@attrs.frozen
+class Survey:
+    """What files hold.
+
+    Attributes:
+        num_lines: Well-formed ones.
+        is_exact: Whether all were read; else their number is reckoned from the first ones and the files' sizes.
+        columns: How the files have their columns.
+    """
+
+    num_lines: int
+    is_exact: bool
+    columns: tuple[str, ...]
+
+    @property
+    def num_held_out(self) -> int:
+        """Of these."""
+        return self.num_lines // HELD_OUT_EVERY
+
+    @property
+    def num_training(self) -> int:
+        """Of these."""
+        return self.num_lines - self.num_held_out
+
+    def num_steps(self, batch_size: int) -> int:
+        """How many full global batches there are to train on."""
+        return self.num_training // batch_size
+
+    def __str__(self) -> str:
+        about = "" if self.is_exact else "about "
+        return f"{about}{self.num_lines:,} lines {', '.join(self.columns)}"
 
 
 class CriteoSource(Source):
@@ -73,8 +110,23 @@ class CriteoSource(Source):
         self._held_out_batch_size = held_out_batch_size
         self._skip_bad_lines = skip_bad_lines
         self._num_bad_lines = 0
-        for file in self._files:
-            _check_file(file)
+        self._columns = tuple(_columns_of(file) for file in self._files)
+
+    def look(self) -> Survey:
+        """Read the first lines, all where there are few: what the files allow is known before work begins.
+
+        Raises:
+            InvalidInputError: If a line among them is malformed, and such lines are not to be skipped.
+        """
+        place = _Place()
+        lines = self._good_lines(place)
+        num_lines = sum(1 for _ in islice(lines, _LINES_LOOKED_AT))
+        is_exact = next(lines, None) is None
+        if not is_exact:
+            part = place.num_bytes / sum(file.stat().st_size for file in self._files)
+            num_lines = round(num_lines / min(part, 1.0))
+            lines.close()
+        return Survey(num_lines, is_exact, tuple(dict.fromkeys(map(str, self._columns))))
 
     @property
     def num_bad_lines(self) -> int:
@@ -94,10 +146,7 @@ class CriteoSource(Source):
                 num_batches += 1
                 yield parse_lines(mine)
             elif num_batches == 0:
-                raise InvalidInputError(
-                    f"the data has {count} good lines to train on (one in {HELD_OUT_EVERY} is held out), too "
-                    f"few for one batch of {self._batch_size}. Give more data, or a smaller --batch-size."
-                )
+                raise too_few_to_train(count, self._batch_size, self._num_bad_lines)
 
     def held_out_batches(self, rank: int, world_size: int) -> Iterator[Examples]:
         """Every `world_size`-th example of each batch of held-out ones, the last batch partly filled.
@@ -108,9 +157,7 @@ class CriteoSource(Source):
         remaining = self._num_held_out
         for count, mine in self._batches(rank, world_size, self._held_out_batch_size, held_out=True):
             if count == 0 and remaining == self._num_held_out:
-                raise InvalidInputError(
-                    f"the data has fewer than {HELD_OUT_EVERY} good lines: none is held out to evaluate on."
-                )
+                raise none_held_out()
             yield parse_lines(mine)
             remaining -= count
             if remaining <= 0:
@@ -131,46 +178,68 @@ class CriteoSource(Source):
             count = len(batch)
             yield count, batch[rank::world_size]
 
-    def _good_lines(self) -> Iterator[bytes]:
-        """The lines of all files that are well formed.
+    def _good_lines(self, place: _Place | None = None) -> Generator[bytes]:
+        """The lines of all files that are well formed, with tabs, in Criteo's order.
+
+        Args:
+            place: Is told how far this pass has come.
 
         Raises:
             InvalidInputError: On the first that is not, unless such lines are to be skipped.
         """
         num_bad_lines = 0
-        for file in self._files:
-            for number, line in enumerate(_lines(file), start=1):
-                if _GOOD_LINE.fullmatch(line):
-                    yield line
+        for file, columns in zip(self._files, self._columns, strict=True):
+            lines = enumerate(_lines(file, place or _Place()), start=1)
+            for number, line in islice(lines, int(columns.has_header), None):
+                normal = columns.normal(line)
+                if _GOOD_LINE.fullmatch(normal):
+                    yield normal
                     continue
                 if not self._skip_bad_lines:
                     raise InvalidInputError(
-                        f"{file}:{number}: {what_is_wrong(line)}. --skip-bad-lines leaves out such lines."
+                        f"{file}:{number}: {what_is_wrong(line, columns)}. --skip-bad-lines leaves out such lines."
                     )
                 num_bad_lines += 1
                 self._num_bad_lines = max(self._num_bad_lines, num_bad_lines)
 
 
-def what_is_wrong(line: bytes) -> str:
+def too_few_to_train(count: int, batch_size: int, num_bad_lines: int) -> InvalidInputError:
+    """The error for data that do not fill one batch."""
+    left_out = f"; {num_bad_lines} malformed ones are left out" if num_bad_lines else ""
+    return InvalidInputError(
+        f"the data has {count} good lines to train on (one in {HELD_OUT_EVERY} is held out{left_out}), too "
+        f"few for one batch of {batch_size}. Give more data, or a smaller --batch-size."
+    )
+
+
+def none_held_out() -> InvalidInputError:
+    """The error for data of which nothing is held out."""
+    return InvalidInputError(
+        f"the data has fewer than {HELD_OUT_EVERY} good lines: none is held out to evaluate on."
+    )
+
+
+def what_is_wrong(line: bytes, columns: Columns = _PLAIN) -> str:
     """Say what is wrong with a malformed line; an empty text if nothing is.
 
     Args:
         line: Without its line end.
+        columns: Of its file.
     """
-    fields = line.split(b"\t")
-    if len(fields) != _NUM_FIELDS:
-        return (
-            f"expected {_NUM_FIELDS} fields (a label, {NUM_DENSE} integers, {NUM_CATEGORICAL} hexadecimal "
-            f"strings) with tabs between them, got {len(fields)}"
-        )
+    wrong_number = columns.wrong_number(line)
+    if wrong_number:
+        return wrong_number
+    fields = columns.normal(line).split(b"\t")
     if fields[0] not in (b"0", b"1"):
-        return f"field 1, the label, must be 0 or 1, got {_shown(fields[0])}"
-    for place, field in enumerate(fields[1 : 1 + NUM_DENSE], start=2):
+        return f"{columns.name(0)}, the label, must be 0 or 1, got {_shown(fields[0])}"
+    for place, field in enumerate(fields[1 : 1 + NUM_DENSE], start=1):
         if not re.fullmatch(_INTEGER, field):
-            return f"field {place} must be an integer of at most 18 digits or missing, got {_shown(field)}"
-    for place, field in enumerate(fields[1 + NUM_DENSE :], start=2 + NUM_DENSE):
+            return f"{columns.name(place)} must be an integer of at most 18 digits or missing, got {_shown(field)}"
+    for place, field in enumerate(fields[1 + NUM_DENSE :], start=1 + NUM_DENSE):
         if not re.fullmatch(_HEX, field):
-            return f"field {place} must be at most 16 hexadecimal digits or missing, got {_shown(field)}"
+            return (
+                f"{columns.name(place)} must be at most 16 hexadecimal digits or missing, got {_shown(field)}"
+            )
     return ""
 
 
@@ -181,8 +250,8 @@ def parse_lines(lines: Sequence[bytes]) -> Examples:
     is missing says something too.
     """
     fields = [line.split(b"\t") for line in lines]
-    dense = [[int(field or b"0") for field in row[1 : 1 + NUM_DENSE]] for row in fields]
-    strings = [row[column] for column in range(1 + NUM_DENSE, _NUM_FIELDS) for row in fields]
+    dense = [[float(field or b"0") for field in row[1 : 1 + NUM_DENSE]] for row in fields]
+    strings = [row[column] for column in range(1 + NUM_DENSE, len(COLUMNS)) for row in fields]
     values = np.array([int(field or b"0", 16) for field in strings], dtype=np.uint64)
     rows = hash_into_rows(values.reshape(NUM_CATEGORICAL, len(lines)), NUM_ROWS).ravel()
     rows[np.array([not field for field in strings], dtype=bool)] = 0
@@ -217,17 +286,23 @@ def hash_into_rows(values: NDArray[np.uint64], num_rows: int) -> NDArray[np.int6
     return rows
 
 
-def _check_file(file: Path) -> None:
+def _columns_of(file: Path) -> Columns:
+    """How a file has its columns.
+
+    Raises:
+        InvalidInputError: If it is missing, unreadable, no file, or empty, or lacks columns.
+    """
     if not file.is_file():
         why = "is no file" if file.exists() else "there is no such file"
         raise InvalidInputError(f"--data {file}: {why}.")
     try:
         with _open(file) as stream:
-            is_empty = not stream.read(1)
+            first_line = stream.readline(_LONGEST_LINE)
     except _UNREADABLE as error:
         raise InvalidInputError(f"--data {file}: cannot be read: {error}.") from error
-    if is_empty:
+    if not first_line:
         raise InvalidInputError(f"--data {file}: is empty.")
+    return Columns.of(first_line.rstrip(b"\r\n"), f"--data {file}")
 
 
 def _open(file: Path) -> IO[bytes] | gzip.GzipFile:
@@ -236,7 +311,26 @@ def _open(file: Path) -> IO[bytes] | gzip.GzipFile:
     return gzip.open(file, "rb") if is_gzip else file.open("rb")
 
 
-def _lines(file: Path) -> Iterator[bytes]:
+@attrs.define
+class _Place:
+    """How far a pass over the files has come.
+
+    Attributes:
+        bytes_before: Of the files that were read.
+        stream: The file that is read.
+    """
+
+    bytes_before: int = 0
+    stream: Any = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the files as they are on disk; a little more than was given out."""
+        packed: int = getattr(self.stream, "fileobj", self.stream).tell()
+        return self.bytes_before + packed
+
+
+def _lines(file: Path, place: _Place) -> Iterator[bytes]:
     """The lines of a file without their ends.
 
     Raises:
@@ -244,9 +338,10 @@ def _lines(file: Path) -> Iterator[bytes]:
     """
     number = 0
     try:
-        with _open(file) as stream:
-            for number, line in enumerate(stream, start=1):  # noqa: B007
+        with _open(file) as place.stream:
+            for number, line in enumerate(place.stream, start=1):  # noqa: B007
                 yield line.rstrip(b"\r\n")
+        place.bytes_before += file.stat().st_size
     except _UNREADABLE as error:
         raise InvalidInputError(f"{file}: cannot be read after line {number}: {error}") from error
 

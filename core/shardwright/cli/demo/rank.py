@@ -88,6 +88,7 @@ class _Run:
             steps=num_examples // self._settings.batch_size,
             training_seconds=seconds,
             held_out_examples=len(labels),
+            held_out_clicks=int(labels.sum()),
             bad_lines=self._source.num_bad_lines,
         )
 

@@ -12,10 +12,11 @@ from shardwright.errors import InvalidInputError
 if TYPE_CHECKING:
     from shardwright.cli.demo.examples import Source
 
-__all__ = ["DemoSettings", "make_source"]
+__all__ = ["DemoSettings", "Fitted", "fit_to_data", "make_source"]
 
 DEFAULT_BATCH_SIZE = 4096
 DEFAULT_SYNTHETIC_STEPS = 300
+_LEAST_STEPS = 10
 NUM_HELD_OUT = 65_536
 """How many examples the model is evaluated on: the standard error of the AUC then is about 0.002."""
 MAX_SEED = 2**63 - 1
@@ -78,6 +79,66 @@ class DemoSettings:
     def evaluation_batch_size(self) -> int:
         """Examples of a batch that is evaluated: small ones would only take longer, and learn nothing."""
         return max(self.batch_size, DEFAULT_BATCH_SIZE)
+
+
+@attrs.frozen
+class Fitted:
+    """Settings that go with what the files allow.
+
+    Attributes:
+        settings: With the batch size and, where it is known, the number of steps.
+        notes: What is to be told of them, a line each.
+    """
+
+    settings: DemoSettings
+    notes: tuple[str, ...] = ()
+
+
+def fit_to_data(settings: DemoSettings, batch_size: int | None) -> Fitted:
+    """Look at the files, if there are any, before anything is started.
+
+    Args:
+        settings: What was asked for.
+        batch_size: What was asked for; None for one that the data allow some steps of.
+
+    Raises:
+        InvalidInputError: If the files cannot be read, have malformed lines first, or too few.
+    """
+    source = make_source(settings)
+    if not settings.data:
+        return Fitted(settings)
+    from shardwright.cli.demo.criteo import CriteoSource, none_held_out, too_few_to_train
+
+    assert isinstance(source, CriteoSource)
+    survey = source.look()
+    if batch_size is None:
+        settings = attrs.evolve(settings, batch_size=_batch_size_for(survey.num_training, settings.ranks))
+    num_steps = survey.num_steps(settings.batch_size)
+    if num_steps == 0:
+        raise too_few_to_train(survey.num_training, settings.batch_size, source.num_bad_lines)
+    if survey.num_held_out == 0:
+        raise none_held_out()
+    about = "" if survey.is_exact else "about "
+    notes = [
+        f"data:         {survey}: {about}{num_steps:,} steps of {settings.batch_size:,}, "
+        f"{min(survey.num_held_out, settings.num_held_out):,} held out"
+    ]
+    if batch_size is None and settings.batch_size < DEFAULT_BATCH_SIZE:
+        notes.append(
+            f"batch size:   {settings.batch_size:,}, as the data are few for {DEFAULT_BATCH_SIZE:,}; --batch-size "
+            "chooses another"
+        )
+    if settings.steps is not None and settings.steps > num_steps:
+        notes.append(f"steps:        {settings.steps:,} were asked for; training ends with the data")
+    if survey.is_exact:
+        settings = attrs.evolve(settings, steps=min(num_steps, settings.steps or num_steps))
+    return Fitted(settings, tuple(notes))
+
+
+def _batch_size_for(num_training: int, ranks: int) -> int:
+    """The default, or the largest power of two that files with fewer lines allow some steps of."""
+    most = min(DEFAULT_BATCH_SIZE, max(1, num_training // _LEAST_STEPS))
+    return max(ranks, 1 << (most.bit_length() - 1))
 
 
 def make_source(settings: DemoSettings) -> Source:

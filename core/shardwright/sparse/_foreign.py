@@ -1,0 +1,211 @@
+"""Ids as others hold them (nested lists, NumPy arrays, columns of pandas and Arrow), made into values and lengths.
+
+Legend: B examples, V values of one feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from numbers import Real
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from attrs import frozen
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shardwright.errors import InvalidInputError
+from shardwright.sparse import _keyed_validation, _validation
+
+_Convert: TypeAlias = Callable[[str, Any, NDArray[np.int32]], NDArray[Any]]
+
+
+@frozen(eq=False)
+class Column:
+    """One feature.
+
+    Args:
+        values: ids, int64, or weights, float32: ``[V]``.
+        lengths: how many of them each example has, int32: ``[B]``.
+    """
+
+    values: NDArray[Any]
+    lengths: NDArray[np.int32]
+
+
+def as_tensor(value: Any) -> Any:
+    """The tensor of a NumPy array, or of what can be made one (a pandas ``Series``); anything else as it is."""
+    if isinstance(value, Tensor) or not hasattr(value, "__array__"):
+        return value
+    array = np.ascontiguousarray(value)
+    try:
+        # Memory that may not be written, such as Arrow's, is no memory for a tensor.
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"torch makes no tensor of an array of {array.dtype}. Bags as lists: KeyedJaggedTensor.from_lists"
+        ) from error
+
+
+def columns_of_lists(owner: str, lists: Any) -> dict[str, Column]:
+    """The ids of each feature of a mapping, or of a pandas ``DataFrame``.
+
+    Raises:
+        InvalidInputError: it is neither, or something in it is no id; names feature and example.
+    """
+    return {key: _column(f"{owner}: key {key!r}", lists[key], _ids) for key in _keys(owner, lists)}
+
+
+def weights_of_lists(owner: str, weights: Any) -> dict[str, Column]:
+    """The weights of each feature, likewise."""
+    return {
+        key: _column(f"{owner}: weights of key {key!r}", weights[key], _floats)
+        for key in _keys(owner, weights)
+    }
+
+
+def joined(owner: str, ids: Mapping[str, Column], weights: Mapping[str, Column] | None) -> dict[str, Any]:
+    """The arguments of a ``KeyedJaggedTensor``: all features, one after the other.
+
+    Raises:
+        InvalidInputError: features differ in their examples, or weights in theirs from the ids.
+    """
+    names = [f"key {key!r}" for key in ids]
+    _keyed_validation.check_same_stride(owner, names, [len(column.lengths) for column in ids.values()])
+    arguments = {
+        "values": np.concatenate([column.values for column in ids.values()]),
+        "lengths": np.concatenate([column.lengths for column in ids.values()]),
+    }
+    if weights is not None:
+        _check_weights(owner, ids, weights)
+        arguments["weights"] = np.concatenate([weights[key].values for key in ids])
+    return {name: torch.from_numpy(array) for name, array in arguments.items()}
+
+
+def _keys(owner: str, lists: Any) -> list[str]:
+    if not (hasattr(lists, "keys") and hasattr(lists, "__getitem__")):
+        raise InvalidInputError(
+            f"{owner}: a mapping from each feature to its bags is needed, as {{'user': [[7, 8], [], [9]]}}, or a "
+            f"DataFrame of pandas; got {type(lists).__name__}."
+        )
+    keys = list(lists.keys())
+    _validation.check_keys(owner, keys)
+    return keys
+
+
+def _column(where: str, column: Any, convert: _Convert) -> Column:
+    """A feature's bags, each a list, an array, a single number or missing."""
+    if isinstance(column, Tensor):
+        column = column.detach().cpu().numpy()
+    elif hasattr(column, "__array__"):
+        # A nullable column of pandas would be made floats, which hold no large ids.
+        is_plain = isinstance(getattr(column, "dtype", None), np.dtype)
+        column = np.asarray(column, dtype=None if is_plain else object)
+    if isinstance(column, np.ndarray) and column.dtype != object:
+        return _regular(where, column, convert)
+    if isinstance(column, str | bytes | Mapping) or not isinstance(column, Iterable):
+        raise InvalidInputError(f"{where}: a list with a bag for each example is needed, got {column!r}.")
+    bags = [_bag(where, example, bag) for example, bag in enumerate(column)]
+    lengths = np.fromiter(map(len, bags), dtype=np.int32, count=len(bags))
+    return Column(convert(where, _flat(bags), lengths), lengths)
+
+
+def _regular(where: str, array: NDArray[Any], convert: _Convert) -> Column:
+    """As many of each example: an array ``[B]``, or ``[B, n]``."""
+    if array.ndim not in (1, 2):
+        raise InvalidInputError(
+            f"{where}: an array must be [examples] or [examples, ids], got {list(array.shape)}."
+        )
+    lengths = np.full(len(array), array.shape[1] if array.ndim == 2 else 1, dtype=np.int32)
+    return Column(convert(where, array.ravel(), lengths), lengths)
+
+
+def _bag(where: str, example: int, bag: Any) -> Any:
+    """The numbers of one example."""
+    if _is_missing(bag):
+        return ()
+    if isinstance(bag, Real):
+        return (bag,)
+    if isinstance(bag, str | bytes | Mapping) or not (hasattr(bag, "__len__") and hasattr(bag, "__iter__")):
+        raise InvalidInputError(
+            f"{where}, example {example}: a bag is a list of numbers, a single one or None, got {bag!r}."
+        )
+    return bag
+
+
+def _is_missing(entry: Any) -> bool:
+    """Whether there is nothing: ``None``, NaN, or pandas' ``NA``, without importing pandas."""
+    return entry is None or (isinstance(entry, float) and entry != entry) or type(entry).__name__ == "NAType"
+
+
+def _flat(bags: Sequence[Any]) -> Sequence[Any] | NDArray[Any]:
+    if bags and all(isinstance(bag, np.ndarray) and bag.ndim == 1 for bag in bags):
+        return np.concatenate(bags)
+    return list(chain.from_iterable(bags))
+
+
+def _ids(where: str, flat: Sequence[Any] | NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.int64]:
+    array = _numbers(flat, "iu")
+    if array is None:
+        raise InvalidInputError(
+            f"{where}{_first_wrong(flat, lengths, (int, np.integer))} is no id: ids are integers below 2**63. Hash or "
+            "look up strings first; .astype('Int64') keeps the integers of a pandas column with missing entries."
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def _floats(
+    where: str, flat: Sequence[Any] | NDArray[Any], lengths: NDArray[np.int32]
+) -> NDArray[np.float32]:
+    array = _numbers(flat, "iuf")
+    if array is None:
+        raise InvalidInputError(
+            f"{where}{_first_wrong(flat, lengths, (Real,))} is no weight: weights are numbers."
+        )
+    return array.astype(np.float32, copy=False)
+
+
+def _numbers(flat: Sequence[Any] | NDArray[Any], kinds: str) -> NDArray[Any] | None:
+    """They as an array, if all are numbers of NumPy's ``kinds`` that 64 bits hold."""
+    try:
+        array = np.asarray(flat)
+    except (ValueError, OverflowError):  # lists of unlike lengths in it
+        return None
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    fits = array.ndim == 1 and array.dtype.kind in kinds
+    return array if fits and not (array.dtype.kind == "u" and array.max() >= 2**63) else None
+
+
+def _first_wrong(flat: Any, lengths: NDArray[np.int32], kinds: tuple[type, ...]) -> str:
+    """Place and look of the first element that is none of ``kinds``, or is too large."""
+    for position, element in enumerate(flat):
+        is_number = isinstance(element, kinds) and not isinstance(element, bool | np.bool_)
+        if not is_number or not -(2**63) <= element < 2**63:
+            example = int(np.searchsorted(np.cumsum(lengths), position, side="right"))
+            return f", example {example}: {element!r}"
+    return ": what it holds"
+
+
+def _check_weights(owner: str, ids: Mapping[str, Column], weights: Mapping[str, Column]) -> None:
+    if set(ids) != set(weights):
+        without = [key for key in ids if key not in weights] or sorted(set(weights) - set(ids))
+        raise InvalidInputError(
+            f"{owner}: weights are of the keys {list(weights)}, ids of {list(ids)}; {without[0]!r} has only one of "
+            "both. All keys have weights, or none."
+        )
+    for key, column in ids.items():
+        own = weights[key].lengths
+        if len(own) != len(column.lengths):
+            raise InvalidInputError(
+                f"{owner}: key {key!r} has ids of {len(column.lengths)} examples, and weights of {len(own)}."
+            )
+        unlike = np.flatnonzero(own != column.lengths)
+        if len(unlike):
+            example = int(unlike[0])
+            raise InvalidInputError(
+                f"{owner}: key {key!r}, example {example}: {column.lengths[example]} ids and {own[example]} weights. "
+                "Each id needs one weight."
+            )

@@ -1,0 +1,287 @@
+"""Batches made of what others hold: nested lists, NumPy arrays, pandas and Arrow; wrong ones raise where they are."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, UnsupportedError
+from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
+
+BAGS = {"user": [[7, 8], [], [9]], "item": [[1], [2, 2**62], []]}
+WEIGHTS = {"user": [[0.5, 1.0], [], [2.0]], "item": [[1.5], [0.25, 3.0], []]}
+
+
+def as_lists(batch: KeyedJaggedTensor) -> dict[str, list[list[int]]]:
+    return {key: [bag.tolist() for bag in batch[key].to_dense()] for key in batch.index_per_key()}
+
+
+def weights_as_lists(batch: KeyedJaggedTensor) -> dict[str, list[list[float]]]:
+    return {key: [bag.tolist() for bag in batch[key].to_dense_weights()] for key in batch.index_per_key()}
+
+
+def assert_is(batch: KeyedJaggedTensor, bags: dict[str, list[list[int]]] = BAGS) -> None:
+    assert as_lists(batch) == bags
+    assert batch.values().dtype is torch.int64
+    assert batch.lengths().dtype is torch.int32
+
+
+def variants() -> dict[str, Any]:
+    """The same bags as others hold them."""
+    arrays = {key: [np.array(bag, dtype=np.int64) for bag in bags] for key, bags in BAGS.items()}
+    missing = {key: [bag or None for bag in bags] for key, bags in BAGS.items()}
+    return {
+        "lists": BAGS,
+        "tuples": {key: tuple(map(tuple, bags)) for key, bags in BAGS.items()},
+        "none": missing,
+        "nan": {key: [bag or float("nan") for bag in bags] for key, bags in BAGS.items()},
+        "arrays": arrays,
+        "tensors": {
+            key: [torch.tensor(bag, dtype=torch.int64) for bag in bags] for key, bags in BAGS.items()
+        },
+        "iterator": {key: iter(bags) for key, bags in BAGS.items()},
+        "object array": {key: np.array([*bags, None], dtype=object)[:-1] for key, bags in BAGS.items()},
+        "series": {key: pd.Series(bags) for key, bags in BAGS.items()},
+        "frame": pd.DataFrame(BAGS),
+        "frame of arrays": pd.DataFrame(arrays),
+        "frame with an index": pd.DataFrame(missing, index=[5, 3, 4]),
+        "frame of arrow": pa.table(missing).to_pandas(),
+    }
+
+
+@pytest.mark.parametrize("name", variants())
+def test_from_lists_takes_bags_of_any_kind(name: str) -> None:
+    assert_is(KeyedJaggedTensor.from_lists(variants()[name]))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        [7, 8, 9],
+        [7, np.int32(8), torch.tensor([9])],
+        np.array([7, 8, 9], dtype=np.uint16),
+        np.array([[7], [8], [9]])[::1],
+        torch.tensor([7, 8, 9], dtype=torch.int32),
+        pd.Series([7, 8, 9]),
+        pd.Series([7, 8, 9], dtype="Int64"),
+    ],
+)
+def test_from_lists_takes_single_ids(column: Any) -> None:
+    assert_is(KeyedJaggedTensor.from_lists({"user": column}), {"user": [[7], [8], [9]]})
+
+
+def test_from_lists_missing_ids_of_pandas_are_empty_bags() -> None:
+    column = pd.Series([7, pd.NA, 2**62 + 1], dtype="Int64")
+    assert_is(KeyedJaggedTensor.from_lists({"user": column}), {"user": [[7], [], [2**62 + 1]]})
+
+
+def test_from_lists_of_a_regular_array_has_as_many_ids_each() -> None:
+    rows = np.arange(6).reshape(3, 2)
+    assert_is(KeyedJaggedTensor.from_lists({"user": rows}), {"user": rows.tolist()})
+
+
+@pytest.mark.parametrize("bags", [{}, {"user": []}, {"user": [[], []]}])
+def test_from_lists_of_nothing_is_an_empty_batch(bags: dict[str, Any]) -> None:
+    batch = KeyedJaggedTensor.from_lists(bags)
+    assert_is(batch, bags)
+    assert batch.stride() == len(bags.get("user", []))
+
+
+@pytest.mark.parametrize("make", [dict, pd.DataFrame], ids=["dict", "DataFrame"])
+def test_from_lists_weights_stand_by_their_ids(make: Any) -> None:
+    reordered = dict(reversed(WEIGHTS.items()))
+    batch = KeyedJaggedTensor.from_lists(make(BAGS), make(reordered))
+    assert weights_as_lists(batch) == WEIGHTS
+    assert batch.weights().dtype is torch.float32
+
+
+@given(
+    st.integers(0, 4).flatmap(
+        lambda num: st.dictionaries(
+            st.text(max_size=3),
+            st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), min_size=num, max_size=num),
+            max_size=3,
+        )
+    )
+)
+def test_from_lists_and_from_arrow_hold_what_they_were_given(bags: dict[str, list[list[int]]]) -> None:
+    assert as_lists(KeyedJaggedTensor.from_lists(bags)) == bags
+    table = pa.table({key: pa.array(own, pa.list_(pa.int64())) for key, own in bags.items()})
+    assert as_lists(KeyedJaggedTensor.from_arrow(table)) == bags
+
+
+@pytest.mark.parametrize(
+    ("bags", "text"),
+    [
+        (5, r"from_lists: a mapping .* got int"),
+        ([[7]], r"a mapping from each feature to its bags .* got list"),
+        ({"user": 7}, r"key 'user': a list with a bag for each example is needed, got 7"),
+        ({"user": "abc"}, r"key 'user': a list .* got 'abc'"),
+        ({"user": [[7], "abc"]}, r"key 'user', example 1: a bag is .* got 'abc'"),
+        ({"user": [[7], {7: 1}]}, r"key 'user', example 1: a bag is"),
+        ({"user": [[7], [8, "abc"]]}, r"key 'user', example 1: 'abc' is no id.*Hash"),
+        ({"user": [[7], [], [8.5]]}, r"key 'user', example 2: 8\.5 is no id"),
+        ({"user": [[7], [None]]}, r"key 'user', example 1: None is no id"),
+        ({"user": [[7], [[8]]]}, r"key 'user', example 1: \[8\] is no id"),
+        ({"user": [[7], [2**63]]}, r"key 'user', example 1: 9223372036854775808 is no id: .* below 2\*\*63"),
+        ({"user": [[7], [2**70]]}, r"key 'user', example 1: 1180591620717411303424 is no id"),
+        ({"user": [True, False]}, r"key 'user', example 0: True is no id"),
+        ({"user": np.array([1.0, 2.0])}, r"key 'user', example 0: .*1\.0.* is no id"),
+        ({"user": np.array([1, 2**63], dtype=np.uint64)}, r"key 'user', example 1: .*9223372036854775808"),
+        (
+            {"user": np.zeros((2, 2, 2))},
+            r"an array must be \[examples\] or \[examples, ids\], got \[2, 2, 2\]",
+        ),
+        ({"user": pd.Series([7, None, 9])}, r"example 0: .*7\.0.* is no id.*astype\('Int64'\)"),
+        ({"user": [[7]], "item": [[7], [8]]}, r"key 'user' has 1 examples, key 'item' has 2"),
+        ({3: [[7]]}, r"keys must be strings, got 3"),
+    ],
+)
+def test_from_lists_wrong_bags_raise_with_key_and_example(bags: Any, text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        KeyedJaggedTensor.from_lists(bags)
+
+
+@pytest.mark.parametrize(
+    ("weights", "text"),
+    [
+        ({"user": WEIGHTS["user"]}, r"'item' has only one of both"),
+        ({**WEIGHTS, "shop": [[], [], []]}, r"'shop' has only one of both"),
+        ({**WEIGHTS, "user": [[0.5], [], [1.0]]}, r"key 'user', example 0: 2 ids and 1 weights"),
+        ({**WEIGHTS, "user": [[0.5, 1.0]]}, r"key 'user' has ids of 3 examples, and weights of 1"),
+        ({**WEIGHTS, "user": [[0.5, "x"], [], [1.0]]}, r"weights of key 'user', example 0: 'x' is no weight"),
+    ],
+)
+def test_from_lists_wrong_weights_raise_with_key_and_example(weights: Any, text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        KeyedJaggedTensor.from_lists(BAGS, weights)
+
+
+def test_columns_of_one_name_raise() -> None:
+    with pytest.raises(DuplicateNameError, match="key 'user' occurs at positions 0 and 1"):
+        KeyedJaggedTensor.from_lists(pd.DataFrame([[1, 2]], columns=["user", "user"]))
+    table = pa.table([pa.array([1]), pa.array([2])], names=["user", "user"])
+    with pytest.raises(DuplicateNameError, match="2 columns are called 'user'"):
+        KeyedJaggedTensor.from_arrow(table, ["user"])
+
+
+def arrow_variants() -> dict[str, Any]:
+    table = pa.table(BAGS)
+    wide = pa.table({key: [[0, 0], *bags, None] for key, bags in BAGS.items()})
+    return {
+        "table": table,
+        "record batch": table.to_batches()[0],
+        "large lists": table.cast(pa.schema([(key, pa.large_list(pa.int64())) for key in BAGS])),
+        "unsigned": table.cast(pa.schema([(key, pa.list_(pa.uint64())) for key in BAGS])),
+        "nulls": pa.table({key: [bag or None for bag in bags] for key, bags in BAGS.items()}),
+        "sliced": wide.slice(1, 3),
+        "chunks": pa.concat_tables([wide.slice(1, 1), wide.slice(2, 2)]),
+        "pandas": pd.DataFrame(BAGS, index=[4, 2, 3]),
+        "dict": BAGS,
+    }
+
+
+@pytest.mark.parametrize("name", arrow_variants())
+def test_from_arrow_takes_lists_of_any_kind(name: str) -> None:
+    assert_is(KeyedJaggedTensor.from_arrow(arrow_variants()[name]))
+
+
+def test_from_arrow_takes_single_ids_fixed_lists_and_columns_of_nulls() -> None:
+    table = pa.table(
+        {
+            "user": pa.array([7, None, 9], pa.uint32()),
+            "pair": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int16(), 2)),
+            "none": pa.array([[], [], None]),
+        }
+    )
+    expected = {"user": [[7], [], [9]], "pair": [[1, 2], [], [3, 4]], "none": [[], [], []]}
+    assert_is(KeyedJaggedTensor.from_arrow(table), expected)
+
+
+def test_from_arrow_weights_are_columns_of_their_own() -> None:
+    table = pa.table({**BAGS, "by_user": WEIGHTS["user"], "by_item": WEIGHTS["item"]})
+    batch = KeyedJaggedTensor.from_arrow(table, weights={"item": "by_item", "user": "by_user"})
+    assert_is(batch)
+    assert weights_as_lists(batch) == WEIGHTS
+
+
+def test_from_arrow_keys_select_and_order_columns() -> None:
+    batch = KeyedJaggedTensor.from_arrow(pa.table({**BAGS, "name": ["x", "y", "z"]}), ["item", "user"])
+    assert_is(batch, {"item": BAGS["item"], "user": BAGS["user"]})
+    assert batch.keys() == ["item", "user"]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "text"),
+    [
+        ({"user": ["x"]}, {}, r"column 'user': ids must be integers, .* got string"),
+        ({"user": [[1.5]]}, {}, r"column 'user': ids must be integers, .* got double"),
+        ({"user": [[1, None]]}, {}, r"column 'user': 1 of the numbers in its bags are null"),
+        ({"user": pa.array([2**63], pa.uint64())}, {}, r"column 'user': .*9223372036854775808"),
+        ({"user": [[1]], "w": [["x"]]}, {"weights": {"user": "w"}}, r"column 'w': weights must be numbers"),
+        ({"user": [[1]], "w": [[1.0, 2.0]]}, {"weights": {"user": "w"}}, r"'user', example 0: 1 ids and 2 w"),
+        (5, {}, r"pyarrow makes no table of a int"),
+    ],
+)
+def test_from_arrow_wrong_columns_raise_with_their_names(data: Any, options: Any, text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        KeyedJaggedTensor.from_arrow(pa.table(data) if isinstance(data, dict) else data, **options)
+
+
+def test_from_arrow_unknown_column_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"no key 'usr'.*Did you mean 'user'\?"):
+        KeyedJaggedTensor.from_arrow(pa.table(BAGS), ["usr"])
+
+
+def test_from_arrow_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.partition(".")[0] == "pyarrow":
+            raise ImportError("no pyarrow")
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(UnsupportedError, match="pip install pyarrow"):
+        KeyedJaggedTensor.from_arrow({"user": [[1]]})
+
+
+@pytest.mark.parametrize("kind", [np.asarray, pd.Series], ids=["NumPy", "pandas"])
+def test_constructors_take_arrays_as_tensors(kind: Any) -> None:
+    values, lengths, offsets, weights = [7, 8, 9], [2, 1], [0, 2, 3], [0.5, 1.0, 2.0]
+    expected = KeyedJaggedTensor(
+        ["a", "b"],
+        torch.tensor(values),
+        lengths=torch.tensor(lengths),
+        weights=torch.tensor(weights).double(),
+    )
+    of_lengths = KeyedJaggedTensor.from_lengths_sync(["a", "b"], kind(values), kind(lengths), kind(weights))
+    of_offsets = KeyedJaggedTensor.from_offsets_sync(["a", "b"], kind(values), kind(offsets), kind(weights))
+    alone = JaggedTensor(kind(values), kind(weights), offsets=kind(offsets))
+    for made in (of_lengths, of_offsets, alone):
+        torch.testing.assert_close(made.values(), expected.values())
+        torch.testing.assert_close(made.lengths(), expected.lengths())
+        torch.testing.assert_close(made.weights(), expected.weights())
+
+
+def test_constructor_arrays_that_torch_cannot_hold_as_they_are_are_copied() -> None:
+    values = np.arange(6)[::-2]  # a step backwards
+    lengths = np.array([1, 2])
+    lengths.flags.writeable = False
+    batch = KeyedJaggedTensor(["a"], values, lengths=lengths)
+    assert batch.values().tolist() == [5, 3, 1]
+    assert batch.lengths().tolist() == [1, 2]
+
+
+def test_constructor_array_of_objects_is_an_error_that_names_from_lists() -> None:
+    ragged = np.array([[1], [2, 3], None], dtype=object)[:-1]
+    with pytest.raises(InvalidInputError, match=r"array of object.*from_lists"):
+        KeyedJaggedTensor(["a"], ragged, lengths=np.array([1, 2]))

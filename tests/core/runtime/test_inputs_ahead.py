@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from shardwright.runtime.engine import _sent_to
+from shardwright.runtime.step.engine import _sent_to
 from tests.core.runtime.pipelines import examples, on_ranks
 
 from shardwright.errors import DistributedError

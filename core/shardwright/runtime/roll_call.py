@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -139,9 +139,9 @@ class RollCall(Listener):
         nap_s = _SHORTEST_NAP_S
         while True:
             is_late = time.monotonic() > deadline
-            new = self._store.ask(partial(_told, log), deadline)
-            told |= {rank: said for rank, said in new.items() if rank != self._rank}
-            if is_late or not new:  # those that are still missing may be elsewhere, and say so
+            lines = self._store.ask(log.read_on, deadline)
+            told |= {rank: said for rank, said in self._recent(lines) if rank != self._rank}
+            if is_late or not lines:  # those that are still missing may be elsewhere, and say so
                 missing = [
                     rank for rank in range(self._world_size) if rank not in told and rank != self._rank
                 ]
@@ -150,6 +150,13 @@ class RollCall(Listener):
                 return dict(sorted(told.items()))
             time.sleep(min(nap_s, max(deadline - time.monotonic(), 0.0)))
             nap_s = min(nap_s * _LONGER, _LONGEST_NAP_S)
+
+    def _recent(self, lines: list[str]) -> Iterator[tuple[int, str]]:
+        """What ranks said in the log, as far as it may be of this failure and no earlier one."""
+        for line in lines:
+            rank, when, said = line.split(" ", 2)
+            if time.time() - float(when) < 2 * self._timeout_s:
+                yield int(rank), said
 
 
 def tell_at_end(error: str) -> None:
@@ -168,13 +175,7 @@ def tell_at_end(error: str) -> None:
 def _tell(rank: int, label: str, store: Any) -> None:
     """Say what failed here, where those look who call the roll, and those who ask for this rank."""
     store.set(_key(rank), label)
-    write_line(store, _LOG, f"{rank} {label}")
-
-
-def _told(log: LogReader, store: Any) -> dict[int, str]:
-    """What the ranks said that called the roll."""
-    said = [line.partition(" ") for line in log.read_on(store)]
-    return {int(rank): label for rank, _, label in said}
+    write_line(store, _LOG, f"{rank} {time.time()} {label}")
 
 
 def _said(ranks: list[int], store: Any) -> dict[int, str]:

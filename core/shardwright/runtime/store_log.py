@@ -1,4 +1,4 @@
-"""Logs in a process group's store: lines that all ranks write, and each reads in a few requests, however many there are.
+"""Logs in a process group's store: lines that all ranks write, and each reads in a few requests, however many.
 
 So ranks tell each other what became of them without each asking for every other.
 """

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from shardwright.runtime.step.engine import _sent_to
 from tests.core.runtime.pipelines import examples, on_ranks
 
 from shardwright.errors import DistributedError
@@ -16,6 +15,7 @@ from shardwright.runtime.batch_settings import BatchSettings
 from shardwright.runtime.batches import BatchesInStep
 from shardwright.runtime.inputs import Status
 from shardwright.runtime.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
+from shardwright.runtime.step.engine import _sent_to
 from shardwright.sparse import KeyedJaggedTensor
 
 

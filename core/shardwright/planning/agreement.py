@@ -58,7 +58,7 @@ def disagreement(kind: ShardingType, table: TableSpec, layout: Layout, topology:
     """
     offered = _characters(kind, table, layout, topology)
     found = _Character.of(layout, table.embedding_dim)
-    hosts = {topology.host_of(rank) for rank in layout.ranks if rank is not None}
+    hosts = {topology.host_of(rank) for rank in set(layout.ranks) if rank is not None}
     alike = [
         one
         for one in offered
@@ -79,7 +79,8 @@ def _characters(
     """What the sharding type would do with the table, asked for by name: with blocks as narrow as these, and whole."""
     if kind.supports(table, topology) is not True:
         return ()
-    narrowest = min({block.num_columns for block in layout.blocks} | {max(1, table.embedding_dim // 2)})
+    columns = layout.columns
+    narrowest = min(int((columns.stop - columns.start).min()), max(1, table.embedding_dim // 2))
     rules = (
         ParameterConstraints(sharding_types=(kind.name,), min_partition=columns)
         for columns in (narrowest, table.embedding_dim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import attrs
@@ -19,6 +19,7 @@ from shardwright.planning.document import FORMAT, VERSION
 from shardwright.planning.document_rows import row_parts
 from shardwright.planning.layouts import (
     Block,
+    BlockRun,
     ColumnRange,
     Dataflow,
     Exchange,
@@ -27,7 +28,7 @@ from shardwright.planning.layouts import (
     from_data,
 )
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
-from shardwright.planning.row_maps import RowMap, RowsRange
+from shardwright.planning.row_maps import ROW_MAPS, RowMap, RowsRange
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 
@@ -155,10 +156,17 @@ def _ranks(entry: Mapping[str, Any], world_size: int) -> tuple[int, ...] | None:
     shards = entry.get("shards")
     if not isinstance(shards, list) or not shards or not all(isinstance(shard, dict) for shard in shards):
         return None
+    if _has_runs(shards):
+        return None
     ranks = tuple(shard.get("rank") for shard in shards)
     if all(_is_count(rank) and rank < world_size for rank in ranks):
         return ranks
     return None
+
+
+def _has_runs(shards: Sequence[Any]) -> bool:
+    """Whether an entry stands for shards of several ranks."""
+    return any(isinstance(shard, dict) and "ranks" in shard for shard in shards)
 
 
 class _Reader:
@@ -173,6 +181,7 @@ class _Reader:
         self._world_size = topology.world_size
         self._device = topology.compute_device
         self._cuts: dict[str, _Cut] = {}
+        self._of_runs: dict[str, ParameterSharding] = {}  # by all that is said of them
 
     def table(self, path: str, name: str, entry: Any) -> ParameterSharding:
         where = f"module {path!r}, table {name!r}"
@@ -200,12 +209,16 @@ class _Reader:
 
     def _remembered(self, entry: Mapping[str, Any], made: ParameterSharding) -> ParameterSharding:
         """What was read, kept for tables that are cut alike."""
+        if _has_runs(entry["shards"]):
+            return self._of_runs.setdefault(json.dumps(entry), made)
         ranks = tuple(made.ranks)
         cut = _Cut(made, {self._places(made.layout, ranks)})
         return self._cuts.setdefault(_cut_text(entry), cut).placed(ranks)
 
     def _known_cut(self, entry: Mapping[str, Any]) -> ParameterSharding | None:
         """A table that is cut as one before and whose ranks are such as were found right with it."""
+        if isinstance(entry.get("shards"), list) and _has_runs(entry["shards"]):
+            return self._of_runs.get(json.dumps(entry))
         ranks = _ranks(entry, self._world_size)
         known = None if ranks is None else self._cuts.get(_cut_text(entry))
         if ranks is None or known is None:
@@ -228,24 +241,84 @@ class _Reader:
         if not shards:
             raise PlanError(f"{where} has no shards; its {num_rows} rows x {dim} columns must be somewhere")
         places = [f"{where}, shard {index}" for index in range(len(shards))]
-        ranks = [self._rank(shard, place) for shard, place in zip(shards, places, strict=True)]
-        columns = [_columns(shard, dim, place) for shard, place in zip(shards, places, strict=True)]
-        rows = [_rows(shard, num_rows, place) for shard, place in zip(shards, places, strict=True)]
         dataflow = _dataflow(entry, kind, where) or Exchange()
-        own = [_dataflow(shard, kind, place) for shard, place in zip(shards, places, strict=True)]
+        own = [
+            _dataflow(shard, kind, place) if isinstance(shard, dict) else None
+            for shard, place in zip(shards, places, strict=True)
+        ]
         given: RowMap | None = RowsRange(num_rows) if dataflow.is_replicated else None
         if "row_map" in entry:
-            given = from_data(_typed(entry, "row_map", dict, where), kind.row_maps)
-        parts = row_parts(given, rows, columns, num_rows, places)
+            own_maps = {row_map.name for row_map in kind.row_maps}
+            maps = [*kind.row_maps, *(row_map for row_map in ROW_MAPS if row_map.name not in own_maps)]
+            given = from_data(_typed(entry, "row_map", dict, where), maps)
+        read = self._runs if _has_runs(shards) else self._blocks
         return Layout(
-            [
-                Block(part, span, rank=rank, dataflow=flow)
-                for part, span, rank, flow in zip(parts, columns, ranks, own, strict=True)
-            ],
+            read(shards, given, own, (num_rows, dim), places),
             dataflow=dataflow,
             variant=_typed(entry, "variant", str, where) if "variant" in entry else "",
             extras=_typed(entry, "extras", dict, where) if "extras" in entry else {},
         )
+
+    def _blocks(
+        self,
+        shards: Sequence[Any],
+        given: RowMap | None,
+        own: Sequence[Dataflow | None],
+        shape: tuple[int, int],
+        places: Sequence[str],
+    ) -> list[Block]:
+        """A block for each shard, which each have an entry."""
+        num_rows, dim = shape
+        ranks = [self._rank(shard, place) for shard, place in zip(shards, places, strict=True)]
+        columns = [_columns(shard, dim, place) for shard, place in zip(shards, places, strict=True)]
+        rows = [_rows(shard, num_rows, place) for shard, place in zip(shards, places, strict=True)]
+        parts = row_parts(given, rows, columns, num_rows, places)
+        return [
+            Block(part, span, rank=rank, dataflow=flow)
+            for part, span, rank, flow in zip(parts, columns, ranks, own, strict=True)
+        ]
+
+    def _runs(
+        self,
+        shards: Sequence[Any],
+        given: RowMap | None,
+        own: Sequence[Dataflow | None],
+        shape: tuple[int, int],
+        places: Sequence[str],
+    ) -> list[BlockRun]:
+        """A run of blocks for each entry, of which some stand for shards of several ranks."""
+        if given is None:
+            raise PlanError(
+                f"{places[0].rpartition(', ')[0]}: shards of several ranks need the table's row_map"
+            )
+        runs = []
+        for shard, flow, place in zip(shards, own, places, strict=True):
+            first, last = self._span(shard, place)
+            part, is_copied = _parts(shard, given, last - first + 1, shape[0], place)
+            runs.append(
+                BlockRun(
+                    given,
+                    _columns(shard, shape[1], place),
+                    last - first + 1,
+                    part,
+                    is_copied=is_copied,
+                    rank=first,
+                    dataflow=flow,
+                )
+            )
+        return runs
+
+    def _span(self, shard: Any, place: str) -> tuple[int, int]:
+        """The first and the last rank of an entry."""
+        if not isinstance(shard, dict) or "ranks" not in shard:
+            rank = self._rank(shard, place)
+            return rank, rank
+        first, last = _pair(shard, "ranks", place)
+        if not 0 <= first <= last < self._world_size:
+            raise PlanError(
+                f"{place}: ranks {first} to {last} are not among the {self._world_size} ranks of the topology"
+            )
+        return first, last
 
     def _rank(self, shard: Any, place: str) -> int:
         if not isinstance(shard, dict):
@@ -286,6 +359,23 @@ def _rows(shard: Mapping[str, Any], num_rows: int, place: str) -> tuple[int, int
     if not 0 <= start <= stop <= num_rows:
         raise PlanError(f"{place}: rows [{start}, {stop}) are not within the table's {num_rows} rows")
     return start, stop
+
+
+def _parts(
+    shard: Mapping[str, Any], given: RowMap, count: int, num_rows: int, place: str
+) -> tuple[int, bool]:
+    """The row part of an entry's first shard, and whether all of its shards have that."""
+    rows = shard.get("rows")
+    if not isinstance(rows, dict) or "parts" not in rows:
+        (part,) = row_parts(given, [_rows(shard, num_rows, place)], [ColumnRange(0, 1)], num_rows, [place])
+        return part.index, count > 1
+    first, last = _pair(rows, "parts", f"{place}: rows")
+    if last - first + 1 != count or not 0 <= first <= last < given.num_parts:
+        raise PlanError(
+            f"{place}: parts {first} to {last} of the {given.num_parts} of the row_map are to be {count}, one for each "
+            "of its ranks"
+        )
+    return first, False
 
 
 def _columns(shard: Mapping[str, Any], dim: int, place: str) -> ColumnRange:

@@ -208,9 +208,9 @@ def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]
 
     Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, of cut rows only those
     of bags with ids (:func:`filled_bags`); if they are added inside the host, those of all bags, and then also the sums
-    for this rank's counterparts on all hosts. A copy of the whole table has its own rank's ids and vectors only. A shard
-    without rows has neither, but where sums are made inside the host: all ranks of it take part in them, those without
-    rows with zeros.
+    for this rank's counterparts on all hosts. A copy of the whole table has its own rank's ids and vectors only. A
+    shard without rows has neither, but where sums are made inside the host: all ranks of it take part in them, those
+    without rows with zeros.
     """
     table = options.shard_table
     fraction = options.id_fraction
@@ -238,7 +238,9 @@ def filled_bags(options: Options, topology: Topology) -> Floats:
     if topology.num_hosts > 1:
         is_whole |= options.sums_inside_host[option]
     num_bags = options.bags_per_batch[table]
-    num_ids = np.divide(options.ids_per_batch[table], num_bags, where=num_bags > 0, out=np.ones_like(num_bags))
+    num_ids = np.divide(
+        options.ids_per_batch[table], num_bags, where=num_bags > 0, out=np.ones_like(num_bags)
+    )
     missed = np.log1p(-np.minimum(options.id_fraction, 1 - 1e-12)) * num_ids
     return np.where(is_whole, 1.0, -np.expm1(missed))
 

@@ -75,7 +75,9 @@ def _declared_bytes(asked: Asked, case: Case, cluster: Cluster, variant: str) ->
     )
     with installed(asked.sharding_type) as plugins:
         rules = Constraints({spec.path: rule})
-        options = enumerate_options([spec], cluster.topology, rules, plugins, batch_size=2 * spec.num_embeddings)
+        options = enumerate_options(
+            [spec], cluster.topology, rules, plugins, batch_size=2 * spec.num_embeddings
+        )
     option = next(o for o in range(options.num_options) if options.layouts[o].variant == variant)
     runs = options.shards_of(option)
     received, sent = (column[runs] for column in traffic_bytes(options, cluster.topology))

@@ -136,3 +136,12 @@ def test_forward_passes_without_backward_passes_meet_rarely_and_training_is_watc
         )
         assert text.startswith((in_gradients, in_headers)), text
         assert "rank 1 failed in the start of a batch" in text, text
+
+
+@pytest.mark.parametrize("backend", ["fake", "gloo"])
+def test_ranks_of_a_group_of_devices_talk_between_their_cpus_too(pool: RankPool, backend: str) -> None:
+    told = pool.run(faults.talk_beside, 3, backend, timeout_s=60)
+    assert {name for name, _, _ in told} == {"gloo"}
+    assert all(ranks == [0, 1, 2] for _, ranks, _ in told)
+    for rank in (0, 2):  # they hear of what fails in the group itself
+        assert "rank 1 failed in another collective" in told[rank][2], told[rank][2]

@@ -173,10 +173,12 @@ class EngineStep:
         # As long as any collection's, so that one that is taken for another's is read to its end.
         size = env.lockstep.header_size
         rows = engine.header.pack(header, [part.headers() for part in self._parts], size)
-        sent = _sent_to(engine.device, torch.from_numpy(rows.reshape(-1)))
+        channel, device_type = env.header_channel
+        device = engine.device if engine.device.type == device_type else torch.device(device_type)
+        sent = _sent_to(device, torch.from_numpy(rows.reshape(-1)))
         self._headers = torch.empty_like(sent)
         splits = [size] * env.world_size
-        self._work = env.communicator.all_to_all(self._headers, sent, splits, splits, label="headers")
+        self._work = channel.all_to_all(self._headers, sent, splits, splits, label="headers")
 
     def send(self) -> bool:
         """Wait for the headers and start the payloads.

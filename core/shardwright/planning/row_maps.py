@@ -158,7 +158,7 @@ class RowsRange(RowMap):
 
     @classmethod
     def place(cls, maps: Sequence[RowMap], ids: Any, sizes: Sequence[int]) -> tuple[Any, Any]:  # noqa: D102
-        rows = _one_number([cast(RowsRange, row_map).block_rows for row_map in maps], ids, sizes)
+        rows = _one_number([row_map.block_rows for row_map in cast("list[RowsRange]", maps)], ids, sizes)
         parts = ids // rows
         return parts, ids - parts * rows
 
@@ -193,7 +193,7 @@ class RowsModulo(RowMap):
 
     @classmethod
     def place(cls, maps: Sequence[RowMap], ids: Any, sizes: Sequence[int]) -> tuple[Any, Any]:  # noqa: D102
-        parts = _one_number([cast(RowsModulo, row_map).parts for row_map in maps], ids, sizes)
+        parts = _one_number([row_map.parts for row_map in cast("list[RowsModulo]", maps)], ids, sizes)
         rows = ids // parts
         return ids - rows * parts, rows
 

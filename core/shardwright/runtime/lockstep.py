@@ -80,7 +80,7 @@ class Lockstep:
         Raises:
             DistributedError: they are not; the same text on every rank that is in a header.
         """
-        if all(other == tagged[0] for other in tagged) and tagged[0] & _TAG == _TAG:
+        if tagged.count(tagged[0]) == len(tagged) and tagged[0] & _TAG == _TAG:
             return
         numbers = [other - _TAG for other in tagged]
         for rank, number in enumerate(numbers):
@@ -109,7 +109,7 @@ class Lockstep:
         Raises:
             DistributedError: they did not; the same text on every rank.
         """
-        if all(other == checksums[0] for other in checksums):
+        if checksums.count(checksums[0]) == len(checksums):
             return
         recent = communicator.all_gather_objects(", ".join(self._recent))
         raise DistributedError(

@@ -135,6 +135,8 @@ class ShardedCollection(nn.Module, ABC):
     def compute(self, step: EngineStep) -> EngineStep:
         """Look up all local blocks and start to send the results home."""
         step.lookup()
+        if self.inputs_ahead is not None:
+            self.inputs_ahead.has_looked_up()
         return step
 
     def _meet(self, what: str) -> None:

@@ -15,6 +15,7 @@ from shardwright.planning.blocks import Ints
 from shardwright.runtime.inputs import Status
 from shardwright.runtime.step.part import Peers
 
+_STATUSES = {int(status): status for status in Status}
 _FIELDS = ("collection", "checksum", "batch_size", "status", "extra_word")
 
 
@@ -92,7 +93,7 @@ class HeaderFormat:
         fixed = dict(zip(_FIELDS, rows[:, : len(_FIELDS)].T.tolist(), strict=True))
         sizes = rows[:, _FIELDS.index("batch_size")].copy()
         return Headers(
-            **{**fixed, "status": [Status(status) for status in fixed["status"]]},
+            **{**fixed, "status": [_STATUSES[status] for status in fixed["status"]]},
             parts=[Peers(sizes, rows[:, start:stop]) for start, stop in self._spans()],
         )
 

@@ -37,6 +37,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "EmbeddingComputeKernel",
             "Estimator",
             "KernelRequest",
+            "Offered",
             "Partitioner",
             "Proposals",
             "Proposer",
@@ -64,6 +65,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.check": ("CheckedPlan", "check_plan"),
         "shardwright.planning.compare": ("PlanDifference", "compare_plans"),
         "shardwright.planning.constraints": ("ParameterConstraints",),
+        "shardwright.planning.documents": ("DocumentKind",),
         "shardwright.planning.explain": ("Explanation", "explain_table"),
         "shardwright.planning.layouts": (
             "Block",

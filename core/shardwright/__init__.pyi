@@ -7,6 +7,7 @@ from shardwright.contracts import ComputeKernel as ComputeKernel
 from shardwright.contracts import EmbeddingComputeKernel as EmbeddingComputeKernel
 from shardwright.contracts import Estimator as Estimator
 from shardwright.contracts import KernelRequest as KernelRequest
+from shardwright.contracts import Offered as Offered
 from shardwright.contracts import Partitioner as Partitioner
 from shardwright.contracts import Proposals as Proposals
 from shardwright.contracts import Proposer as Proposer
@@ -50,6 +51,7 @@ from shardwright.planning.codecs import get_qcomm_codecs_registry as get_qcomm_c
 from shardwright.planning.compare import PlanDifference as PlanDifference
 from shardwright.planning.compare import compare_plans as compare_plans
 from shardwright.planning.constraints import ParameterConstraints as ParameterConstraints
+from shardwright.planning.documents import DocumentKind as DocumentKind
 from shardwright.planning.explain import Explanation as Explanation
 from shardwright.planning.explain import explain_table as explain_table
 from shardwright.planning.layouts import Block as Block

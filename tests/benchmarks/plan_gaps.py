@@ -43,7 +43,9 @@ _AMPLE_BYTES = 100_000 * _GIB
 def main() -> None:
     """Measure the instances that are asked for."""
     arguments = _arguments()
-    parts = Choice(arguments.estimator, None, None, None).resolve()
+    parts = Choice(
+        arguments.estimator, arguments.storage_estimator, option_space=arguments.option_space
+    ).resolve()
     found = _measured_before(arguments)
     known = {_key(result) for result in found}
     for instance, space in _instances(arguments, parts, known):
@@ -66,6 +68,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--ddr-gib", type=int, default=128)
     parser.add_argument("--estimator", default="torchrec", help="the performance estimator")
+    parser.add_argument("--storage-estimator", default="torchrec_storage")
+    parser.add_argument("--option-space", default="torchrec", help="the estimator whose options these are")
     parser.add_argument("--seconds", type=float, help="how long a search may take; no limit by default")
     parser.add_argument("--output", type=Path, help="where to write the results, as JSON")
     parser.add_argument("--resume", action="store_true", help="leave out what the output has already")

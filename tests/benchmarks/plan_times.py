@@ -1,7 +1,8 @@
 """How long `plan_tables()` takes, and its process's memory, against the number of tables: a fresh process each.
 
 python tests/benchmarks/plan_times.py WORKLOAD.json [--tables 100 300 1000 2000 5000] [--ranks 128] [--local 8]
-    [--hbm-gib 80] [--batch 8192] [--estimator torchrec] [--distinct] [--repeats 3] [--output times.json]
+    [--hbm-gib 80] [--batch 8192] [--estimator torchrec]
+    [--storage-estimator torchrec_storage] [--option-space torchrec] [--distinct] [--repeats 3] [--output times.json]
 
 So many tables are taken from the workload, over and over under new names. With ``--distinct`` no two have the same
 number of rows, so that none can be planned as another. What is timed is the call alone; the process's start, with the
@@ -54,6 +55,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ddr-gib", type=float, default=128)
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--estimator")
+    parser.add_argument("--storage-estimator")
+    parser.add_argument("--option-space")
     parser.add_argument("--distinct", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path)
@@ -95,7 +98,12 @@ def _planned(arguments: argparse.Namespace) -> dict[str, Any]:
         ddr_cap=int(arguments.ddr_gib * _GIB),
     )
     planner = EmbeddingShardingPlanner(
-        topology, arguments.batch, constraints=rules, estimator=arguments.estimator
+        topology,
+        arguments.batch,
+        constraints=rules,
+        estimator=arguments.estimator,
+        storage_estimator=arguments.storage_estimator,
+        option_space=arguments.option_space,
     )
     middle = time.perf_counter()
     plan = planner.plan_tables(tables)

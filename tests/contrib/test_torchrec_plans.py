@@ -145,6 +145,11 @@ SHARD = {"shard_offsets": [0, 0], "shard_sizes": [100, 64], "placement": "rank:0
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
+        ("[[1]", "the TorchRec plan is no JSON: .* at line 1, column 5"),
+        ("[" * 5000, "the TorchRec plan is nested too deeply"),
+        ("[1, 2]", r"no plan of TorchRec's \(AttributeError"),
+        ({"plan": {"": [3]}}, r"no plan of TorchRec's"),
+        (changed(shards=3), r"no plan of TorchRec's \(TypeError"),
         ({"plan": {"": {"a": BY_HAND["plan"][""]["a"]}}}, "'b' of module '' is not in the plan"),
         ({"plan": {"x": {}, **BY_HAND["plan"], "y": {"c": {}}}}, "'c' of module 'y' is in the plan"),
         (changed(shards=[{**SHARD, "shard_sizes": [100, 32]}]), "has no layout with the plan's shards"),

@@ -46,6 +46,20 @@ def test_new_plugin_leaves_what_is_there_alone(run_python, tmp_path):
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
+def test_new_plugin_of_a_name_that_is_taken_says_by_whom(run_python, tmp_path):
+    output = ["--output", str(tmp_path / "out")]
+    done = run_python("-m", "shardwright", "plugin", "new", "good", "--kind", "sharding_type", *output)
+    assert done.returncode == 1
+    assert "there is a sharding type 'good' already: acme_good." in done.stderr
+    assert "'acme_good' from acme-good 1.2.0. Two of one name cannot be used" in done.stderr
+    done = run_python("-m", "shardwright", "plugin", "new", "plugins", "--kind", "codec", *output)
+    assert done.returncode == 1
+    assert "would be shardwright_plugins, and a module of that name is installed already" in done.stderr
+    assert not (tmp_path / "out").exists()
+    done = run_python("-m", "shardwright", "plugin", "new", "good", "--kind", "codec", *output)
+    assert done.returncode == 0, done.stderr  # of another kind
+
+
 def test_plugins_of_a_name_shows_contract_and_where_it_comes_from(run_python, site):
     done = run_python("-m", "shardwright", "plugins", "good", SHARDWRIGHT_PLUGINS="acme_good")
     assert done.returncode == 0, done.stderr

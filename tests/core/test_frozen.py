@@ -30,6 +30,7 @@ PUBLIC_NAMES = """
     DirectReturn
     DistributedError
     DistributedModelParallel
+    DocumentKind
     DuplicateNameError
     EmbeddingBagCollection
     EmbeddingBagCollectionSharder
@@ -66,6 +67,7 @@ PUBLIC_NAMES = """
     Misfit
     ModuleSharder
     NoPlanError
+    Offered
     OptimizerSpec
     OptimizerWrapper
     OptionSpace
@@ -145,6 +147,7 @@ CONTRACTS = """
     EmbeddingComputeKernel
     Estimator
     KernelRequest
+    Offered
     Partitioner
     Proposals
     Proposer

@@ -31,7 +31,7 @@ LIGHT_MODULES = [
     "shardwright.planning",
     *modules_below(shardwright.planning),
 ]
-HEAVY_MODULES = {"torch", "fbgemm_gpu", "sklearn"}
+HEAVY_MODULES = {"torch", "fbgemm_gpu", "sklearn", "jsonschema_rs"}
 
 
 def test_light_modules_import_no_heavy_module_and_no_plugin(run_source):

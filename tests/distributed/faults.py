@@ -141,6 +141,7 @@ def miss_a_collective(which: str) -> str:
 def fail_late() -> str:
     """A collective fails on rank 0 when all of the group's time-out has gone by; returns what it raises."""
     env = ShardingEnv.from_process_group()
+    dist.barrier()  # none is still there, where rank 0 would find it
     if env.rank == 0:
         try:
             with env.communicator.named("it", time.monotonic() - GroupStore.of(env.process_group).timeout_s):

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests import as_asked
 
 from shardwright import (
+    CommBackend,
+    DistributedModelParallel,
     EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingShardingPlanner,
+    KeyedJaggedTensor,
     ParameterConstraints,
+    ShardingEnv,
+    ShardwrightError,
     Topology,
+    host,
 )
+from shardwright.testing import installed
 
 
 def collection() -> EmbeddingBagCollection:
@@ -33,6 +42,44 @@ def constraints(pattern: str = "t*") -> dict[str, ParameterConstraints]:
     return {pattern: ParameterConstraints(pooling_factors=[3.0])}
 
 
+class Noted(CommBackend):
+    """The collectives of gloo, with a note of each."""
+
+    name = "noted"
+    devices = ("cpu",)
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def connect(self, process_group: Any) -> Any:
+        """The communicator of gloo, listened to."""
+        communicator = host().comm_backends.create("gloo").connect(process_group)
+        for name in ("all_to_all", "exchange", "broadcast_object"):
+            setattr(communicator, name, partial(self._note, name, getattr(communicator, name)))
+        return communicator
+
+    def _note(self, name: str, collective: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(name)
+        return collective(*args, **kwargs)
+
+
+def step_over(*, by_name: bool) -> tuple[list[str], list[str], list[int]]:
+    """What a comm backend that was asked for carried while planning, and in a step, and the shape of an output."""
+    backend = Noted()
+    with installed(backend):
+        asked = "noted" if by_name else backend
+        rules = {"*": ParameterConstraints(sharding_types=["row_wise"])}
+        planner, sharders = EmbeddingShardingPlanner(constraints=rules), [EmbeddingBagCollectionSharder()]
+        plan = planner.collective_plan(collection(), sharders, comm_backend=asked)
+        planning = list(backend.calls)
+        model = DistributedModelParallel(collection(), plan=plan, sharders=sharders, comm_backend=asked)
+        features = KeyedJaggedTensor(
+            ["f0", "f1", "f2"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 1])
+        )
+        shape = list(model(features).values().shape)
+    return planning, backend.calls[len(planning) :], shape
+
+
 def plan_json(topology_ranks: int | None = None, pattern: str = "t*") -> str:
     """The plan document that this rank gets, or the error."""
     topology: Any = topology_ranks and Topology(world_size=topology_ranks, compute_device="cpu")
@@ -42,3 +89,38 @@ def plan_json(topology_ranks: int | None = None, pattern: str = "t*") -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return plan.to_json()
+
+
+def plan_json_of_type(name: str) -> str:
+    """The plan document for two tables of a type that looks at extras and data types, or the error."""
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t{bits}",
+            num_embeddings=100,
+            embedding_dim=8,
+            feature_names=[f"f{bits}"],
+            data_type=f"FP{bits}",
+        )
+        for bits in (16, 32)
+    ]
+    rule = ParameterConstraints(sharding_types=[name], extras={"cut": True})
+    with installed({"as_asked": as_asked.AsAsked, "moody": as_asked.Moody}[name]()):
+        planner = EmbeddingShardingPlanner(constraints={"*": rule})
+        module = EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
+        try:
+            return planner.collective_plan(module, [EmbeddingBagCollectionSharder()]).to_json()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+
+def wrong_backends() -> list[str]:
+    """The errors of comm backends that do not go."""
+    errors = []
+    asked: list[tuple[Any, Any]] = [("glo", None), ("nccl", None), (5, None), ("gloo", "env")]
+    for backend, env in asked:
+        made = env and ShardingEnv.from_process_group()
+        try:
+            DistributedModelParallel(collection(), env=made, comm_backend=backend)
+        except ShardwrightError as error:
+            errors.append(str(error))
+    return errors

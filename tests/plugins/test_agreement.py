@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from shardwright.contracts import ShardingType
-from shardwright.planning.agreement import disagreement
+from shardwright.planning.agreement import Agreement
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.layouts import Block, Exchange, Layout
 from shardwright.planning.plan import ShardingPlan
@@ -17,6 +17,7 @@ from shardwright.plugins import host
 
 TABLE = TableSpec("t", 1000, 256, ["f"])
 TOPOLOGY = Topology(4, "cuda", local_world_size=2)
+ASKED = ParameterConstraints()
 TYPES = sorted(host().sharding_types)
 
 
@@ -35,7 +36,7 @@ def placed(name):
 
 
 def told(name, layout):
-    return disagreement(host().sharding_types.create(name), TABLE, layout, TOPOLOGY)
+    return Agreement(TOPOLOGY).disagreement(host().sharding_types.create(name), TABLE, layout, ASKED)
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -82,7 +83,7 @@ class Elsewhere(ShardingType):
 
 
 def test_disagreement_where_the_type_makes_no_layout_is_none():
-    assert disagreement(Elsewhere(), TABLE, placed("table_wise"), TOPOLOGY) == ""
+    assert Agreement(TOPOLOGY).disagreement(Elsewhere(), TABLE, placed("table_wise"), ASKED) == ""
 
 
 @pytest.mark.parametrize("name", TYPES)

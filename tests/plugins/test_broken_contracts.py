@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.plugins import broken
 
 import shardwright as sw
 from shardwright.testing import installed, run_simulated
@@ -60,7 +62,7 @@ def test_sharding_type_that_gives_no_layouts_is_named() -> None:
 
 
 def test_estimator_that_gives_no_mapping_is_named() -> None:
-    text = r"'gives_a_column' broke its contract: estimate\(\) returned a ndarray; .* from each phase"
+    text = r"'gives_a_column' broke its contract: estimate\(\) returned a ndarray .*; .* from each phase"
     with pytest.raises(sw.PlanningError, match=text):
         plan(estimator=GivesAColumn())
 
@@ -80,3 +82,106 @@ def test_kernel_that_builds_no_lookup_is_named_with_the_tables() -> None:
         text = r"'builds_nothing' broke its contract: build\(\) for the tables 'user' returned a NoneType"
         with pytest.raises(sw.UnsupportedError, match=text):
             run_simulated(lambda env: sharder.shard(module, made.plan[""], env, "cpu"), 1)
+
+
+def planned(*plugins: Any, **parts: Any) -> Any:
+    """A plan of one table by plugins, each of which is installed or given as a part."""
+    rules: dict[str, Any] = {}
+    with ExitStack() as stack:
+        for plugin in plugins:
+            stack.enter_context(installed(plugin))
+            if isinstance(plugin, sw.ShardingType):
+                rules["sharding_types"] = [plugin.name]
+            if isinstance(plugin, sw.ComputeKernel):
+                rules["compute_kernels"] = [plugin.name]
+            if isinstance(plugin, sw.Codec):
+                rules["qcomms_config"] = sw.QCommsConfig(plugin.name, plugin.name)
+        planner = sw.EmbeddingShardingPlanner(
+            sw.Topology(world_size=2, compute_device="cpu"),
+            8,
+            constraints={"*": sw.ParameterConstraints(**rules)},
+            **parts,
+        )
+        return planner.plan_tables([broken.TABLE]).to_json()
+
+
+# What is asked, its method, the planner's argument or none where it is installed, and which answers will do.
+METHODS: list[tuple[Any, str, str, str]] = [
+    (broken.Kind, "supports", "", "True"),
+    (broken.Kind, "layouts", "", ""),
+    (broken.Cost, "estimate", "estimator", ""),
+    (broken.Cost, "space", "estimator", ""),
+    (broken.Cost, "provenance", "estimator", "{}|{'a': None}|{'a': 'b'}|{'device': -1}"),
+    (broken.Memory, "estimate", "storage_estimator", ""),
+    (broken.Search, "proposals", "proposer", ""),
+    (broken.Place, "place", "partitioner", ""),
+    (broken.Kernel, "supports", "", "True"),
+    (broken.Kernel, "memory_bytes", "", ""),
+    (broken.Kernel, "reads", "", ""),
+    (broken.Kernel, "bandwidth_fraction", "", "0.5"),
+    (broken.Kernel, "extras", "", "{}|{'a': None}|{'a': 'b'}|{'device': -1}"),
+    (broken.Kernel, "refusal_of_ids", "", ""),
+    (broken.Coded, "row_bytes", "", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "method", "argument", "accepted"),
+    METHODS,
+    ids=[f"{plugin.__name__}.{method}" for plugin, method, _, _ in METHODS],
+)
+def test_answer_against_the_contract_is_an_error_that_names_the_plugin(
+    plugin: Any, method: str, argument: str, accepted: str
+) -> None:
+    taken, raw, unnamed = set(), {}, {}
+    for kind, answer in broken.VALUES.items():
+        changed = broken.answering(plugin, method, answer)
+        # A kernel's bandwidth and what it reads are asked by this estimator.
+        parts = {argument: changed} if argument else {"estimator": "roofline"}
+        if argument == "partitioner":
+            parts["proposer"] = broken.Search()  # the usual one brings ranks of its own
+        try:
+            planned(*([] if argument else [changed]), **parts)
+            taken.add(kind)
+        except sw.ShardwrightError as error:
+            if f"{plugin.name!r}" not in str(error):
+                unnamed[kind] = str(error)
+        except Exception as error:
+            raw[kind] = f"{type(error).__name__}: {error}"
+    assert (raw, unnamed) == ({}, {})
+    assert taken == set(filter(None, accepted.split("|")))
+
+
+@pytest.mark.parametrize("kind", broken.VALUES)
+def test_proposer_that_yields_what_is_no_proposal_is_named(kind: str) -> None:
+    if kind == "raises":
+        pytest.skip("a generator that raises is in the test above")
+    with pytest.raises(sw.PlanningError, match="proposer 'broken_search' broke its contract"):
+        planned(proposer=broken.Yields(broken.VALUES[kind]()))
+
+
+@pytest.mark.parametrize("plugin", [broken.Cost, broken.Search, broken.Place, broken.Coded, broken.Kind])
+@pytest.mark.parametrize("name", [None, 5, "", "a b"])
+def test_plugin_without_a_name_is_told_so(plugin: Any, name: Any) -> None:
+    nameless = type("Nameless", (plugin,), {"name": name})()
+    argument = {broken.Cost: "estimator", broken.Search: "proposer", broken.Place: "partitioner"}.get(plugin)
+    text = r"Nameless has the name .*; a name is a text without spaces"
+    with pytest.raises(sw.ShardwrightError, match=text):
+        planned(**{argument: nameless}) if argument else planned(nameless)
+
+
+def test_comm_backend_that_connects_to_nothing_is_named(tmp_path: Any) -> None:
+    class Nowhere(sw.CommBackend):
+        name, devices = "nowhere", ("cpu",)
+
+        def connect(self, process_group: Any) -> Any:
+            return None
+
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        text = r"comm backend 'nowhere' broke its contract: connect\(\) must return a Communicator, it returned None"
+        with pytest.raises(sw.DistributedError, match=text):
+            sw.ShardingEnv.from_process_group(comm_backend=Nowhere())
+    finally:
+        torch.distributed.destroy_process_group()

@@ -11,12 +11,16 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 from unittest import mock
 
 import pytest
 from tests import readme
 
+import shardwright
 from shardwright.cli import main
+from shardwright.planning.check import check_plan
+from shardwright.planning.plan import ShardingPlan
 from shardwright_plugins.proposers._bisection import Bisection
 
 
@@ -36,6 +40,8 @@ WORKLOAD = {
         *(table(f"t{i}", 1000 * (i + 1), 32, 1.0) for i in range(6)),
     ],
 }
+DOCUMENTS = Path(shardwright.__file__).parent / "docs" / "documents.md"
+PLAN_ALL = ("--ranks", "2", "--hbm-gib", "40", "--quiet")
 PLAN = ("--ranks", "4", "--local", "2", "--hbm-gib", "1", "--ddr-gib", "4")
 
 
@@ -181,7 +187,10 @@ def test_plan_constraints_and_parts_are_honoured(planned, tmp_path):
     ("rules", "text"),
     [
         ({"usr": {}}, "constraints['usr'] is for no table of the model"),
-        ({"user": {"sharding_type": ["row_wise"]}}, "no constraint 'sharding_type'"),
+        (
+            {"user": {"sharding_type": ["row_wise"]}},
+            "constraints['user'] has the key 'sharding_type', which is not read",
+        ),
         ({"user": {"sharding_types": ["row_wize"]}}, "Did you mean 'row_wise'?"),
         ({"user": {"ranks": [7]}}, "ranks has 7; the topology has 4 ranks, 0 to 3"),
         (
@@ -190,7 +199,7 @@ def test_plan_constraints_and_parts_are_honoured(planned, tmp_path):
         ),
         (
             {"user": {"together": "x", "apart": "y"}, "item": {"together": "x", "apart": "y"}},
-            "'user', 'item' are kept together on one rank, and apart",
+            "'item', 'user' are kept together on one rank, and apart",
         ),
     ],
 )
@@ -207,10 +216,13 @@ def test_plan_constraints_that_cannot_be_kept_are_told_without_traceback(workloa
     ("text", "told"),
     [
         ("{", "is no JSON"),
-        ("[]", "is no workload: it must be an object with a list of 'tables'"),
-        ('{"tables": []}', "its list of 'tables' is empty"),
-        ('{"tables": [{"name": "a", "embedding_dim": 4}]}', "table 0 has no 'num_embeddings'"),
-        ('{"tables": [{"name": "a", "num_embeddings": 0, "embedding_dim": 4}]}', "positive integer, got 0"),
+        ("[]", "the workload must be an object, got []"),
+        ('{"tables": []}', "tables must have 1 item at least, got []"),
+        ('{"tables": [{"name": "a", "embedding_dim": 4}]}', "table 0 ('a') has no 'num_embeddings'"),
+        (
+            '{"tables": [{"name": "a", "num_embeddings": 0, "embedding_dim": 4}]}',
+            "num_embeddings must be 1 at least, got 0",
+        ),
     ],
 )
 def test_plan_file_that_is_no_workload_is_told(tmp_path, text, told):
@@ -318,6 +330,12 @@ def test_plan_report_as_html_json_and_text(workload, tmp_path):
     assert "--- Sharding plan ---" in (tmp_path / "report.txt").read_text()
 
 
+def test_plan_arguments_that_a_plugin_does_not_take_are_told(workload):
+    done = run("plan", workload, *PLAN, "--estimator", "roofline:read=5e6", code=1)
+    assert "estimator 'roofline' of plugin 'builtin_estimators' from shardwright" in done.stderr
+    assert "cannot be made with read=5000000.0: got an unexpected keyword argument 'read'" in done.stderr
+
+
 @pytest.mark.parametrize("options", [(), ("--estimator", "torchrec"), ("--objective", "step_time")])
 def test_check_of_a_planned_document_proves_its_bound(planned, options):
     path = planned(*options)
@@ -420,6 +438,60 @@ def test_diff_counts_the_bytes_that_move(planned, tmp_path):
     told = run("diff", first, second).stdout
     assert "1 tables differ, 7 do not; 48.8 MiB of weights move" in told  # 200_000 x 64 x 4 bytes
     assert f"rank {(rank + 1) % 4} gets 48.8 MiB" in told
+
+
+def test_examples_of_the_page_about_documents_are_planned_and_checked(tmp_path):
+    names = ("workload", "constraints", "plan")
+    paths = {name: tmp_path / f"{name}.json" for name in (*names, "made")}
+    for name in names:
+        paths[name].write_text(readme.source(name, DOCUMENTS))
+    run(
+        "plan", paths["workload"], "--constraints", paths["constraints"], *PLAN_ALL, "--output", paths["made"]
+    )
+    assert "3 tables: each row and column is covered once" in run("check", paths["made"]).stdout
+    assert "0 tables differ, 1 do not" in run("diff", paths["plan"], paths["plan"]).stdout
+
+
+@pytest.fixture
+def moved(planned, tmp_path):
+    """A plan, and the same after its first table was moved to the rank of the second, by hand."""
+    constraints = tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"*": {"sharding_types": ["table_wise"]}}))
+    first = planned("--constraints", constraints)
+    second = tmp_path / "second.json"
+    second.write_text(first.read_text())
+    rank = entry(json.loads(first.read_text()), "item")["shards"][0]["rank"]
+    assert rank != entry(json.loads(first.read_text()), "user")["shards"][0]["rank"]
+    return first, edit(second, lambda d: entry(d, "user")["shards"][0].update(rank=rank))
+
+
+def test_diff_of_a_hand_edited_plan_tells_its_real_value(moved):
+    stated = json.loads(moved[0].read_text())["objective"]["value_ms"]
+    told = run("diff", *moved).stdout
+    real = check_plan(ShardingPlan.from_json(moved[1].read_text())).value_ms
+    assert real > 1.01 * stated
+    assert f"value: {stated:.6g} ms before, {real:.6g} ms after" in told
+    assert f"{moved[1]} says value_ms = {stated:.6g}; its shards' costs add up to {real:.6g} ms. " in told
+    assert f"`shardwright check --rewrite {moved[1]}` writes that." in told
+    assert "says value_ms" not in run("diff", moved[0], moved[0]).stdout
+
+
+def test_check_rewrite_writes_what_a_hand_edited_plan_costs(moved):
+    path = moved[1]
+    before = path.read_text()
+    assert "the shards' costs add up to" in run("check", path, code=1).stdout
+    assert path.read_text() == before
+    assert "rewritten: the document says value_ms" in run("check", "--rewrite", path).stdout
+    assert "proven again" in run("check", path).stdout
+    assert "nothing to rewrite" in run("check", "--rewrite", path).stdout
+    assert "says value_ms" not in run("diff", *moved).stdout
+
+
+def test_check_rewrite_of_a_plan_that_does_not_fit_writes_nothing(planned):
+    path = edit(planned(), pile_up)
+    before = path.read_text()
+    assert "problem: rank 0 holds" in run("check", "--rewrite", path, code=1).stdout
+    assert path.read_text() == before
 
 
 OTHER_PLANNER = """

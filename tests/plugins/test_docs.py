@@ -11,6 +11,7 @@ import torch
 from tests import readme, stranger
 from tests.benchmarks import step_ratios
 
+import shardwright
 import shardwright_plugins
 from shardwright.cli.layouts import drawings
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
@@ -26,8 +27,9 @@ from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated
 
 DOCS = Path(shardwright_plugins.__file__).parent / "docs"
+CORE_DOCS = Path(shardwright.__file__).parent / "docs"
 ENGINE, PERFORMANCE = DOCS / "engine.md", DOCS / "performance.md"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted([*DOCS.glob("*.md"), *CORE_DOCS.glob("*.md")])
 PICTURE = "layout "
 CODE = ["acme_clipped.py", "acme_clipped_path.py", "train_clipped.py"]
 

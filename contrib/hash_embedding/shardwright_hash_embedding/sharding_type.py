@@ -18,6 +18,7 @@ class HashRows(sw.ShardingType):
 
     name: ClassVar[str] = "hash_rows"
     abbreviation: ClassVar[str] = "HASH"
+    offered: ClassVar[sw.Offered] = "always"  # asked for by extras, for the tables that have them
     row_maps: ClassVar[tuple[type[sw.RowMap], ...]] = (HashedIds,)
 
     def layouts(

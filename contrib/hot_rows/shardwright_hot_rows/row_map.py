@@ -35,6 +35,7 @@ class HotAndCold(sw.RowMap):
     """
 
     name: ClassVar[str] = "hot_and_cold"
+    keeps_neighbours: ClassVar[bool] = False
     num_rows: int
     hot: tuple[int, ...] = field(converter=_sorted, repr=lambda rows: f"<{len(rows)} rows>")
     cold_parts: int

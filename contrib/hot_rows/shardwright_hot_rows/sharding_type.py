@@ -30,6 +30,7 @@ class HotRows(sw.ShardingType):
 
     name: ClassVar[str] = "hot_rows"
     abbreviation: ClassVar[str] = "HR"
+    offered: ClassVar[sw.Offered] = "always"  # asked for by extras, for the tables that have them
     row_maps: ClassVar[tuple[type[sw.RowMap], ...]] = (HotAndCold,)
 
     def __init__(self, counts_of: CountsOf = counts_in_extras) -> None:

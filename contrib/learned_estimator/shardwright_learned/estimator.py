@@ -13,7 +13,7 @@ import numpy as np
 import shardwright as sw
 from shardwright_learned.features import FEATURES, features_of
 from shardwright_learned.measurements import Measurement
-from shardwright_learned.model import Model, recipe_of
+from shardwright_learned.model import DOCUMENT, Model, recipe_of
 
 api = 1
 
@@ -63,7 +63,7 @@ class LearnedEstimator(sw.Estimator):
         Raises:
             InvalidInputError: The file is malformed, or gives another model than when it was saved.
         """
-        return cls(Model.from_json(Path(path).read_text()))
+        return cls(Model.from_json(DOCUMENT.text(Path(path))))
 
     def save(self, path: str | Path) -> None:
         """Write measurements and regressor, as JSON."""
@@ -84,7 +84,7 @@ class LearnedEstimator(sw.Estimator):
                 f"the estimator {self.name!r} has no measurements: give the planner "
                 f"estimator=LearnedEstimator.load(FILE), or name the file in the environment variable {FILE_VARIABLE}"
             )
-        return Model.from_json(Path(file).read_text())
+        return Model.from_json(DOCUMENT.text(Path(file)))
 
     def space(self, topology: sw.Topology) -> sw.OptionSpace:
         """What was measured; the rest is offered to those who ask for it."""

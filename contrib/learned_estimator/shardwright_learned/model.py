@@ -16,6 +16,7 @@ from shardwright_learned.recipes import from_recipe, to_recipe
 
 FORMAT = "shardwright-learned-costs"
 VERSION = 1
+DOCUMENT = sw.DocumentKind("file of learned costs")
 _TOLERANCE = 1e-6
 """How far a model that was fitted again may be from what it said when it was saved: the order of sums."""
 
@@ -150,10 +151,7 @@ def _mean_error(predicted: np.ndarray, measured: np.ndarray) -> float:
 
 
 def _read(text: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise sw.InvalidInputError(f"no JSON: {error}") from error
+    data = DOCUMENT.parse(text)
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
         raise sw.InvalidInputError(
             f"no file of learned costs: it must have format {FORMAT!r} and version {VERSION}"

@@ -31,7 +31,6 @@ class TorchRecLive(sw.Estimator):
     """Time: what an installed TorchRec's `EmbeddingPerfEstimator` says."""
 
     name: ClassVar[str] = "torchrec_live"
-    storage: ClassVar[str] = "torchrec_live_storage"
     answers_by_shape: ClassVar[bool] = True
 
     def space(self, topology: sw.Topology) -> sw.OptionSpace:

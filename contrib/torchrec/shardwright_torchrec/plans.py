@@ -7,7 +7,6 @@ As TorchRec's objects, or as the plain data that its release 1.8 serialises them
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -33,6 +32,7 @@ _TYPES = frozenset(
 _KERNELS = frozenset({"dense", "fused", "fused_uvm", "fused_uvm_caching"})
 _CPU_FUSED = "fused"
 """What TorchRec calls every kernel with the optimizer in its backward pass, where it has no name for it."""
+_DOCUMENT = sw.DocumentKind("TorchRec plan", error=sw.PlanError)
 _PLACEMENT = re.compile(r"rank:(\d+)/(\w+)(:\d+)?")
 
 
@@ -64,21 +64,34 @@ def read_plan(plan: Any, tables: Iterable[sw.TableSpec], topology: sw.Topology) 
         UnknownNameError: A sharding type or kernel that no plugin offers.
     """
     specs = {(table.module, table.name): table for table in tables}
-    found = {(module, name): data for module, own in _modules(plan).items() for name, data in own.items()}
+    try:
+        return _read_modules(_modules(plan), specs, topology)
+    except sw.ShardwrightError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise sw.PlanError(f"this is no plan of TorchRec's ({type(error).__name__}: {error})") from error
+
+
+def _read_modules(
+    modules: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    specs: Mapping[tuple[str, str], sw.TableSpec],
+    topology: sw.Topology,
+) -> sw.ShardingPlan:
+    found = {(module, name): data for module, own in modules.items() for name, data in own.items()}
     for key in sorted(specs.keys() ^ found.keys()):
         where = "is in the plan, and not among the tables" if key in found else "is not in the plan"
         raise sw.PlanError(f"table {key[1]!r} of module {key[0]!r} {where}")
-    modules: dict[str, sw.EmbeddingModuleShardingPlan] = {}
+    read: dict[str, sw.EmbeddingModuleShardingPlan] = {}
     for (module, name), data in found.items():
-        own = modules.setdefault(module, sw.EmbeddingModuleShardingPlan())
+        own = read.setdefault(module, sw.EmbeddingModuleShardingPlan())
         own[name] = _read_table(data, specs[module, name], topology)
-    return sw.ShardingPlan(plan=modules)
+    return sw.ShardingPlan(plan=read)
 
 
 def _modules(plan: Any) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     """The plain data of a plan, whatever it is."""
     if isinstance(plan, str):
-        plan = json.loads(plan)
+        plan = _DOCUMENT.parse(plan)
     if isinstance(plan, dict):
         return plan.get("plan", plan)
     return {

@@ -20,8 +20,14 @@ def layouts(
 ) -> None:
     """Draw how each sharding type cuts a table and where its blocks may go."""
     from shardwright.errors import InvalidInputError
+    from shardwright.planning.documents.limits import MOST_DRAWN
     from shardwright.plugins import host
 
+    for option, value in (("--ranks", ranks), ("--rows", rows), ("--dim", dim)):
+        if value > MOST_DRAWN:
+            raise InvalidInputError(
+                f"{option} of a sample that is drawn is {MOST_DRAWN} at most, got {value}"
+            )
     if ranks % hosts:
         raise InvalidInputError(f"{ranks} ranks do not divide into {hosts} equal hosts")
     names = [name.strip() for name in types.split(",")] if types else host().sharding_types.names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, nearest
+from shardwright.offers import qualified
 
 __all__ = ["plugin"]
 
@@ -41,6 +43,7 @@ def new(
     output: Annotated[Path, typer.Option(help="The folder to write; it must not exist, or be empty.")],
 ) -> None:
     """Write a distribution that installs and passes the conformance kit, to be changed into what you want."""
+    _check_name_is_free(name, kind)
     for path, text in distribution(name, kind).items():
         target = output / path
         _check_free(output, target)
@@ -56,9 +59,7 @@ def distribution(name: str, kind: str) -> dict[str, str]:
         InvalidInputError: the name is no name for a module.
         UnknownNameError: there is no such kind.
     """
-    kind = kind.replace("-", "_").replace(" ", "_")
-    if kind not in _KITS:
-        raise UnknownNameError(f"no kind {kind!r}. Known: {', '.join(_KITS)}.{nearest(kind, _KITS)}")
+    kind = _known_kind(kind)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise InvalidInputError(
             f"the name {name!r} must begin with a small letter and have small letters, digits and _ only, as "
@@ -70,6 +71,37 @@ def distribution(name: str, kind: str) -> dict[str, str]:
     if kind == "compute_kernel":
         sources[f"{package}/lookup.py"] = "lookup"
     return {path: _filled(template, words) for path, template in sorted(sources.items())}
+
+
+def _known_kind(kind: str) -> str:
+    kind = kind.replace("-", "_").replace(" ", "_")
+    if kind not in _KITS:
+        raise UnknownNameError(f"no kind {kind!r}. Known: {', '.join(_KITS)}.{nearest(kind, _KITS)}")
+    return kind
+
+
+def _check_name_is_free(name: str, kind: str) -> None:
+    """Check that what is written could be used beside what is installed.
+
+    Raises:
+        DuplicateNameError: something of that kind has the name, or the module has another distribution's name.
+    """
+    from shardwright.plugins import host
+
+    label = f"{_known_kind(kind)}s"
+    registry = next(registry for registry in host().registries if registry.kind.label == label)
+    if name in registry:
+        entry = registry.entry(name)
+        raise DuplicateNameError(
+            f"there is a {registry.kind.title} {name!r} already: {qualified(entry.item)} of plugin {entry.provenance}. "
+            "Two of one name cannot be used beside each other; give yours another."
+        )
+    package = f"shardwright_{name}"
+    if importlib.util.find_spec(package) is not None:
+        raise DuplicateNameError(
+            f"the module of a plugin {name!r} would be {package}, and a module of that name is installed already; "
+            "give yours another name"
+        )
 
 
 def _words(name: str, kind: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+_PART = "NAME[:key=value,...]"
 _INTERRUPTED = 130  # as shells say it of a process that SIGINT ended
 
 
@@ -33,14 +34,18 @@ def plan(
         float | None,
         typer.Option(min=0, max=1, help="The part of device memory kept free; 0.15 by default."),
     ] = None,
-    estimator: Annotated[str | None, typer.Option(metavar="NAME", help="The model of costs.")] = None,
-    storage_estimator: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model of memory.")
+    estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of costs.")] = None,
+    storage_estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of memory.")] = None,
+    option_space: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The estimator with whose published options to plan; all by default."
+        ),
     ] = None,
     proposer: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A search; several run in this order.")
+        list[str] | None, typer.Option(metavar=_PART, help="A search; several run in this order.")
     ] = None,
-    partitioner: Annotated[str | None, typer.Option(metavar="NAME", help="What places shards.")] = None,
+    partitioner: Annotated[str | None, typer.Option(metavar=_PART, help="What places shards.")] = None,
     constraints: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help='JSON: {"user_*": {"min_partition": 64}, ...}.'),
@@ -58,19 +63,21 @@ def plan(
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
     from shardwright.planning.constraints import Constraints
+    from shardwright.planning.documents import CONSTRAINTS
     from shardwright.planning.planner import EmbeddingShardingPlanner
-    from shardwright.planning.workload import Workload, read_json
+    from shardwright.planning.workload import Workload
 
     for path in (output, report):
         check_writable(path)
     loaded = Workload.read(workload)
-    asked = Constraints.from_data(read_json(constraints, "constraints") if constraints else {})
+    asked = Constraints.from_data(CONSTRAINTS.read(constraints) if constraints else {})
     planner = EmbeddingShardingPlanner(
         topology=_topology(ranks, local, device, hbm_gib, ddr_gib),
         batch_size=batch or loaded.batch_size,
         constraints=loaded.constrained(asked).rules,
         estimator=estimator,
         storage_estimator=storage_estimator,
+        option_space=option_space,
         proposer=proposer or None,
         partitioner=partitioner,
         storage_reservation=reserve,
@@ -106,9 +113,10 @@ def _topology(
 
 def _bytes(option: str, gib: float | None) -> int | None:
     from shardwright.errors import InvalidInputError
-    from shardwright.planning.topology import GIB, MOST_BYTES
+    from shardwright.planning.documents.limits import MOST_MEMORY_BYTES
+    from shardwright.planning.topology import GIB
 
-    most = MOST_BYTES // GIB
+    most = MOST_MEMORY_BYTES // GIB
     if gib is not None and not gib <= most:
         raise InvalidInputError(f"{option} is the memory of one rank in GiB, {most} at most; got {gib}")
     return None if gib is None else int(gib * GIB)

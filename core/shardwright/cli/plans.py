@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardwright.cli.tables import console
 
 if TYPE_CHECKING:
+    from shardwright.planning.check import CheckedPlan
     from shardwright.planning.explain import ExplainedOption
     from shardwright.planning.plan import ShardingPlan
 
@@ -18,15 +19,22 @@ __all__ = ["check", "diff", "explain"]
 _Document = Annotated[Path, typer.Argument(metavar="plan.json", help="A plan document.")]
 
 
-def check(document: _Document) -> None:
+def check(
+    document: _Document,
+    rewrite: Annotated[
+        bool,
+        typer.Option("--rewrite", help="Write value, bound and gap into the document as they are found."),
+    ] = False,
+) -> None:
     """Check a plan: it covers its tables, fits, costs what it says, and its bound is proven again."""
     from shardwright.planning.check import check_plan
 
     plan = _read(document)
     found = check_plan(plan)
     for problem in found.problems:
-        typer.echo(f"problem: {problem}")
-    if found.problems:
+        if not (rewrite and problem in found.misstatements):
+            typer.echo(f"problem: {problem}")
+    if len(found.problems) > (len(found.misstatements) if rewrite else 0):
         raise typer.Exit(1)
     num_tables = sum(len(tables) for tables in plan.plan.values())
     typer.echo(f"{num_tables} tables: each row and column is covered once, and everything fits")
@@ -36,11 +44,27 @@ def check(document: _Document) -> None:
         if found.lower_bound_ms > 0
         else "bound: none is claimed"
     )
+    if rewrite:
+        _rewrite(document, plan, found)
 
 
-def _gap(found: Any) -> str:
+def _rewrite(path: Path, plan: ShardingPlan, found: CheckedPlan) -> None:
+    """Write a plan's document anew, where it says what is not so."""
+    from shardwright.cli.plan import write_text
+    from shardwright.planning.check import restate
+
+    if not found.misstatements:
+        typer.echo("nothing to rewrite: the document says so")
+        return
+    write_text(path, restate(plan, found).to_json())
+    for misstatement in found.misstatements:
+        typer.echo(f"rewritten: {misstatement}")
+
+
+def _gap(found: CheckedPlan) -> str:
     from shardwright.planning.watch import gap_of
 
+    assert found.value_ms is not None  # there are no problems
     return f"{gap_of(found.value_ms, found.lower_bound_ms):.3%}"
 
 
@@ -109,16 +133,20 @@ def diff(
     )
     if None not in found.values_ms:
         typer.echo(f"value: {found.values_ms[0]:.6g} ms before, {found.values_ms[1]:.6g} ms after")
+    for path, value, stated in zip((first, second), found.values_ms, found.stated_ms, strict=True):
+        if stated is not None:
+            typer.echo(
+                f"{path} says value_ms = {stated:.6g}; its shards' costs add up to {value:.6g} ms. "
+                f"`shardwright check --rewrite {path}` writes that."
+            )
 
 
 def _read(path: Path) -> ShardingPlan:
-    from shardwright.errors import InvalidInputError, PlanError
+    from shardwright.errors import PlanError
+    from shardwright.planning.documents import PLAN
     from shardwright.planning.plan import ShardingPlan
 
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInputError(f"cannot read the plan {str(path)!r}: {error.strerror}") from error
+    text = PLAN.text(path)
     try:
         return ShardingPlan.from_json(text)
     except PlanError as error:

@@ -16,14 +16,17 @@ PAGE_WIDTH = 100
 
 def console() -> Console:
     """A console as wide as the terminal; a pipe has no width: there, a row is a line."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    return _console(None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def page() -> Console:
     """A console as wide as the terminal, or as ``COLUMNS`` says, or as a page."""
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return _console(None if has_width else PAGE_WIDTH)
+
+
+def _console(width: int | None) -> Console:
+    """A console that prints names as they are: ``[bold]`` or ``:cat:`` in one is no markup."""
     from rich.console import Console
 
-    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return Console(width=None if has_width else PAGE_WIDTH)
+    return Console(width=width, markup=False, emoji=False)

@@ -6,7 +6,7 @@ from shardwright.contracts.compute_kernel import ComputeKernel, EmbeddingCompute
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposals, Proposer
-from shardwright.contracts.sharding_type import ShardingType
+from shardwright.contracts.sharding_type import Offered, ShardingType
 
 __all__ = [
     "Codec",
@@ -17,6 +17,7 @@ __all__ = [
     "EmbeddingComputeKernel",
     "Estimator",
     "KernelRequest",
+    "Offered",
     "Partitioner",
     "Proposals",
     "Proposer",

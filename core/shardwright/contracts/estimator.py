@@ -45,8 +45,6 @@ class Estimator(ABC, metaclass=OpenNames):
     Then tables that are alike are planned as one, many times faster. Leave it ``False`` for a model that looks at a
     table's name, module or features.
     """
-    storage: ClassVar[str] = ""
-    """Of a performance estimator: the name of the storage estimator that is taken with it when it was asked for."""
     preference: ClassVar[int] = 0
     """Above 0: may be taken when none was asked for; the highest is."""
 
@@ -64,13 +62,21 @@ class Estimator(ABC, metaclass=OpenNames):
         """
 
     def space(self, topology: Topology) -> OptionSpace:
-        """The options that the model was published with; they are offered to those who ask for the model.
+        """The options whose cost the model can tell; all by default.
 
-        What the user's constraints ask of a table goes before.
+        It holds whenever this is the performance estimator and the user asked for no other option space. What
+        constraints ask of a table goes before.
         """
         from shardwright.planning.option_space import EVERYTHING
 
         return EVERYTHING
+
+    def published_space(self, topology: Topology) -> OptionSpace:
+        """The options that the model was published with, for those who ask for the option space of its name.
+
+        By default those whose cost it can tell.
+        """
+        return self.space(topology)
 
     def provenance(self) -> Mapping[str, Any]:
         """The constants the model assumes, by name, for the report; JSON data."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from shardwright.contracts.names import OpenNames
 from shardwright.planning.layouts import DATAFLOWS, Dataflow, Layout
@@ -16,11 +16,18 @@ if TYPE_CHECKING:
     from shardwright.planning.topology import Topology
 
 
+Offered: TypeAlias = Literal["always", "by_name"]
+"""When tables are offered a sharding type."""
+ALWAYS: Offered = "always"
+BY_NAME: Offered = "by_name"
+
+
 class ShardingType(ABC, metaclass=OpenNames):
     """A way to cut a table into blocks.
 
     The planner calls :meth:`layouts` for each table and offers each layout with each compute kernel; the engine
-    derives routing, memory, traffic, checkpoints and the report from the layout that was chosen.
+    derives routing, memory, traffic, checkpoints and the report from the layout that was chosen. Who reads a plan
+    calls it again, for the table and the constraints that the document names, and compares: answers must be the same.
 
     ``ShardingType.SOME_NAME.value`` is ``"some_name"`` for every registered name, as with TorchRec's enumeration,
     but the set of names is open.
@@ -36,6 +43,13 @@ class ShardingType(ABC, metaclass=OpenNames):
     dataflows: ClassVar[tuple[type[Dataflow], ...]] = DATAFLOWS
     """The dataflows its layouts use."""
 
+    offered: ClassVar[Offered] = BY_NAME
+    """When the planner asks for layouts: ``"by_name"``, for tables whose constraints name the type, or ``"always"``.
+
+    So installing a type changes no plan of somebody who does not ask for it. With ``"always"``, tables without
+    ``sharding_types`` in their constraints are offered it too; the planner then also plans without the type, and the
+    plan is never worse than that one.
+    """
     answers_by_shape: ClassVar[bool] = False
     """Whether the answers depend on nothing of a table but its shape, data type, pooling, weights and optimizer.
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardwright.arguments import brief, checked_only
 from shardwright.errors import InvalidInputError
 from shardwright.modules._lookup import bags_of_feature, look_up, look_up_and_pool, weights_of_ids
 from shardwright.modules.embedding_configs import dtype_of
@@ -111,6 +112,7 @@ class EmbeddingBagCollection(TableCollection):
                 [1., 1.]], grad_fn=<...>)
     """
 
+    @checked_only("is_weighted", "device")
     def __init__(
         self,
         tables: Sequence[EmbeddingBagConfig],
@@ -145,7 +147,7 @@ class EmbeddingBagCollection(TableCollection):
             UnknownNameError: a feature is missing.
             InvalidInputError: an id is out of range, or the collection is weighted and the input is not.
         """
-        bags_by_feature = features.to_dict()
+        bags_by_feature = _bags_by_feature(type(self).__name__, features)
         pooled: list[Tensor] = []
         for table in self._embedding_bag_configs:
             weight = self.table_weight(table.name)
@@ -189,6 +191,7 @@ class EmbeddingCollection(TableCollection):
         InvalidInputError: there are no tables, one has no name or features, or two have one name.
     """
 
+    @checked_only("device", "need_indices")
     def __init__(
         self,
         tables: Sequence[EmbeddingConfig],
@@ -220,7 +223,7 @@ class EmbeddingCollection(TableCollection):
             UnknownNameError: a feature is missing.
             InvalidInputError: an id is out of range.
         """
-        bags_by_feature = features.to_dict()
+        bags_by_feature = _bags_by_feature(type(self).__name__, features)
         outputs: dict[str, JaggedTensor] = {}
         for table, names in zip(self._embedding_configs, self._embedding_names_by_table, strict=True):
             weight = self.table_weight(table.name)
@@ -260,6 +263,12 @@ class EmbeddingCollection(TableCollection):
     def table_weight(self, table: str) -> nn.Parameter:
         """The weights of the table of that name: ``[num_embeddings, embedding_dim]``."""
         return _weight(self.embeddings, table)
+
+
+def _bags_by_feature(owner: str, features: Any) -> dict[str, JaggedTensor]:
+    if not isinstance(features, KeyedJaggedTensor):
+        raise InvalidInputError(f"{owner}: features must be a KeyedJaggedTensor, got {brief(features)}")
+    return features.to_dict()
 
 
 def _check_kind(owner: str, tables: Any, kind: type[EmbeddingConfig]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.arguments import checked
 from shardwright.errors import DuplicateNameError
 from shardwright.optim._keyed_state import check_form, check_names
 from shardwright.optim.keyed import KeyedOptimizer
@@ -29,6 +30,7 @@ class CombinedOptimizer(KeyedOptimizer):
         DuplicateNameError: two parts have a parameter, or a name of one, in common.
     """
 
+    @checked
     def __init__(self, optims: Sequence[KeyedOptimizer | tuple[str, KeyedOptimizer]]) -> None:
         self._optims = [("", part) if isinstance(part, KeyedOptimizer) else part for part in optims]
         parts = [part for _, part in self._optims]

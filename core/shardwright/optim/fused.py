@@ -13,6 +13,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
+from shardwright.arguments import brief, checked
 from shardwright.errors import (
     DuplicateNameError,
     InvalidInputError,
@@ -48,6 +49,7 @@ class _FusedOptimizer:
 _REGISTERED: dict[type[Optimizer], _FusedOptimizer] = {}
 
 
+@checked
 def register_fused_optimizer(
     torch_class: type[Optimizer], name: str, mapping: Mapper, unsharded: Builder | None = None
 ) -> None:
@@ -72,6 +74,7 @@ def register_fused_optimizer(
         )
 
 
+@checked
 def renaming(names: Mapping[str, str | tuple[str, ...]]) -> Mapper:
     """A mapping that passes some hyperparameters on under new names and demands that the others are off.
 
@@ -99,6 +102,7 @@ def renaming(names: Mapping[str, str | tuple[str, ...]]) -> Mapper:
     return mapping
 
 
+@checked
 def optimizer_spec_of(parameter: Tensor, name: str = "") -> OptimizerSpec | None:
     """The optimizer that was applied to a parameter in its backward pass, as a specification.
 
@@ -137,6 +141,7 @@ def optimizer_spec_of(parameter: Tensor, name: str = "") -> OptimizerSpec | None
     return OptimizerSpec(entry.name, float(mapped.pop("learning_rate")), mapped)
 
 
+@checked
 def spec_to_torch(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
     """The optimizer that does without sharding what the fused one of a specification does.
 
@@ -155,9 +160,15 @@ def spec_to_torch(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
     if spec.name not in builders:
         raise UnknownNameError(
             f"no unsharded optimizer for {spec.name!r}. Known: {', '.join(sorted(builders))}."
-            f"{nearest(spec.name, builders)}"
+            f"{nearest(spec.name, builders)} Others can be added with register_fused_optimizer(unsharded=...)."
         )
-    return builders[spec.name](spec, params)
+    listed = list(params)
+    for param in listed:
+        if not isinstance(param, Tensor):
+            raise InvalidInputError(f"spec_to_torch: params must be tensors, got {brief(param)} among them")
+    if not listed:
+        raise InvalidInputError("spec_to_torch: params are empty, there is nothing to update")
+    return builders[spec.name](spec, listed)
 
 
 def _name_of(torch_class: type[Optimizer]) -> str:

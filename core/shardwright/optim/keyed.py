@@ -1,6 +1,7 @@
 """Optimizers whose state goes by parameter names, so that it outlives a change of plan, order or world size.
 
-They are torch optimizers: learning-rate schedulers and gradient scalers take them.
+They are torch optimizers: learning-rate schedulers take them. Gradient scalers do not, where a part of them runs in the
+backward pass: it would update by scaled gradients, so that it refuses.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from shardwright.arguments import brief, checked
 from shardwright.errors import DuplicateNameError, InvalidInputError, UnsupportedError
 from shardwright.optim import _keyed_state
 
@@ -34,6 +36,7 @@ class KeyedOptimizer(Optimizer):
         InvalidInputError: a group or the state has a parameter without a name.
     """
 
+    @checked
     def __init__(
         self,
         params: Mapping[str, Tensor],
@@ -70,6 +73,7 @@ class KeyedOptimizer(Optimizer):
         if self._saves_param_groups and "param_groups" in state_dict:
             _keyed_state.check_groups(self.params, self.param_groups, state_dict["param_groups"])
 
+    @checked
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state dict; if it does not fit, nothing is changed.
 
@@ -153,6 +157,7 @@ class KeyedOptimizerWrapper(_Delegating):
         ['bias', 'weight']
     """
 
+    @checked
     def __init__(
         self, params: Mapping[str, Tensor], optim_factory: Callable[[list[Tensor]], Optimizer]
     ) -> None:
@@ -161,7 +166,12 @@ class KeyedOptimizerWrapper(_Delegating):
                 "KeyedOptimizerWrapper got no parameters. If all of the model's are updated in the backward "
                 "pass, use its fused_optimizer alone."
             )
-        super().__init__(params, optim_factory(list(params.values())))
+        optimizer = optim_factory(list(params.values()))
+        if not isinstance(optimizer, Optimizer):
+            raise InvalidInputError(
+                f"KeyedOptimizerWrapper: optim_factory must give an optimizer, it gave {brief(optimizer)}"
+            )
+        super().__init__(params, optimizer)
 
 
 class OptimizerWrapper(_Delegating):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from shardwright.arguments import brief, checked
 from shardwright.errors import InvalidInputError
 
 __all__ = ["apply_optimizer_in_backward", "in_backward_optimizer_filter", "in_backward_optimizers"]
@@ -18,6 +19,7 @@ _CLASSES = "_optimizer_classes"
 _ARGUMENTS = "_optimizer_kwargs"
 
 
+@checked
 def apply_optimizer_in_backward(
     optimizer_class: type[Optimizer],
     params: Iterable[nn.Parameter],
@@ -41,6 +43,10 @@ def apply_optimizer_in_backward(
         InvalidInputError: a parameter does not require gradients, or is no leaf.
     """
     for param in params:
+        if not isinstance(param, Tensor):
+            raise InvalidInputError(
+                f"apply_optimizer_in_backward: params must be parameters, got {brief(param)} among them"
+            )
         if not (param.requires_grad and param.is_leaf):
             raise InvalidInputError(
                 f"{optimizer_class.__name__} cannot be applied in the backward pass of a tensor of shape "
@@ -49,13 +55,23 @@ def apply_optimizer_in_backward(
             )
         is_first = not hasattr(param, _OPTIMIZERS)
         for attribute, value in (
-            (_OPTIMIZERS, optimizer_class([param], **optimizer_kwargs)),
+            (_OPTIMIZERS, _made(optimizer_class, param, optimizer_kwargs)),
             (_CLASSES, optimizer_class),
             (_ARGUMENTS, dict(optimizer_kwargs)),
         ):
             setattr(param, attribute, [*getattr(param, attribute, ()), value])
         if is_first:  # one hook runs them all
             param.register_post_accumulate_grad_hook(_step_and_clear)
+
+
+def _made(optimizer_class: type[Optimizer], param: Tensor, optimizer_kwargs: Mapping[str, Any]) -> Optimizer:
+    try:
+        return optimizer_class([param], **optimizer_kwargs)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"apply_optimizer_in_backward: {optimizer_class.__name__} cannot be made with optimizer_kwargs "
+            f"{brief(dict(optimizer_kwargs))}: {error}"
+        ) from error
 
 
 def _step_and_clear(param: Tensor) -> None:
@@ -69,6 +85,7 @@ def in_backward_optimizers(param: Tensor) -> tuple[Optimizer, ...]:
     return tuple(getattr(param, _OPTIMIZERS, ()))
 
 
+@checked
 def in_backward_optimizer_filter(
     named_parameters: Iterable[tuple[str, nn.Parameter]], include: bool = False
 ) -> Iterator[tuple[str, nn.Parameter]]:
@@ -81,6 +98,12 @@ def in_backward_optimizer_filter(
     Yields:
         Names and parameters.
     """
-    for name, param in named_parameters:
+    for named in named_parameters:
+        if not (isinstance(named, tuple) and len(named) == 2):
+            raise InvalidInputError(
+                "in_backward_optimizer_filter: named_parameters must be pairs of a name and a parameter, as "
+                f"model.named_parameters() gives them; got {brief(named)} among them"
+            )
+        name, param = named
         if hasattr(param, _OPTIMIZERS) == include:
             yield name, param

@@ -8,6 +8,7 @@ Legend: R rows, D columns, N rows touched in a step.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, final
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from shardwright.arguments import brief, checked
 from shardwright.errors import InvalidInputError
 
 __all__ = ["LazyAdam", "RowWiseAdagrad", "touched_rows"]
@@ -50,9 +52,17 @@ class _RowOptimizer(Optimizer, ABC):
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         for name, value in defaults.items():
-            if isinstance(value, float | int) and not value >= 0:
-                raise InvalidInputError(f"{type(self).__name__}: {name} must not be negative, got {value}")
-        super().__init__(params, defaults)
+            if isinstance(value, float | int) and not 0 <= value < math.inf:
+                must = "be finite" if value == math.inf else "not be negative"
+                raise InvalidInputError(f"{type(self).__name__}: {name} must {must}, got {value}")
+        try:
+            super().__init__(params, defaults)
+        except InvalidInputError:
+            raise
+        except (TypeError, ValueError, LookupError) as error:
+            raise InvalidInputError(
+                f"{type(self).__name__}: params must be tables, or groups of them, got {brief(params)}: {error}"
+            ) from error
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of tables.
@@ -130,6 +140,7 @@ class RowWiseAdagrad(_RowOptimizer):
         InvalidInputError: a number is negative, or a parameter is no table.
     """
 
+    @checked
     def __init__(
         self,
         params: Iterable[Any],
@@ -181,6 +192,7 @@ class LazyAdam(_RowOptimizer):
         InvalidInputError: a number is negative, a beta is not in [0, 1), or a parameter is no table.
     """
 
+    @checked
     def __init__(
         self,
         params: Iterable[Any],

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
+from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError
 from shardwright.planning.dataflows import Dataflow
-from shardwright.planning.row_maps import RowMap, RowPart, not_negative
+from shardwright.planning.row_maps import RowMap, RowPart, not_negative, positive
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -30,6 +31,8 @@ class ColumnRange:
 
     @stop.validator
     def _not_empty(self, attribute: Any, value: int) -> None:
+        if type(value) is not int:
+            raise InvalidInputError(f"ColumnRange.stop must be an integer, got {brief(value)}")
         if value <= self.start:
             raise InvalidInputError(
                 f"columns [{self.start}, {value}) are empty; a block needs at least one column"
@@ -65,6 +68,16 @@ class Block:
     dataflow: Dataflow | None = None
 
     def __attrs_post_init__(self) -> None:
+        # By hand, not by ``typed``: layouts make blocks by the hundred thousand.
+        if not (
+            isinstance(self.rows, RowPart)
+            and isinstance(self.columns, ColumnRange)
+            and (self.dataflow is None or isinstance(self.dataflow, Dataflow))
+        ):
+            raise InvalidInputError(
+                "a block has rows (a part of a row map, as table.all_rows), columns (a ColumnRange) and perhaps a "
+                f"dataflow; got {brief(self.rows)}, {brief(self.columns)}, {brief(self.dataflow)}"
+            )
         if self.rank is not None and self.host_group is not None:
             raise InvalidInputError(
                 f"a block has rank {self.rank} and host_group {self.host_group}; with a rank its host is given, "
@@ -86,7 +99,7 @@ class Block:
         return len(self.columns)
 
 
-@frozen
+@frozen(field_transformer=typed)
 class BlockRun:
     """Blocks of neighbouring row parts that have one range of columns: many blocks in few words.
 
@@ -110,7 +123,7 @@ class BlockRun:
 
     row_map: RowMap
     columns: ColumnRange
-    count: int = field(default=1, validator=attrs.validators.ge(1))
+    count: int = field(default=1, validator=positive)
     first_part: int = field(default=0, validator=not_negative)
     is_copied: bool = False
     rank: int | None = None
@@ -155,6 +168,8 @@ class _LazyBlocks(Sequence[Block]):
     """Blocks that are made when they are looked at, and equal any sequence of the same blocks."""
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(self, BlockRuns) and isinstance(other, BlockRuns) and self.runs == other.runs:
+            return True  # without making a block; other runs may be the same blocks
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     def __repr__(self) -> str:
@@ -303,7 +318,12 @@ def as_blocks(values: Iterable[Block | BlockRun]) -> Sequence[Block]:
     """Blocks as they are; runs of them as lazy blocks."""
     if isinstance(values, _LazyBlocks):
         return values
+    if not isinstance(values, Iterable):
+        raise InvalidInputError(f"the blocks of a layout must be a list of Blocks, got {brief(values)}")
     given = tuple(values)
+    for index, block in enumerate(given):
+        if not isinstance(block, Block | BlockRun):
+            raise InvalidInputError(f"blocks[{index}] of a layout must be a Block, got {brief(block)}")
     if given and all(isinstance(item, BlockRun) for item in given):
         return BlockRuns(cast("tuple[BlockRun, ...]", given))
     return cast("tuple[Block, ...]", given)

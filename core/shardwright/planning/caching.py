@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import numpy as np
 from attrs import field, frozen
 
+from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError
+from shardwright.planning.documents.limits import MOST_LOOKUPS
+from shardwright.planning.row_maps import not_negative
 
 LOAD_FACTOR = 0.2
 """The part of a table's rows that its cache holds if nothing was asked for (TorchRec 1.8's UVM_CACHING_RATIO)."""
@@ -40,13 +44,28 @@ class CacheStatistics(ABC):
 
 
 def _counts(values: Iterable[float]) -> tuple[float, ...]:
-    counts = tuple(float(value) for value in values)
-    if not counts or min(counts) < 0:
-        raise InvalidInputError(f"mrc_hist_counts must be numbers, none negative, at least one; got {counts}")
-    return counts
+    listed = () if isinstance(values, bytes | Mapping | Set) else tuple(values)
+    if not listed or not all(isinstance(one, int | float) and 0 <= one < math.inf for one in listed):
+        raise InvalidInputError(
+            f"mrc_hist_counts must be numbers, none negative, at least one; got {brief(values)}"
+        )
+    return tuple(map(float, listed))
 
 
-@frozen
+def _lookups(instance: Any, attribute: Any, value: Any) -> None:
+    for number in value if isinstance(value, tuple) else (value,):
+        if not 0 <= number <= MOST_LOOKUPS:
+            raise InvalidInputError(
+                f"{attribute.name} must be numbers from 0 to {MOST_LOOKUPS}, got {number}"
+            )
+
+
+def _not_negative(instance: Any, attribute: Any, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InvalidInputError(f"{attribute.name} must be a finite number from 0, got {brief(value)}")
+
+
+@frozen(field_transformer=typed)
 class EmbeddingOffloadStats(CacheStatistics):
     """Cache statistics from a histogram of reuse distances, under TorchRec's names.
 
@@ -58,10 +77,10 @@ class EmbeddingOffloadStats(CacheStatistics):
         height: rows of the table.
     """
 
-    cacheability: float = field(converter=float)
-    expected_lookups: float = field(converter=float)
-    mrc_hist_counts: tuple[float, ...] = field(converter=_counts)
-    height: int = field()
+    cacheability: float = field(validator=_not_negative)
+    expected_lookups: float = field(validator=[_not_negative, _lookups])
+    mrc_hist_counts: tuple[float, ...] = field(converter=_counts, validator=_lookups)
+    height: int = field(validator=not_negative)
 
     def expected_miss_rate(self, load_factor: float) -> float:
         """One minus the hits of all bins below the cache's size; all miss where the cache holds less than a row."""
@@ -87,20 +106,20 @@ def _known_statistics(instance: Any, attribute: Any, value: Any) -> None:
 
 
 def _part(instance: Any, attribute: Any, value: Any) -> None:
-    if value is not None and not 0 < value <= 1:
+    if value is not None and (isinstance(value, bool) or not 0 < value <= 1):
         raise InvalidInputError(
-            f"{attribute.name} is a part of the table's rows, above 0 and up to 1; got {value!r}"
+            f"{attribute.name} is a part of the table's rows, above 0 and up to 1; got {brief(value)}"
         )
 
 
 def _algorithm(value: Any) -> str:
     name = str(getattr(value, "name", value)).lower()
     if name not in ALGORITHMS:
-        raise InvalidInputError(f"no cache algorithm {value!r}. Known: {', '.join(ALGORITHMS)}.")
+        raise InvalidInputError(f"no cache algorithm {brief(value)}. Known: {', '.join(ALGORITHMS)}.")
     return name
 
 
-@frozen
+@frozen(field_transformer=typed)
 class CacheParams:
     """What is asked of the cache of a table that is kept in host memory.
 

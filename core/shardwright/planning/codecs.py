@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, field, fields, frozen
 
-from shardwright.errors import InvalidInputError, UnsupportedError, nearest
+from shardwright.arguments import brief, typed
+from shardwright.errors import InvalidInputError, PlanningError, UnsupportedError, nearest
+from shardwright.planning.plugin_calls import calling
 
 if TYPE_CHECKING:
     from shardwright.contracts.codec import Codec
@@ -27,7 +29,7 @@ def _name(value: Any) -> str | None:
     return str(plain)
 
 
-@frozen
+@frozen(field_transformer=typed)
 class QCommsConfig:
     """The codecs of results (forward) and of gradients (backward); the two are chosen apart.
 
@@ -157,4 +159,13 @@ def _create(name: str | None) -> Codec | None:
 
 
 def _row_bytes(codec: Codec | None, num_columns: int) -> int:
-    return FLOAT_BYTES * num_columns if codec is None else codec.row_bytes(num_columns)
+    if codec is None:
+        return FLOAT_BYTES * num_columns
+    who = f"codec {codec.name!r}"
+    with calling(who):
+        size = codec.row_bytes(num_columns)
+    if type(size) is not int or size < 1:
+        raise PlanningError(
+            f"{who} broke its contract: row_bytes({num_columns}) must be bytes, 1 at least; it is {brief(size)}"
+        )
+    return size

@@ -6,18 +6,19 @@ that is new. Optimizer state travels with its rows and is not counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from attrs import frozen
 
-from shardwright.errors import PlanError
+from shardwright.errors import PlanError, ShardwrightError
+from shardwright.planning.check import is_stated, real_value_ms
+from shardwright.planning.document_inputs import AskedTables
 from shardwright.planning.layouts import Block
 from shardwright.planning.plan import ParameterSharding, ShardingPlan
-from shardwright.planning.rederived import reading_inputs
 from shardwright.planning.tables import DataType
-from shardwright.planning.workload import table_from_data
 
 
 @frozen
@@ -48,12 +49,15 @@ class PlanDifference:
     Args:
         changes: the tables that differ, in the order of the first plan, then of the second.
         num_equal: how many do not.
-        values_ms: the objective of each plan, where its document says it.
+        values_ms: the objective of each plan: what its placement costs, added up again, or, where that cannot be done
+            here, what its document says.
+        stated_ms: what the document of each plan says instead, where that is not so.
     """
 
     changes: tuple[TableChange, ...]
     num_equal: int
     values_ms: tuple[float | None, float | None]
+    stated_ms: tuple[float | None, float | None] = (None, None)
 
     @property
     def moved_bytes(self) -> int:
@@ -84,8 +88,20 @@ def compare_plans(first: ShardingPlan, second: ShardingPlan) -> PlanDifference:
             num_equal += 1
         else:
             changes.append(_change(path, old, new, types.get(path, DataType.FP32)))
-    values = tuple(plan.document.get("objective", {}).get("value_ms") for plan in (first, second))
-    return PlanDifference(tuple(changes), num_equal, (values[0], values[1]))
+    (value, stated), (other_value, other_stated) = map(_value, (first, second))
+    return PlanDifference(tuple(changes), num_equal, (value, other_value), (stated, other_stated))
+
+
+def _value(plan: ShardingPlan) -> tuple[float | None, float | None]:
+    """A plan's value, and what its document says if that is another."""
+    stated: float | None = plan.document.get("objective", {}).get("value_ms")
+    try:
+        real = real_value_ms(plan)
+    except ShardwrightError:  # a plugin that is not installed here: moves can be told without it
+        real = None
+    if real is None:
+        return stated, None
+    return real, None if is_stated(real, plan) else stated
 
 
 def _tables(plan: ShardingPlan) -> dict[str, ParameterSharding]:
@@ -98,10 +114,7 @@ def _tables(plan: ShardingPlan) -> dict[str, ParameterSharding]:
 
 def _data_types(plan: ShardingPlan) -> dict[str, DataType]:
     """The element types, where the document has the tables' specifications."""
-    with reading_inputs():
-        entries = plan.document.get("inputs", {}).get("tables", {}).get("value", ())
-        tables = [table_from_data(entry, f"inputs.tables {index}") for index, entry in enumerate(entries)]
-    return {table.path: table.data_type for table in tables}
+    return {table.path: table.data_type for table in AskedTables.of(plan.document).tables.values()}
 
 
 def _change(
@@ -163,14 +176,32 @@ def _common_cells(one: Block, other: Block) -> int:
 
 
 def _common_rows(one: Block, other: Block) -> int:
-    if one.rows.bounds is not None and other.rows.bounds is not None:
-        (start, stop), (low, high) = one.rows.bounds, other.rows.bounds
-        return max(0, min(stop, high) - max(start, low))
     if one.rows == other.rows:
         return one.num_rows
-    return len(np.intersect1d(_rows_of(one), _rows_of(other), assume_unique=True))
+    mine, theirs = one.rows.rows, other.rows.rows
+    num_rows = one.rows.row_map.num_rows
+    if isinstance(mine, slice) and isinstance(theirs, slice):
+        return len(_common_steps(range(num_rows)[mine], range(num_rows)[theirs]))
+    if isinstance(mine, slice):
+        return _num_within(theirs, range(num_rows)[mine])
+    if isinstance(theirs, slice):
+        return _num_within(mine, range(num_rows)[theirs])
+    return len(np.intersect1d(mine, theirs, assume_unique=True))
 
 
-def _rows_of(block: Block) -> Any:
-    rows = block.rows.rows
-    return np.arange(block.rows.row_map.num_rows)[rows] if isinstance(rows, slice) else rows
+def _num_within(rows: Any, steps: range) -> int:
+    """How many of some rows are among those of a slice."""
+    return int(((rows >= steps.start) & (rows < steps.stop) & ((rows - steps.start) % steps.step == 0)).sum())
+
+
+def _common_steps(one: range, other: range) -> range:
+    """The numbers that two rising ranges have in common: by the Chinese remainder theorem, however long they are."""
+    divisor = math.gcd(one.step, other.step)
+    if (other.start - one.start) % divisor:
+        return range(0)
+    step = one.step // divisor * other.step
+    # one.start + k * one.step is other.start modulo other.step.
+    k = (other.start - one.start) // divisor * pow(one.step // divisor, -1, other.step // divisor)
+    first = (one.start + k * one.step) % step
+    least = max(one.start, other.start)
+    return range(least + (first - least) % step, min(one.stop, other.stop), step)

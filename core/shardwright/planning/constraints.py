@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase, translate
 from functools import cached_property
 from typing import Any
@@ -13,9 +13,12 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
+from shardwright.planning.documents import CONSTRAINTS
+from shardwright.planning.documents.limits import MOST_RATE, MOST_SAMPLES
 from shardwright.planning.tables import TableSpec, is_answer
 
 
@@ -25,14 +28,17 @@ def _plain_names(values: Iterable[Any] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(values, str):
         raise InvalidInputError(f"expected a list of names, got the string {values!r}; write [{values!r}]")
-    if not isinstance(values, Iterable):
-        raise InvalidInputError(f"expected a list of names, got {values!r}")
-    names = tuple(str(getattr(value, "value", value)) for value in values)
+    if not isinstance(values, Iterable) or isinstance(values, bytes | Mapping):
+        raise InvalidInputError(f"expected a list of names, got {brief(values)}")
+    names = tuple(getattr(value, "value", value) for value in values)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise InvalidInputError(f"expected a list of names, got {brief(name)} in it")
     if not names:
         raise InvalidInputError(
             "an empty list of names leaves no option; leave the argument out to allow all"
         )
-    return names
+    return tuple(map(str, names))
 
 
 def _floats(values: Iterable[float] | None) -> tuple[float, ...] | None:
@@ -50,16 +56,22 @@ def _whole_numbers(values: Iterable[int] | None) -> tuple[int, ...] | None:
 
 
 def _listed(values: Any) -> Iterable[Any]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
+    if isinstance(values, int | float | str):
         raise InvalidInputError(f"expected a list of numbers, got {values!r}; write [{values!r}]")
+    if not isinstance(values, Iterable) or isinstance(values, bytes | Mapping | Set):
+        raise InvalidInputError(f"expected a list of numbers, got {brief(values)}")
     return values
 
 
 def _number(value: Any) -> float:
+    if isinstance(value, bool | str):
+        raise InvalidInputError(f"expected a number, got {value!r}")
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise InvalidInputError(f"expected a number, got {value!r}") from None
+        raise InvalidInputError(f"expected a number, got {brief(value)}") from None
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
         raise InvalidInputError(f"expected a finite number, got {value!r}")
     return number
@@ -70,7 +82,7 @@ def _ranks(values: Any) -> tuple[int, ...] | None:
     if values is None:
         return None
     listed = [values] if type(values) is int else list(_listed(values))
-    if not listed or any(type(rank) is not int or rank < 0 for rank in listed):
+    if isinstance(values, bytes) or not listed or any(type(rank) is not int or rank < 0 for rank in listed):
         raise InvalidInputError(f"ranks must be one rank or several, each a number from 0, got {values!r}")
     return tuple(sorted(set(listed)))
 
@@ -94,9 +106,18 @@ def _is_object(instance: Any, attribute: Any, value: Any) -> None:
         raise InvalidInputError(f"{attribute.name} must be an object of JSON data, got {value!r}")
 
 
-def _not_negative(instance: Any, attribute: Any, values: tuple[float, ...] | None) -> None:
-    if values is not None and (not values or min(values) < 0):
-        raise InvalidInputError(f"{attribute.name} must be one number a feature, none negative; got {values}")
+def _up_to(most: int) -> Callable[[Any, Any, tuple[float, ...] | None], None]:
+    def check(instance: Any, attribute: Any, values: tuple[float, ...] | None) -> None:
+        if values is None:
+            return
+        if not values or min(values) < 0:
+            raise InvalidInputError(
+                f"{attribute.name} must be one number a feature, none negative; got {values}"
+            )
+        if max(values) > most:
+            raise InvalidInputError(f"{attribute.name} has {max(values)}; {most} can be planned for")
+
+    return check
 
 
 def _positive(instance: Any, attribute: Any, value: int | None) -> None:
@@ -104,7 +125,7 @@ def _positive(instance: Any, attribute: Any, value: int | None) -> None:
         raise InvalidInputError(f"{attribute.name} must be a positive number of columns, got {value!r}")
 
 
-@frozen(cache_hash=True)
+@frozen(cache_hash=True, field_transformer=typed)
 class ParameterConstraints:
     """What is asked for one table, or for all tables that a pattern matches.
 
@@ -137,11 +158,13 @@ class ParameterConstraints:
     compute_kernels: tuple[str, ...] | None = field(default=None, converter=_plain_names)
     min_partition: int | None = field(default=None, validator=_positive)
     pooling_factors: tuple[float, ...] | None = field(
-        default=None, converter=_floats, validator=_not_negative
+        default=None, converter=_floats, validator=_up_to(MOST_RATE)
     )
-    num_poolings: tuple[float, ...] | None = field(default=None, converter=_floats, validator=_not_negative)
+    num_poolings: tuple[float, ...] | None = field(
+        default=None, converter=_floats, validator=_up_to(MOST_RATE)
+    )
     batch_sizes: tuple[int, ...] | None = field(
-        default=None, converter=_whole_numbers, validator=_not_negative
+        default=None, converter=_whole_numbers, validator=_up_to(MOST_SAMPLES)
     )
     is_weighted: bool | None = field(default=None, validator=is_answer)
     cache_params: CacheParams | None = field(default=None, converter=_cache)
@@ -153,23 +176,15 @@ class ParameterConstraints:
     extras: Mapping[str, Any] | None = field(default=None, validator=_is_object, hash=False)
 
     @classmethod
-    def from_data(cls, data: Any, where: str) -> ParameterConstraints:
-        """The constraints in JSON data: an object of this class's fields.
+    def from_data(cls, data: Mapping[str, Any], where: str) -> ParameterConstraints:
+        """The constraints in JSON data: an object of this class's fields, whose form is known to be right.
 
         Raises:
-            InvalidInputError: it is no object, or a value is of the wrong form.
-            UnknownNameError: it has another key.
+            InvalidInputError: a value cannot be.
         """
-        if not isinstance(data, Mapping):
-            raise InvalidInputError(f"{where} must be an object of constraints, got {data!r}")
-        names = [attribute.name for attribute in attrs.fields(cls)]
-        for key in data:
-            if key not in names:
-                raise UnknownNameError(
-                    f"{where}: no constraint {key!r}. Known: {', '.join(names)}.{nearest(key, names)}"
-                )
+        fields = {name: value for name, value in data.items() if not name.startswith("x-")}
         try:
-            return cls(**data)
+            return cls(**fields)
         except InvalidInputError as error:
             raise InvalidInputError(f"{where}: {error}") from error
 
@@ -207,6 +222,18 @@ class ParameterConstraints:
                 f"{count} features; give one a feature, or one for all"
             )
         return values
+
+    def applied_to(self, table: TableSpec) -> TableSpec:
+        """The table as these ask for it: with their codecs and cache, weighted or not.
+
+        Raises:
+            UnknownPluginError: no codec has such a name.
+        """
+        changes: dict[str, Any] = {"is_weighted": self.is_weighted, "cache": self.cache_params}
+        if self.qcomms_config is not None:
+            changes["qcomms_config"] = self.qcomms_config.over(table.qcomms_config).resolved()
+        given = {name: value for name, value in changes.items() if value is not None}
+        return attrs.evolve(table, **given) if given else table
 
     def num_features(self, table: TableSpec) -> int:
         """The table's features; where its specification names none, as many as values were given."""
@@ -263,17 +290,14 @@ class Constraints:
         """The constraints in JSON data: ``{name or pattern: {field: value, ...}, ...}``.
 
         Raises:
-            InvalidInputError: the data is of another form.
-            UnknownNameError: there is no such field; the text has the nearest.
+            InvalidInputError: the data is of another form; of fields that there are not, the text has the nearest.
         """
-        if not isinstance(data, Mapping):
-            raise InvalidInputError(
-                f"constraints are an object of table name (or pattern) -> constraints, got {data!r}"
-            )
+        CONSTRAINTS.check(data)
         return cls(
             {
                 key: ParameterConstraints.from_data(value, f"constraints[{key!r}]")
                 for key, value in data.items()
+                if key != "$schema"
             }
         )
 

@@ -25,7 +25,7 @@ from shardwright.planning.document_rows import derive_row_map
 from shardwright.planning.layouts import Block, Exchange, Layout, PlacedBlocks, to_data
 from shardwright.planning.plan import ParameterSharding, ShardingPlan
 from shardwright.planning.row_maps import RowsRange
-from shardwright.planning.text import json_text
+from shardwright.planning.text import json_text, plain_json
 
 FORMAT = "shardwright-plan"
 VERSION = 1
@@ -206,9 +206,7 @@ def _size_text(block: Block, rows: str = "") -> str:
 def _unknown(known: Mapping[str, Any]) -> str:
     """The keys of a shard that are not ours, as the end of its line."""
     return "".join(
-        f", {json.dumps(key)}: {json.dumps(value, allow_nan=False)}"
-        for key, value in known.items()
-        if key not in _SHARD_KEYS
+        f", {json.dumps(key)}: {plain_json(value)}" for key, value in known.items() if key not in _SHARD_KEYS
     )
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.errors import PlanError, ShardwrightError
-from shardwright.planning.agreement import disagreement
+from shardwright.planning.agreement import Agreement, identity
 from shardwright.planning.codecs import QCommsConfig
 from shardwright.planning.document import FORMAT, VERSION
+from shardwright.planning.document_inputs import AskedTables
 from shardwright.planning.document_rows import row_parts
+from shardwright.planning.documents import PLAN
 from shardwright.planning.layouts import (
     Block,
     BlockRun,
@@ -26,6 +26,7 @@ from shardwright.planning.layouts import (
     Layout,
     PlacedBlocks,
     from_data,
+    to_data,
 )
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.row_maps import ROW_MAPS, RowMap, RowsRange
@@ -43,84 +44,40 @@ def read_plan(text: str) -> ShardingPlan:
         PlanError: the document is malformed, names what is not known, or its shards do not cover each row and
             column exactly once; the text says where.
     """
-    document = _parse(text)
-    if document.get("format") != FORMAT:
-        raise PlanError(f'a plan document has "format": "{FORMAT}", this one has {document.get("format")!r}')
-    if document.get("version") != VERSION:
-        raise PlanError(
-            f"the plan document has version {document.get('version')!r}; version {VERSION} can be read"
-        )
-    _check_claims(document)
-    topology = _typed(document, "topology", dict, "the plan document")
-    reader = _Reader(_ranks_of(topology))
-    modules = _typed(document, "modules", dict, "the plan document")
+    document = PLAN.parse(text)
+    if isinstance(document, dict):
+        _check_format(document)
+    PLAN.check(document)
+    reader = _Reader(_ranks_of(document), AskedTables.of(document))
     plan = {
         path: EmbeddingModuleShardingPlan(
-            (name, reader.table(path, name, entry)) for name, entry in _items(tables, f"module {path!r}")
+            (name, reader.table(path, name, entry)) for name, entry in tables.items()
         )
-        for path, tables in modules.items()
+        for path, tables in document["modules"].items()
     }
     return ShardingPlan(plan=plan, document=document)
 
 
-def _check_claims(document: Mapping[str, Any]) -> None:
-    """Check the form of what a document says of its plan, as far as it says anything."""
-    for key, kind in (("objective", dict), ("inputs", dict), ("plugins", list)):
-        if key in document:
-            _typed(document, key, kind, "the plan document")
-    objective = document.get("objective", {})
-    for key in ("value_ms", "lower_bound_ms", "gap"):
-        number = objective.get(key)
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
-            raise PlanError(f"the plan document: objective.{key} must be a number, got {number!r}")
-    if "certificate" in objective:
-        _typed(objective, "certificate", dict, "the plan document: objective")
-    for index, plugin in enumerate(document.get("plugins", ())):
-        if not isinstance(plugin, dict):
-            raise PlanError(f"the plan document: plugins[{index}] must be an object, got {plugin!r}")
+def _check_format(document: Mapping[str, Any]) -> None:
+    """Check what a document says it is, so that a document of another kind is not told that it is a bad plan."""
+    if document.get("format") != FORMAT:
+        raise PlanError(
+            f'a plan document has "format": "{FORMAT}", this one has {document.get("format")!r:.60}'
+        )
+    if document.get("version") != VERSION:
+        raise PlanError(
+            f"the plan document has version {document.get('version')!r:.60}; version {VERSION} can be read"
+        )
 
 
-def _ranks_of(data: Mapping[str, Any]) -> Topology:
-    """The ranks that a document's topology describes; its memory and links do not matter to its shards."""
-    world_size = _positive(data, "world_size", "topology")
-    device = _typed(data, "compute_device", str, "topology")
-    local = _positive(data, "local_world_size", "topology") if "local_world_size" in data else None
+def _ranks_of(document: Mapping[str, Any]) -> Topology:
     try:
-        return Topology(world_size, device, local_world_size=local)
+        return Topology.from_data(document["topology"])
     except ShardwrightError as error:
         raise PlanError(f"topology: {error}") from error
 
 
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        document = json.loads(
-            text, object_pairs_hook=_without_repetition, parse_float=_finite, parse_constant=_finite
-        )
-    except RecursionError as error:
-        raise PlanError("the plan document is nested too deeply to be one") from error
-    except json.JSONDecodeError as error:
-        raise PlanError(
-            f"the plan document is no JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-        ) from error
-    if not isinstance(document, dict):
-        raise PlanError(f"a plan document is a JSON object, got {type(document).__name__}")
-    return document
-
-
-def _finite(number: str) -> float:
-    value = float(number)
-    if not math.isfinite(value):
-        raise PlanError(f"the plan document has the number {number}, which is not finite")
-    return value
-
-
-def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    pairs = list(pairs)
-    made = dict(pairs)
-    if len(made) == len(pairs):
-        return made
-    repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    raise PlanError(f"the plan document has the key {repeated[0]!r} twice in one object")
+_Places = tuple[int, ...] | bool
 
 
 @frozen(eq=False)
@@ -129,11 +86,15 @@ class _Cut:
 
     Args:
         sharding: with blocks of the ranks of the first.
+        dim: the table's columns.
         right_places: where the shards may be, as far as that matters.
+        agreed: what tables of this cut are to their sharding type, and their places, where shards agree with it.
     """
 
     sharding: ParameterSharding
-    right_places: set[tuple[int, ...] | bool]
+    dim: int
+    right_places: set[_Places]
+    agreed: set[Hashable] = field(factory=set)
 
     def placed(self, ranks: tuple[int, ...]) -> ParameterSharding:
         """The same with other ranks."""
@@ -144,35 +105,21 @@ class _Cut:
 
 def _cut_text(entry: Mapping[str, Any]) -> str:
     """All that an entry says of its table but ranks: equal only for equal JSON data."""
-    shards = [
-        {key: value for key, value in shard.items() if key != "rank"} if isinstance(shard, dict) else shard
-        for shard in entry.get("shards", ())
-    ]
+    if _has_runs(entry["shards"]):
+        return json.dumps(entry)
+    shards = [{key: value for key, value in shard.items() if key != "rank"} for shard in entry["shards"]]
     return json.dumps([{**entry, "shards": None}, shards])
 
 
-def _ranks(entry: Mapping[str, Any], world_size: int) -> tuple[int, ...] | None:
-    """The ranks of an entry's shards; ``None`` if one is no rank."""
-    shards = entry.get("shards")
-    if not isinstance(shards, list) or not shards or not all(isinstance(shard, dict) for shard in shards):
-        return None
-    if _has_runs(shards):
-        return None
-    ranks = tuple(shard.get("rank") for shard in shards)
-    if all(_is_count(rank) and rank < world_size for rank in ranks):
-        return ranks
-    return None
-
-
-def _has_runs(shards: Sequence[Any]) -> bool:
+def _has_runs(shards: Sequence[Mapping[str, Any]]) -> bool:
     """Whether an entry stands for shards of several ranks."""
-    return any(isinstance(shard, dict) and "ranks" in shard for shard in shards)
+    return any("ranks" in shard for shard in shards)
 
 
 class _Reader:
-    """Reads the tables of a document for one topology."""
+    """Reads the tables of a document, whose form is known to be right, for one topology."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, asked: AskedTables) -> None:
         from shardwright.plugins import host
 
         self._types: Registry[ShardingType] = host().sharding_types
@@ -180,53 +127,81 @@ class _Reader:
         self._topology = topology
         self._world_size = topology.world_size
         self._device = topology.compute_device
+        self._asked = asked
+        self._agreement = Agreement(topology)
         self._cuts: dict[str, _Cut] = {}
-        self._of_runs: dict[str, ParameterSharding] = {}  # by all that is said of them
 
-    def table(self, path: str, name: str, entry: Any) -> ParameterSharding:
+    def table(self, path: str, name: str, entry: Mapping[str, Any]) -> ParameterSharding:
         where = f"module {path!r}, table {name!r}"
-        if not isinstance(entry, dict):
-            raise PlanError(f"{where} must be an object, got {entry!r}")
         try:
-            known = self._known_cut(entry)
-            if known is not None:
-                return known
-            kind = self._types.entry(_typed(entry, "sharding_type", str, where))
-            kernel = self._kernels.entry(_typed(entry, "compute_kernel", str, where)).name
-            layout = self._layout(kind.item, entry, where)
-            codecs = _codecs(entry, where)
-            table = TableSpec(name, layout.row_map.num_rows, entry["embedding_dim"], module=path)
-            layout.check(table, world_size=self._world_size)
-            contradiction = disagreement(self._types.create(kind.name), table, layout, self._topology)
+            cut = _cut_text(entry)
+            made = self._known(cut, entry) or self._remembered(
+                cut, self._new(path, name, entry, where), entry
+            )
+            contradiction = self._contradiction(path, name, made, self._cuts[cut])
         except PlanError:
             raise
         except ShardwrightError as error:
             raise PlanError(f"{where}: {error}") from error
+        except MemoryError:
+            raise
+        except Exception as error:
+            # Row maps, dataflows and sharding types are code of plugins: whatever it does with what stands here.
+            raise PlanError(
+                f"{where}: its sharding type {entry['sharding_type']!r} cannot be read with these values "
+                f"({type(error).__name__}: {error})"
+            ) from error
         if contradiction:
             raise PlanError(f"{where}: {contradiction}. Change the shards, or the sharding_type.")
-        made = ParameterSharding(kind.name, kernel, layout, device=self._device, qcomms_config=codecs)
-        return self._remembered(entry, made)
+        return made
 
-    def _remembered(self, entry: Mapping[str, Any], made: ParameterSharding) -> ParameterSharding:
+    def _new(self, path: str, name: str, entry: Mapping[str, Any], where: str) -> ParameterSharding:
+        kind = self._types.entry(entry["sharding_type"])
+        kernel = self._kernels.entry(entry["compute_kernel"]).name
+        layout = self._layout(kind.item, entry, where)
+        codecs = (
+            QCommsConfig.from_data(entry["qcomms_config"]).resolved() if "qcomms_config" in entry else None
+        )
+        table = TableSpec(name, layout.row_map.num_rows, int(entry["embedding_dim"]), module=path)
+        layout.check(table, world_size=self._world_size)
+        return ParameterSharding(kind.name, kernel, layout, device=self._device, qcomms_config=codecs)
+
+    def _contradiction(self, path: str, name: str, made: ParameterSharding, cut: _Cut) -> str:
+        """How the shards contradict the sharding type, as far as the document says what it was asked."""
+        layout = cut.sharding.layout
+        asked = self._asked.of_table(path, name, layout.row_map.num_rows, cut.dim)
+        if asked is None:
+            return ""
+        kind = self._types.create(made.sharding_type)
+        key = (*identity(kind, *asked), self._places(layout, tuple(made.ranks)))
+        if key in cut.agreed:
+            return ""
+        contradiction = self._agreement.disagreement(kind, asked[0], made.layout, asked[1])
+        if not contradiction:
+            cut.agreed.add(key)
+        return contradiction
+
+    def _remembered(self, cut: str, made: ParameterSharding, entry: Mapping[str, Any]) -> ParameterSharding:
         """What was read, kept for tables that are cut alike."""
-        if _has_runs(entry["shards"]):
-            return self._of_runs.setdefault(json.dumps(entry), made)
         ranks = tuple(made.ranks)
-        cut = _Cut(made, {self._places(made.layout, ranks)})
-        return self._cuts.setdefault(_cut_text(entry), cut).placed(ranks)
+        dim = int(made.layout.columns.stop.max())
+        known = self._cuts.setdefault(cut, _Cut(made, dim, {self._places(made.layout, ranks)}))
+        return known.sharding if _has_runs(entry["shards"]) else known.placed(ranks)
 
-    def _known_cut(self, entry: Mapping[str, Any]) -> ParameterSharding | None:
+    def _known(self, cut: str, entry: Mapping[str, Any]) -> ParameterSharding | None:
         """A table that is cut as one before and whose ranks are such as were found right with it."""
-        if isinstance(entry.get("shards"), list) and _has_runs(entry["shards"]):
-            return self._of_runs.get(json.dumps(entry))
-        ranks = _ranks(entry, self._world_size)
-        known = None if ranks is None else self._cuts.get(_cut_text(entry))
-        if ranks is None or known is None:
+        known = self._cuts.get(cut)
+        if known is None:
+            return None
+        if _has_runs(entry["shards"]):  # equal in all that is said, ranks too
+            return known.sharding
+        ranks = tuple(shard.get("rank") for shard in entry["shards"])
+        if not all(type(rank) is int and rank < self._world_size for rank in ranks):
             return None
         places = self._places(known.sharding.layout, ranks)
         return known.placed(ranks) if places in known.right_places else None
 
-    def _places(self, layout: Layout, ranks: tuple[int, ...]) -> tuple[int, ...] | bool:
+    def _places(self, layout: Layout, ranks: tuple[int, ...]) -> _Places:
         """All that matters of the ranks: of copies the ranks themselves, else whether they are of one host."""
         if any(dataflow.is_replicated for dataflow in layout.dataflows):
             return ranks
@@ -235,38 +210,29 @@ class _Reader:
     def _layout(
         self, kind: type[ShardingType] | ShardingType, entry: Mapping[str, Any], where: str
     ) -> Layout:
-        num_rows = _positive(entry, "num_embeddings", where)
-        dim = _positive(entry, "embedding_dim", where)
-        shards = _typed(entry, "shards", list, where)
-        if not shards:
-            raise PlanError(f"{where} has no shards; its {num_rows} rows x {dim} columns must be somewhere")
+        num_rows, dim, shards = int(entry["num_embeddings"]), int(entry["embedding_dim"]), entry["shards"]
         places = [f"{where}, shard {index}" for index in range(len(shards))]
-        dataflow = _dataflow(entry, kind, where) or Exchange()
-        own = [
-            _dataflow(shard, kind, place) if isinstance(shard, dict) else None
-            for shard, place in zip(shards, places, strict=True)
-        ]
+        dataflow = _dataflow(entry, kind) or Exchange()
+        own = [_dataflow(shard, kind) for shard in shards]
         given: RowMap | None = RowsRange(num_rows) if dataflow.is_replicated else None
         if "row_map" in entry:
-            own_maps = {row_map.name for row_map in kind.row_maps}
-            maps = [*kind.row_maps, *(row_map for row_map in ROW_MAPS if row_map.name not in own_maps)]
-            given = from_data(_typed(entry, "row_map", dict, where), maps)
+            given = from_data(entry["row_map"], _maps_of(kind))
         read = self._runs if _has_runs(shards) else self._blocks
         return Layout(
             read(shards, given, own, (num_rows, dim), places),
             dataflow=dataflow,
-            variant=_typed(entry, "variant", str, where) if "variant" in entry else "",
-            extras=_typed(entry, "extras", dict, where) if "extras" in entry else {},
+            variant=entry.get("variant", ""),
+            extras=entry.get("extras", {}),
         )
 
     def _blocks(
         self,
-        shards: Sequence[Any],
+        shards: Sequence[Mapping[str, Any]],
         given: RowMap | None,
         own: Sequence[Dataflow | None],
         shape: tuple[int, int],
         places: Sequence[str],
-    ) -> list[Block]:
+    ) -> Sequence[Block | BlockRun]:
         """A block for each shard, which each have an entry."""
         num_rows, dim = shape
         ranks = [self._rank(shard, place) for shard, place in zip(shards, places, strict=True)]
@@ -280,12 +246,12 @@ class _Reader:
 
     def _runs(
         self,
-        shards: Sequence[Any],
+        shards: Sequence[Mapping[str, Any]],
         given: RowMap | None,
         own: Sequence[Dataflow | None],
         shape: tuple[int, int],
         places: Sequence[str],
-    ) -> list[BlockRun]:
+    ) -> Sequence[Block | BlockRun]:
         """A run of blocks for each entry, of which some stand for shards of several ranks."""
         if given is None:
             raise PlanError(
@@ -294,69 +260,56 @@ class _Reader:
         runs = []
         for shard, flow, place in zip(shards, own, places, strict=True):
             first, last = self._span(shard, place)
-            part, is_copied = _parts(shard, given, last - first + 1, shape[0], place)
-            runs.append(
-                BlockRun(
-                    given,
-                    _columns(shard, shape[1], place),
-                    last - first + 1,
-                    part,
-                    is_copied=is_copied,
-                    rank=first,
-                    dataflow=flow,
-                )
-            )
+            count = last - first + 1
+            part, is_copied = _parts(shard, given, count, shape[0], place)
+            columns = _columns(shard, shape[1], place)
+            runs.append(BlockRun(given, columns, count, part, is_copied=is_copied, rank=first, dataflow=flow))
         return runs
 
-    def _span(self, shard: Any, place: str) -> tuple[int, int]:
+    def _span(self, shard: Mapping[str, Any], place: str) -> tuple[int, int]:
         """The first and the last rank of an entry."""
-        if not isinstance(shard, dict) or "ranks" not in shard:
+        if "ranks" not in shard:
             rank = self._rank(shard, place)
             return rank, rank
-        first, last = _pair(shard, "ranks", place)
-        if not 0 <= first <= last < self._world_size:
+        first, last = map(int, shard["ranks"])
+        if not first <= last < self._world_size:
             raise PlanError(
                 f"{place}: ranks {first} to {last} are not among the {self._world_size} ranks of the topology"
             )
         return first, last
 
-    def _rank(self, shard: Any, place: str) -> int:
-        if not isinstance(shard, dict):
-            raise PlanError(f"{place} must be an object with rank, rows and columns, got {shard!r}")
-        rank = shard.get("rank")
-        if not _is_count(rank) or rank >= self._world_size:
+    def _rank(self, shard: Mapping[str, Any], place: str) -> int:
+        if "rank" not in shard:
+            raise PlanError(f"{place}: 'rank' is missing (or 'ranks', of shards on neighbouring ranks)")
+        rank = int(shard["rank"])  # 1.0 is an integer in JSON schemas
+        if rank >= self._world_size:
             raise PlanError(
                 f"{place}: rank {rank!r} is not one of the {self._world_size} ranks of the topology"
             )
         return rank
 
 
-def _dataflow(
-    entry: Mapping[str, Any], kind: type[ShardingType] | ShardingType, where: str
-) -> Dataflow | None:
+def _maps_of(kind: type[ShardingType] | ShardingType) -> list[type[RowMap]]:
+    """The row maps that a document may name: the type's, and core's that have other names."""
+    own = {row_map.name for row_map in kind.row_maps}
+    return [*kind.row_maps, *(row_map for row_map in ROW_MAPS if row_map.name not in own)]
+
+
+def _dataflow(entry: Mapping[str, Any], kind: type[ShardingType] | ShardingType) -> Dataflow | None:
     """The dataflow that a table or a shard names, of those that the sharding type has."""
-    if "dataflow" not in entry:
-        return None
-    return from_data(_typed(entry, "dataflow", dict, where), kind.dataflows)
-
-
-def _codecs(entry: Mapping[str, Any], where: str) -> QCommsConfig | None:
-    if "qcomms_config" not in entry:
-        return None
-    return QCommsConfig.from_data(_typed(entry, "qcomms_config", dict, where)).resolved()
+    return from_data(entry["dataflow"], kind.dataflows) if "dataflow" in entry else None
 
 
 def _rows(shard: Mapping[str, Any], num_rows: int, place: str) -> tuple[int, int] | int:
-    rows = shard.get("rows")
+    rows = shard["rows"]
     if isinstance(rows, dict):
-        part = rows.get("part")
-        if not _is_count(part):
+        if "part" not in rows:
             raise PlanError(
                 f'{place}: rows must be [start, stop] or {{"part": i, "num_rows": n}}, got {rows!r}'
             )
-        return part
-    start, stop = _pair(shard, "rows", place)
-    if not 0 <= start <= stop <= num_rows:
+        return int(rows["part"])
+    start, stop = map(int, rows)
+    if not start <= stop <= num_rows:
         raise PlanError(f"{place}: rows [{start}, {stop}) are not within the table's {num_rows} rows")
     return start, stop
 
@@ -365,12 +318,17 @@ def _parts(
     shard: Mapping[str, Any], given: RowMap, count: int, num_rows: int, place: str
 ) -> tuple[int, bool]:
     """The row part of an entry's first shard, and whether all of its shards have that."""
-    rows = shard.get("rows")
+    rows = shard["rows"]
     if not isinstance(rows, dict) or "parts" not in rows:
-        (part,) = row_parts(given, [_rows(shard, num_rows, place)], [ColumnRange(0, 1)], num_rows, [place])
-        return part.index, count > 1
-    first, last = _pair(rows, "parts", f"{place}: rows")
-    if last - first + 1 != count or not 0 <= first <= last < given.num_parts:
+        found = _rows(shard, num_rows, place)
+        fitting = (
+            [found] if isinstance(found, int) else [part.index for part in given if part.bounds == found]
+        )
+        if not fitting or fitting[0] >= given.num_parts:
+            raise PlanError(f"{place}: the row_map {to_data(given)} has no part {found}")
+        return fitting[0], count > 1
+    first, last = map(int, rows["parts"])
+    if last - first + 1 != count or not first <= last < given.num_parts:
         raise PlanError(
             f"{place}: parts {first} to {last} of the {given.num_parts} of the row_map are to be {count}, one for each "
             "of its ranks"
@@ -379,42 +337,9 @@ def _parts(
 
 
 def _columns(shard: Mapping[str, Any], dim: int, place: str) -> ColumnRange:
-    start, stop = _pair(shard, "columns", place)
-    if not 0 <= start < stop <= dim:
+    start, stop = map(int, shard["columns"])
+    if not start < stop <= dim:
         raise PlanError(
             f"{place}: columns [{start}, {stop}) are empty or not within the table's {dim} columns"
         )
     return ColumnRange(start, stop)
-
-
-def _pair(shard: Mapping[str, Any], key: str, place: str) -> tuple[int, int]:
-    pair = shard.get(key)
-    if not isinstance(pair, list) or len(pair) != 2 or not all(type(item) is int for item in pair):
-        raise PlanError(f"{place}: {key} must be two whole numbers [start, stop], got {pair!r}")
-    return pair[0], pair[1]
-
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    return type(value) is int and value >= 0
-
-
-def _positive(data: Mapping[str, Any], key: str, where: str) -> int:
-    value = data.get(key)
-    if not _is_count(value) or value == 0:
-        raise PlanError(f"{where}: {key} must be a positive whole number, got {value!r}")
-    return value
-
-
-def _typed(data: Mapping[str, Any], key: str, kind: type[Any], where: str) -> Any:
-    value = data.get(key)
-    if not isinstance(value, kind):
-        names: dict[type[Any], str] = {dict: "an object", list: "a list", str: "a text"}
-        got = "nothing" if key not in data else repr(value)
-        raise PlanError(f"{where}: {key} must be {names[kind]}, got {got}")
-    return value
-
-
-def _items(data: Any, where: str) -> Iterable[tuple[str, Any]]:
-    if not isinstance(data, dict):
-        raise PlanError(f"{where} must be an object of tables, got {data!r}")
-    return data.items()

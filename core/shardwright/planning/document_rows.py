@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwright.errors import PlanError
-from shardwright.planning.layouts import ColumnRange, to_data
+from shardwright.planning.layouts import ColumnRange
 from shardwright.planning.row_maps import RowMap, RowPart, RowsRange, RowsSplit
 
 
@@ -26,8 +26,13 @@ def row_parts(
             raise PlanError(f"{places[index]}: rows are given by part, which needs the table's row_map")
         row_map, parts = derive_row_map(bounds, columns, num_rows, places)
         return [row_map[part] for part in parts]
+    if given.num_parts > len(rows):
+        place = places[0].rpartition(", ")[0]
+        raise PlanError(
+            f"{place}: the row_map has {given.num_parts} parts, and there are {len(rows)} shards for them"
+        )
     of_bounds: dict[tuple[int, int] | None, list[int]] = {}
-    for part in given:
+    for part in given if any(isinstance(pair, tuple) for pair in rows) else ():
         of_bounds.setdefault(part.bounds, []).append(part.index)
     seen: Counter[Any] = Counter()
     found = []
@@ -37,7 +42,7 @@ def row_parts(
         index = fitting[min(seen[pair, span], len(fitting) - 1)] if fitting else given.num_parts
         seen[pair, span] += 1
         if index >= given.num_parts:
-            raise PlanError(f"{place}: the row_map {to_data(given)} has no part {pair}")
+            raise PlanError(f"{place}: the row_map {given!r:.200} has no part {pair}")
         found.append(given[index])
     return found
 

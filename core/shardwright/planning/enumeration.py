@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-import attrs
 import numpy as np
 from attrs import frozen
 
-from shardwright.errors import PlanningError, UnknownPluginError
+from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
 from shardwright.planning.conflicts import smallest_conflict
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.layouts import Layout
@@ -21,6 +19,7 @@ from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.shapes import Shape
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
+from shardwright.planning.watch import OutOfTime, Watch
 
 
 def enumerate_options(
@@ -34,6 +33,7 @@ def enumerate_options(
     fold_tables: bool = True,
     space: OptionSpace = EVERYTHING,
     rules: RankRules | None = None,
+    watch: Watch | None = None,
 ) -> Options:
     """Every option of every table.
 
@@ -47,18 +47,21 @@ def enumerate_options(
         fold_tables: tables that the sharding types in use cannot tell apart stand once; otherwise each is distinct.
         space: what is offered to tables of which the constraints ask nothing.
         rules: which ranks tables may use, which are kept together and apart.
+        watch: ends the work when it is over.
 
     Raises:
+        NoPlanError: the time was over before all options were known.
+        KeyboardInterrupt: somebody asked for an end before that.
         UnknownNameError: the constraints name a table, type or kernel that does not exist.
         PlanningError: nothing is left for some table; the text has the reason of every refusal.
     """
     constraints.check(tables)
-    offers = Offers(plugins, topology, here, space)
+    offers = Offers(plugins, topology, here, space, watch or Watch())
     collected = OptionColumns()
     for index, table in enumerate(tables):
-        rule = offers.filled(constraints.of(table))
+        rule = offers.asked(table, constraints.of(table))
         try:
-            spec = _as_constrained(table, rule)
+            spec = rule.applied_to(table)
             _check_device(spec, rule, topology)
             key = offers.identity(spec, rule) if fold_tables else table.path
             if collected.add_table(spec, key):
@@ -66,15 +69,22 @@ def enumerate_options(
                 _enumerate_table(collected, offers, _Asked(rule, rules, index))
         except UnknownPluginError as error:
             raise UnknownPluginError(f"constraints for table {table.describe()}: {error}") from error
+        except OutOfTime:
+            raise _ended_early(offers, table, index, len(tables)) from None
     return collected.finish(offers)
 
 
-def _as_constrained(table: TableSpec, rule: ParameterConstraints) -> TableSpec:
-    changes: dict[str, Any] = {"is_weighted": rule.is_weighted, "cache": rule.cache_params}
-    if rule.qcomms_config is not None:
-        changes["qcomms_config"] = rule.qcomms_config.over(table.qcomms_config).resolved()
-    given = {name: value for name, value in changes.items() if value is not None}
-    return attrs.evolve(table, **given) if given else table
+def _ended_early(offers: Offers, table: TableSpec, index: int, count: int) -> BaseException:
+    """Why there is not even a list of options."""
+    if offers.watch.was_interrupted:
+        return KeyboardInterrupt()
+    slowest = max(offers.seconds, key=offers.seconds.__getitem__, default="")
+    return NoPlanError(
+        f"no plan found: of {count} tables, the options of {index} were known when the time was over, after "
+        f"{offers.watch.elapsed_s:.1f} s, of which sharding type {slowest!r} took {offers.seconds[slowest]:.1f} s; the "
+        f"next is {table.describe()}. Allow more time, or leave {slowest!r} out of sharding_types. (A row map whose "
+        "rows_of() lists rows is slow unless it has a formula for num_rows_of().)"
+    )
 
 
 def _check_device(table: TableSpec, rule: ParameterConstraints, topology: Topology) -> None:
@@ -171,11 +181,15 @@ def _no_option(table: TableSpec, asked: _Asked, refusals: Iterable[Refusal], off
     given = asked.rule.to_data()
     constraints = ", ".join(f"{name}={given[name]}" for name in asked.demands)
     reasons = "; ".join(map(str, refusals)) or "no sharding type and no compute kernel is loaded"
+    by_name = [] if asked.rule.sharding_types else offers.types_by_name_only
+    unasked = (
+        f"Offered only to tables whose sharding_types name them: {', '.join(by_name)}. " if by_name else ""
+    )
     return (
         f"no option is left for table {table.describe()} on {offers.topology.world_size} ranks of device "
         f"{offers.topology.compute_device!r}, optimizer {table.optimizer or 'none (visible gradients)'}, "
         f"constraints: {constraints or 'none'}. {_smallest_conflict(offers, table, asked)}Refused: {reasons}. "
-        f"Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "
+        f"{unasked}Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "
         f"compute kernels: {', '.join(offers.plugins.compute_kernels.names) or 'none'}. "
         + (f"Loosen constraints[{table.name!r}], or change" if asked.demands else "Change")
         + " what the refusals name."

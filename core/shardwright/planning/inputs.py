@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import frozen
 
+from shardwright.arguments import brief
+from shardwright.contracts.estimator import Estimator
+from shardwright.errors import PlanningError
 from shardwright.planning.constraints import Constraints
 from shardwright.planning.options import Options
 from shardwright.planning.parts import Parts
+from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.reservations import FixedPercentageStorageReservation, StorageReservation
 from shardwright.planning.topology import Provenance, Topology
 from shardwright.planning.workload import table_to_data
@@ -92,23 +98,34 @@ def describe_inputs(
 
 
 def _estimator_values(parts: Parts) -> dict[str, Provenance]:
-    """The estimators and their constants."""
-    chosen = (
-        Provenance(parts.performance.name, "given")
-        if parts.is_model_asked
-        else Provenance(parts.performance.name, "assumed", "the preferred one")
-    )
-    storage = (
-        Provenance(parts.storage.name, "given")
-        if parts.is_storage_asked
-        else Provenance(parts.storage.name, "assumed", "goes with it")
-    )
-    values = {"estimator": chosen, "storage_estimator": storage}
+    """The estimators and their constants, and what else was chosen."""
+    preferred = {"estimator": parts.performance.name, "storage_estimator": parts.storage.name}
+    values = {name: Provenance(value, "assumed", "the preferred one") for name, value in preferred.items()}
+    values |= {name: Provenance(value, "given") for name, value in parts.given.items()}
     for estimator in (parts.performance, parts.storage):
-        for name, value in estimator.provenance().items():
+        for name, value in _provenance_of(estimator).items():
             source = f"estimator {estimator.name}"
             values[f"{estimator.name}.{name}"] = Provenance(value, "assumed", source)
     return values
+
+
+def _provenance_of(estimator: Estimator) -> Mapping[str, Any]:
+    """What an estimator says that it assumes.
+
+    Raises:
+        PlanningError: it is nothing that a plan document can hold.
+    """
+    who = f"estimator {estimator.name!r}"
+    with calling(who):
+        assumed = estimator.provenance()
+    check_answer(who, "provenance", assumed, Mapping[str, object])
+    try:
+        json.dumps(dict(assumed))
+    except (TypeError, ValueError) as error:
+        raise PlanningError(
+            f"{who} broke its contract: provenance() must be JSON data, it is {brief(assumed)}: {error}"
+        ) from error
+    return assumed
 
 
 def _given_or_assumed(value: Any, default: Any) -> Provenance:

@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 from attrs import field, frozen
 
+from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.blocks import (
     UNPLACED,
@@ -54,12 +55,14 @@ __all__ = [
 
 
 def _plain(instance: Any, attribute: Any, value: Mapping[str, Any]) -> None:
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(f"extras must be a dict of JSON data, got {brief(value)}")
     for key in value:
         if not isinstance(key, str):
             raise InvalidInputError(f"extras must be JSON data with string keys, got the key {key!r}")
 
 
-@frozen(hash=False)
+@frozen(hash=False, field_transformer=typed)
 class Layout:
     """The blocks of a table and the dataflow that serves them.
 
@@ -89,7 +92,8 @@ class Layout:
             if isinstance(value, BlockRuns)
             else [block.rows.row_map for block in value]
         )
-        if any(row_map != maps[0] for row_map in maps):
+        # Mostly it is one object; comparing maps of many bounds with themselves would take the square of their number.
+        if any(row_map is not maps[0] and row_map != maps[0] for row_map in maps):
             raise InvalidInputError("the blocks of a layout must be parts of one row map")
 
     @property
@@ -324,11 +328,11 @@ def from_data(data: Mapping[str, Any], known: Iterable[type[_Named]]) -> _Named:
     """
     classes = {cls.name: cls for cls in known}
     name = data.get("name")
-    if name not in classes:
+    if not isinstance(name, str) or name not in classes:
         raise InvalidInputError(
             f"unknown name {name!r}. Known: {', '.join(sorted(classes)) or 'none'}.{nearest(str(name), classes)}"
         )
     try:
         return classes[name](**{key: value for key, value in data.items() if key != "name"})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidInputError(f"{name!r}: {error}") from error

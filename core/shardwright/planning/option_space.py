@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attrs import field, frozen
 
+from shardwright.arguments import brief, typed
+from shardwright.errors import InvalidInputError
 from shardwright.planning.constraints import ParameterConstraints
 
 
-@frozen
+def _positive(instance: Any, attribute: Any, value: Any) -> None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise InvalidInputError(f"min_partition must be a positive number of columns, got {brief(value)}")
+
+
+@frozen(field_transformer=typed)
 class OptionSpace:
     """What is offered for a table where its own constraints say nothing.
 
@@ -21,7 +29,18 @@ class OptionSpace:
     """
 
     kernels: Mapping[str, tuple[str, ...]] = field(factory=dict)
-    min_partition: int | None = None
+    min_partition: int | None = field(default=None, validator=_positive)
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> OptionSpace:
+        """The space in JSON data, see :meth:`to_data`."""
+        kernels = {name: tuple(kernels) for name, kernels in data.get("kernels", {}).items()}
+        return cls(kernels, data.get("min_partition"))
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data."""
+        kernels = {name: list(kernels) for name, kernels in self.kernels.items()}
+        return {"kernels": kernels, "min_partition": self.min_partition}
 
     def fill(self, rule: ParameterConstraints) -> ParameterConstraints:
         """What is asked of a table, with the space's own defaults."""

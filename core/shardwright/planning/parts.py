@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import frozen
+from attrs import field, fields, frozen
 
 from shardwright.contracts.estimator import PERFORMANCE, STORAGE, Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, UnknownPluginError
-from shardwright.planning.option_space import EVERYTHING, OptionSpace
+from shardwright.planning.asked import made
+from shardwright.planning.option_space import OptionSpace
+from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.topology import Topology
 
 if TYPE_CHECKING:
@@ -30,8 +32,9 @@ class Parts:
         proposers: in the order they run.
         partitioner: places proposals.
         last_resorts: partitioners that are asked where none fitted.
-        is_model_asked: the performance estimator was asked for, not merely preferred.
-        is_storage_asked: so was the storage estimator.
+        option_space: what is offered to tables of which nothing is asked; ``None``: what the performance estimator can
+            tell the time of. Or the estimator that such a space was published with.
+        given: what was chosen and not merely preferred, as JSON data by the planner's argument.
     """
 
     performance: Estimator
@@ -39,12 +42,19 @@ class Parts:
     proposers: tuple[Proposer, ...]
     partitioner: Partitioner
     last_resorts: tuple[Partitioner, ...] = ()
-    is_model_asked: bool = False
-    is_storage_asked: bool = False
+    option_space: OptionSpace | Estimator | None = None
+    given: Mapping[str, Any] = field(factory=dict)
 
     def space(self, topology: Topology) -> OptionSpace:
-        """What is offered to tables of which nothing is asked: the model's own options, if it was asked for."""
-        return self.performance.space(topology) if self.is_model_asked else EVERYTHING
+        """What is offered to tables of which nothing is asked."""
+        if isinstance(self.option_space, OptionSpace):
+            return self.option_space
+        estimator = self.performance if self.option_space is None else self.option_space
+        method = "space" if self.option_space is None else "published_space"
+        with calling(f"estimator {estimator.name!r}"):
+            answer: OptionSpace = getattr(estimator, method)(topology)
+        check_answer(f"estimator {estimator.name!r}", method, answer, OptionSpace)
+        return answer
 
 
 @frozen(eq=False)
@@ -55,6 +65,7 @@ class Choice:
     storage_estimator: str | Estimator | None = None
     proposer: str | Proposer | Sequence[str | Proposer] | None = None
     partitioner: str | Partitioner | None = None
+    option_space: str | OptionSpace | None = None
 
     def resolve(self) -> Parts:
         """The parts themselves: what was chosen, and the preferred ones for the rest.
@@ -66,35 +77,63 @@ class Choice:
         from shardwright.plugins import host
 
         plugins = host()
-        performance = _estimator(plugins.estimators, self.estimator, PERFORMANCE)
-        paired = performance.storage if self.estimator is not None and performance.storage else None
+        performance = _estimator(plugins.estimators, self.estimator, PERFORMANCE, "estimator")
         return Parts(
             performance=performance,
-            storage=_estimator(plugins.estimators, self.storage_estimator or paired, STORAGE),
-            is_model_asked=self.estimator is not None,
-            is_storage_asked=self.storage_estimator is not None,
+            storage=_estimator(plugins.estimators, self.storage_estimator, STORAGE, "storage_estimator"),
+            option_space=self._option_space(plugins.estimators, performance),
             proposers=tuple(self._proposers(plugins.proposers)),
             partitioner=(
                 _preferred(plugins.partitioners)[0]
                 if self.partitioner is None
-                else _resolve(plugins.partitioners, self.partitioner)
+                else made(plugins.partitioners, self.partitioner, "partitioner")
             ),
             last_resorts=tuple(_last_resorts(plugins.partitioners)) if self.partitioner is None else (),
+            given=self._given(),  # what was chosen is known to be of its kind by now
         )
+
+    def _given(self) -> dict[str, Any]:
+        """What was chosen, as JSON data: a name, or several, or an option space."""
+        values = {name: getattr(self, name) for name in (attribute.name for attribute in fields(type(self)))}
+        return {name: _as_data(value) for name, value in values.items() if value is not None}
+
+    def _option_space(
+        self, registry: Registry[Estimator], performance: Estimator
+    ) -> OptionSpace | Estimator | None:
+        asked = self.option_space
+        if asked is None or isinstance(asked, OptionSpace):
+            return asked
+        # The estimator that plans may be an object that no plugin offers, or another than the plugin's of that name.
+        if isinstance(asked, str) and asked in (performance.name, self.estimator):
+            return performance
+        if not isinstance(asked, str):
+            raise InvalidInputError(
+                f"option_space must be an OptionSpace, or the name of an estimator that was published with one; got "
+                f"{asked!r}"
+            )
+        return made(registry, asked, "option_space")
 
     def _proposers(self, registry: Registry[Proposer]) -> list[Proposer]:
         asked = self.proposer
         if asked is None:
             return _preferred(registry)
-        given = [asked] if isinstance(asked, str | Proposer) else list(asked)
+        given = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
         if not given:
             raise InvalidInputError("proposer is an empty list; name at least one, or leave it out")
-        return [_resolve(registry, item) for item in given]
+        return [made(registry, item, "proposer") for item in given]
+
+
+def _as_data(chosen: Any) -> Any:
+    if isinstance(chosen, OptionSpace):
+        return chosen.to_data()
+    if isinstance(chosen, str):
+        return chosen
+    return [_as_data(item) for item in chosen] if isinstance(chosen, Sequence) else str(chosen.name)
 
 
 def _last_resorts(registry: Registry[Partitioner]) -> list[Partitioner]:
-    made = [registry.create(name) for name in registry]
-    return sorted((part for part in made if part.is_last_resort), key=lambda part: part.name)
+    parts = [registry.create(name) for name in registry]
+    return sorted((part for part in parts if part.is_last_resort), key=lambda part: part.name)
 
 
 def origin(registry: Registry[Any], part: Any) -> dict[str, str]:
@@ -109,14 +148,10 @@ def origin(registry: Registry[Any], part: Any) -> dict[str, str]:
     return {**data, "distribution": entry.provenance.distribution, "version": entry.provenance.version}
 
 
-def _resolve(registry: Registry[_Part], asked: str | _Part) -> _Part:
-    return registry.create(asked) if isinstance(asked, str) else asked
-
-
 def _preferred(registry: Registry[_Part], measures: str | None = None) -> list[_Part]:
     """The parts of a kind that may be taken unasked, the most preferred first."""
-    made = [registry.create(name) for name in registry]
-    kept = [part for part in made if measures is None or getattr(part, "measures", None) == measures]
+    parts = [registry.create(name) for name in registry]
+    kept = [part for part in parts if measures is None or getattr(part, "measures", None) == measures]
     willing = [part for part in kept if part.preference > 0]
     if not willing:
         what = f"{measures} {registry.kind.title}" if measures else registry.kind.title
@@ -127,14 +162,16 @@ def _preferred(registry: Registry[_Part], measures: str | None = None) -> list[_
     return sorted(willing, key=lambda part: (-part.preference, part.name))
 
 
-def _estimator(registry: Registry[Estimator], asked: str | Estimator | None, measures: str) -> Estimator:
+def _estimator(
+    registry: Registry[Estimator], asked: str | Estimator | None, measures: str, argument: str
+) -> Estimator:
     if asked is None:
         return _preferred(registry, measures)[0]
-    estimator = _resolve(registry, asked)
+    estimator = made(registry, asked, argument)
     if estimator.measures != measures:
         fitting = [name for name in registry if registry.create(name).measures == measures]
         raise InvalidInputError(
-            f"estimator {estimator.name!r} measures {estimator.measures}, a {measures} estimator is needed: "
+            f"{argument} {estimator.name!r} measures {estimator.measures}, a {measures} estimator is needed: "
             f"{', '.join(fitting) or 'none is loaded'}"
         )
     return estimator

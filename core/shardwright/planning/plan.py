@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from shardwright.arguments import checked, typed
 from shardwright.errors import InvalidInputError
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.layouts import Block, ColumnRange, Layout
@@ -31,7 +32,7 @@ class EnumerableShardingSpec:
     shards: list[ShardMetadata]
 
 
-@frozen(hash=False)
+@frozen(hash=False, field_transformer=typed)
 class ParameterSharding:
     """How one table is sharded.
 
@@ -94,7 +95,7 @@ class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
     """The plan of one module: table name -> :class:`ParameterSharding`."""
 
 
-@frozen(hash=False)
+@frozen(hash=False, field_transformer=typed)
 class ShardingPlan:
     """How every table of a model is sharded.
 
@@ -118,6 +119,7 @@ class ShardingPlan:
         return write_plan(self)
 
     @classmethod
+    @checked
     def from_json(cls, text: str) -> ShardingPlan:
         """The plan in a plan document.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from shardwright.arguments import brief, checked, checked_only
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
@@ -17,10 +19,12 @@ from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
 from shardwright.planning.codecs import codecs_of
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.distinct import distinct
+from shardwright.planning.documents.limits import MOST_SAMPLES
 from shardwright.planning.failure import explain_no_plan, why_impossible
 from shardwright.planning.inputs import Request, describe_inputs
 from shardwright.planning.layouts import Layout
 from shardwright.planning.objectives import LARGEST_RANK_TIME, checked_objective
+from shardwright.planning.option_space import OptionSpace
 from shardwright.planning.options import Ints, Options
 from shardwright.planning.parts import Choice, Parts, origin
 from shardwright.planning.placement import ranks_of_tables
@@ -29,13 +33,15 @@ from shardwright.planning.preparation import prepare
 from shardwright.planning.progress import shown
 from shardwright.planning.report import Report, objective_data
 from shardwright.planning.reservations import DenseBytes, StorageReservation, as_reservation
-from shardwright.planning.search import SearchResult, search
+from shardwright.planning.search import SearchResult
 from shardwright.planning.space import SearchSpace
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
+from shardwright.planning.unharmed import search_unharmed
 from shardwright.planning.watch import Listener, Watch
 
 if TYPE_CHECKING:
+    from shardwright.contracts.comm_backend import CommBackend
     from shardwright.registry import Registry
 
 _log = logging.getLogger("shardwright")
@@ -49,11 +55,15 @@ class EmbeddingShardingPlanner:
         batch_size: samples per rank and step; 512 as in TorchRec if not given, and listed as assumed.
         constraints: table name, path or pattern (``"user_*"``) -> what is asked of it. Exact names win, then
             patterns in the order given.
-        estimator: the performance estimator, by name or as an object; the preferred one if not given. A model that
-            is asked for brings its storage estimator, and the options it was published with.
+        estimator: the performance estimator, by name or as an object; the preferred one if not given. Naming it changes
+            nothing but what times are.
         storage_estimator: the storage estimator, likewise.
+        option_space: what is offered to tables whose constraints name no sharding types or kernels: an
+            :class:`~shardwright.planning.option_space.OptionSpace`, or the name of an estimator for the options that
+            its model was published with; by default all that is offered.
         proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if
-            not given.
+            not given. As of estimators and partitioners, a name may be followed by arguments,
+            ``"name:key=value,key=value"``, which stand in the plan document and hold for what reads it.
         partitioner: the partitioner, by name or as an object; the preferred one if not given.
         storage_reservation: what is kept free of the device's memory for what is not planned (dense layers,
             activations): a part of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
@@ -71,6 +81,7 @@ class EmbeddingShardingPlanner:
         >>> plan = planner.plan_tables([TableSpec("user_id", 1000, 64)])
     """
 
+    @checked_only("listener", "progress", "debug")
     def __init__(
         self,
         topology: Topology | None = None,
@@ -79,6 +90,7 @@ class EmbeddingShardingPlanner:
         constraints: Mapping[str, ParameterConstraints] | None = None,
         estimator: str | Estimator | None = None,
         storage_estimator: str | Estimator | None = None,
+        option_space: str | OptionSpace | None = None,
         proposer: str | Proposer | Sequence[str | Proposer] | None = None,
         partitioner: str | Partitioner | None = None,
         storage_reservation: float | StorageReservation | None = None,
@@ -90,14 +102,17 @@ class EmbeddingShardingPlanner:
     ) -> None:
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise InvalidInputError(f"batch_size must be a positive integer, got {batch_size!r}")
+        if batch_size is not None and batch_size > MOST_SAMPLES:
+            raise InvalidInputError(f"batch_size must be {MOST_SAMPLES} samples at most, got {batch_size}")
         if topology is not None and not isinstance(topology, Topology):
             raise InvalidInputError(f"topology must be a Topology, got {topology!r}")
         self._topology = topology
         self._batch_size = batch_size
         self._constraints = Constraints(constraints)
-        self._choice = Choice(estimator, storage_estimator, proposer, partitioner)
+        self._choice = Choice(estimator, storage_estimator, proposer, partitioner, option_space)
         self._reservation = None if storage_reservation is None else as_reservation(storage_reservation)
-        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and seconds > 0):
             raise InvalidInputError(f"seconds is a limit above 0, or None for no limit; got {seconds!r}")
         self._objective = checked_objective(objective)
         self._seconds = seconds
@@ -115,6 +130,7 @@ class EmbeddingShardingPlanner:
 
         host().plugins  # noqa: B018 - asking is what loads them
 
+    @checked
     def plan(self, module: Any, sharders: Sequence[Any]) -> ShardingPlan:
         """Plan all tables of ``module`` that ``sharders`` can shard.
 
@@ -128,9 +144,10 @@ class EmbeddingShardingPlanner:
         from shardwright.runtime.dense_bytes import dense_bytes
         from shardwright.runtime.sharders import collect_tables
 
+        topology = self._known_topology()
         return self._plan(
-            tuple(collect_tables(module, sharders)),
-            self._known_topology(),
+            tuple(collect_tables(module, sharders, compute_device=topology.compute_device)),
+            topology,
             here=False,
             dense=dense_bytes(module, sharders),
         )
@@ -143,8 +160,15 @@ class EmbeddingShardingPlanner:
         """
         return self._plan(_as_tables(tables), self._known_topology(), here=False)
 
+    @checked
     def collective_plan(
-        self, module: Any, sharders: Sequence[Any], process_group: Any = None, *, env: Any = None
+        self,
+        module: Any,
+        sharders: Sequence[Any],
+        process_group: Any = None,
+        *,
+        env: Any = None,
+        comm_backend: str | CommBackend | None = None,
     ) -> ShardingPlan:
         """Plan on rank 0 and give every rank the same plan, or the same error.
 
@@ -153,7 +177,7 @@ class EmbeddingShardingPlanner:
         1. compares its plugins with the others';
         2. rank 0 plans, and broadcasts that it still does every few seconds, so that the others may wait as long as
            that takes, whatever the process group's time-out;
-        3. rank 0 broadcasts the plan document, or what went wrong;
+        3. rank 0 reads the plan document that it has written, and broadcasts it, or what went wrong;
         4. the others read the document.
 
         Args:
@@ -161,15 +185,16 @@ class EmbeddingShardingPlanner:
             sharders: module sharders.
             process_group: the ranks; the world by default.
             env: the ranks, instead of a process group: a ``ShardingEnv``, such as ``ShardingEnv.local()``.
+            comm_backend: what carries the broadcasts, by name or as an object; see ``DistributedModelParallel``.
 
         Raises:
             PlanningError: no plan fits; on every rank.
         """
         from shardwright.runtime.collective_planning import on_one_rank
-        from shardwright.runtime.environment import ShardingEnv
+        from shardwright.runtime.environment import environment_of
 
         return on_one_rank(
-            ShardingEnv.from_process_group(process_group) if env is None else env,
+            environment_of(env, process_group, comm_backend),
             lambda env, watch: self._plan_for(env, module, sharders, watch),
             self._new_watch(),
             to_text=ShardingPlan.to_json,
@@ -199,8 +224,8 @@ class EmbeddingShardingPlanner:
             raise PlanningError(
                 f"the planner's topology has {topology.world_size} ranks, the process group {env.world_size}"
             )
-        tables, dense = tuple(collect_tables(module, sharders)), dense_bytes(module, sharders)
-        return self._plan(tables, topology, here=True, dense=dense, watch=watch)
+        tables = tuple(collect_tables(module, sharders, compute_device=topology.compute_device))
+        return self._plan(tables, topology, here=True, dense=dense_bytes(module, sharders), watch=watch)
 
     def _plan(
         self,
@@ -213,22 +238,26 @@ class EmbeddingShardingPlanner:
     ) -> ShardingPlan:
         start = time.perf_counter()
         _check_tables(tables)
+        # A search breaks ties by the order of tables: theirs must not come from the caller, nor the plan from it.
+        given, tables = tables, tuple(sorted(tables, key=_natural_order))
         watch = watch or self._new_watch()
         parts = self._choice.resolve()
         reservation = self._reservation
         if reservation is not None and dense is not None:
             reservation = reservation.with_dense(dense)
         request = Request(topology, self._constraints, self._batch_size, reservation)
-        with watch.interruptible(), shown(watch, is_wanted=self._progress):
+        with shown(watch, is_wanted=self._progress):
+            # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
             space = prepare(tables, request, parts, here=here, watch=watch)
             space = attrs.evolve(space, objective=self._objective)
             impossible = why_impossible(space, request, parts, here=here)
             if impossible is not None:
                 raise impossible
-            result = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts)
+            with watch.interruptible():
+                result = search_unharmed(space, self._constraints, parts)
         if result.proposal is None:
             raise self._no_plan(space, result, request, parts, here=here)
-        modules = _shardings(space, result)
+        modules = _in_order(given, _shardings(space, result))
         seconds = time.perf_counter() - start
         inputs = describe_inputs(request, space.options, parts, seconds=seconds, seconds_limit=self._seconds)
         document = {
@@ -262,12 +291,15 @@ class EmbeddingShardingPlanner:
 
 
 def _as_tables(tables: Any) -> tuple[TableSpec, ...]:
-    if not isinstance(tables, Iterable):
-        raise InvalidInputError(f"plan_tables takes a list of TableSpecs, got {tables!r}")
-    listed = tuple(tables)
+    try:
+        listed = tuple(tables)
+    except TypeError:
+        raise InvalidInputError(f"plan_tables takes a list of TableSpecs, got {brief(tables)}") from None
     for index, table in enumerate(listed):
         if not isinstance(table, TableSpec):
-            raise InvalidInputError(f"plan_tables takes a list of TableSpecs; number {index} is {table!r}")
+            raise InvalidInputError(
+                f"plan_tables takes a list of TableSpecs; number {index} is {brief(table)}"
+            )
     return listed
 
 
@@ -281,6 +313,23 @@ def _check_tables(tables: Sequence[TableSpec]) -> None:
         raise InvalidInputError(
             f"two tables have the path {repeated[0]!r}; each needs its own name in its module"
         )
+
+
+def _natural_order(table: TableSpec) -> tuple[list[Any], str]:
+    """A key by which ``t2`` comes before ``t10``; equal for no two paths."""
+    pieces = re.split(r"([0-9]+)", table.path)
+    return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)], table.path
+
+
+def _in_order(
+    tables: Sequence[TableSpec], modules: Mapping[str, EmbeddingModuleShardingPlan]
+) -> dict[str, EmbeddingModuleShardingPlan]:
+    """Modules and their tables in the order of the tables given."""
+    ordered: dict[str, EmbeddingModuleShardingPlan] = {}
+    for table in tables:
+        module = ordered.setdefault(table.module, EmbeddingModuleShardingPlan())
+        module[table.name] = modules[table.module][table.name]
+    return ordered
 
 
 def _shardings(space: SearchSpace, result: SearchResult) -> dict[str, EmbeddingModuleShardingPlan]:

@@ -30,9 +30,10 @@ def prepare(
         request: over what, and what the user asks.
         parts: the plugins that plan.
         here: plan for this machine, so what is installed here counts.
-        watch: of the search to come.
+        watch: of the search to come; ends this too.
 
     Raises:
+        KeyboardInterrupt: somebody asked for an end before the options were known.
         PlanningError: nothing is left for some table, or an estimator broke its contract.
         NoPlanError: constraints contradict each other.
         UnknownNameError: the constraints name a table, type or kernel that does not exist.
@@ -50,6 +51,7 @@ def prepare(
         fold_tables=parts.performance.answers_by_shape and parts.storage.answers_by_shape,
         space=parts.space(request.topology),
         rules=rules,
+        watch=watch,
     )
     ids_per_batch = float(options.ids_per_batch @ options.multiplicity)
     capacity = request.reservation.capacity_bytes(request.topology, ids_per_batch)

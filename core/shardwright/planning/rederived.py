@@ -5,19 +5,21 @@ Nothing here searches. Legend: A tables, N shards that may move.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 from attrs import frozen
 
-from shardwright.errors import PlanError, ShardwrightError
+from shardwright.errors import PlanError
 from shardwright.planning.constraints import Constraints
+from shardwright.planning.document_inputs import AskedTables, reading_inputs
 from shardwright.planning.inputs import Request
 from shardwright.planning.layouts import Layout
 from shardwright.planning.objectives import LARGEST_RANK_TIME, OBJECTIVES, checked_objective, phase_loads
+from shardwright.planning.option_space import OptionSpace
 from shardwright.planning.options import FREE, Ints, Options
 from shardwright.planning.parts import Choice, Parts
 from shardwright.planning.placement import Feedback, propose
@@ -28,7 +30,6 @@ from shardwright.planning.search import SearchResult
 from shardwright.planning.space import SearchSpace
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
-from shardwright.planning.workload import table_from_data
 
 
 @frozen(eq=False)
@@ -60,14 +61,12 @@ class Rederived:
                 "the plan document has no inputs.tables: only a planner's document says what was asked of it, so that "
                 "options and costs can be had again"
             )
+        asked = AskedTables.of(document)
+        tables = list(asked.tables.values())
+        _check_same_tables(asked, plan)
         with reading_inputs():
-            tables = [
-                table_from_data(entry, f"inputs.tables {i}")
-                for i, entry in enumerate(_value(inputs, "tables"))
-            ]
-            _check_same_tables(tables, plan)
             parts = _parts_of(inputs)
-            request = _request_of(document, inputs)
+            request = _request_of(document, asked.constraints)
         space = prepare(tables, request, parts)
         objective = document.get("objective", {}).get("name", LARGEST_RANK_TIME)
         return cls(plan, attrs.evolve(space, objective=checked_objective(objective)), parts)
@@ -159,24 +158,6 @@ def rated(
     )
 
 
-@contextmanager
-def reading_inputs() -> Iterator[None]:
-    """Within this, what has not the form that the planner gave it is an error of the document.
-
-    Raises:
-        PlanError: instead of what went wrong; errors of ours are left as they are.
-    """
-    try:
-        yield
-    except ShardwrightError:
-        raise
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise PlanError(
-            f"the plan document's inputs are not as a planner writes them ({type(error).__name__}: {error}): undo "
-            "what was edited in them, or plan again"
-        ) from error
-
-
 def _fixed_ranks(options: Options, option: int) -> list[int]:
     """The rank that each shard of an option must live on, or ``FREE``."""
     runs = options.shards_of(option)
@@ -210,18 +191,27 @@ def _ranks_in_order(layout: Layout, placed: Mapping[_Cut, Sequence[int]]) -> lis
     """The plan's ranks in the order of a layout's blocks; ``None`` if these are other blocks, or live elsewhere."""
     if len(layout.blocks) != sum(len(ranks) for ranks in placed.values()):
         return None
-    left = {cut: list(reversed(ranks)) for cut, ranks in placed.items()}
+    left = {cut: Counter(reversed(ranks)) for cut, ranks in placed.items()}
     ranks: list[int] = []
     for block in layout.blocks:
-        candidates = left.get(_cut_of(block))
-        if not candidates:
+        rank = _taken(left.get(_cut_of(block), Counter()), block.rank)
+        if rank is None:
             return None
-        if block.rank is not None and block.rank not in candidates:
-            return None
-        rank = candidates[-1] if block.rank is None else block.rank
-        candidates.remove(rank)
         ranks.append(rank)
     return ranks
+
+
+def _taken(left: Counter[int], rank: int | None) -> int | None:
+    """A rank taken out of those that are left, any of them for ``None``; ``None`` if it is not among them.
+
+    In constant time: a plan of many ranks may have as many empty parts, which are all cut alike.
+    """
+    if not left or (rank is not None and rank not in left):
+        return None
+    taken, count = left.popitem() if rank is None else (rank, left.pop(rank))
+    if count > 1:
+        left[taken] = count - 1
+    return taken
 
 
 def _value(inputs: Mapping[str, Any], name: str) -> Any:
@@ -231,8 +221,8 @@ def _value(inputs: Mapping[str, Any], name: str) -> Any:
     return entry["value"]
 
 
-def _check_same_tables(tables: Sequence[TableSpec], plan: ShardingPlan) -> None:
-    listed = {(table.module, table.name) for table in tables}
+def _check_same_tables(asked: AskedTables, plan: ShardingPlan) -> None:
+    listed = set(asked.tables)
     planned = {(path, name) for path, module in plan.plan.items() for name in module}
     for missing, where, other in (
         (listed - planned, "inputs.tables", "modules"),
@@ -246,17 +236,19 @@ def _check_same_tables(tables: Sequence[TableSpec], plan: ShardingPlan) -> None:
 
 
 def _parts_of(inputs: Mapping[str, Any]) -> Parts:
-    choice = Choice(
-        estimator=_value(inputs, "estimator"), storage_estimator=_value(inputs, "storage_estimator")
-    )
-    return attrs.evolve(choice.resolve(), is_model_asked=inputs["estimator"].get("provenance") == "given")
+    space = _value(inputs, "option_space") if "option_space" in inputs else None
+    return Choice(
+        estimator=_value(inputs, "estimator"),
+        storage_estimator=_value(inputs, "storage_estimator"),
+        option_space=OptionSpace.from_data(space) if isinstance(space, Mapping) else space,
+    ).resolve()
 
 
-def _request_of(document: Mapping[str, Any], inputs: Mapping[str, Any]) -> Request:
-    constraints = inputs.get("constraints", {}).get("value", {})
+def _request_of(document: Mapping[str, Any], constraints: Constraints) -> Request:
+    inputs = document["inputs"]
     return Request(
-        topology=topology_from_data(document["topology"]),
-        constraints=Constraints.from_data(constraints),
+        topology=Topology.from_data(document["topology"]),
+        constraints=constraints,
         given_batch_size=_batch_size(inputs),
         given_reservation=reservation_from_data(_value(inputs, "storage_reservation")),
     )
@@ -267,33 +259,6 @@ def _batch_size(inputs: Mapping[str, Any]) -> int:
     if type(value) is not int or value < 1:
         raise PlanError(f"the plan document's inputs.batch_size must be a positive integer, got {value!r}")
     return value
-
-
-def topology_from_data(data: Mapping[str, Any]) -> Topology:
-    """The topology that :meth:`~shardwright.planning.topology.Topology.to_data` described.
-
-    Raises:
-        InvalidInputError: a value is of the wrong form.
-    """
-    memory = dict(data.get("memory_bytes", {}))
-    speeds = dict(data.get("memory_bandwidths_bytes_per_ms", {}))
-    links = dict(data.get("link_bandwidths_bytes_per_ms", {}))
-    return Topology(
-        data["world_size"],
-        data["compute_device"],
-        hbm_cap=memory.pop("hbm", None),
-        ddr_cap=memory.pop("ddr", None),
-        local_world_size=data.get("local_world_size"),
-        hbm_mem_bw=speeds.pop("hbm", None),
-        ddr_mem_bw=speeds.pop("ddr", None),
-        intra_host_bw=links.pop("intra_host", None),
-        inter_host_bw=links.pop("inter_host", None),
-        hbm_to_ddr_mem_bw=links.pop("hbm_to_ddr", None),
-        memory_bytes=memory,
-        memory_bandwidths=speeds,
-        link_bandwidths=links,
-        link_latencies_ms=dict(data.get("link_latencies_ms", {})),
-    )
 
 
 def _some(values: Sequence[object]) -> str:

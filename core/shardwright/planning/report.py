@@ -66,12 +66,17 @@ class Report:
             f"{result.num_proposals} proposals tried, {result.num_placed} fitted, "
             f"best by {result.proposer!r}, {self.seconds:.3f} s"
         )
-        return [
-            self.headline,
-            tried,
-            f"{self.space.objective}: {result.feedback.value_ms:.4g} ms",
-            self._bound_text(),
-        ]
+        value = f"{self.space.objective}: {result.feedback.value_ms:.4g} ms"
+        return [self.headline, tried, value, self._bound_text(), self._models_text()]
+
+    def _models_text(self) -> str:
+        """Which models of costs were used, and what was offered to tables that ask for nothing."""
+        names = [self.inputs[name]["value"] for name in ("estimator", "storage_estimator")]
+        space = self.inputs.get("option_space", {}).get("value", "")
+        offered = (
+            f"the option space {space!r}" if isinstance(space, str) else "an option space of the caller's"
+        )
+        return f"time by {names[0]!r}, memory by {names[1]!r}, options: {offered if space else 'all that is offered'}"
 
     def _bound_text(self) -> str:
         bound = self.result.lower_bound_ms

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 from attrs import field, frozen
 
+from shardwright.arguments import typed
 from shardwright.errors import InvalidInputError, NoPlanError, UnknownNameError, nearest
 from shardwright.planning.assumptions import GIB
 from shardwright.planning.options import Ints
@@ -105,7 +106,7 @@ def _percentage(capacity_bytes: Ints, part: float) -> Ints:
     return capacity_bytes - left
 
 
-@frozen
+@frozen(field_transformer=typed)
 class FixedPercentageStorageReservation(StorageReservation):
     """A part of each device's memory, from 0 to 1."""
 
@@ -120,7 +121,7 @@ class FixedPercentageStorageReservation(StorageReservation):
         return self.percentage
 
 
-@frozen
+@frozen(field_transformer=typed)
 class FixedAbsoluteStorageReservation(StorageReservation):
     """As many bytes of each device's memory; all of a smaller one."""
 
@@ -136,7 +137,7 @@ class FixedAbsoluteStorageReservation(StorageReservation):
         return np.minimum(capacity_bytes, self.hbm_reserved_bytes)
 
 
-@frozen
+@frozen(field_transformer=typed)
 class HeuristicalStorageReservation(StorageReservation):
     """A part of each device's memory, the dense tensors with what training them takes, and the ids in flight.
 
@@ -164,7 +165,7 @@ class HeuristicalStorageReservation(StorageReservation):
         return _percentage(capacity_bytes, self.percentage) + dense + ids
 
 
-@frozen
+@frozen(field_transformer=typed)
 class InferenceStorageReservation(StorageReservation):
     """A part of each device's memory, the dense tensors, and one batch of ids.
 

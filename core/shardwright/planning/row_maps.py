@@ -7,22 +7,33 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
+from numbers import Integral
 from typing import Any, ClassVar, cast
 
-import attrs
 import numpy as np
 from attrs import field, frozen
 
+from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError
 
 
 def not_negative(instance: Any, attribute: Any, value: Any) -> None:
-    """Check, as an attrs validator, that a number is not negative."""
-    if value < 0:
-        raise InvalidInputError(
-            f"{type(instance).__name__}.{attribute.name} must not be negative, got {value}"
-        )
+    """Check, as an attrs validator, that a value is an integer and not negative."""
+    _check_least(instance, attribute, value, 0)
+
+
+def positive(instance: Any, attribute: Any, value: Any) -> None:
+    """Check, as an attrs validator, that a value is an integer from 1."""
+    _check_least(instance, attribute, value, 1)
+
+
+def _check_least(instance: Any, attribute: Any, value: Any, least: int) -> None:
+    is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+    if is_whole and value >= least:
+        return
+    must = "be an integer" if not is_whole else "be 1 at least" if least else "not be negative"
+    raise InvalidInputError(f"{type(instance).__name__}.{attribute.name} must {must}, got {brief(value)}")
 
 
 class RowMap(ABC):
@@ -37,6 +48,9 @@ class RowMap(ABC):
     takes_any_id: ClassVar[bool] = False
     """Whether ids are keys, any 64-bit numbers, and not rows. Then ``local_row_of`` gives the key, and a kernel that
     ``takes_any_id`` finds it a row; the rows of the table are its capacity."""
+    keeps_neighbours: ClassVar[bool] = True
+    """Whether a part may be a run of neighbouring rows. ``False`` for a map that deals rows out: then nobody lists the
+    rows of a part to learn whether they are neighbours."""
     num_rows: int
 
     @property
@@ -77,7 +91,11 @@ class RowMap(ABC):
         """The table's rows that ``part`` holds, in the order of its local rows: a slice, or an index array."""
 
     def num_rows_of(self, part: int) -> int:
-        """How many rows ``part`` holds."""
+        """How many rows ``part`` holds.
+
+        By default they are listed and counted, which takes seconds where there are 1e9: a map whose ``rows_of`` gives
+        an array brings the formula.
+        """
         rows = self.rows_of(part)
         if isinstance(rows, slice):
             return len(range(*rows.indices(self.num_rows)))
@@ -90,10 +108,12 @@ class RowMap(ABC):
         """
         return self.num_rows_of(part) / self.num_rows
 
-    def part_sizes(self) -> list[tuple[int, int]]:
-        """The rows of all parts in order, as runs of equal parts: ``(rows of each, how many parts)``."""
-        sizes = (self.num_rows_of(part) for part in range(self.num_parts))
-        return [(rows, len(list(run))) for rows, run in groupby(sizes)]
+    def part_sizes(self) -> Iterable[tuple[int, int]]:
+        """The rows of all parts in order, as runs of equal parts: ``(rows of each, how many parts)``.
+
+        By default parts are counted one by one, each when it is asked for.
+        """
+        return ((self.num_rows_of(part), 1) for part in range(self.num_parts))
 
     def __len__(self) -> int:
         return self.num_parts
@@ -127,6 +147,8 @@ class RowPart:
     @property
     def bounds(self) -> tuple[int, int] | None:
         """``(start, stop)`` if it is a run of neighbouring rows, else ``None``."""
+        if not self.row_map.keeps_neighbours:
+            return None
         rows = self.rows
         if isinstance(rows, slice) and rows.step in (None, 1):
             return rows.start, rows.stop
@@ -139,7 +161,7 @@ class RowsRange(RowMap):
 
     name: ClassVar[str] = "range"
     num_rows: int = field(validator=not_negative)
-    parts: int = field(default=1, validator=attrs.validators.ge(1))
+    parts: int = field(default=1, validator=positive)
 
     @property
     def num_parts(self) -> int:  # noqa: D102 - described in the base class
@@ -179,7 +201,7 @@ class RowsModulo(RowMap):
 
     name: ClassVar[str] = "modulo"
     num_rows: int = field(validator=not_negative)
-    parts: int = field(default=1, validator=attrs.validators.ge(1))
+    parts: int = field(default=1, validator=positive)
 
     @property
     def num_parts(self) -> int:  # noqa: D102
@@ -216,6 +238,8 @@ def _one_number(numbers: Sequence[int], ids: Any, sizes: Sequence[int]) -> Any:
 
 
 def _increasing(instance: Any, attribute: Any, value: tuple[int, ...]) -> None:
+    if any(type(bound) is not int for bound in value):
+        raise InvalidInputError(f"bounds must be integers, got {brief(value)}")
     if len(value) < 2 or value[0] != 0 or any(a > b for a, b in pairwise(value)):
         raise InvalidInputError(f"bounds must rise from 0 to the number of rows, got {value}")
 
@@ -224,7 +248,7 @@ def _whole_numbers(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(values)
 
 
-@frozen
+@frozen(field_transformer=typed)
 class RowsSplit(RowMap):
     """Neighbouring rows cut at given bounds: part ``i`` holds ``bounds[i] <= r < bounds[i + 1]``."""
 

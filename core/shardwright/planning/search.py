@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from shardwright.planning.cases import CLOSE
 from shardwright.planning.objectives import OBJECTIVES, phase_loads
 from shardwright.planning.options import FREE, NO_GANG, Ints
 from shardwright.planning.placement import Feedback, Misfit, Placed, ProposedShards, fixed_misfit, propose
+from shardwright.planning.plugin_calls import calling, check_answer, whole_numbers
 from shardwright.planning.seating import broken_rule, place_within
 from shardwright.planning.space import SearchSpace
 
@@ -66,8 +68,11 @@ class _Search:
 
     def rate(self, proposed: Ints | Placed, proposer: str) -> Feedback:
         """Place a proposal, unless that has been done, and keep it if it is the best."""
-        ranks = proposed.ranks if isinstance(proposed, Placed) else None
-        proposal = np.asarray(proposed.proposal if isinstance(proposed, Placed) else proposed, dtype=np.int64)
+        who = f"proposer {proposer!r}"
+        ranks, chosen = None, proposed
+        if isinstance(proposed, Placed):
+            ranks, chosen = whole_numbers(who, "the ranks of its shards", proposed.ranks), proposed.proposal
+        proposal = whole_numbers(who, "one option of each table", chosen)
         key = proposal.tobytes() + (b"" if ranks is None else b"|" + ranks.tobytes())
         if key not in self.tried:
             self.tried[key] = self._place(proposal, ranks, proposer)
@@ -87,10 +92,9 @@ class _Search:
         misfit = fixed_misfit(self.space, proposal, shards)
         if misfit is not None:
             return Feedback(misfit=misfit)
-        placed = place_within(self.space.rules, self.partitioner, shards) if given is None else given
-        if isinstance(placed, Misfit):
-            return Feedback(misfit=placed)
-        ranks = np.asarray(placed, dtype=np.int64)
+        ranks = place_within(self.space.rules, self.partitioner, shards) if given is None else given
+        if isinstance(ranks, Misfit):
+            return Feedback(misfit=ranks)
         whose = f"partitioner {self.partitioner.name!r}" if given is None else f"proposer {proposer!r}"
         _check_placement(self.space, shards, ranks, f"{whose} broke its contract:")
         rate = OBJECTIVES[self.space.objective]
@@ -109,6 +113,7 @@ def search(
     *,
     max_proposals: int = MAX_PROPOSALS,
     last_resorts: Sequence[Partitioner] = (),
+    known: Mapping[str, Placed] = MappingProxyType({}),
 ) -> SearchResult:
     """Run the proposers one after the other and keep the best of all they propose.
 
@@ -118,12 +123,15 @@ def search(
         partitioner: places each proposal.
         max_proposals: of each proposer at most, proposals tried before not counted.
         last_resorts: partitioners that place the proposals that came nearest, where none fitted.
+        known: plans that were found before, by the names of the proposers that found them.
 
     Raises:
         PlanningError: a proposer or the partitioner broke its contract.
     """
     state = _Search(space, partitioner)
     space.watch.tell(lower_bound_ms=space.prover.bound_ms)
+    for name, placed in known.items():
+        state.rate(placed, name)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
     if state.proposal is None and space.prover.bound_ms <= space.most_ms:
@@ -144,19 +152,23 @@ def search(
 
 
 def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
-    proposals = proposer.proposals(state.space)
+    who = f"proposer {proposer.name!r}"
+    with calling(who):
+        proposals = proposer.proposals(state.space)
+    check_answer(who, "proposals", proposals, Generator)
     limit = len(state.tried) + max_proposals
-    proposal = next(proposals, None)
+    feedback: Any = None
     # A proposer that repeats itself must come to an end as well.
     for _ in range(4 * max_proposals):
-        is_late = state.space.watch.is_over and bool(state.tried)
-        if proposal is None or len(state.tried) >= limit or is_late:
-            break
-        feedback = state.rate(proposal, proposer.name)
         try:
-            proposal = proposals.send(feedback)
+            with calling(who):
+                proposal = proposals.send(feedback)
         except StopIteration:
             break
+        is_late = state.space.watch.is_over and bool(state.tried)
+        if len(state.tried) >= limit or is_late:
+            break
+        feedback = state.rate(proposal, proposer.name)
     proposals.close()
 
 

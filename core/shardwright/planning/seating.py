@@ -14,8 +14,10 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.contracts.partitioner import Partitioner
+from shardwright.errors import PlanningError
 from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.placement import Misfit, ProposedShards
+from shardwright.planning.plugin_calls import calling, whole_numbers
 from shardwright.planning.rank_rules import RankRules, some
 
 
@@ -32,16 +34,29 @@ def place_within(rules: RankRules | None, partitioner: Partitioner, shards: Prop
     """
     concerned = np.isin(shards.table, sorted(rules.concerned if rules else ()))
     if rules is None or not concerned.any():
-        return partitioner.place(shards)
+        return _placed_by(partitioner, shards)
     seats = _seated(rules, shards, np.flatnonzero(concerned))
     if isinstance(seats, Misfit):
         return seats
     rest = np.flatnonzero(~concerned)
-    placed = partitioner.place(_around(shards, seats, rest))
+    placed = _placed_by(partitioner, _around(shards, seats, rest))
     if isinstance(placed, Misfit):
         return attrs.evolve(placed, shard=int(rest[placed.shard]))
     ranks = seats.ranks.copy()
     ranks[rest] = placed
+    return ranks
+
+
+def _placed_by(partitioner: Partitioner, shards: ProposedShards) -> Ints | Misfit:
+    """What a partitioner answered, if that is ranks or why there are none."""
+    who = f"partitioner {partitioner.name!r}"
+    with calling(who):
+        placed = partitioner.place(shards)
+    if isinstance(placed, Misfit):
+        return placed
+    ranks = whole_numbers(who, f"the ranks of {len(shards)} shards, or a Misfit", placed)
+    if len(ranks) != len(shards):
+        raise PlanningError(f"{who} broke its contract: it gave {len(ranks)} ranks for {len(shards)} shards")
     return ranks
 
 

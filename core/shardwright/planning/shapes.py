@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -30,9 +30,14 @@ class Shape:
     sums_inside_host: bool
 
     @classmethod
-    def of(cls, layout: Layout) -> Shape:
-        """The shape of a layout."""
-        runs, dataflows = list(_runs(layout)), layout.dataflows
+    def of(cls, layout: Layout, go_on: Callable[[], None] = lambda: None) -> Shape:
+        """The shape of a layout.
+
+        Args:
+            layout: the layout.
+            go_on: called before a plugin is asked how many rows a block has, which may take long; ends that by raising.
+        """
+        runs, dataflows = list(_runs(layout, go_on)), layout.dataflows
         labels = sorted({run.host_group for run in runs if run.host_group is not None})
         gangs: dict[int | None, int] = {None: NO_GANG, **{label: gang for gang, label in enumerate(labels)}}
         return cls(
@@ -92,14 +97,15 @@ def _number(value: int | None, offset: int = 0) -> int:
     return FREE if value is None else value + offset
 
 
-def _runs(layout: Layout) -> Iterator[_Run]:
+def _runs(layout: Layout, go_on: Callable[[], None]) -> Iterator[_Run]:
     """The blocks of a layout as runs."""
     if isinstance(layout.blocks, BlockRuns):
-        return _fold(chain.from_iterable(_parts(layout, run) for run in layout.blocks.runs))
-    return _fold(_single(layout, block) for block in layout.blocks)
+        return _fold(chain.from_iterable(_parts(layout, run, go_on) for run in layout.blocks.runs))
+    return _fold(_single(layout, block, go_on) for block in layout.blocks)
 
 
-def _single(layout: Layout, block: Block) -> _Run:
+def _single(layout: Layout, block: Block, go_on: Callable[[], None]) -> _Run:
+    go_on()
     return _Run(
         block.num_rows,
         block.num_columns,
@@ -112,10 +118,11 @@ def _single(layout: Layout, block: Block) -> _Run:
     )
 
 
-def _parts(layout: Layout, run: BlockRun) -> Iterator[_Run]:
+def _parts(layout: Layout, run: BlockRun, go_on: Callable[[], None]) -> Iterator[_Run]:
     """A run of blocks in pieces of equally many rows; what is known of one's ids is known of all."""
     is_copy = (run.dataflow or layout.dataflow).is_replicated
     for start, rows, count in run.sizes():
+        go_on()
         yield _Run(
             rows,
             len(run.columns),

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import field, frozen
 
+from shardwright.arguments import brief
 from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.errors import PlanningError
 from shardwright.planning.codecs import FLOAT_BYTES, QCommsConfig
 from shardwright.planning.options import FREE, Bools, Floats, Ints, Options
+from shardwright.planning.plugin_calls import calling
 from shardwright.planning.rank_rules import RankRules
 from shardwright.planning.topology import Topology
 from shardwright.planning.watch import Watch
@@ -155,18 +157,28 @@ def estimate_costs(
 
 
 def _estimated(estimator: Estimator, options: Options, topology: Topology) -> Mapping[str, Floats]:
-    columns: object = estimator.estimate(options, topology)
-    if not isinstance(columns, Mapping):
+    with (
+        np.errstate(over="ignore", divide="ignore", invalid="ignore"),  # such estimates are refused in words
+        calling(f"estimator {estimator.name!r}"),
+    ):
+        columns: object = estimator.estimate(options, topology)
+    if not isinstance(columns, Mapping) or not columns or not all(isinstance(key, str) for key in columns):
         keys = "memory tier" if estimator.measures == STORAGE else "phase"
         raise PlanningError(
-            f"estimator {estimator.name!r} broke its contract: estimate() returned a {type(columns).__name__}; it must "
+            f"estimator {estimator.name!r} broke its contract: estimate() returned {brief(columns)}; it must "
             f"return a mapping from each {keys} to one value for each of the {options.num_shards} runs of shards"
         )
     return columns
 
 
 def _checked(estimator: Estimator, what: str, column: Floats, options: Options) -> Floats:
-    values = np.asarray(column, dtype=np.float64)
+    try:
+        values = np.asarray(column, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise PlanningError(
+            f"estimator {estimator.name!r} broke its contract: {what!r} must be one number for each of the "
+            f"{options.num_shards} runs of shards, it is {brief(column)}"
+        ) from None
     if values.shape != (options.num_shards,):
         raise PlanningError(
             f"estimator {estimator.name!r} returned {values.shape} values of {what!r} "

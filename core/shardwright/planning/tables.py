@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum, unique
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import converters, field, frozen, validators
 
+from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
+from shardwright.planning.documents.limits import MOST_ROWS
 from shardwright.planning.optimizers import OptimizerSpec
 
 if TYPE_CHECKING:
@@ -61,7 +63,6 @@ class DataType(Enum):
 
 
 _E = TypeVar("_E", bound=Enum)
-_MOST = (1 << 63) - 1
 _BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2}
 _TORCH_NAMES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}
 
@@ -71,10 +72,10 @@ def _positive(instance: Any, attribute: Any, value: Any) -> None:
         raise InvalidInputError(
             f"table {getattr(instance, 'name', '')!r}: {attribute.name} must be a positive integer, got {value!r}"
         )
-    if value > _MOST:
+    if value > MOST_ROWS:
         raise InvalidInputError(
             f"table {getattr(instance, 'name', '')!r}: {attribute.name} is {value}; it can be "
-            f"{_MOST} at most, the largest of 64-bit integers"
+            f"{MOST_ROWS} at most, the largest of 64-bit integers"
         )
 
 
@@ -91,7 +92,7 @@ def _member(kind: type[_E], value: Any) -> _E:
         return kind(str(value).upper())
     except ValueError:
         known = ", ".join(str(member.value) for member in kind)
-        raise InvalidInputError(f"{value!r} is no {kind.__name__}. Known: {known}.") from None
+        raise InvalidInputError(f"{brief(value)} is no {kind.__name__}. Known: {known}.") from None
 
 
 def _pooling(value: PoolingType | str) -> PoolingType:
@@ -103,23 +104,52 @@ def _data_type(value: DataType | str) -> DataType:
 
 
 def _tuple(value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(value)
+    return tuple(_listed_names(value))
+
+
+def _listed_names(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        raise InvalidInputError(f"feature_names must be a list of names, got the string {value!r}")
+    if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping | Set):
+        raise InvalidInputError(f"feature_names must be a list of names, got {brief(value)}")
+    return list(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool | str):
+        raise InvalidInputError(f"an initial weight must be a number, got {value!r}")
+    return float(value)
+
+
+_Allowed = tuple[tuple[str, tuple[str, ...] | None], ...]
+
+
+def _allowed(value: Any) -> _Allowed | None:
+    """A mapping from sharding types to compute kernels as pairs, which can be hashed."""
+    if value is None or isinstance(value, tuple):
+        return value
+    if not isinstance(value, Mapping) or not all(
+        kernels is None or (isinstance(kernels, list | tuple) and all(isinstance(k, str) for k in kernels))
+        for kernels in value.values()
+    ):
+        raise InvalidInputError(
+            f"allowed must map each sharding type to a list of compute kernels, or to none for any; got {value!r}"
+        )
+    return tuple((str(name), None if kernels is None else tuple(kernels)) for name, kernels in value.items())
 
 
 def _names(value: Any) -> list[str]:
-    if isinstance(value, str):
-        raise InvalidInputError(f"feature_names must be a list of names, got the string {value!r}")
-    names = list(value)
+    names = _listed_names(value)
     for name in names:
         if not isinstance(name, str):
-            raise InvalidInputError(f"feature_names must be a list of names, got {name!r} in it")
+            raise InvalidInputError(f"feature_names must be a list of names, got {brief(name)} in it")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise InvalidInputError(f"feature_names repeats {repeated[0]!r}: {names}")
     return names
 
 
-@frozen(hash=False)
+@frozen(hash=False, field_transformer=typed)
 class EmbeddingConfig:
     """One table of an ``EmbeddingCollection``.
 
@@ -143,8 +173,8 @@ class EmbeddingConfig:
     name: str = field(default="", validator=validators.instance_of(str))
     data_type: DataType = field(default=DataType.FP32, converter=_data_type)
     feature_names: list[str] = field(factory=list, converter=_names)
-    weight_init_max: float | None = field(default=None, converter=converters.optional(float))
-    weight_init_min: float | None = field(default=None, converter=converters.optional(float))
+    weight_init_max: float | None = field(default=None, converter=converters.optional(_number))
+    weight_init_min: float | None = field(default=None, converter=converters.optional(_number))
     init_fn: Callable[[Any], Any] | None = field(default=None, eq=False)
 
     @init_fn.validator
@@ -158,6 +188,10 @@ class EmbeddingConfig:
         if not low <= high:
             raise InvalidInputError(
                 f"table {self.name!r}: weight_init_min is {low}, above weight_init_max, which is {high}"
+            )
+        if math.inf in (-low, high):
+            raise InvalidInputError(
+                f"table {self.name!r}: weight_init_min is {low}, weight_init_max is {high}; both must be finite"
             )
 
     @property
@@ -178,7 +212,7 @@ class EmbeddingConfig:
         return len(self.feature_names)
 
 
-@frozen(hash=False)
+@frozen(hash=False, field_transformer=typed)
 class EmbeddingBagConfig(EmbeddingConfig):
     """One table of an ``EmbeddingBagCollection``: an ``EmbeddingConfig`` with a pooling type."""
 
@@ -195,7 +229,7 @@ class EmbeddingBagConfig(EmbeddingConfig):
             )
 
 
-@frozen
+@frozen(field_transformer=typed)
 class TableSpec:
     """All that planner and engine know of one table of one module; hashable, without weights and without torch.
 
@@ -211,6 +245,8 @@ class TableSpec:
         optimizer: the optimizer that updates it in the backward pass; ``None`` if gradients are to be visible.
         qcomms_config: the codecs that its results and gradients travel by; float32 as they are by default.
         cache: the cache on the device, should the table be kept in host memory.
+        allowed: the sharding types that its module's sharder allows, each with the compute kernels that it allows with
+            it (``None``: those that are offered anyway); ``None``: the sharder leaves the choice to the planner.
     """
 
     name: str
@@ -224,6 +260,7 @@ class TableSpec:
     optimizer: OptimizerSpec | None = field(factory=OptimizerSpec)
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
     cache: CacheParams = field(factory=CacheParams)
+    allowed: _Allowed | None = field(default=None, converter=_allowed)
 
     @classmethod
     def from_config(
@@ -260,6 +297,10 @@ class TableSpec:
     def num_features(self) -> int:
         """How many features are looked up in it."""
         return len(self.feature_names)
+
+    def kernels_allowed(self, sharding_type: str) -> tuple[str, ...] | None:
+        """Compute kernels that its module's sharder allows with a sharding type; ``None``: whatever is offered."""
+        return None if self.allowed is None else dict(self.allowed).get(sharding_type, ())
 
     @property
     def row_bytes(self) -> int:

@@ -6,6 +6,9 @@ import json
 import math
 from typing import Any
 
+from shardwright.arguments import brief
+from shardwright.errors import InvalidInputError
+
 _LINE = 100
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -31,13 +34,31 @@ def percent_at_most(part: float) -> str:
     return f"{math.ceil(round(percent / step, 9)) * step:.12g} %"
 
 
+def plain_json(value: Any) -> str:
+    """JSON on one line; numbers of NumPy are written as Python's.
+
+    Raises:
+        InvalidInputError: there is something in it that is no JSON data, or a number that is not finite.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, default=_python_number)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"a plan document holds JSON data, not {brief(value)}: {error}") from error
+
+
+def _python_number(value: Any) -> Any:
+    if getattr(value, "ndim", None) == 0:
+        return value.item()
+    raise TypeError(f"{brief(value)} is no JSON data")
+
+
 def json_text(value: Any, indent: str = "") -> str:
     """JSON with each object or list on one line where it fits and holds no other object, indented elsewhere."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if not items:
-        return json.dumps(value, allow_nan=False)
+        return plain_json(value)
     if len(items) <= _LINE and not _holds_objects(items):
-        flat = json.dumps(value, allow_nan=False)
+        flat = plain_json(value)
         if len(indent) + len(flat) <= _LINE:
             return flat
     deeper = indent + " "

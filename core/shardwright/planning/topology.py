@@ -7,7 +7,7 @@ in milliseconds). What was not given is assumed, listed as such in the report an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
+from shardwright.arguments import brief, checked_only
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.assumptions import GIB, HOST_DEVICE, Assumption, assumptions_of
+from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
 
-__all__ = ["GIB", "HOST_DEVICE", "MOST_BYTES", "Provenance", "Topology", "known_devices"]
+__all__ = ["GIB", "HOST_DEVICE", "Provenance", "Topology", "known_devices"]
 
 _KNOWN_DEVICES = (HOST_DEVICE, "cuda")
 _LINKS = ("intra_host", "inter_host")
-# A pebibyte: sums over many ranks stay within 64 bits.
-MOST_BYTES = 1 << 50
 
 
 @frozen
@@ -84,6 +84,7 @@ class Topology:
     link_latencies_ms: Mapping[str, float]
     provenance: Mapping[str, Provenance] = field(eq=False, repr=False)
 
+    @checked_only("memory_bytes", "memory_bandwidths", "link_bandwidths", "link_latencies_ms", "detected")
     def __init__(
         self,
         world_size: int,
@@ -101,9 +102,13 @@ class Topology:
         memory_bandwidths: Mapping[str, float] = MappingProxyType({}),
         link_bandwidths: Mapping[str, float] = MappingProxyType({}),
         link_latencies_ms: Mapping[str, float] = MappingProxyType({}),
-        detected: Iterable[str] = (),
+        detected: Sequence[str] = (),
     ) -> None:
         _check_count("world_size", world_size)
+        if world_size > MOST_RANKS:
+            raise InvalidInputError(
+                f"world_size is {world_size}; {MOST_RANKS} ranks are the most that can be planned for"
+            )
         _check_device(compute_device)
         local = world_size if local_world_size is None else local_world_size
         _check_hosts(world_size, local)
@@ -147,6 +152,34 @@ class Topology:
             link_bandwidths=links,
             link_latencies_ms=latencies,
             provenance=given.values,
+        )
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Topology:
+        """The topology that :meth:`to_data` described; what it leaves out is assumed.
+
+        Raises:
+            InvalidInputError: a value is wrong.
+            UnknownNameError: no such device is known.
+        """
+        memory = dict(data.get("memory_bytes", {}))
+        speeds = dict(data.get("memory_bandwidths_bytes_per_ms", {}))
+        links = dict(data.get("link_bandwidths_bytes_per_ms", {}))
+        return cls(
+            data["world_size"],
+            data["compute_device"],
+            hbm_cap=memory.pop("hbm", None),
+            ddr_cap=memory.pop("ddr", None),
+            local_world_size=data.get("local_world_size"),
+            hbm_mem_bw=speeds.pop("hbm", None),
+            ddr_mem_bw=speeds.pop("ddr", None),
+            intra_host_bw=links.pop("intra_host", None),
+            inter_host_bw=links.pop("inter_host", None),
+            hbm_to_ddr_mem_bw=links.pop("hbm_to_ddr", None),
+            memory_bytes=memory,
+            memory_bandwidths=speeds,
+            link_bandwidths=links,
+            link_latencies_ms=dict(data.get("link_latencies_ms", {})),
         )
 
     @property
@@ -260,6 +293,10 @@ def known_devices() -> tuple[str, ...]:
 
 
 def _check_device(device: str) -> None:
+    if not isinstance(device, str):
+        raise InvalidInputError(
+            f"compute_device must be the type of a device, such as 'cpu', got {brief(device)}"
+        )
     if device in _KNOWN_DEVICES:
         return
     known = known_devices()
@@ -315,8 +352,10 @@ def _per_rank(name: str, value: Any, world_size: int) -> tuple[int, ...]:
         raise InvalidInputError(f"{name} has {len(values)} values for {world_size} ranks")
     if any(not _is_finite(item) or item != int(item) or item < 0 for item in values):
         raise InvalidInputError(f"{name} must be bytes, whole and not negative, got {value!r}")
-    if any(item > MOST_BYTES for item in values):
-        raise InvalidInputError(f"{name} is a rank's memory in bytes, {MOST_BYTES} at most, got {value!r}")
+    if any(item > MOST_MEMORY_BYTES for item in values):
+        raise InvalidInputError(
+            f"{name} is a rank's memory in bytes, {MOST_MEMORY_BYTES} at most, got {value!r}"
+        )
     return tuple(int(item) for item in values)
 
 

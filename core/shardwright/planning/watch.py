@@ -15,6 +15,13 @@ from attrs import define, field, frozen
 # By so much HiGHS ends after its limit of time (programs of 1500 columns), and what it gets at least.
 _LATE_S, _LEAST_S = 0.3, 0.05
 
+# A limit is meant for the search: the options, without which there is no plan at all, may take so long in any case.
+_PREPARATION_S = 1.0
+
+
+class OutOfTime(BaseException):
+    """Ends work that has nothing to return when its watch is over; no error of a plugin's, so not an `Exception`."""
+
 
 @frozen
 class Progress:
@@ -92,6 +99,15 @@ class Watch:
         """Whether the search is to return what it has."""
         is_late = self.seconds is not None and self.elapsed_s >= self.seconds
         return self.was_interrupted or is_late or (self.outer is not None and self.outer.is_over)
+
+    def go_on(self) -> None:
+        """Return, unless the watch is over: for work that has nothing to return yet.
+
+        Raises:
+            OutOfTime: it is over, or was interrupted.
+        """
+        if self.was_interrupted or (self.is_over and self.elapsed_s >= _PREPARATION_S):
+            raise OutOfTime
 
     @property
     def progress(self) -> Progress:

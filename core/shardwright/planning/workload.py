@@ -1,15 +1,10 @@
 """Workload files: a model's tables, and what is known of how they are used, without the model.
 
-``{"name": "...", "tables": [{"name": "t0", "num_embeddings": 1000, "embedding_dim": 64, "num_features": 2,
-"pooling_factors": [1.0, 30.0]}, ...], "batch_size_per_rank": 512}``. A table may also have ``pooling_factor`` (of all
-its features), ``num_poolings``, ``feature_names``, ``data_type``, ``pooling``, ``is_weighted``, ``module``, and an
-``optimizer``: ``{"name": "adam", "learning_rate": 0.01, ...}``, or ``null`` where gradients are to be visible.
+Their form is that of ``documents/schemas/workload.schema.json``; the page ``docs/documents.md`` explains it.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,15 +12,19 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from shardwright.errors import InvalidInputError, nearest
+from shardwright.errors import InvalidInputError
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.documents import WORKLOAD
+from shardwright.planning.documents.limits import MOST_FEATURES
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import TableSpec
 
 _USE = ("pooling_factors", "num_poolings")
-_SAME = ("num_embeddings", "embedding_dim", "data_type", "pooling", "is_weighted", "module", "qcomms_config")
-_KEYS = (*_USE, *_SAME, "name", "pooling_factor", "num_features", "feature_names", "cache", "optimizer")
+_SAME = (
+    *("num_embeddings", "embedding_dim", "data_type", "pooling", "is_weighted", "module", "qcomms_config"),
+    "allowed",
+)
 
 
 @frozen
@@ -51,30 +50,31 @@ class Workload:
         Raises:
             InvalidInputError: there is no such file, or it is no workload; the text says where.
         """
-        data = read_json(path, "workload")
-        if not isinstance(data, Mapping) or not isinstance(data.get("tables"), list):
-            raise InvalidInputError(f"{path} is no workload: it must be an object with a list of 'tables'")
-        if not data["tables"]:
-            raise InvalidInputError(f"{path} is no workload: its list of 'tables' is empty")
+        data = WORKLOAD.read(path)
         try:
             return cls.from_data(data, path.stem)
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {error}") from error
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any], name: str = "") -> Workload:
-        """The workload in JSON data."""
+    def from_data(cls, data: Any, name: str = "") -> Workload:
+        """The workload in JSON data.
+
+        Raises:
+            InvalidInputError: it has another form, or more features than are planned for; the text says where.
+        """
+        WORKLOAD.check(data)
+        _check_features(data["tables"])
         tables, constraints = [], {}
         for index, entry in enumerate(data["tables"]):
             table = table_from_data(entry, f"table {index}")
-            _check_spelling(entry, f"table {index} ({table.path!r})")
             tables.append(table)
             use = _use(entry)
             if use:
                 constraints[table.path] = ParameterConstraints.from_data(
                     use, f"table {index} ({table.path!r})"
                 )
-        return cls(str(data.get("name", name)), tuple(tables), constraints, data.get("batch_size_per_rank"))
+        return cls(data.get("name", name), tuple(tables), constraints, data.get("batch_size_per_rank"))
 
     def constrained(self, constraints: Constraints) -> Constraints:
         """What a user asks, and what the file says of each table's use where the user says nothing of it."""
@@ -84,37 +84,13 @@ class Workload:
         return Constraints(rules)
 
 
-def read_json(path: Path, what: str) -> Any:
-    """The JSON value in a file.
-
-    Raises:
-        InvalidInputError: it cannot be read, or is no JSON.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repetition)
-    except OSError as error:
-        raise InvalidInputError(f"cannot read the {what} {str(path)!r}: {error.strerror}") from error
-    except ValueError as error:
-        raise InvalidInputError(f"the {what} {str(path)!r} is no JSON: {error}") from error
-
-
-def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, of which no key may stand twice: the first would be lost."""
-    pairs = list(pairs)
-    repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    if repeated:
+def _check_features(entries: Iterable[Mapping[str, Any]]) -> None:
+    """Check the number of features before their names are made."""
+    count = sum(entry.get("num_features", 1) for entry in entries)
+    if count > MOST_FEATURES:
         raise InvalidInputError(
-            f"the key {repeated[0]!r} stands twice in one object; put both values into one"
+            f"the tables have {count} features together; {MOST_FEATURES} can be planned for"
         )
-    return dict(pairs)
-
-
-def _check_spelling(entry: Mapping[str, Any], where: str) -> None:
-    """Refuse keys that are nearly ours: what is read over them would be another model. Others are the file's own."""
-    for key in entry:
-        near = "" if key in _KEYS else nearest(key, _KEYS)
-        if near:
-            raise InvalidInputError(f"{where} has the key {key!r}, which is not read.{near}")
 
 
 def _use(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,59 +101,45 @@ def _use(entry: Mapping[str, Any]) -> dict[str, Any]:
     return use
 
 
-def table_from_data(entry: Any, where: str) -> TableSpec:
+def table_from_data(entry: Mapping[str, Any], where: str) -> TableSpec:
     """The specification of a table in JSON data, as a workload or a plan document has it.
 
+    Args:
+        entry: the data, whose form is known to be right.
+        where: names it in messages.
+
     Raises:
-        InvalidInputError: something is missing, or is of the wrong form.
+        InvalidInputError: what it says cannot be, or contradicts itself.
     """
-    if not isinstance(entry, Mapping):
-        raise InvalidInputError(f"{where} must be an object, got {entry!r}")
-    missing = [key for key in ("name", "num_embeddings", "embedding_dim") if key not in entry]
-    if missing:
-        raise InvalidInputError(f"{where} has no {missing[0]!r}: {entry!r}")
-    if not isinstance(entry["name"], str) or not entry["name"]:
-        raise InvalidInputError(f"{where}: its name must be a text, got {entry['name']!r}")
     fields = {key: entry[key] for key in _SAME if key in entry}
-    if "cache" in entry:
-        fields["cache"] = CacheParams.of(entry["cache"])
-    if "optimizer" in entry:
-        fields["optimizer"] = _optimizer(entry["optimizer"], where)
-    names = _features(entry, where)
     try:
-        return TableSpec(name=entry["name"], feature_names=names, **fields)
+        if "cache" in entry:
+            fields["cache"] = CacheParams.of(entry["cache"])
+        if "optimizer" in entry:
+            fields["optimizer"] = _optimizer(entry["optimizer"])
+        return TableSpec(name=entry["name"], feature_names=_features(entry), **fields)
     except InvalidInputError as error:
         raise InvalidInputError(f"{where} ({entry['name']!r}): {error}") from error
 
 
-def _features(entry: Mapping[str, Any], where: str) -> tuple[str, ...]:
+def _features(entry: Mapping[str, Any]) -> tuple[str, ...]:
     names = entry.get("feature_names")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise InvalidInputError(
-            f"{where} ({entry['name']!r}): feature_names must be a list of names, got {names!r}"
-        )
     count = entry.get("num_features", 1 if names is None else len(names))
-    if names is not None and count != len(names):
+    if type(count) is not int:
+        raise InvalidInputError(f"num_features must be a whole number, got {count!r}")
+    if names is None:
+        return _feature_names(entry["name"], count)
+    if count != len(names):
         raise InvalidInputError(
-            f"{where} ({entry['name']!r}): num_features is {count!r}, and feature_names has {len(names)}: {names!r}; "
-            "give one of them, or as many names"
+            f"num_features is {count!r}, and feature_names has {len(names)}: {names!r}; give one of them, or as many "
+            "names"
         )
-    if names is not None:
-        return tuple(names)
-    if type(count) is not int or count < 0:
-        raise InvalidInputError(
-            f"{where} ({entry['name']!r}): num_features must be a whole number, got {count!r}"
-        )
-    return _feature_names(entry["name"], count)
+    return tuple(names)
 
 
-def _optimizer(data: Any, where: str) -> OptimizerSpec | None:
+def _optimizer(data: Any) -> OptimizerSpec | None:
     if data is None or isinstance(data, str):
         return data if data is None else OptimizerSpec(data)
-    if not isinstance(data, Mapping) or "name" not in data:
-        raise InvalidInputError(
-            f"{where}: optimizer must be a name, an object with a name, or null; got {data!r}"
-        )
     values = dict(data)
     name, rate = values.pop("name"), values.pop("learning_rate", 0.01)
     return OptimizerSpec(name, rate, values)
@@ -202,6 +164,10 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         data["module"] = table.module
     if table.qcomms_config:
         data["qcomms_config"] = table.qcomms_config.to_data()
+    if table.allowed is not None:
+        data["allowed"] = {
+            name: None if kernels is None else list(kernels) for name, kernels in table.allowed
+        }
     if table.cache != _DEFAULT_CACHE:
         data["cache"] = attrs.asdict(table.cache)
     optimizer = table.optimizer

@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 
 import torch.utils._pytree as pytree
 
+from shardwright.runtime.compiling import untraced
+
 T = TypeVar("T")
 
 
@@ -21,6 +23,7 @@ class Awaitable(ABC, Generic[T]):
     def _wait_impl(self) -> T:
         """Wait for the result and return it; called once."""
 
+    @untraced
     def wait(self) -> T:
         """Wait for the result and return it; an error is raised by each call."""
         if "_error" in self.__dict__:

@@ -16,8 +16,9 @@ input is exchanged ahead; 4. after each forward pass in which the next batch was
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -92,9 +93,13 @@ class BatchesInStep:
         self._collections = {
             path: module for path, module in inner.named_modules() if isinstance(module, ShardedCollection)
         }
+        # Collections have these, and so must not come to have this object: nothing would be freed at once.
+        self._made: list[tuple[str, KeyedJaggedTensor]] = []
         self._ahead = {
             name: InputsAhead(
-                partial(self._note, name), is_strict=settings.is_strict, looked_up=self._has_looked_up
+                partial(_note, self._made, name),
+                is_strict=settings.is_strict,
+                looked_up=partial(_call_weakly, weakref.WeakMethod(self._has_looked_up)),
             )
             for name in self._collections
         }
@@ -114,7 +119,7 @@ class BatchesInStep:
         self._to_look_up = 0
         self._calls: list[_Call] | None = None if self._settings.is_ahead and self._collections else []
         self._expected = list(self._collections)
-        self._made: list[tuple[str, KeyedJaggedTensor]] = []
+        self._made.clear()
         self._fetched: Fetched | None = None
         self._coming: _Coming | None = None
         self._batch: Any = None
@@ -161,12 +166,9 @@ class BatchesInStep:
 
     # Where inputs stand
 
-    def _note(self, name: str, features: KeyedJaggedTensor) -> None:
-        self._made.append((name, features))
-
     def serve(self) -> None:
         """Let the collections take what was begun for the batch last taken, and see what they are given."""
-        self._made = []
+        self._made.clear()
         for name, collection in self._collections.items():
             collection.inputs_ahead = self._ahead[name]
 
@@ -202,7 +204,8 @@ class BatchesInStep:
             self._expected = [name for name, _ in mine]
             self._calls = [_Call(name, path) for name, path in _agreed(told)]
             self._tell_who_stays({call.name for call in self._calls})
-        self._batch, self._made = None, []
+        self._batch = None
+        self._made.clear()
 
     def _path_of(self, features: KeyedJaggedTensor) -> Path | None:
         for path, leaf in leaves(self._batch):
@@ -285,7 +288,7 @@ class BatchesInStep:
             self.release()
             self._iterator = None
             if not self.learns:
-                self._made = []
+                self._made.clear()
         if self._calls:
             _raise_if_stopped(self._say(Status.FINE))
             return
@@ -341,6 +344,17 @@ class BatchesInStep:
             self._say(Status.STOPPED)
         else:
             self._exchange(_STOPPED)
+
+
+def _call_weakly(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call a method of what still is."""
+    own = method()
+    if own is not None:
+        own()
+
+
+def _note(made: list[tuple[str, KeyedJaggedTensor]], name: str, features: KeyedJaggedTensor) -> None:
+    made.append((name, features))
 
 
 def _send_all(exchanges: Sequence[_Exchange]) -> tuple[Exception | None, list[_Exchange]]:

@@ -35,29 +35,37 @@ def on_one_rank(
     """Do some work on rank 0 and give its result to every rank.
 
     Every rank makes this call; in it, rank 0 broadcasts, every ``beat_s``, that it still works,
-    and in the end the result, or what went wrong. Ctrl-C on any rank is left to rank 0, which ends the work early.
+    and in the end the result, or what went wrong. Rank 0 reads what it has written before it sends it, so that what
+    cannot be read raises on every rank. Ctrl-C on any rank is left to rank 0, which ends the work early.
 
     Args:
         env: the ranks.
         work: called on rank 0 with ``env`` and ``watch``, on a thread of its own.
         watch: tells the work when to end.
         to_text: writes the result.
-        from_text: reads it on the other ranks.
+        from_text: reads it; on every rank.
         beat_s: seconds between two signs of life; see ``BEAT_S``.
 
     Raises:
-        ShardwrightError: what the work raised, on every rank.
+        ShardwrightError: what the work raised, on every rank; or that its result cannot be read.
     """
+
+    def written(env: ShardingEnv, watch: Watch) -> tuple[str, _Result]:
+        text = to_text(work(env, watch))
+        try:
+            return text, from_text(text)
+        except ShardwrightError as error:
+            raise PlanningError(f"what was made on rank 0 cannot be read again: {error}") from error
+
     with env.phase("planning"), watch.interruptible():
         if env.rank != 0:
             return from_text(_wait(env))
-        task = _Task(env, work, watch)
+        task = _Task(env, written, watch)
         try:
             task.start()
             while not task.is_done(beat_s or _beat_s(env)):
                 _send(env, {"working": True})
-            result = task.result()
-            text = to_text(result)
+            text, result = task.result()
         except BaseException as error:
             # Whatever it is, an interrupt too: the other ranks are waiting, and must hear of it.
             _send(env, {"error": type(error).__name__, "text": str(error)})
@@ -101,10 +109,10 @@ class _Task:
     """Work on a thread of its own, so that the main thread can tell others that it goes on."""
 
     env: ShardingEnv
-    work: Callable[[ShardingEnv, Watch], Any]
+    work: Callable[[ShardingEnv, Watch], tuple[str, Any]]
     watch: Watch
     _done: threading.Event = field(factory=threading.Event)
-    _result: Any = None
+    _result: tuple[str, Any] | None = None
     _error: BaseException | None = None
 
     def start(self) -> None:
@@ -115,10 +123,11 @@ class _Task:
         """Whether it has ended; waits for that a while."""
         return self._done.wait(wait_s)
 
-    def result(self) -> Any:
+    def result(self) -> tuple[str, Any]:
         """What it gave; raises what it raised."""
         if self._error is not None:
             raise self._error
+        assert self._result is not None  # it is done
         return self._result
 
     def _run(self) -> None:

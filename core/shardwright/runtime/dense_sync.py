@@ -22,6 +22,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwright.errors import DistributedError
+from shardwright.runtime.compiling import untraced
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.lockstep import by_rank
 
@@ -53,6 +54,7 @@ class DenseDataParallel(DistributedDataParallel):
         self._env, self._sums = env, _Sums(env)
         self.register_comm_hook(self._sums, lambda sums, bucket: sums.start(bucket))
 
+    @untraced
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._sums.are_to_be_dealt_anew and torch.is_grad_enabled():
             self._sums.are_to_be_dealt_anew = False
@@ -133,6 +135,7 @@ class _Sums:
         self._world_size = env.world_size
         self._is_first_pass, self.are_to_be_dealt_anew = True, False
 
+    @untraced
     def start(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Begin to average a bucket's gradients as torch does without a hook: divided first, then summed, in place.
 
@@ -150,6 +153,7 @@ class _Sums:
         done.set_result(values)
         return done
 
+    @untraced
     def _finish(self, work: Any) -> None:
         with self._communicator.named(GRADIENTS):
             self._communicator.wait_for(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,12 +12,14 @@ import torch
 import torch.distributed as dist
 from attrs import field, frozen
 
+from shardwright.arguments import brief
 from shardwright.contracts.comm_backend import CommBackend, Communicator
-from shardwright.errors import DistributedError
+from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.fingerprint import compare_fingerprints
+from shardwright.planning.asked import made
 from shardwright.plugins import host
 from shardwright.runtime.alone import LoneCommunicator
-from shardwright.runtime.lockstep import Lockstep
+from shardwright.runtime.lockstep import Lockstep, by_rank
 from shardwright.runtime.phases import Phases
 
 # All collections over one process group make their calls in one order, whoever made their environments.
@@ -58,18 +61,29 @@ class ShardingEnv:
         return (self.communicator, self.device_type) if on_host is None else (on_host, "cpu")
 
     @classmethod
-    def from_process_group(cls, process_group: Any = None, *, device_type: str | None = None) -> ShardingEnv:
+    def from_process_group(
+        cls,
+        process_group: Any = None,
+        *,
+        device_type: str | None = None,
+        comm_backend: str | CommBackend | None = None,
+    ) -> ShardingEnv:
         """The ranks of a process group; every rank of it makes this call.
 
-        All ranks compare what plugins they have, since a job whose ranks differ there would hang later.
+        All ranks compare what plugins they have, since a job whose ranks differ there would hang later, and how many
+        ranks they take a host to have, since ranks that differ there would add up other sums.
 
         Args:
             process_group: the group; the world by default.
             device_type: ``"cpu"``, ``"cuda"``, ...; by default the accelerator if the group's backend and this
                 machine have one, else the CPU.
+            comm_backend: the comm backend, by name or as an object, the same on every rank; by default that of the
+                name of the group's own backend.
 
         Raises:
-            DistributedError: no process group, or no comm backend for it; or another rank failed in this call.
+            UnknownPluginError: no comm backend has that name.
+            DistributedError: no process group, or no comm backend for it; ranks differ in ``LOCAL_WORLD_SIZE``; or
+                another rank failed in this call.
             PluginMismatchError: the ranks' plugins differ; names ranks and plugins, on every rank.
         """
         if not dist.is_initialized():
@@ -77,13 +91,15 @@ class ShardingEnv:
         group = dist.group.WORLD if process_group is None else process_group
         phases = Phases.of(group)
         with phases.phase("connecting the ranks"):
-            backend, device_type = _choose_backend(group, device_type)
-            communicator = backend.connect(group)
-            local = min(_local_world_size(communicator.world_size), communicator.world_size)
-        with phases.phase(
-            "comparing plugins"
-        ):  # apart: what fails before a collective leaves the group as it was
-            _compare_plugins(communicator)
+            if comm_backend is None:
+                backend, device_type = _choose_backend(group, device_type)
+            else:
+                backend, device_type = _asked_backend(comm_backend, device_type)
+            communicator = _connected(backend, group)
+            local = _local_world_size(communicator.world_size)
+        # Apart: what fails before a collective leaves the group as it was.
+        with phases.phase("comparing plugins and sizes of hosts"):
+            _compare_ranks(communicator, local)
         return cls(communicator, device_type, group, local, _LOCKSTEPS.setdefault(group, Lockstep()))
 
     @classmethod
@@ -118,6 +134,25 @@ class ShardingEnv:
         return nullcontext() if self.process_group is None else Phases.of(self.process_group).phase(what)
 
 
+def environment_of(
+    env: ShardingEnv | None, process_group: Any = None, comm_backend: str | CommBackend | None = None
+) -> ShardingEnv:
+    """The environment that was given, or that of a process group.
+
+    Raises:
+        InvalidInputError: there is an environment, and a comm backend or a process group that it would not use.
+        DistributedError, PluginMismatchError, UnknownPluginError: of ``from_process_group``.
+    """
+    if env is None:
+        return ShardingEnv.from_process_group(process_group, comm_backend=comm_backend)
+    if comm_backend is not None or process_group is not None:
+        raise InvalidInputError(
+            "env has its process group and comm backend already: leave env out, or make it by "
+            "ShardingEnv.from_process_group(process_group, comm_backend=...)"
+        )
+    return env
+
+
 _NO_GROUP = (
     "no process group: start the processes with torchrun and call torch.distributed.init_process_group first; or, to "
     "train in this process alone (as in a notebook), give DistributedModelParallel(model, env=ShardingEnv.local())"
@@ -131,7 +166,7 @@ def _local_world_size(world_size: int) -> int:
         raise DistributedError(
             f"LOCAL_WORLD_SIZE is {told!r}; it must be the number of ranks on this host, at least 1"
         )
-    return int(told)
+    return min(int(told), world_size)
 
 
 def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, str]:
@@ -151,19 +186,59 @@ def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, s
     )
 
 
+def _asked_backend(asked: str | CommBackend, device_type: str | None) -> tuple[CommBackend, str]:
+    """The comm backend that was asked for, and the type of the devices that it is to send from."""
+    backend = made(host().comm_backends, asked, "comm_backend")
+    possible = [device_type] if device_type else [*_accelerators(), "cpu"]
+    for device in possible:
+        if device in backend.devices:
+            return backend, device
+    raise DistributedError(
+        f"comm backend {backend.name!r} sends from {', '.join(backend.devices)}, not from {' or '.join(possible)}"
+    )
+
+
+def _connected(backend: CommBackend, group: Any) -> Communicator:
+    communicator = backend.connect(group)
+    if not isinstance(communicator, Communicator):
+        raise DistributedError(
+            f"comm backend {backend.name!r} broke its contract: connect() must return a Communicator, it returned "
+            f"{brief(communicator)}"
+        )
+    return communicator
+
+
 def _accelerators() -> list[str]:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return [accelerator.type] if accelerator else []
 
 
-def _compare_plugins(communicator: Communicator) -> None:
+def _compare_ranks(communicator: Communicator, local_world_size: int) -> None:
+    """Compare plugins, and how many ranks a host has, with the other ranks."""
     # A rank whose plugins cannot even be read takes part all the same, so that nobody waits for it.
     try:
         mine, problem = host().fingerprint(), None
     except Exception as error:
         mine, problem = None, f"{type(error).__name__}: {error}"
-    gathered = communicator.all_gather_objects((mine, problem))
-    problems = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(gathered) if problem]
+    gathered = communicator.all_gather_objects((local_world_size, mine, problem))
+    problems = [f"rank {rank}: {problem}" for rank, (_, _, problem) in enumerate(gathered) if problem]
     if problems:
         raise DistributedError("plugins could not be loaded: " + "; ".join(problems))
-    compare_fingerprints([fingerprint for fingerprint, _ in gathered])
+    compare_fingerprints([fingerprint for _, fingerprint, _ in gathered])
+    check_local_world_sizes([size for size, _, _ in gathered])
+
+
+def check_local_world_sizes(sizes: Sequence[int]) -> None:
+    """Check that all ranks take a host to have equally many ranks.
+
+    Args:
+        sizes: what each rank takes, in rank order.
+
+    Raises:
+        DistributedError: they differ; the same text on every rank.
+    """
+    if len(set(sizes)) > 1:
+        raise DistributedError(
+            f"the ranks differ in how many of them a host has: {by_rank([f'LOCAL_WORLD_SIZE {n}' for n in sizes])}. "
+            "Give every rank the same; where hosts differ, 1, so that each rank stands for a host"
+        )

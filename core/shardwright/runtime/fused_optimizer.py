@@ -14,6 +14,8 @@ from shardwright.optim.fused import spec_to_torch
 from shardwright.optim.keyed import KeyedOptimizer
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.runtime.learning_rates import LearningRates
+from shardwright.runtime.meeting import Meeting
+from shardwright.runtime.sharded_parameter import ShardedParameter
 
 if TYPE_CHECKING:
     from shardwright.runtime.sharded_table import ShardedTable
@@ -35,17 +37,15 @@ class FusedOptimizer(KeyedOptimizer):
     Args:
         tables: the module's tables by parameter name; those whose kernel fuses no optimizer are left out.
         rates: of the module's local kernel groups.
-        meet: called with what is called before tables are gathered; raises if another rank does not do the same.
+        meeting: where the ranks meet before tables are gathered or loaded.
     """
 
-    def __init__(
-        self, tables: Mapping[str, ShardedTable], rates: LearningRates, meet: Callable[[str], None]
-    ) -> None:
-        self._tables = {name: table for name, table in tables.items() if _is_fused(table.state)}
-        self._rates, self._meet = rates, meet
+    def __init__(self, tables: Mapping[str, ShardedTable], rates: LearningRates, meeting: Meeting) -> None:
+        self._tables = {name: table for name, table in tables.items() if table.is_fused}
+        self._rates, self._meeting = rates, meeting
         by_optimizer: dict[OptimizerSpec, list[str]] = {}
         for name, table in self._tables.items():
-            assert table.state.table.optimizer is not None  # _is_fused
+            assert table.state.table.optimizer is not None  # ShardedTable.is_fused
             by_optimizer.setdefault(table.state.table.optimizer, []).append(name)
         params = {name: _representative(table) for name, table in self._tables.items()}
         groups = [
@@ -90,7 +90,7 @@ class FusedOptimizer(KeyedOptimizer):
         Returns:
             ``{"state": {parameter name: {state name: tensor}}, "param_groups": [...]}``; groups name parameters.
         """
-        self._meet("the optimizer's state_dict()")
+        self._meeting.to_gather("the optimizer's state_dict()")
         state = {name: self._gather(table) for name, table in self._tables.items()}
         # The base class packs the groups; the state it would pack is in the kernels.
         return {**super().state_dict(), "state": {name: values for name, values in state.items() if values}}
@@ -115,13 +115,14 @@ class FusedOptimizer(KeyedOptimizer):
             _check_entries(name, table, given.get(name, {}))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the state of an unsharded or differently sharded optimizer; no collective.
+        """Take over the state of an unsharded or differently sharded optimizer; every rank makes this call.
 
         Raises:
             UnknownNameError: it names a parameter that the optimizer does not have.
             InvalidInputError: state is missing, or entries, shapes or groups differ; nothing is changed then.
         """
         self.check_state_dict(state_dict)
+        self._meeting.to_load("the optimizer's load_state_dict()")
         for name, table in self._tables.items():
             _scatter(table, state_dict["state"].get(name, {}))
         if self._saves_param_groups and "param_groups" in state_dict:
@@ -183,15 +184,14 @@ def _check_entries(name: str, table: ShardedTable, given: Mapping[str, Any]) -> 
             )
 
 
-def _is_fused(state: TableState) -> bool:
-    from shardwright.runtime.routed.plan import kernel_of
-
-    return state.table.optimizer is not None and kernel_of(state.sharding.compute_kernel).fuses_optimizer
-
-
 def _representative(table: ShardedTable) -> Tensor:
     """This rank's weights of the table, or an empty parameter where it has none."""
-    return next(iter(table.parameters()), torch.nn.Parameter(torch.empty(0)))
+    own = next(iter(table.parameters()), None)
+    if own is not None:
+        return own
+    return ShardedParameter.of(
+        torch.nn.Parameter(torch.empty(0)), table.state.table.describe(), is_fused=True
+    )
 
 
 def _first_owner(state: TableState) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -126,10 +127,35 @@ def _chunk(config: EmbeddingConfig, num_rows: int, *, seed: int) -> Tensor:
     """A run of rows as the user's function makes it."""
     assert config.init_fn is not None  # others are drawn evenly
     values = torch.empty(num_rows, config.embedding_dim, dtype=dtype_of(config.data_type))
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
+    with seeded(seed), torch.no_grad():
         config.init_fn(values)
     return values
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Random numbers from ``seed`` while this lasts; after it all generators are as they were before.
+
+    Not by ``torch.manual_seed``, which seeds those of all accelerators too, and for good: every rank would then drop
+    out the same elements.
+
+    Args:
+        seed: of the CPU's generator and, if a device is given, of that device's.
+        device: where numbers are drawn beside the CPU.
+    """
+    if device is None or device.type == "cpu":
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            yield
+        return
+    index = torch.accelerator.current_device_index() if device.index is None else device.index
+    with (
+        torch.random.fork_rng(devices=[index], device_type=device.type),
+        torch.accelerator.device_index(index),
+    ):
+        torch.default_generator.manual_seed(seed)
+        torch.get_device_module(device).manual_seed(seed)
+        yield
 
 
 def _mix(seed: int, path: str, number: int) -> int:

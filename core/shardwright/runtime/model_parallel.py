@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwright.arguments import checked, checked_only
+from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan import ShardingPlan
+from shardwright.runtime.data_parallel import leave_out_tables
 from shardwright.runtime.dense_sync import DenseDataParallel, compare_dense_values
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.environment import ShardingEnv, environment_of
+from shardwright.runtime.initialization import seeded
+from shardwright.runtime.sharded_collection import ShardedCollection
 from shardwright.runtime.sharders import ModuleSharder, default_sharders, shardable_modules
 
 # Buffers are copied when the model is wrapped, not in each step: under its new name where torch has it.
@@ -39,13 +46,17 @@ class DistributedModelParallel(nn.Module):
         device: this rank's device; the environment's by default.
         plan: how to shard; planned collectively by default.
         sharders: one for each class of collections in the model; the registered ones by default.
-        init_data_parallel: wrap the rest now; else call :meth:`init_data_parallel` later.
+        init_data_parallel: wrap the rest now; else call :meth:`init_data_parallel` later, or leave it to a
+            ``DistributedDataParallel`` around this model, as Accelerate and Lightning make it.
+        comm_backend: what carries the tables' collectives, by name or as an object; by default the comm backend of the
+            name of the process group's own backend. Instead of ``env``, which has one.
 
     Raises:
         UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
         PlanError, InvalidInputError: the plan does not fit the model; naming module and table.
     """
 
+    @checked_only("env", "device")
     def __init__(
         self,
         module: nn.Module,
@@ -54,24 +65,37 @@ class DistributedModelParallel(nn.Module):
         plan: ShardingPlan | None = None,
         sharders: Sequence[ModuleSharder] | None = None,
         init_data_parallel: bool = True,
+        *,
+        comm_backend: str | CommBackend | None = None,
     ) -> None:
         super().__init__()
-        self._env = env if env is not None else ShardingEnv.from_process_group()
+        self._env = environment_of(env, comm_backend=comm_backend)
         self.device = torch.device(device if device is not None else _default_device(self._env))
         self._sharded: dict[str, nn.Module] = {}
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
         with self._env.phase("sharding the model"):
-            sharders = default_sharders() if sharders is None else list(sharders)
-            self._plan = self._make_plan(module, sharders) if plan is None else plan
-            self._model = self._shard(module, sharders)
-            self._materialise()
-            if init_data_parallel:
-                self.init_data_parallel()
+            self._build(module, plan, sharders, init_data_parallel)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self._fused_optimizer = CombinedOptimizer(
             [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
         )
+        leave_out_tables(self)  # should somebody else wrap it
+
+    @checked
+    def _build(
+        self,
+        module: nn.Module,
+        plan: ShardingPlan | None,
+        sharders: Sequence[ModuleSharder] | None,
+        init_data_parallel: bool,
+    ) -> None:
+        sharders = default_sharders() if sharders is None else list(sharders)
+        self._plan = self._make_plan(module, sharders) if plan is None else plan
+        self._model = self._shard(module, sharders)
+        self._materialise()
+        if init_data_parallel:
+            self.init_data_parallel()
 
     def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
         from shardwright.planning.planner import EmbeddingShardingPlanner
@@ -90,6 +114,7 @@ class DistributedModelParallel(nn.Module):
                     f"the plan is for a module at {path!r}, where the model has no collection of embedding tables."
                     f"{nearest(path, paths)}"
                 )
+        _refuse_wrapped(module, paths)
         for path, child, sharder in found:
             if path not in self._plan.plan:
                 raise InvalidInputError(
@@ -107,8 +132,7 @@ class DistributedModelParallel(nn.Module):
         seed = self._env.communicator.broadcast_object(torch.initial_seed())
         own = [path + "." if path else "" for path in self._sharded]
         tied = _shared_parameters(self.module)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed, self.device):
             for path, child in self.module.named_modules():
                 if any((path + ".").startswith(prefix) for prefix in own):
                     continue
@@ -126,26 +150,16 @@ class DistributedModelParallel(nn.Module):
             self._wrap_dense()
 
     def _wrap_dense(self) -> None:
-        ours = {name for name, _ in self._sharded_parameters()}
-        ignored = sorted(ours | {name for name, _ in self._sharded_buffers()})
+        ignored = leave_out_tables(self.module)
         compare_dense_values(self.module, self._env, ignored)
-        if all(name in ours or not p.requires_grad for name, p in self.module.named_parameters()):
+        if all(name in ignored or not p.requires_grad for name, p in self.module.named_parameters()):
             return
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, ignored)
         options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE}
         if self.device.type == "cpu":
             self._wrapper = (DenseDataParallel(self.module, self._env, **options),)
             return
         options |= {"device_ids": [self.device], "process_group": self._env.process_group}
         self._wrapper = (DistributedDataParallel(self.module, **options),)
-
-    def _sharded_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for path, sharded in self._sharded.items():
-            yield from sharded.named_parameters(prefix=path)
-
-    def _sharded_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        for path, sharded in self._sharded.items():
-            yield from sharded.named_buffers(prefix=path)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward; every rank makes this call in the same step."""
@@ -189,8 +203,20 @@ class DistributedModelParallel(nn.Module):
         yield from self.module.named_buffers(prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """The parameters of :meth:`named_parameters`."""
-        return (parameter for _, parameter in self.named_parameters(recurse=recurse))
+        """The parameters of :meth:`named_parameters`.
+
+        Raises:
+            UnsupportedError: on all ranks, if a function asks that takes gradients of tables for whole, and clips them.
+        """
+        # This line runs when the first parameter is asked for, by whoever goes through them.
+        self._refuse_reader(sys._getframe(1))
+        for _, parameter in self.named_parameters(recurse=recurse):
+            yield parameter
+
+    def _refuse_reader(self, reader: FrameType) -> None:
+        for sharded in self._sharded.values():
+            if isinstance(sharded, ShardedCollection):
+                sharded.refuse_reader(reader)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Keys, shapes and dtypes of the unsharded model; tables are gathered, so every rank makes this call."""
@@ -199,13 +225,42 @@ class DistributedModelParallel(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Take over the state of an unsharded or differently sharded model; each rank takes its blocks."""
+        """Take over the state of an unsharded or differently sharded model; every rank makes this call.
+
+        Each rank takes its blocks of the tables.
+
+        Raises:
+            InvalidInputError: dense parameters were to be replaced, while their gradients are averaged over the ranks.
+            DistributedError: another rank does not make this call within the time-out.
+        """
+        if assign and self._wrapper:
+            raise InvalidInputError(
+                "load_state_dict(assign=True) would replace dense parameters, and gradients of new ones would not be "
+                "averaged over the ranks: load with assign=False, which copies values; or build the model with "
+                "DistributedModelParallel(..., init_data_parallel=False), load, and call init_data_parallel()"
+            )
         return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """For ``torch.distributed.checkpoint``: by the model's own names, the attribute that they leave out."""
         own = (self._model._modules, self._model._parameters, self._model._buffers)
         return {name: "_model" for names in own for name in names}
+
+
+def _refuse_wrapped(model: nn.Module, paths: Sequence[str]) -> None:
+    """Check that no collection at ``paths`` is inside a ``DistributedDataParallel``, which has taken its tables in.
+
+    Raises:
+        InvalidInputError: one is.
+    """
+    for outer, module in model.named_modules():
+        inside = [path for path in paths if not outer or path.startswith(outer + ".")]
+        if inside and isinstance(module, DistributedDataParallel):
+            raise InvalidInputError(
+                f"the collection at {inside[0]!r} is inside a DistributedDataParallel ({outer!r}), which "
+                "copies and averages whole tables: give DistributedModelParallel the model unwrapped; it wraps what is "
+                "not sharded by itself"
+            )
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from shardwright.errors import DistributedError
+from shardwright.errors import DistributedError, ShardwrightError
 from shardwright.runtime.group_store import GroupStore, StoreError
 from shardwright.runtime.roll_call import LONGEST_WORD, RollCall
 
@@ -168,7 +168,9 @@ class Named:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, RuntimeError) and not isinstance(error, DistributedError):  # which has its name
+        if isinstance(error, RuntimeError) and not isinstance(
+            error, ShardwrightError
+        ):  # which says what it is
             raise self._failure(self._collective, error, self._since) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -17,12 +18,16 @@ from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import EmbeddingConfig, TableSpec
 from shardwright.runtime import anatomy
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.data_parallel import watch_data_parallel
+from shardwright.runtime.environment import ShardingEnv, check_local_world_sizes
 from shardwright.runtime.fused_optimizer import FusedOptimizer
 from shardwright.runtime.initialization import initialize
 from shardwright.runtime.inputs import InputChecks, Status
 from shardwright.runtime.inputs_ahead import InputsAhead, who_ended
+from shardwright.runtime.meeting import Meeting
+from shardwright.runtime.scaled_losses import watch_scalers
 from shardwright.runtime.sharded_module import ModuleSharder, check_plan_covers
+from shardwright.runtime.sharded_parameter import ShardedParameter, refuse_reader
 from shardwright.runtime.sharded_table import ShardedTable
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
 from shardwright.runtime.table_state import LocalBlock, TableState
@@ -87,15 +92,26 @@ class ShardedCollection(nn.Module, ABC):
             state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
             self._tables[spec.name] = ShardedTable(state, self._engine.lookups)
         self.add_module(tables_name, nn.ModuleDict(self._tables))
+        # Those that the kernels update here; listed once, since each batch begins with a look at them.
+        self._updated = [
+            parameter
+            for parameter in self.parameters()
+            if isinstance(parameter, ShardedParameter) and parameter.is_fused
+        ]
         self._input_dists = anatomy.input_dists(self._engine)
         self._lookups = anatomy.lookups(self._engine)
         self._output_dists = anatomy.output_dists(self._engine)
+        self._meeting = Meeting(inputs.env, self._engine.number)
         self._fused_optimizer = FusedOptimizer(
             {f"{tables_name}.{name}.weight": table for name, table in self._tables.items()},
             self._engine.rates,
-            self._meet,
+            self._meeting,
         )
-        self.register_state_dict_pre_hook(lambda *_: self._meet("state_dict()"))
+        # Functions of the module that they are called with: one that held it would keep it from being freed at once.
+        self.register_state_dict_pre_hook(_meet_to_save)
+        self.register_load_state_dict_pre_hook(_meet_to_load)
+        watch_data_parallel()
+        watch_scalers()
         self.inputs_ahead: InputsAhead | None = None
 
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
@@ -105,13 +121,12 @@ class ShardedCollection(nn.Module, ABC):
             InvalidInputError: a rank's batch is wrong; the same text on every rank.
             DistributedError: a rank has no batch for this step; the same text on every rank that has.
         """
-        rates = self._fused_optimizer.apply_learning_rates
         if self.inputs_ahead is not None:
-            rates()
+            self._prepare()
             ahead = self.inputs_ahead.take(features)
             if ahead is not None:
                 return ahead
-        step = self.begin_input_dist(features, prepare=rates)
+        step = self.begin_input_dist(features, prepare=self._prepare)
         if not step.send():
             raise DistributedError(f"{who_ended(step.statuses)}: this step is not made")
         return step
@@ -139,16 +154,29 @@ class ShardedCollection(nn.Module, ABC):
             self.inputs_ahead.has_looked_up()
         return step
 
-    def _meet(self, what: str) -> None:
-        """Wait, without a collective, until every rank makes a call that only all together can make.
+    def _prepare(self) -> None:
+        """See what has changed since the last batch: learning rates, and what is trained.
 
         Raises:
-            DistributedError: one does not within the time-out.
+            UnsupportedError: a table was frozen that is updated in the backward pass.
         """
-        lockstep = self._env.lockstep
-        name = lockstep.name(self._engine.number)
-        what = f"{what} of {name}, which gathers tables and so is to be called on every rank,"
-        self._env.communicator.meet(lockstep.place(f"gathering/{self._engine.number}"), what)
+        self._fused_optimizer.apply_learning_rates()
+        if torch.is_grad_enabled():
+            for parameter in self._updated:
+                parameter.check_trained()
+
+    def refuse_reader(self, reader: FrameType) -> None:
+        """Check that gradients are not read by a function that takes those of a rank's blocks for whole.
+
+        Args:
+            reader: the frame that reads.
+
+        Raises:
+            UnsupportedError: they are, and there is a table of which that is wrong; the same on every rank.
+        """
+        for table in self._tables.values():
+            if table.state.is_parted or table.is_fused:
+                refuse_reader(reader, table.state.table.describe(), is_fused=table.is_fused)
 
     @property
     def fused_optimizer(self) -> FusedOptimizer:
@@ -197,6 +225,14 @@ class ShardedCollection(nn.Module, ABC):
                 initialize(table.weight_of(local), config, local.block, path=path, seed=seed)
 
 
+def _meet_to_save(module: ShardedCollection, *_: Any) -> None:
+    module._meeting.to_gather("state_dict()")
+
+
+def _meet_to_load(module: ShardedCollection, *_: Any) -> None:
+    module._meeting.to_load("load_state_dict()")
+
+
 def _compare_plans(inputs: ShardingInputs) -> None:
     """Check that all ranks shard the same tables in the same way; else they would not meet in their collectives.
 
@@ -207,7 +243,11 @@ def _compare_plans(inputs: ShardingInputs) -> None:
     """
     communicator, mine = inputs.env.communicator, _digests(inputs)
     together = hashlib.sha256(repr(sorted(mine.items())).encode()).digest()
-    if len(set(communicator.all_gather_objects(together))) == 1:
+    locals_, hashes = zip(
+        *communicator.all_gather_objects((inputs.env.local_world_size, together)), strict=True
+    )
+    check_local_world_sizes(locals_)
+    if len(set(hashes)) == 1:
         return
     gathered = communicator.all_gather_objects(mine)
     different = [rank for rank, other in enumerate(gathered) if other != gathered[0]]

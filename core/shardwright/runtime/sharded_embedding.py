@@ -12,6 +12,7 @@ from shardwright.modules.embedding_modules import EmbeddingCollection
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import EmbeddingConfig, TableSpec
 from shardwright.runtime.awaitable import LazyAwaitable, LazyCall
+from shardwright.runtime.compiling import untraced, waited_for
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.sharded_collection import (
     ShardedCollection,
@@ -44,6 +45,12 @@ class ShardedEmbeddingCollection(ShardedCollection):
         Raises:
             InvalidInputError: a rank's batch is wrong; the same text on every rank, the model unchanged.
         """
+        if torch.compiler.is_compiling():
+            return waited_for(self, features)
+        return self._look_up(features)
+
+    @untraced
+    def _look_up(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
         return self.output_dist(self.compute(self.input_dist(features)))
 
     def output_dist(self, step: EngineStep) -> LazyAwaitable[dict[str, JaggedTensor]]:

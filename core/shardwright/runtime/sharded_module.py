@@ -8,14 +8,18 @@ from types import GenericAlias
 from typing import Any, ClassVar
 
 import torch
+from attrs import evolve
 from torch import nn
 
-from shardwright.errors import InvalidInputError, UnsupportedError, nearest
+from shardwright.arguments import brief, checked_only
+from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError, nearest
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
+from shardwright.plugins import host
+from shardwright.registry import Registry
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.inputs import InputChecks
 
@@ -44,6 +48,7 @@ class ModuleSharder(ABC):
     # TorchRec's is generic over the module: ``cast(ModuleSharder[nn.Module], ...)`` is in its tutorials.
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
+    @checked_only("fused_params", "input_checks")
     def __init__(
         self,
         fused_params: Mapping[str, Any] | None = None,
@@ -57,6 +62,25 @@ class ModuleSharder(ABC):
         self.qcomm_codecs_registry = None if codecs is None else codecs.resolved()
         self.input_checks = InputChecks.of(input_checks)
         self.cache = CacheParams.from_fused_params(fused_params)
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Names of the sharding types that planners may choose for its modules' tables: by default all that are loaded.
+
+        A subclass may return others; constraints then choose among these.
+
+        Args:
+            compute_device_type: ``"cpu"``, ``"cuda"``, ...
+        """
+        return list(host().sharding_types)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Names of the compute kernels that planners may choose with a sharding type.
+
+        By default all that are loaded and run an optimizer in the backward pass. A subclass may return others;
+        constraints then choose among these.
+        """
+        kernels = host().compute_kernels
+        return [name for name in kernels if kernels[name].fuses_optimizer]
 
     @abstractmethod
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
@@ -120,6 +144,7 @@ def shardable_modules(
     """
     from shardwright.modules.embedding_modules import TableCollection
 
+    _check_sharders(module, sharders)
     found: list[str] = []
     for path, child in module.named_modules():
         if any(not outer or path.startswith(outer + ".") for outer in found):
@@ -136,14 +161,68 @@ def shardable_modules(
             )
 
 
-def collect_tables(module: nn.Module, sharders: Sequence[ModuleSharder] | None = None) -> list[TableSpec]:
-    """The specifications of all tables in ``module`` that are to be sharded, in module order."""
+def _check_sharders(module: Any, sharders: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise InvalidInputError(f"module must be a torch.nn.Module, got {brief(module)}")
+    if not isinstance(sharders, Sequence) or isinstance(sharders, str):
+        raise InvalidInputError(f"sharders must be a list of ModuleSharders, got {brief(sharders)}")
+    for index, sharder in enumerate(sharders):
+        if not isinstance(sharder, ModuleSharder):
+            hint = f"; an object is needed: {sharder.__name__}()" if isinstance(sharder, type) else ""
+            raise InvalidInputError(f"sharders[{index}] must be a ModuleSharder, got {brief(sharder)}{hint}")
+
+
+def collect_tables(
+    module: nn.Module,
+    sharders: Sequence[ModuleSharder] | None = None,
+    *,
+    compute_device: str | None = None,
+) -> list[TableSpec]:
+    """The specifications of all tables in ``module`` that are to be sharded, in module order.
+
+    Args:
+        module: the model.
+        sharders: one for each class of collections in it; the registered ones by default.
+        compute_device: type of the devices to plan for; with it, tables say what their sharder allows there.
+
+    Raises:
+        UnknownPluginError: a sharder allows a sharding type or compute kernel that is not known.
+    """
     sharders = default_sharders() if sharders is None else sharders
     return [
-        table
+        table if compute_device is None else evolve(table, allowed=_allowed_by(sharder, compute_device))
         for path, child, sharder in shardable_modules(module, sharders)
         for table in sharder.tables(child, path)
     ]
+
+
+def _allowed_by(sharder: ModuleSharder, device: str) -> dict[str, list[str] | None] | None:
+    """What a sharder allows planners to choose: sharding types, each with kernels; ``None`` where it overrides nothing.
+
+    Raises:
+        UnknownPluginError: it allows something that is not known.
+    """
+    own = type(sharder)
+    limits_types = own.sharding_types is not ModuleSharder.sharding_types
+    limits_kernels = own.compute_kernels is not ModuleSharder.compute_kernels
+    if not (limits_types or limits_kernels):
+        return None
+    types = _known(sharder, "sharding_types", host().sharding_types, device)
+    if not limits_kernels:
+        return dict.fromkeys(types)
+    return {name: _known(sharder, "compute_kernels", host().compute_kernels, name, device) for name in types}
+
+
+def _known(sharder: ModuleSharder, method: str, registry: Registry[Any], *arguments: str) -> list[str]:
+    """The names that a sharder's method returns, without aliases."""
+    asked = f"{type(sharder).__name__}.{method}({', '.join(map(repr, arguments))})"
+    names = getattr(sharder, method)(*arguments)
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidInputError(f"{asked} must return a list of names, it returned {names!r}")
+    try:
+        return [registry.canonical(name) for name in names]
+    except UnknownPluginError as error:
+        raise UnknownPluginError(f"{asked} returned a name that is not known: {error}") from error
 
 
 def check_plan_covers(

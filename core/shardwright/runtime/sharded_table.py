@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from shardwright.modules.embedding_configs import dtype_of
 from shardwright.runtime.lookup import Lookup
-from shardwright.runtime.routed.plan import kernel_of
+from shardwright.runtime.routed.plan import is_updated_in_backward, kernel_of
+from shardwright.runtime.sharded_parameter import ShardedParameter
 from shardwright.runtime.table_state import LocalBlock, TableState
 
 
@@ -19,11 +20,14 @@ class ShardedTable(nn.Module):
 
     ``weight`` is the local block ``[rows, columns]``; further ones, if a rank has several, are ``weight_1``, ...
     Parameters that a kernel updates by itself carry ``_in_backward_optimizers``.
+
+    Attributes:
+        is_fused: its kernel runs the optimizer, in the backward pass.
     """
 
     def __init__(self, state: TableState, lookups: Sequence[Lookup]) -> None:
         super().__init__()
-        self.state = state
+        self.state, self.is_fused = state, is_updated_in_backward(state.table, state.sharding)
         self._lookups = lookups
         self._row_state = kernel_of(state.sharding.compute_kernel).row_state
         # What state dicts have is an attribute on every rank: torch.distributed.checkpoint looks for each key.
@@ -37,6 +41,8 @@ class ShardedTable(nn.Module):
             parameter = parameters[local.index] if parameters else nn.Parameter(lookup.weight(local.index))
             if not parameters:
                 parameter._in_backward_optimizers = [lookup]  # type: ignore[attr-defined]  # as torch marks them
+            if self.is_fused or state.is_parted:
+                ShardedParameter.of(parameter, state.table.describe(), is_fused=self.is_fused)
             self.register_parameter(f"weight_{number}" if number else "weight", parameter)
             if number:  # so does it leave out what they do not have
                 self._non_persistent_buffers_set.add(f"weight_{number}")

@@ -40,6 +40,11 @@ class TableState:
     communicator: Communicator
     device: torch.device
 
+    @property
+    def is_parted(self) -> bool:
+        """Whether ranks have different parts of it, so that a rank's gradient of it is not the table's."""
+        return self.communicator.world_size > 1 and not self.sharding.layout.is_replicated
+
     def gather(self, values: Callable[[LocalBlock], Tensor], *, columns: int, dtype: torch.dtype) -> Tensor:
         """The whole ``[R, C]`` tensor on every rank, in host memory; every rank makes this call.
 

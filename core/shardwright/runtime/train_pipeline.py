@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from shardwright.arguments import checked
 from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.runtime.batch_settings import BatchSettings
 from shardwright.runtime.batches import BatchesInStep
@@ -49,6 +50,7 @@ class TrainPipeline(ABC, Generic[In, Out]):
         InvalidInputError: no such ``end_of_data``.
     """
 
+    @checked
     def __init__(
         self,
         model: nn.Module,

@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _ops
 
@@ -107,8 +108,12 @@ class Jagged(abc.ABC):
         """Bytes of all tensors held, derived ones included."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
 
+    @checked
     def to(
-        self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None
+        self,
+        device: torch.device | str | int,
+        non_blocking: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> Self:
         """Move to a device.
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
+import torch
 from torch import Tensor
 
+from shardwright.arguments import brief
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.sparse import _text, _validation
 
@@ -36,6 +39,8 @@ def derive_stride(num_keys: int, num_bags: int, stride: int | None) -> int:
     """The number of examples; one that was given must fit."""
     if stride is None:
         return _stride_of(num_keys, num_bags)
+    if isinstance(stride, bool) or not isinstance(stride, int | Integral | torch.SymInt):
+        raise InvalidInputError(f"{_NAME}: stride must be an integer, got {brief(stride)}.")
     if stride < 0 or stride * num_keys != num_bags:
         raise InvalidInputError(
             f"{_NAME}: a stride of {stride} and {num_keys} keys need {stride * num_keys} bags (lengths), got "
@@ -64,8 +69,17 @@ def check_segments(segments: Sequence[int], num_keys: int) -> None:
         )
 
 
-def check_permutation(indices: Sequence[int], keys: tuple[str, ...]) -> None:
-    """Demand positions of keys, each at most once."""
+def check_permutation(
+    indices: Sequence[int], keys: tuple[str, ...], indices_tensor: Tensor | None = None
+) -> None:
+    """Demand positions of keys, each at most once, and of a tensor that it can be the same."""
+    if indices_tensor is not None and (
+        tuple(indices_tensor.shape) != (len(indices),) or indices_tensor.dtype != torch.int32
+    ):
+        raise InvalidInputError(
+            f"{_NAME}.permute: indices_tensor must be int32 [{len(indices)}], as the indices are; got "
+            f"{_text.dtype_name(indices_tensor)} {list(indices_tensor.shape)}."
+        )
     for position, index in enumerate(indices):
         if not 0 <= index < len(keys):
             raise InvalidInputError(

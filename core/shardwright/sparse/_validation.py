@@ -7,11 +7,12 @@ tensors on a CPU, and elsewhere when `validate()` is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
 
 import torch
 from torch import Tensor
 
+from shardwright.arguments import brief
 from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, nearest
 from shardwright.sparse import _text
 
@@ -81,6 +82,26 @@ def check_devices(owner: str, values: Tensor, **others: Tensor | None) -> None:
             )
 
 
+def joined(owner: str, what: str, tensors: Sequence[Tensor]) -> Tensor:
+    """Join tensors along their first dimension.
+
+    Raises:
+        InvalidInputError: one is a scalar, or has another width or device than the first.
+    """
+    try:
+        return torch.cat(list(tensors))
+    except RuntimeError:
+        first = tensors[0]
+        for index, tensor in enumerate(tensors):
+            is_alike = tensor.shape[1:] == first.shape[1:] and tensor.device == first.device
+            if tensor.dim() == 0 or not is_alike:
+                raise InvalidInputError(
+                    f"{owner}: {what}[{index}] has shape {list(tensor.shape)} on {tensor.device}, and {what}[0] has "
+                    f"{list(first.shape)} on {first.device}; all need the same but for the first dimension."
+                ) from None
+        raise
+
+
 def check_keys(owner: str, keys: Sequence[str]) -> dict[str, int]:
     """Demand distinct strings.
 
@@ -89,9 +110,14 @@ def check_keys(owner: str, keys: Sequence[str]) -> dict[str, int]:
     """
     if isinstance(keys, str):
         raise InvalidInputError(f"{owner}: keys must be a list of strings, got the string {keys!r}.")
+    is_column = isinstance(keys, Collection) and getattr(keys, "ndim", 0) == 1
+    if not (is_column or isinstance(keys, Sequence | KeysView)):
+        raise InvalidInputError(f"{owner}: keys must be a list of strings, got {brief(keys)}.")
     for key in keys:
         if not isinstance(key, str):
-            raise InvalidInputError(f"{owner}: keys must be strings, got {key!r} ({type(key).__name__}).")
+            raise InvalidInputError(
+                f"{owner}: keys must be strings, got {brief(key)} ({type(key).__name__})."
+            )
     index = {key: i for i, key in enumerate(keys)}
     if len(index) != len(keys):
         _raise_duplicate(owner, keys)
@@ -103,17 +129,24 @@ def check_lengths_content(
 ) -> None:
     """Demand lengths >= 0 that add up to the number of values. Reads the lengths.
 
+    None may exceed that number by itself: huge lengths could add up to it again, modulo 2^64.
+
     Args:
         owner: The type that speaks.
         lengths: `[N]`.
         num_values: What they must add up to.
         whose: Says, of the position of a bag, which one it is.
     """
-    if lengths.numel() and int(lengths.min()) < 0:
+    least, most = torch.aminmax(lengths) if lengths.numel() else (0, 0)
+    if int(least) < 0:
         position = int(lengths.argmin())
         raise InvalidInputError(
-            f"{owner}: lengths[{position}]{_of(whose, position)} is {int(lengths[position])}; a bag holds "
-            "0 values or more."
+            f"{owner}: lengths[{position}]{_of(whose, position)} is {int(least)}; a bag holds 0 values or more."
+        )
+    if int(most) > num_values:
+        position = int(lengths.argmax())
+        raise InvalidInputError(
+            f"{owner}: lengths[{position}]{_of(whose, position)} is {int(most)}, but there are {num_values} values."
         )
     total = int(lengths.sum())
     if total != num_values:
@@ -157,9 +190,9 @@ def unknown_key(owner: str, key: object, known: Iterable[str]) -> UnknownNameErr
         The error, to be raised.
     """
     names = list(known)
-    shown = ", ".join(names[:20]) + (f", ... ({len(names) - 20} more)" if len(names) > 20 else "")
+    some = ", ".join(names[:20]) + (f", ... ({len(names) - 20} more)" if len(names) > 20 else "")
     hint = nearest(key, names) if isinstance(key, str) else " Keys are strings."
-    return UnknownNameError(f"{owner}: no key {key!r}. It has {len(names)}: {shown or 'none'}.{hint}")
+    return UnknownNameError(f"{owner}: no key {brief(key)}. It has {len(names)}: {some or 'none'}.{hint}")
 
 
 def _raise_duplicate(owner: str, keys: Sequence[str]) -> None:

@@ -8,11 +8,13 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _foreign, _ops, _text, _tree, _validation
 from shardwright.sparse._jagged import Jagged
 
 _NAME = "JaggedTensor"
+_MOST_COLUMNS = (1 << 31) - 1
 
 
 @final
@@ -76,6 +78,7 @@ class JaggedTensor(Jagged):
         return self
 
     @staticmethod
+    @checked
     def empty(
         is_weighted: bool = False,
         device: torch.device | str | None = None,
@@ -102,6 +105,7 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
+    @checked
     def empty_like(jt: JaggedTensor, device: torch.device | str | None = None) -> JaggedTensor:
         """A batch of no bags with the dtypes and device of another.
 
@@ -120,6 +124,7 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
+    @checked
     def from_dense(values: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> JaggedTensor:
         """Make a bag of each tensor.
 
@@ -137,16 +142,19 @@ class JaggedTensor(Jagged):
             raise InvalidInputError(
                 f"{_NAME}.from_dense: got 0 tensors. For an empty batch: {_NAME}.empty()."
             )
+        joined = _concatenate("values", values)
+        joined_weights = _concatenate("weights", weights) if weights else None
         lengths = [tensor.shape[0] for tensor in values]
         if weights is not None:
             _check_weights_of_bags(lengths, [tensor.shape[0] for tensor in weights])
         return JaggedTensor(
-            values=_concatenate(values),
-            weights=None if weights is None else _concatenate(weights),
+            values=joined,
+            weights=joined_weights,
             lengths=torch.tensor(lengths, dtype=torch.int32, device=values[0].device),
         )
 
     @staticmethod
+    @checked
     def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> JaggedTensor:
         """Take the first values of each row.
 
@@ -176,6 +184,7 @@ class JaggedTensor(Jagged):
         """The weights of each bag as a tensor of its own, or None if there are none. Reads the lengths."""
         return None if self._weights is None else list(self._weights.split(self.lengths().tolist()))
 
+    @checked
     def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
         """One row per bag, padded or cut to the same width.
 
@@ -189,6 +198,7 @@ class JaggedTensor(Jagged):
         width = self._width(desired_length)
         return _ops.padded_dense(self._values, self.offsets(), width, padding_value)
 
+    @checked
     def to_padded_dense_weights(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor | None:
@@ -253,12 +263,17 @@ class JaggedTensor(Jagged):
             return int(lengths.max()) if lengths.numel() else 0
         if desired_length < 0:
             raise InvalidInputError(f"{_NAME}: desired_length must be 0 or more, got {desired_length}.")
+        if desired_length > _MOST_COLUMNS:
+            raise InvalidInputError(
+                f"{_NAME}: desired_length can be {_MOST_COLUMNS} at most, got {desired_length}."
+            )
         return desired_length
 
 
-def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
+def _concatenate(what: str, tensors: Sequence[Tensor]) -> Tensor:
     # torch.tensor([]) is float32: an empty bag must not turn the ids of the others into floats.
-    return torch.cat([tensor for tensor in tensors if tensor.numel()] or list(tensors))
+    some = [tensor for tensor in tensors if tensor.numel()] or tensors
+    return _validation.joined(f"{_NAME}.from_dense", what, some)
 
 
 def _check_weights_of_bags(lengths: list[int], weight_lengths: list[int]) -> None:

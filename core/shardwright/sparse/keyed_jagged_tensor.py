@@ -9,6 +9,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.last_words import told
 from shardwright.sparse import _arrow, _foreign, _keyed_validation, _ops, _text, _tree, _validation
@@ -243,6 +244,7 @@ class KeyedJaggedTensor(Jagged):
         return KeyedJaggedTensor(list(ids), **_foreign.joined(owner, ids, weights)).sync()
 
     @staticmethod
+    @checked
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
         """Join a `JaggedTensor` per key; all must have the same number of bags.
 
@@ -266,12 +268,15 @@ class KeyedJaggedTensor(Jagged):
         _keyed_validation.check_same_stride(owner, names, [part.numel() for part in lengths])
         return KeyedJaggedTensor.from_lengths_sync(
             keys=list(jt_dict),
-            values=torch.cat([_validation.as_indices(owner, "values", part.values()) for part in parts]),
+            values=_validation.joined(
+                owner, "values", [_validation.as_indices(owner, "values", part.values()) for part in parts]
+            ),
             lengths=torch.cat(lengths),
             weights=_concatenate_weights(owner, names, parts),
         )
 
     @staticmethod
+    @checked
     def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         """Join the keys of several batches of the same examples.
 
@@ -294,7 +299,7 @@ class KeyedJaggedTensor(Jagged):
         counts = [part._length_per_key for part in kjt_list]
         return KeyedJaggedTensor._trusted(
             keys,
-            torch.cat([part._values for part in kjt_list]),
+            _validation.joined(owner, "values", [part._values for part in kjt_list]),
             kjt_list[0].stride(),
             weights=_concatenate_weights(owner, names, kjt_list),
             lengths=torch.cat([part.lengths() for part in kjt_list]),
@@ -303,6 +308,7 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
+    @checked
     def empty(
         is_weighted: bool = False,
         device: torch.device | str | None = None,
@@ -330,6 +336,7 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
+    @checked
     def empty_like(kjt: KeyedJaggedTensor, device: torch.device | str | None = None) -> KeyedJaggedTensor:
         """A batch of no keys, with the stride, dtypes and device of another.
 
@@ -408,6 +415,7 @@ class KeyedJaggedTensor(Jagged):
         """The same: lengths are flat from the start here."""
         return self
 
+    @checked
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
         """Part the keys into runs; the tensors of the parts are views.
 
@@ -424,6 +432,7 @@ class KeyedJaggedTensor(Jagged):
         bounds = [0, *accumulate(segments)]
         return [self._run(start, end) for start, end in pairwise(bounds)]
 
+    @checked
     def permute(self, indices: Sequence[int], indices_tensor: Tensor | None = None) -> KeyedJaggedTensor:
         """Put the keys in another order, or select some.
 
@@ -437,7 +446,7 @@ class KeyedJaggedTensor(Jagged):
         Raises:
             InvalidInputError: A position is out of range, or occurs twice (keys are distinct).
         """
-        _keyed_validation.check_permutation(indices, self._keys)
+        _keyed_validation.check_permutation(indices, self._keys, indices_tensor)
         counts = self._counts()
         lengths, values, weights = _ops.permute_keys(
             indices, self._lengths_by_key(), self._values, self._weights, counts, indices_tensor
@@ -457,11 +466,12 @@ class KeyedJaggedTensor(Jagged):
         Raises:
             UnknownNameError: There is no such key.
         """
-        position = self._index().get(key)
+        position = self._index().get(key) if isinstance(key, str) else None
         if position is None:
             raise _validation.unknown_key(_NAME, key, self._keys)
         return self._run(position, position + 1)._only()
 
+    @checked
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """The bags of each feature; their tensors are views.
 
@@ -600,7 +610,7 @@ def _concatenate_weights(owner: str, names: Sequence[str], parts: Sequence[Jagge
             f"{owner}: {len(present)} of {len(weights)} have weights, but {without} has none. Give "
             "weights to all or to none."
         )
-    return torch.cat(present)
+    return _validation.joined(owner, "weights", present)
 
 
 def _joined(lists: Sequence[list[int] | None]) -> list[int] | None:

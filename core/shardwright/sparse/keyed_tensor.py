@@ -9,6 +9,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from shardwright.arguments import checked, checked_only
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _ops, _text, _tree, _validation
 
@@ -46,15 +47,16 @@ class KeyedTensor:
     _offset_per_key: list[int] | None
     _index_per_key: dict[str, int] | None
 
+    @checked_only("length_per_key", "key_dim")
     def __init__(
         self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor, key_dim: int = 1
     ) -> None:
+        self._index_per_key = _validation.check_keys(_NAME, keys)
         self._keys = tuple(keys)
         self._length_per_key = tuple(length_per_key)
         self._values = values
         self._key_dim = key_dim
         self._offset_per_key = None
-        self._index_per_key = _validation.check_keys(_NAME, keys)
         self.validate()
 
     def validate(self) -> None:
@@ -96,6 +98,7 @@ class KeyedTensor:
         return self
 
     @staticmethod
+    @checked
     def from_tensor_list(
         keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int | None = None
     ) -> KeyedTensor:
@@ -128,6 +131,7 @@ class KeyedTensor:
         return KeyedTensor(keys, lengths, torch.cat(list(tensors), dim=key_dim), key_dim)
 
     @staticmethod
+    @checked
     def regroup(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[Tensor]:
         """Gather the tensors of keys from several `KeyedTensor` into groups.
 
@@ -151,6 +155,7 @@ class KeyedTensor:
         return [_gather(keyed_tensors, [_place(places, key) for key in group], dim) for group in groups]
 
     @staticmethod
+    @checked
     def regroup_as_dict(
         keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]
     ) -> dict[str, Tensor]:
@@ -207,7 +212,7 @@ class KeyedTensor:
         Raises:
             UnknownNameError: There is no such key.
         """
-        position = self._index().get(key)
+        position = self._index().get(key) if isinstance(key, str) else None
         if position is None:
             raise _validation.unknown_key(_NAME, key, self._keys)
         return self._values.narrow(self._key_dim, self._offsets()[position], self._length_per_key[position])
@@ -217,6 +222,7 @@ class KeyedTensor:
         parts = self._values.split(self._length_per_key, dim=self._key_dim)
         return dict(zip(self._keys, parts, strict=True))
 
+    @checked
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
         """Move to a device.
 

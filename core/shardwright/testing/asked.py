@@ -8,9 +8,11 @@ from typing import Any
 from attrs import evolve, frozen
 
 from shardwright.contracts import ShardingType
+from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.tables import TableSpec
+from shardwright.plugins import host
 from shardwright.testing.cases import Case
 from shardwright.testing.drawing import Cluster, plain_kernel
 
@@ -33,6 +35,20 @@ class Asked:
     def rule(self, **fields: Any) -> ParameterConstraints:
         """The constraints that ask for it by name, and more."""
         return evolve(self.constraints, sharding_types=[self.name], **fields)
+
+    def with_more_extras(self) -> Asked:
+        """The same, with extras that are for somebody else beside its own."""
+        extras = {**(self.constraints.extras or {}), "shardwright.testing": {"not_yours": [1, 2.5, None]}}
+        return evolve(self, constraints=evolve(self.constraints, extras=extras))
+
+    def without_extras(self) -> Asked:
+        """The same, with no extras at all."""
+        return evolve(self, constraints=evolve(self.constraints, extras=None))
+
+    def has_kernel_for(self, table: TableSpec) -> bool:
+        """Whether the kernel of its tables takes one with all its columns."""
+        request = KernelRequest.of(table, table.embedding_dim, device="cpu", here=True)
+        return host().compute_kernels.create(self.kernel).supports(request) is True
 
     def layouts(self, table: TableSpec, cluster: Cluster, min_partition: int | None = None) -> list[Layout]:
         """The layouts of a table, the type asked for by name; none where it does not apply."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar
 
@@ -36,7 +36,9 @@ from shardwright.testing.kernel_groups import (
     draw,
     groups_of,
     possible_requests,
+    spec_of,
     takes,
+    with_other_parameters,
 )
 from shardwright.testing.loops import OPTIMIZERS, Batch, block_spec, build, draw_sequences
 
@@ -51,14 +53,23 @@ class ComputeKernelTests:
     does not support is left out. A kernel that takes any id is asked for rows by 64-bit keys, all of which get one.
 
     Attributes:
+        optimizers: the optimizers that it is tested with, by name or with parameters; those of the built-in kernels by
+            default. A kernel with optimizers of its own names them, and what they are to do is what ``unsharded`` of
+            their :func:`~shardwright.optim.fused.register_fused_optimizer` builds.
         extras: what the plan says of each block, to be set in the subclass where the kernel's lookups need it.
     """
 
+    optimizers: ClassVar[Sequence[str | OptimizerSpec]] = OPTIMIZERS
     extras: ClassVar[Mapping[str, Any]] = {}
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run what is about an optimizer with each of them."""
+        if "optimizer" in metafunc.fixturenames:
+            metafunc.parametrize("optimizer", self.optimizers, ids=str)
 
     def test_declarations_can_be_planned_with(self, compute_kernel: ComputeKernel) -> None:
         """Every request gets an answer, and of what is supported the numbers make sense."""
-        for request in possible_requests():
+        for request in possible_requests(self.optimizers):
             answer = compute_kernel.supports(request)
             assert answer is True or (isinstance(answer, str) and answer), (
                 f"{compute_kernel.name}: supports() must be True or the reason why not, it is {answer!r}"
@@ -69,19 +80,20 @@ class ComputeKernelTests:
     def test_supports_some_training(self, compute_kernel: ComputeKernel) -> None:
         """Some optimizer on some device: else no other test here would test anything."""
         answers = [
-            compute_kernel.supports(attrs.evolve(request, here=False)) for request in possible_requests()
+            compute_kernel.supports(attrs.evolve(request, here=False))
+            for request in possible_requests(self.optimizers)
         ]
         assert True in answers, f"{compute_kernel.name}: supports nothing: {sorted(set(map(str, answers)))}"
 
     def test_what_is_supported_is_built_and_looked_up(self, compute_kernel: ComputeKernel) -> None:
         """Of each data type, pooling and cut of columns that the kernel says it supports."""
-        device = device_of(compute_kernel)
+        device = device_of(compute_kernel, self.optimizers)
         for data_type, pooling, columns in product(DataType, ("SUM", "NONE"), ((0, 8), (2, 5))):
             block = block_spec(
                 5,
                 8,
                 columns=columns,
-                optimizer=any_optimizer(compute_kernel),
+                optimizer=self._any_optimizer(compute_kernel),
                 data_type=data_type.value,
                 device=device.type,
                 pooling=pooling,
@@ -98,7 +110,7 @@ class ComputeKernelTests:
         self, compute_kernel: ComputeKernel, is_weighted: bool
     ) -> None:
         """Bags are empty, ids repeat, ranks have batches of different sizes or none; kernels always sum."""
-        for blocks, device in self._groups(compute_kernel, any_optimizer(compute_kernel)):
+        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             for sources in SOURCES:
                 what = f"{compute_kernel.name}: sums of batches of {sources}"
@@ -110,7 +122,7 @@ class ComputeKernelTests:
     def test_forward_of_halves_sums_in_float32(self, compute_kernel: ComputeKernel, data_type: str) -> None:
         """Bags of many rows lose nothing to the weights' own type."""
         for blocks, device in self._groups(
-            compute_kernel, any_optimizer(compute_kernel), data_type=data_type
+            compute_kernel, self._any_optimizer(compute_kernel), data_type=data_type
         ):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             batch = draw(blocks, (3, 2), is_weighted=True, max_length=40)
@@ -118,19 +130,20 @@ class ComputeKernelTests:
 
     def test_forward_of_sequences_is_the_ids_rows_in_their_order(self, compute_kernel: ComputeKernel) -> None:
         """Of any number of ranks and ids."""
-        for blocks, device in self._groups(compute_kernel, any_optimizer(compute_kernel), pooling="NONE"):
+        for blocks, device in self._groups(
+            compute_kernel, self._any_optimizer(compute_kernel), pooling="NONE"
+        ):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             for num_sources, max_ids in product((1, 2, 3), (0, 6)):
                 batch = draw_sequences(blocks, num_sources, max_ids=max_ids)
                 check_sums(f"{compute_kernel.name}: rows of sequences", lookup, loops, batch, device)
 
     @pytest.mark.parametrize("pooling", ["SUM", "NONE"])
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_backward_updates_rows_or_shows_their_gradients(
-        self, compute_kernel: ComputeKernel, optimizer: str, pooling: str
+        self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec, pooling: str
     ) -> None:
         """By each optimizer that the kernel declares; rows that nobody looks up are left alone."""
-        for blocks, device in self._groups(compute_kernel, OptimizerSpec(optimizer, 0.1), pooling=pooling):
+        for blocks, device in self._groups(compute_kernel, spec_of(optimizer), pooling=pooling):
             for sources, is_weighted in product(SOURCES[1:4], {False, pooling == "SUM"}):
                 lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
                 for step in range(3):
@@ -153,23 +166,19 @@ class ComputeKernelTests:
                 check_sums(what, lookup, loops, batch, device)
                 train(what, lookup, loops, batch, device, seed=step)
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_backward_uses_the_optimizers_parameters(
-        self, compute_kernel: ComputeKernel, optimizer: str
+        self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
         """Other values than the usual ones."""
-        parameters = {"sgd": {}, "adam": {"eps": 0.1, "beta1": 0.5, "beta2": 0.8}}.get(
-            optimizer, {"eps": 0.3}
-        )
-        for blocks, device in self._groups(compute_kernel, OptimizerSpec(optimizer, 0.1, parameters)):
+        spec = with_other_parameters(optimizer)
+        for blocks, device in self._groups(compute_kernel, spec):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             for step in range(3):
                 batch = draw(blocks, (2, 3), is_weighted=True, seed=step)
-                train(f"{compute_kernel.name}: {optimizer} with {parameters}", lookup, loops, batch, device)
+                train(f"{compute_kernel.name}: {spec}", lookup, loops, batch, device)
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_learning_rate_holds_from_the_next_forward_pass(
-        self, compute_kernel: ComputeKernel, optimizer: str
+        self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
         """Where the optimizer is fused."""
         for blocks, device in self._fused_groups(compute_kernel, optimizer):
@@ -180,9 +189,8 @@ class ComputeKernelTests:
                 what = f"{compute_kernel.name}: {optimizer} after set_learning_rate({rate})"
                 train(what, lookup, loops, batch, device, rate=rate)
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_step_keeps_the_learning_rate_of_its_forward_pass(
-        self, compute_kernel: ComputeKernel, optimizer: str
+        self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
         """Whatever was set since, and whichever forward pass came later: as the engine calls it."""
         for blocks, device in self._fused_groups(compute_kernel, optimizer):
@@ -199,9 +207,8 @@ class ComputeKernelTests:
                 with rates.held(of_forward):
                     go_back(what, lookup, loops, batch, saved, device, rate=rate)
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_optimizer_state_is_of_the_rows_and_continues_in_another_lookup(
-        self, compute_kernel: ComputeKernel, optimizer: str
+        self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
         """What a checkpoint keeps is all there is."""
         for blocks, device in self._fused_groups(compute_kernel, optimizer):
@@ -211,7 +218,7 @@ class ComputeKernelTests:
                 train(compute_kernel.name, lookup, loops, batch, device, seed=step)
             fresh, _ = build(compute_kernel, blocks, seed=9, device=device)
             for index in range(len(blocks)):
-                check_state(f"{compute_kernel.name}: {optimizer}", lookup, loops, index, optimizer, step=3)
+                check_state(f"{compute_kernel.name}: {optimizer}", lookup, loops, index, step=3)
                 copy_state(compute_kernel.name, lookup, fresh, loops, index)
             fresh.load_step(3)
             batch = draw(blocks, (2, 3), is_weighted=True, seed=7)
@@ -220,7 +227,7 @@ class ComputeKernelTests:
 
     def test_row_wise_optimizer_is_exact_on_cut_columns(self, compute_kernel: ComputeKernel) -> None:
         """Where the kernel takes it, it sees the gradient of whole rows."""
-        device = device_of(compute_kernel)
+        device = device_of(compute_kernel, self.optimizers)
         blocks = [
             block_spec(
                 rows,
@@ -247,7 +254,7 @@ class ComputeKernelTests:
 
     def test_prepare_serves_backward_as_forward_does(self, compute_kernel: ComputeKernel) -> None:
         """Where nobody asks for the sums."""
-        for blocks, device in self._groups(compute_kernel, any_optimizer(compute_kernel)):
+        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             (looked_up, loops), (prepared, _) = (
                 build(compute_kernel, blocks, device=device) for _ in range(2)
             )
@@ -265,7 +272,7 @@ class ComputeKernelTests:
 
     def test_forwards_before_their_backwards_keep_apart(self, compute_kernel: ComputeKernel) -> None:
         """A pipeline looks the next batch up before it goes back through this one."""
-        for blocks, device in self._groups(compute_kernel, any_optimizer(compute_kernel)):
+        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             batches = [draw(blocks, (3,), is_weighted=True, seed=seed) for seed in (1, 2)]
             saved = [lookup.forward(batch.as_bags(device), training=True)[1] for batch in batches]
@@ -275,7 +282,7 @@ class ComputeKernelTests:
 
     def test_weights_share_storage_with_what_is_looked_up(self, compute_kernel: ComputeKernel) -> None:
         """What a checkpoint loads into ``weight`` is what lookups read."""
-        for blocks, device in self._groups(compute_kernel, any_optimizer(compute_kernel)):
+        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             lookup, _ = build(compute_kernel, blocks, device=device)
             for index, spec in enumerate(blocks):
                 weight, shape = lookup.weight(index), (spec.block.num_rows, spec.block.num_columns)
@@ -296,15 +303,14 @@ class ComputeKernelTests:
 
     def test_forward_runs_in_inference_mode(self, compute_kernel: ComputeKernel) -> None:
         """And gives the same."""
-        for blocks, device in self._groups(compute_kernel, any_optimizer(compute_kernel)):
+        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             with torch.inference_mode():
                 batch = draw(blocks, (3,), is_weighted=True)
                 check_sums(f"{compute_kernel.name}: inference", lookup, loops, batch, device)
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_declared_memory_is_what_is_allocated(
-        self, compute_kernel: ComputeKernel, optimizer: str
+        self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
         """Weights, optimizer state and dense gradients after a step, within 3 %; kernels on the CPU."""
         for data_type, columns in product(("FP32", *HALVES), ((0, 64), (16, 48))):
@@ -314,7 +320,7 @@ class ComputeKernelTests:
                     64,
                     slots=slots,
                     columns=columns,
-                    optimizer=OptimizerSpec(optimizer, 0.1),
+                    optimizer=spec_of(optimizer),
                     data_type=data_type,
                     **self._kind_of_ids(compute_kernel),
                 )
@@ -329,7 +335,7 @@ class ComputeKernelTests:
         """What is looked up to be served, and was never trained, changes nothing."""
         if not compute_kernel.takes_any_id:
             pytest.skip(f"{compute_kernel.name} takes rows, and no keys")
-        for blocks, device in self._groups(compute_kernel, any_optimizer(compute_kernel)):
+        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             lookup = compute_kernel.build(blocks, device=device)
             what = f"{compute_kernel.name}: keys that were never trained"
             check_unborn(what, lookup, blocks, list(compute_kernel.row_state))
@@ -340,11 +346,14 @@ class ComputeKernelTests:
     def _groups(
         self, kernel: ComputeKernel, optimizer: OptimizerSpec, **others: str
     ) -> list[tuple[list[BlockSpec], torch.device]]:
-        return groups_of(kernel, optimizer, extras=self.extras, **others)
+        return groups_of(kernel, optimizer, self.optimizers, extras=self.extras, **others)
+
+    def _any_optimizer(self, kernel: ComputeKernel) -> OptimizerSpec:
+        return any_optimizer(kernel, self.optimizers)
 
     def _fused_groups(
-        self, kernel: ComputeKernel, optimizer: str
+        self, kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> list[tuple[list[BlockSpec], torch.device]]:
         if not kernel.fuses_optimizer:
             pytest.skip(f"{kernel.name} leaves the optimizer to the user")
-        return self._groups(kernel, OptimizerSpec(optimizer, 0.1))
+        return self._groups(kernel, spec_of(optimizer))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from shardwright.hookspecs import hookimpl
-from shardwright.offers import Kind
+from shardwright.offers import Kind, Provenance, make_entry
 from shardwright.plugins import KINDS, PluginHost, host, use_host
 from shardwright.settings import PLUGINS_VARIABLE, PREFER_VARIABLE
 
@@ -24,8 +24,12 @@ def installed(plugin: Any) -> Iterator[PluginHost]:
 
     Args:
         plugin: an instance of one of the contracts.
+
+    Raises:
+        PluginLoadError: it has no usable name, or was written for another version of the contracts.
     """
     kind = _kind_of(plugin)
+    make_entry(kind, plugin, Provenance("the kit", "this process"))
     entries = host().registry_of(kind.contract).entries
     served = entries[plugin.name].item if plugin.name in entries else None
     if served is plugin or served is type(plugin):

@@ -18,7 +18,7 @@ from shardwright.planning.tables import DataType
 from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
 from shardwright.testing.guesses import sums_look_like, updates_look_like
 from shardwright.testing.keys import RowsOfKeys, keys_of
-from shardwright.testing.loops import Batch, Loops, build, draw_batch
+from shardwright.testing.loops import OPTIMIZERS, Batch, Loops, build, draw_batch
 from shardwright.testing.memory import held_bytes
 
 MEMORY_TOLERANCE = 0.03
@@ -161,9 +161,14 @@ def weights_of(lookup: Lookup) -> list[Tensor]:
     return [lookup.weight(index) for index in range(len(lookup.blocks))]
 
 
-def check_state(what: str, lookup: Lookup, loops: Loops, index: int, optimizer: str, *, step: int) -> None:
+def check_state(what: str, lookup: Lookup, loops: Loops, index: int, *, step: int) -> None:
     """The state has torch's names and one value a row or column, of what was looked up."""
-    names, state, spec = _STATES.get(optimizer, ("sum",)), lookup.optimizer_state(index), loops.blocks[index]
+    state, spec = lookup.optimizer_state(index), loops.blocks[index]
+    assert spec.request.optimizer is not None, "blocks that were updated name their optimizer"
+    if spec.request.optimizer.name not in OPTIMIZERS:
+        _check_registered_state(what, state, loops.registered_state(index))
+        return
+    names = _STATES.get(spec.request.optimizer.name, ("sum",))
     wanted = {"step", *names} if names else set()
     assert set(state) == wanted, f"{what}: the optimizer state has {sorted(state)}, not {sorted(wanted)}"
     if names:
@@ -176,6 +181,16 @@ def check_state(what: str, lookup: Lookup, loops: Loops, index: int, optimizer: 
         ]
         expected = torch.stack([row.expand(columns) if len(row) == 1 else row[:columns] for row in rows])
         check_close(f"{what}: {name} of block {index}", state[name], expected)
+
+
+def _check_registered_state(what: str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """The state has the names and values of the torch optimizer that the kernel's stands for."""
+    assert set(state) == set(expected), (
+        f"{what}: the optimizer state has {sorted(state)}; what unsharded= of register_fused_optimizer built has "
+        f"{sorted(expected)}"
+    )
+    for name, value in expected.items():
+        check_close(f"{what}: {name}", torch.as_tensor(state[name]), torch.as_tensor(value))
 
 
 def copy_state(what: str, lookup: Lookup, fresh: Lookup, loops: Loops, index: int) -> None:

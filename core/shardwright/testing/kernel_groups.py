@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -27,9 +28,27 @@ from shardwright.testing.loops import (
 HALVES = ("FP16", "BF16")
 
 
-def possible_requests() -> list[KernelRequest]:
+def spec_of(optimizer: str | OptimizerSpec) -> OptimizerSpec:
+    """An optimizer with the learning rate that the kit trains with."""
+    if isinstance(optimizer, OptimizerSpec):
+        return attrs.evolve(optimizer, learning_rate=0.1)
+    return OptimizerSpec(optimizer, 0.1)
+
+
+def with_other_parameters(optimizer: str | OptimizerSpec) -> OptimizerSpec:
+    """An optimizer with other parameters than the usual ones, as far as the kit knows which it has."""
+    known: Mapping[str, Mapping[str, float]] = {
+        "adagrad": {"eps": 0.3},
+        "row_wise_adagrad": {"eps": 0.3},
+        "adam": {"eps": 0.1, "beta1": 0.5, "beta2": 0.8},
+    }
+    spec = spec_of(optimizer)
+    return attrs.evolve(spec, parameters=known[spec.name]) if spec.name in known else spec
+
+
+def possible_requests(named: Sequence[str | OptimizerSpec] = OPTIMIZERS) -> list[KernelRequest]:
     """What planners may ask: devices, data types, widths, optimizers, poolings."""
-    optimizers = [None, *(OptimizerSpec(name) for name in (*OPTIMIZERS, "no_such_optimizer"))]
+    optimizers = [None, *map(spec_of, named), OptimizerSpec("no_such_optimizer")]
     return [
         KernelRequest(device, data_type, 16, columns, is_pooled=pooled, optimizer=optimizer, here=here)
         for device, data_type, columns, pooled, optimizer, here in product(
@@ -38,12 +57,13 @@ def possible_requests() -> list[KernelRequest]:
     ]
 
 
-def device_of(kernel: ComputeKernel) -> torch.device:
+def device_of(kernel: ComputeKernel, named: Sequence[str | OptimizerSpec] = OPTIMIZERS) -> torch.device:
     """Where the kernel is tested: on the CPU if it can, else on the accelerator that is here."""
     reasons = []
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     for device in filter(None, ("cpu", accelerator.type if accelerator else "")):
-        requests = [request for request in possible_requests() if request.device == device and request.here]
+        asked = possible_requests(named)
+        requests = [request for request in asked if request.device == device and request.here]
         answers = {kernel.supports(request) for request in requests}
         if True in answers:
             return torch.device(device)
@@ -51,14 +71,15 @@ def device_of(kernel: ComputeKernel) -> torch.device:
     pytest.skip(f"{kernel.name} does not run on this machine: {'; '.join(reasons)}")
 
 
-def any_optimizer(kernel: ComputeKernel) -> OptimizerSpec:
-    """The first of those that the loops know that the kernel takes with some type of weights."""
+def any_optimizer(kernel: ComputeKernel, named: Sequence[str | OptimizerSpec] = OPTIMIZERS) -> OptimizerSpec:
+    """The first of some optimizers that the kernel takes with some type of weights."""
     taken = {
-        request.optimizer.name
-        for request in possible_requests()
+        request.optimizer
+        for request in possible_requests(named)
         if request.optimizer and request.here and kernel.supports(request) is True
     }
-    return OptimizerSpec(next((name for name in OPTIMIZERS if name in taken), OPTIMIZERS[0]), 0.1)
+    specs = [spec_of(optimizer) for optimizer in named]
+    return next((spec for spec in specs if spec in taken), specs[0])
 
 
 def takes(kernel: ComputeKernel, blocks: Sequence[BlockSpec]) -> bool:
@@ -69,6 +90,7 @@ def takes(kernel: ComputeKernel, blocks: Sequence[BlockSpec]) -> bool:
 def groups_of(
     kernel: ComputeKernel,
     optimizer: OptimizerSpec,
+    named: Sequence[str | OptimizerSpec] = OPTIMIZERS,
     *,
     data_type: str = "",
     pooling: str = "SUM",
@@ -78,7 +100,7 @@ def groups_of(
 
     They are of the type that is asked for, or of the first that the kernel takes.
     """
-    device = device_of(kernel)
+    device = device_of(kernel, named)
     common: dict[str, Any] = {
         "optimizer": optimizer,
         "pooling": pooling,

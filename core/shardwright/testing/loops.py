@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.layouts import Block
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import TableSpec
@@ -24,7 +26,7 @@ Bag: TypeAlias = list[tuple[int, float]]
 """Ids with their weights."""
 
 OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam")
-"""The optimizers that the loops know."""
+"""The optimizers that the loops know; what others do is asked of the torch optimizers that stand for them."""
 
 
 def block_spec(
@@ -151,13 +153,15 @@ class Loops:
     whole_rows: bool = False
     state: dict[tuple[int, int], list[Tensor]] = field(factory=dict)
     steps: list[int] = field(factory=list)
+    registered: dict[int, _Registered] = field(factory=dict)
 
     def copied(self) -> Loops:
         """As they are now, to be gone on with apart."""
         weights = [weight.clone() for weight in self.weights]
         # An update puts new tensors into the lists of a state.
         state = {place: list(values) for place, values in self.state.items()}
-        return evolve(self, weights=weights, state=state, steps=list(self.steps))
+        registered = copy.deepcopy(self.registered)
+        return evolve(self, weights=weights, state=state, steps=list(self.steps), registered=registered)
 
     @property
     def block_of_slot(self) -> list[int]:
@@ -208,6 +212,8 @@ class Loops:
         self.state.update(
             {(block, row): own for row, was in enumerate(source.tolist()) if (own := old[was]) is not None}
         )
+        if block in self.registered:
+            self.registered[block].reorder(source)
 
     def row_gradients(self, batch: Batch, gradient: Tensor) -> dict[tuple[int, int], Tensor]:
         """For each row that was looked up, (block, row), its gradient."""
@@ -220,13 +226,88 @@ class Loops:
     def update(self, batch: Batch, gradient: Tensor, learning_rate: float) -> None:
         """Update every row that was looked up."""
         self.steps.append(1)
-        for (block, row), whole in self.row_gradients(batch, gradient).items():
+        gradients = self.row_gradients(batch, gradient)
+        for block, spec in enumerate(self.blocks):
+            assert spec.request.optimizer is not None, "blocks to be updated name their optimizer"
+            if spec.request.optimizer.name not in OPTIMIZERS:
+                self._update_registered(block, spec.request.optimizer, gradients, learning_rate)
+        for (block, row), whole in gradients.items():
             optimizer = self.blocks[block].request.optimizer
-            assert optimizer is not None, "blocks to be updated name their optimizer"
+            if optimizer is None or optimizer.name not in OPTIMIZERS:
+                continue
             columns = self.blocks[block].block.columns
             own = whole[columns.start : columns.stop] if self.whole_rows else whole
             state = self.state.setdefault((block, row), [torch.zeros(len(columns), dtype=torch.float64)] * 2)
             self.weights[block][row] -= learning_rate * _change(optimizer, whole, own, state, len(self.steps))
+
+    def _update_registered(
+        self,
+        block: int,
+        optimizer: OptimizerSpec,
+        gradients: Mapping[tuple[int, int], Tensor],
+        learning_rate: float,
+    ) -> None:
+        """Update a block by the unsharded optimizer that is registered for the kernel's own."""
+        rows, columns = self.weights[block].shape[0], self.blocks[block].block.columns
+        span = slice(columns.start, columns.stop) if self.whole_rows else slice(0, len(columns))
+        if block not in self.registered:
+            self.registered[block] = _Registered.of(optimizer, rows, self.gradient_dim(block), span)
+        whole = torch.zeros(rows, self.gradient_dim(block), dtype=torch.float64)
+        for (of, row), value in gradients.items():
+            if of == block:
+                whole[row] = value
+        self.weights[block] = self.registered[block].step(self.weights[block], whole, learning_rate)
+
+    def registered_state(self, block: int) -> Mapping[str, Tensor]:
+        """What the unsharded optimizer of a block keeps, by its own names."""
+        return self.registered[block].state if block in self.registered else {}
+
+
+@frozen(eq=False)
+class _Registered:
+    """A block's table under the torch optimizer that does without sharding what a kernel's own optimizer does.
+
+    Args:
+        table: ``[R, D]`` float64, of all columns whose gradient the block gets.
+        optimizer: that updates it.
+        span: the block's columns among them.
+    """
+
+    table: torch.nn.Parameter
+    optimizer: torch.optim.Optimizer
+    span: slice
+
+    @classmethod
+    def of(cls, spec: OptimizerSpec, rows: int, dim: int, span: slice) -> _Registered:
+        """A table of zeros and its optimizer.
+
+        Raises:
+            UnknownNameError: none is registered under the specification's name.
+        """
+        table = torch.nn.Parameter(torch.zeros(rows, dim, dtype=torch.float64))
+        return cls(table, spec_to_torch(spec, [table]), span)
+
+    def step(self, weight: Tensor, gradient: Tensor, learning_rate: float) -> Tensor:
+        """The block's weights after an update from ``weight``."""
+        with torch.no_grad():
+            self.table[:, self.span] = weight
+        self.table.grad = gradient
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        return self.table.detach()[:, self.span].clone()
+
+    @property
+    def state(self) -> Mapping[str, Tensor]:
+        """What the optimizer keeps: of rows, the block's columns."""
+        found = self.optimizer.state[self.table]
+        is_wide = {name: value.dim() == 2 and value.shape[1] > 1 for name, value in found.items()}
+        return {name: value[:, self.span] if is_wide[name] else value for name, value in found.items()}
+
+    def reorder(self, source: Tensor) -> None:
+        """Put the rows in another order: row `r` becomes what row `source[r]` was."""
+        found = self.optimizer.state[self.table]
+        found.update({name: value[source] for name, value in found.items() if value.dim() == 2})
 
 
 def _change(optimizer: OptimizerSpec, whole: Tensor, own: Tensor, state: list[Tensor], step: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,10 @@ from shardwright.testing.keys import keys_of
 _EXTREMES = np.array([0, 1, -1, (1 << 63) - 1, -(1 << 63)])
 _ROUNDING = 1e-9
 
+MANY_ROWS = 10_000_000
+"""Rows of a table that is too large for lists of them."""
+_A_LIST_BYTES = 1 << 20
+
 
 def check_row_map(where: str, row_map: RowMap) -> None:
     """A row map of rows or of keys keeps its contract."""
@@ -20,6 +26,39 @@ def check_row_map(where: str, row_map: RowMap) -> None:
     sizes = [rows for rows, count in row_map.part_sizes() for _ in range(count)]
     wanted = [row_map.num_rows_of(part) for part in range(row_map.num_parts)]
     assert sizes == wanted, f"{where}: part_sizes() says {sizes}, the parts have {wanted}"
+
+
+def check_counting(where: str, row_map: RowMap) -> None:
+    """The planner's questions about a part of a large table are answered without a list of its rows.
+
+    What is measured is memory: it tells a list from a formula on any machine, however busy.
+    """
+    part = row_map.num_parts - 1
+    listed = _bytes_taken(lambda: row_map.num_rows_of(part))
+    assert listed < _A_LIST_BYTES, (
+        f"{where}: num_rows_of({part}) takes {listed} bytes for a table of {row_map.num_rows} rows: it lists them. The "
+        "planner asks it of every part of every table, and a list of 1e9 rows takes seconds: give it a formula"
+    )
+    listed = _bytes_taken(lambda: row_map[part].bounds)
+    assert listed < _A_LIST_BYTES, (
+        f"{where}: whether the rows of part {part} are neighbours takes {listed} bytes for a table of "
+        f"{row_map.num_rows} rows: rows_of() lists them. Say keeps_neighbours = False in the row map, or give slices"
+    )
+
+
+def _bytes_taken(work: Callable[[], object]) -> int:
+    """The most memory that some work takes while it lasts."""
+    was_tracing = tracemalloc.is_tracing()
+    if not was_tracing:
+        tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        work()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if not was_tracing:
+            tracemalloc.stop()
 
 
 def _check_rows(where: str, row_map: RowMap) -> None:

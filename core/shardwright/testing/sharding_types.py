@@ -36,7 +36,7 @@ from shardwright.testing.drawing import (
     training_cases,
 )
 from shardwright.testing.guests import installed
-from shardwright.testing.row_maps import check_row_map
+from shardwright.testing.row_maps import MANY_ROWS, check_counting, check_row_map
 from shardwright.testing.traffic import check_traffic
 from shardwright.testing.training import assert_equals_unsharded, train_simulated
 
@@ -98,6 +98,13 @@ class ShardingTypeTests:
 
         check()
 
+    def test_rows_of_large_tables_are_counted_without_listing_them(self, sharding_type: ShardingType) -> None:
+        """Else the planner takes minutes for tables of 1e9 rows."""
+        asked, table = Asked(sharding_type, self.constraints), evolve(PLAIN, num_embeddings=MANY_ROWS)
+        for cluster in SHAPES:
+            for layout in asked.layouts(table, cluster):
+                check_counting(f"{sharding_type.name}: row map {layout.row_map.name}", layout.row_map)
+
     def test_layouts_are_the_same_each_time(self, sharding_type: ShardingType) -> None:
         """All ranks, and a process that reads a plan, see the same; and a type answers by shape if it says so."""
         asked = Asked(sharding_type, self.constraints)
@@ -111,6 +118,9 @@ class ShardingTypeTests:
                 other = evolve(table, name="other", feature_names=("g", "h"), module="elsewhere")
                 assert first == asked.layouts(other, cluster, 1), (
                     f"{sharding_type.name}: says answers_by_shape, but looks at a table's name, module or features"
+                )
+                assert first == asked.without_extras().layouts(table, cluster, 1), (
+                    f"{sharding_type.name}: says answers_by_shape, but looks at the extras of constraints"
                 )
 
         run_drawn(check)
@@ -131,18 +141,25 @@ class ShardingTypeTests:
 
         check()
 
-    def test_planner_plans_it_by_name_and_the_plan_survives_json(self, sharding_type: ShardingType) -> None:
-        """The planner takes what is asked for by name, the document can be read back, and the report shows it."""
-        asked = Asked(sharding_type, self.constraints)
+    @pytest.mark.parametrize("case", ["plain", "float16", "extras"])
+    def test_planner_plans_it_by_name_and_the_plan_survives_json(
+        self, sharding_type: ShardingType, case: str
+    ) -> None:
+        """The planner takes what is asked for by name, the document can be read back, and the report shows it.
+
+        Reading asks the type again, for the same table with the same constraints: also for one of 16 bits, and with
+        extras that are not the type's own beside those that are.
+        """
         with installed(sharding_type):
+            asked = Asked(sharding_type, self.constraints)
+            if case == "extras":
+                asked = asked.with_more_extras()
+            table = evolve(PLAIN, data_type="FP16" if case == "float16" else "FP32")
+            if not asked.has_kernel_for(table):
+                pytest.skip(f"kernel {asked.kernel!r} has no tables of {table.data_type.value}")
             for cluster in SHAPES:
-                if not asked.layouts(PLAIN, cluster):
-                    continue
-                planner = EmbeddingShardingPlanner(cluster.topology, constraints={"t": asked.rule()})
-                plan = planner.plan_tables([PLAIN])
-                again = ShardingPlan.from_json(plan.to_json())
-                assert again == plan, f"{sharding_type.name}: the plan that is read back is another one"
-                assert sharding_type.name in str(planner.report), f"{sharding_type.name}: not in the report"
+                if asked.layouts(table, cluster):
+                    _check_round_trip(asked, table, cluster)
 
     @pytest.mark.parametrize("mode", ["pooled", "weighted", "sequence"])
     def test_sharded_module_equals_unsharded(self, sharding_type: ShardingType, mode: str) -> None:
@@ -192,6 +209,14 @@ class ShardingTypeTests:
                 check_checkpoint(asked.name, case, moved)
 
             check()
+
+
+def _check_round_trip(asked: Asked, table: TableSpec, cluster: Cluster) -> None:
+    planner = EmbeddingShardingPlanner(cluster.topology, constraints={"t": asked.rule()})
+    plan = planner.plan_tables([table])
+    again = ShardingPlan.from_json(plan.to_json())
+    assert again == plan, f"{asked.name}: the plan that is read back is another one"
+    assert asked.name in str(planner.report), f"{asked.name}: not in the report"
 
 
 def _check_variants(sharding_type: ShardingType, table: TableSpec, layouts: Sequence[Layout]) -> None:

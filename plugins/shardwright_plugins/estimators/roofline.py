@@ -57,7 +57,6 @@ class Roofline(Estimator):
     name: ClassVar[str] = "roofline"
     measures: ClassVar[str] = PERFORMANCE
     answers_by_shape: ClassVar[bool] = True
-    storage: ClassVar[str] = "weights_and_buffers"
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Milliseconds of each phase, ``[S]``."""

@@ -54,10 +54,9 @@ class TorchRecPerformance(Estimator):
     name: ClassVar[str] = "torchrec"
     measures: ClassVar[str] = PERFORMANCE
     answers_by_shape: ClassVar[bool] = True
-    storage: ClassVar[str] = "torchrec_storage"
     preference: ClassVar[int] = 10
 
-    def space(self, topology: Topology) -> OptionSpace:
+    def published_space(self, topology: Topology) -> OptionSpace:
         """On CUDA devices, what TorchRec offers there; elsewhere it offers less than it could.
 
         Copies on every rank have the kernel ``dense`` in it, whatever optimizer a table has: their gradients are

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from shardwright.contracts.sharding_type import ShardingType
+from shardwright.contracts import Offered, ShardingType
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.tables import TableSpec
@@ -24,6 +24,7 @@ class ColumnWise(ShardingType):
 
     name: ClassVar[str] = "column_wise"
     abbreviation: ClassVar[str] = "CW"
+    offered: ClassVar[Offered] = "always"
     answers_by_shape: ClassVar[bool] = True
 
     def layouts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from shardwright.contracts.sharding_type import ShardingType
+from shardwright.contracts import Offered, ShardingType
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.layouts import BlockRun, Hierarchical, Layout
 from shardwright.planning.row_maps import RowsRange
@@ -22,6 +22,7 @@ class GridShard(ShardingType):
 
     name: ClassVar[str] = "grid_shard"
     abbreviation: ClassVar[str] = "GS"
+    offered: ClassVar[Offered] = "always"
     answers_by_shape: ClassVar[bool] = True
 
     def layouts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from shardwright.contracts.sharding_type import ShardingType
+from shardwright.contracts import Offered, ShardingType
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.layouts import BlockRun, Layout
 from shardwright.planning.row_maps import RowsRange
@@ -21,6 +21,7 @@ class RowWise(ShardingType):
 
     name: ClassVar[str] = "row_wise"
     abbreviation: ClassVar[str] = "RW"
+    offered: ClassVar[Offered] = "always"
     answers_by_shape: ClassVar[bool] = True
 
     def layouts(

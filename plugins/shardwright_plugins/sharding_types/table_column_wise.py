@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from shardwright.contracts.sharding_type import ShardingType
+from shardwright.contracts import Offered, ShardingType
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.tables import TableSpec
@@ -18,6 +18,7 @@ class TableColumnWise(ShardingType):
 
     name: ClassVar[str] = "table_column_wise"
     abbreviation: ClassVar[str] = "TWCW"
+    offered: ClassVar[Offered] = "always"
     answers_by_shape: ClassVar[bool] = True
 
     def layouts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from shardwright.contracts.sharding_type import ShardingType
+from shardwright.contracts import Offered, ShardingType
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.layouts import Block, Layout
 from shardwright.planning.tables import TableSpec
@@ -17,6 +17,7 @@ class TableWise(ShardingType):
 
     name: ClassVar[str] = "table_wise"
     abbreviation: ClassVar[str] = "TW"
+    offered: ClassVar[Offered] = "always"
     answers_by_shape: ClassVar[bool] = True
 
     def layouts(

@@ -176,11 +176,6 @@ def test_spec_to_torch_fills_in_fbgemms_defaults(
             InvalidInputError,
             r"'sgd' has no parameter 'weight_decay'. Known: learning_r",
         ),
-        (
-            OptimizerSpec("adam", 1.0, {"beta_1": 1}),
-            InvalidInputError,
-            r"'beta_1'. Known: .* Did you mean 'beta1'",
-        ),
     ],
 )
 def test_spec_to_torch_what_is_not_known_is_named(

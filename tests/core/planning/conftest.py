@@ -18,6 +18,7 @@ from shardwright.plugins import PluginHost, use_host
 
 class Whole(ShardingType):
     name, abbreviation, aliases = "whole", "WH", ("entire",)
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         yield Layout([Block(table.all_rows, table.all_columns)])
@@ -27,6 +28,7 @@ class Slices(ShardingType):
     """Rows over all ranks; two variants, the second with data of its own."""
 
     name, abbreviation = "slices", "SL"
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         for row_map in (RowsRange, RowsModulo):
@@ -40,6 +42,7 @@ class Slices(ShardingType):
 
 class OnlyPairs(ShardingType):
     name, abbreviation = "only_pairs", "OP"
+    offered = "always"
 
     def supports(self, table, topology):
         return True if topology.world_size == 2 else f"needs 2 ranks, there are {topology.world_size}"

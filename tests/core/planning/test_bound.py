@@ -26,6 +26,7 @@ from .conftest import Cells, Weights, Whole, make_host
 
 class Cut(ShardingType):
     name, abbreviation, answers_by_shape = "cut", "CU", True
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         rows = RowsRange(table.num_embeddings, parts=topology.world_size)
@@ -34,6 +35,7 @@ class Cut(ShardingType):
 
 class Halves(ShardingType):
     name, abbreviation, answers_by_shape = "halves", "HA", True
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         half = table.embedding_dim // 2

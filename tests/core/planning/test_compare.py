@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from shardwright.errors import PlanError
 from shardwright.planning.compare import compare_plans
 from shardwright.planning.layouts import Block, Layout, Replicate
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
-from shardwright.planning.row_maps import RowsModulo, RowsRange, RowsSplit
+from shardwright.planning.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.tables import TableSpec
 
 RANKS = 3
@@ -21,6 +22,27 @@ def plan_of(layout, kind="any", **document):
     return ShardingPlan(
         {"": EmbeddingModuleShardingPlan(t=ParameterSharding(kind, "plain", layout))}, document
     )
+
+
+@frozen
+class Backwards(RowMap):
+    """The last rows first, in two parts: rows that are listed, and no slice."""
+
+    name = "backwards"
+    num_rows: int
+
+    @property
+    def num_parts(self):
+        return 2
+
+    def part_of(self, ids):
+        return (self.num_rows - 1 - ids) % 2
+
+    def local_row_of(self, ids):
+        return (self.num_rows - 1 - ids) // 2
+
+    def rows_of(self, part):
+        return np.arange(self.num_rows - 1 - part, -1, -2)
 
 
 def held(layout, rows, dim):
@@ -41,9 +63,9 @@ def layouts(draw, rows, dim):
             [Block(table.all_rows, table.all_columns, rank) for rank in range(RANKS)], dataflow=Replicate()
         )
     cuts = sorted(draw(st.lists(st.integers(0, rows), max_size=3)))
-    row_map = draw(
-        st.sampled_from([RowsSplit((0, *cuts, rows)), RowsModulo(rows, parts=2), RowsRange(rows, parts=3)])
-    )
+    maps = [RowsSplit((0, *cuts, rows)), RowsRange(rows, parts=3), Backwards(rows)]
+    maps += [RowsModulo(rows, parts=parts) for parts in (2, 3, 4, 6)]
+    row_map = draw(st.sampled_from(maps))
     columns = sorted(draw(st.sets(st.integers(1, dim - 1), max_size=2)))
     table = TableSpec("t", rows, dim)
     spans = [table.columns(a, b) for a, b in zip([0, *columns], [*columns, dim], strict=True)]
@@ -103,3 +125,18 @@ def test_compare_values_are_those_of_the_documents():
     first, second = (plan_of(whole(0), objective={"value_ms": value}) for value in (3.0, 2.0))
     assert compare_plans(first, second).values_ms == (3.0, 2.0)
     assert json.dumps(compare_plans(first, plan_of(whole(0))).values_ms) == "[3.0, null]"
+
+
+def test_compare_of_rows_dealt_out_of_the_largest_table_ends():
+    """Counted by arithmetic: the rows are more than any memory holds."""
+    rows = (1 << 63) - 1
+    table = TableSpec("t", rows, 8)
+
+    def dealt(parts):
+        row_map = RowsModulo(rows, parts=parts)
+        return Layout([Block(part, table.all_columns, rank) for rank, part in enumerate(row_map)])
+
+    found = compare_plans(plan_of(dealt(2), "a"), plan_of(dealt(3), "b"))
+    # Of every 6 rows, rank 0 keeps row 0, rank 1 keeps row 1, and rank 2 had none.
+    kept = len(range(0, rows, 6)) + len(range(1, rows, 6))
+    assert found.moved_bytes == 4 * 8 * (rows - kept)

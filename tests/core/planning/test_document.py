@@ -2,20 +2,28 @@ from __future__ import annotations
 
 import copy
 import json
+from typing import Any
 
+import attrs
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.as_asked import AsAsked, AsAskedByShape
 from tests.core.planning.conftest import make_host
 
+import shardwright as sw
 from shardwright.contracts import ShardingType
 from shardwright.errors import PlanError
+from shardwright.planning.check import check_plan
 from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.explain import explain_table
 from shardwright.planning.layouts import Block, BlockRun, ColumnRange, Layout, Replicate
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.tables import TableSpec
+from shardwright.planning.text import plain_json
 from shardwright.planning.topology import Topology
 from shardwright.plugins import use_host
 
@@ -96,12 +104,15 @@ def test_json_extras_and_variant_of_a_plugin_survive():
     assert (layout.extras, layout.variant) == (entry["extras"], entry["variant"])
 
 
-def test_json_unknown_keys_survive_at_every_level():
+def test_json_keys_of_others_survive_at_every_level():
     document = document_of(planned(*TABLES, a="slices"))
-    document["acme"] = {"secret": [1, {"two": 2}]}
-    document["objective"]["acme"] = 1
-    document["modules"][""]["a"]["acme"] = "kept"
-    document["modules"][""]["a"]["shards"][1]["acme"] = [3]
+    document["x-acme"] = {"secret": [1, {"two": 2}]}
+    document["objective"]["x-acme"] = 1
+    document["topology"]["x-acme"] = None
+    document["inputs"]["acme"] = {"value": {"mine": 1}, "acme": 2}
+    document["plugins"][0]["acme"] = {}
+    document["modules"][""]["a"]["x-acme"] = "kept"
+    document["modules"][""]["a"]["shards"][1]["x-acme"] = [3]
     assert document_of(ShardingPlan.from_json(json.dumps(document))) == document
 
 
@@ -134,6 +145,7 @@ class Anyhow(ShardingType):
     """Makes no layouts, so that there is nothing a plan could contradict."""
 
     name, abbreviation = "anyhow", "AH"
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         return []
@@ -180,6 +192,37 @@ def test_from_json_shards_that_contradict_their_sharding_type_raise_naming_it(ki
         ShardingPlan.from_json(json.dumps(document))
 
 
+LOOKED_AT = {
+    "extras": (TableSpec("t", 10, 8, ["f"]), {"extras": {"cut": True}}),
+    "data type": (TableSpec("t", 10, 8, ["f"], data_type="FP16"), {}),
+    "neither": (TableSpec("t", 10, 8, ["f"]), {"extras": {"cut": False}}),
+}
+
+
+@pytest.mark.parametrize("kind", [AsAsked, AsAskedByShape])
+@pytest.mark.parametrize("case", sorted(LOOKED_AT))
+def test_json_of_a_type_that_looks_at_extras_or_data_type_comes_back(host_with, kind, case):
+    table, more = LOOKED_AT[case]
+    rule = ParameterConstraints(sharding_types=[kind.name], **more)
+    with host_with(sharding_types=[kind]):
+        planner = EmbeddingShardingPlanner(Topology(3, "cuda"), constraints={"t": rule})
+        # A table of the same shape of which nothing is asked: what a type said of one is not said of the other.
+        other = attrs.evolve(table, name="u", data_type="FP32")
+        plan = planner.plan_tables([table, other])
+        again = ShardingPlan.from_json(plan.to_json())
+        assert again == plan
+        assert check_plan(again).problems == []
+        assert explain_table(again, "t").chosen.sharding_type == kind.name
+
+
+def test_json_of_a_hand_written_document_is_not_compared_with_what_nobody_asked(host_with):
+    """Without inputs nothing says what the type was told; blocks and dataflow say all that the engine needs."""
+    rows = [shard(rank, bounds, [0, 8]) for rank, bounds in enumerate(([0, 4], [4, 8], [8, 10]))]
+    with host_with(sharding_types=[AsAsked]):
+        plan = ShardingPlan.from_json(json.dumps(hand_written(rows, sharding_type="as_asked")))
+    assert plan.plan["m"]["t"].ranks == [0, 1, 2]
+
+
 def _alike(**changes):
     """Two tables that are cut alike, on other ranks; and changes of the second's first shard."""
     document = hand_written([shard(0, [0, 5], [0, 8]), shard(1, [5, 10], [0, 8])])
@@ -205,9 +248,9 @@ def test_from_json_tables_that_are_cut_alike_have_their_own_ranks():
     ("changes", "text"),
     [
         ({"rank": 7}, "table 'b', shard 0: rank 7 is not one of"),
-        ({"rank": True}, "table 'b', shard 0: rank True is not one of"),
+        ({"rank": True}, "table 'b', shard 0: rank must be a whole number, got True"),
         ({"rows": [0, 4]}, r"table 'b': rows \[4, 5\) are not covered"),
-        ({"rows": [0.0, 5]}, r"table 'b', shard 0: rows must be two whole numbers"),
+        ({"rows": [0.5, 5]}, r"table 'b', shard 0: rows\[0\] must be a whole number, got 0.5"),
         ({"columns": [0, 9]}, r"table 'b', shard 0: columns \[0, 9\) are empty or not within"),
     ],
 )
@@ -255,17 +298,18 @@ def test_json_round_trip_keeps_what_every_block_covers(layout):
 @pytest.mark.parametrize(
     ("shards", "text"),
     [
-        ([], "has no shards; its 10 rows x 8 columns must be somewhere"),
+        ([], r": shards must have 1 item at least, got \[\]"),
         ([shard(3, [0, 10], [0, 8])], "shard 0: rank 3 is not one of the 3 ranks"),
-        ([shard(-1, [0, 10], [0, 8])], "shard 0: rank -1 is not one of the 3 ranks"),
-        ([shard(True, [0, 10], [0, 8])], "shard 0: rank True is not one of the 3 ranks"),
+        ([shard(-1, [0, 10], [0, 8])], "shard 0: rank must be 0 at least, got -1"),
+        ([shard(True, [0, 10], [0, 8])], "shard 0: rank must be a whole number, got True"),
         ([shard(0, [0, 11], [0, 8])], r"shard 0: rows \[0, 11\) are not within the table's 10 rows"),
         ([shard(0, [5, 4], [0, 8])], r"shard 0: rows \[5, 4\) are not within"),
         ([shard(0, [0, 10], [0, 9])], r"shard 0: columns \[0, 9\) .* not within the table's 8 columns"),
         ([shard(0, [0, 10], [4, 4])], r"shard 0: columns \[4, 4\) are empty"),
-        ([shard(0, [0, "10"], [0, 8])], "shard 0: rows must be two whole numbers"),
-        ([shard(0, [0, 10], 8)], "shard 0: columns must be two whole numbers"),
-        (["everything"], "shard 0 must be an object with rank, rows and columns, got 'everything'"),
+        ([shard(0, [0, "10"], [0, 8])], r"shard 0: rows\[1\] must be a whole number, got '10'"),
+        ([shard(0, [0], [0, 8])], r"shard 0: rows must have 2 items at least, got \[0\]"),
+        ([shard(0, [0, 10], 8)], "shard 0: columns must be a list, got 8"),
+        (["everything"], "shard 0 must be an object, got 'everything'"),
         ([shard(0, {"part": 0}, [0, 8])], "shard 0: rows are given by part, which needs the table's row_map"),
         ([shard(0, [0, 4], [0, 8])], "the shards cover 4 of 10 rows"),
         ([shard(0, [0, 4], [0, 8]), shard(1, [6, 10], [0, 8])], r"rows \[4, 6\) are not covered"),
@@ -286,12 +330,12 @@ def test_from_json_wrong_shards_raise_naming_module_and_table(shards, text):
     [
         ({"sharding_type": "wohle"}, r"no sharding type 'wohle'.*Did you mean 'whole'\?"),
         ({"compute_kernel": "plane"}, r"no compute kernel 'plane'.*Did you mean 'plain'\?"),
-        ({"num_embeddings": 0}, "num_embeddings must be a positive whole number, got 0"),
-        ({"embedding_dim": "8"}, "embedding_dim must be a positive whole number, got '8'"),
+        ({"num_embeddings": 0}, "num_embeddings must be 1 at least, got 0"),
+        ({"embedding_dim": "8"}, "embedding_dim must be a whole number, got '8'"),
         ({"row_map": {"name": "modul"}}, r"unknown name 'modul'.*Did you mean 'modulo'\?"),
         (
             {"row_map": {"name": "split", "bounds": [0, 4, 10]}},
-            r"shard 0: the row_map .* has no part \(0, 10\)",
+            "the row_map has 2 parts, and there are 1 shards for them",
         ),
         ({"dataflow": {"name": "exchang"}}, r"unknown name 'exchang'.*Did you mean 'exchange'\?"),
         ({"extras": [1]}, r"extras must be an object, got \[1\]"),
@@ -311,15 +355,18 @@ def test_from_json_wrong_entry_raises_naming_module_and_table(more, text):
         ({"topology": None}, "topology must be an object"),
         (
             {"topology": {"world_size": 0, "compute_device": "cpu"}},
-            "world_size must be a positive whole number",
+            "world_size must be 1 at least, got 0",
         ),
-        ({"topology": {"world_size": 1}}, "compute_device must be a text, got nothing"),
+        ({"topology": {"world_size": 1}}, "topology has no 'compute_device'"),
         ({"modules": []}, r"modules must be an object, got \[\]"),
-        ({"modules": {"m": []}}, "module 'm' must be an object of tables"),
+        ({"modules": {"m": []}}, r"module 'm' must be an object, got \[\]"),
         ({"modules": {"m": {"t": 1}}}, "module 'm', table 't' must be an object, got 1"),
         ({"objective": 3}, "objective must be an object, got 3"),
-        ({"objective": {"value_ms": "1"}}, r"objective\.value_ms must be a number, got '1'"),
-        ({"objective": {"lower_bound_ms": True}}, r"objective\.lower_bound_ms must be a number, got True"),
+        ({"objective": {"value_ms": "1"}}, r"objective\.value_ms must be null or a number, got '1'"),
+        (
+            {"objective": {"lower_bound_ms": True}},
+            r"objective\.lower_bound_ms must be null or a number, got True",
+        ),
         ({"objective": {"certificate": []}}, r"certificate must be an object, got \[\]"),
         ({"inputs": []}, r"inputs must be an object, got \[\]"),
         ({"plugins": 5}, "plugins must be a list, got 5"),
@@ -457,7 +504,7 @@ def test_json_of_many_shards_reads_as_the_same_shards_one_by_one():
         ({"ranks": [0, 40]}, "shard 0: ranks 0 to 40 are not among the 40 ranks"),
         ({"ranks": [0, 38]}, "shard 0: parts 0 to 39 of the 40 of the row_map are to be 39, one for each"),
         ({"rows": {"parts": [1, 40]}}, "shard 0: parts 1 to 40 of the 40 of the row_map"),
-        ({"rows": {"parts": [0]}}, r"shard 0: rows: parts must be two whole numbers"),
+        ({"rows": {"parts": [0]}}, r"shard 0: rows\.parts must have 2 items"),
         ({"rows": {"part": 0, "num_rows": 3}}, "covered|copies|row part"),
         ({"columns": [0, 4]}, "blocks reach column 4 of 8"),
     ],
@@ -476,3 +523,19 @@ def test_from_json_refuses_runs_of_shards_without_a_row_map():
         del document["modules"]["m"]["t"]["row_map"]
         with pytest.raises(PlanError, match="need the table's row_map"):
             ShardingPlan.from_json(json.dumps(document))
+
+
+def test_numbers_of_numpy_are_written_as_numbers() -> None:
+    spec = sw.OptimizerSpec("adam", np.float32(0.5), {"eps": np.float32(0.25)})
+    topology = sw.Topology(2, "cpu", memory_bytes={"ddr": np.int64(1 << 34)})
+    plan = sw.EmbeddingShardingPlanner(topology).plan_tables(
+        [sw.TableSpec("t", 10, 8, ["f"], optimizer=spec)]
+    )
+    assert sw.ShardingPlan.from_json(plan.to_json()) == plan
+    assert json.loads(plan.to_json())["topology"]["memory_bytes"]["ddr"] == 1 << 34
+
+
+@pytest.mark.parametrize("value", [object(), float("nan")])
+def test_what_is_no_json_data_is_told(value: Any) -> None:
+    with pytest.raises(sw.ShardwrightError, match=r"a plan document holds JSON data, not"):
+        plain_json({"a": [value]})

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from shardwright.errors import PlanError, UnknownNameError
-from shardwright.planning.check import check_plan
+from shardwright.planning.check import check_plan, restate
 from shardwright.planning.compare import compare_plans
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.explain import explain_table, explanation_lines
@@ -110,9 +110,12 @@ DAMAGES = [
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_check_and_explain_of_damaged_inputs_raise_saying_so(damage):
+    """What is edited in a document is found where it is read, what is made in Python where it is asked."""
     document = json.loads(planned().to_json())
     damage(document["inputs"])
-    plan = ShardingPlan.from_json(json.dumps(document))
+    with pytest.raises(PlanError, match=r"the plan document: inputs\."):
+        ShardingPlan.from_json(json.dumps(document))
+    plan = ShardingPlan(planned().plan, document)
     for ask in (check_plan, lambda plan: explain_table(plan, "a")):
         with pytest.raises(PlanError, match=r"the plan document's inputs"):
             ask(plan)
@@ -122,7 +125,52 @@ def test_compare_of_damaged_inputs_raises_saying_so():
     document = json.loads(planned().to_json())
     document["inputs"]["tables"] = 3
     with pytest.raises(PlanError, match="inputs are not as a planner writes them"):
-        compare_plans(planned(), ShardingPlan.from_json(json.dumps(document)))
+        compare_plans(planned(), ShardingPlan(planned().plan, document))
+
+
+def edited_by_hand():
+    """A planned document in which somebody moved the largest table to another rank."""
+    document = json.loads(planned(b={"sharding_types": ["whole"]}).to_json())
+    shard = document["modules"]["tower"]["b"]["shards"][0]
+    others = [
+        s["rank"] for tables in document["modules"].values() for t in tables.values() for s in t["shards"]
+    ]
+    shard["rank"] = next(rank for rank in others if rank != shard["rank"])
+    return ShardingPlan.from_json(json.dumps(document))
+
+
+def test_compare_of_a_hand_edited_plan_says_what_it_costs_and_what_it_says():
+    plan, edited = planned(b={"sharding_types": ["whole"]}), edited_by_hand()
+    found = compare_plans(plan, edited)
+    stated = plan.document["objective"]["value_ms"]
+    real = check_plan(edited).value_ms
+    assert abs(real - stated) > 0.01 * stated
+    assert found.values_ms == (stated, real)
+    assert found.stated_ms == (None, stated)
+
+
+def test_restate_of_a_hand_edited_plan_makes_it_right_and_keeps_its_proof():
+    edited = edited_by_hand()
+    found = check_plan(edited)
+    assert found.problems == found.misstatements != []
+    again = ShardingPlan.from_json(restate(edited, found).to_json())
+    checked = check_plan(again)
+    assert checked.problems == []
+    assert (checked.value_ms, checked.lower_bound_ms) == (found.value_ms, found.lower_bound_ms)
+    assert found.lower_bound_ms > 0
+    objective = again.document["objective"]
+    assert objective["gap"] == pytest.approx(objective["value_ms"] / objective["lower_bound_ms"] - 1)
+
+
+def test_restate_drops_a_bound_that_is_not_proven():
+    document = json.loads(planned().to_json())
+    document["objective"]["lower_bound_ms"] *= 1.5
+    plan = ShardingPlan.from_json(json.dumps(document))
+    again = restate(plan, check_plan(plan))
+    assert check_plan(again).problems == []
+    objective = again.document["objective"]
+    assert (objective["lower_bound_ms"], objective["gap"]) == (0.0, None)
+    assert "certificate" not in objective
 
 
 def test_check_of_a_gap_that_is_not_that_of_value_and_bound_says_so():

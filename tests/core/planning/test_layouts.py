@@ -149,7 +149,7 @@ def test_rows_split_bounds_that_do_not_rise_from_zero_raise(bounds):
 def test_row_map_negative_rows_or_no_parts_raise(kind):
     with pytest.raises(InvalidInputError, match="num_rows must not be negative, got -1"):
         kind(-1, parts=2)
-    with pytest.raises(ValueError, match="'parts' must be >= 1: 0"):
+    with pytest.raises(ValueError, match="parts must be 1 at least, got 0"):
         kind(5, parts=0)
 
 

@@ -11,12 +11,18 @@ import time
 from functools import partial
 
 import pytest
+from attrs import field, frozen
 
-from shardwright.contracts import Proposer
+from shardwright.contracts import Proposer, ShardingType
 from shardwright.errors import InvalidInputError, NoPlanError
-from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.inputs import Request
+from shardwright.planning.layouts import Block, Layout
+from shardwright.planning.parts import Choice
 from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.preparation import prepare
 from shardwright.planning.progress import progress_text, shown
+from shardwright.planning.row_maps import RowMap
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.planning.watch import Progress, Watch
@@ -91,6 +97,77 @@ def test_plan_at_its_time_limit_returns_the_best_so_far_with_what_is_proven():
     objective = plan.document["objective"]
     assert objective["lower_bound_ms"] <= objective["value_ms"]
     assert plan.document["inputs"]["seconds_limit"] == {"value": 0.3, "provenance": "given"}
+
+
+@frozen
+class SlowRows(RowMap):
+    """Rows that take long to count, and a note of each that were."""
+
+    name = "slow_rows"
+    num_rows: int
+    num_parts: int
+    counted: list = field(factory=list, eq=False)
+
+    def part_of(self, ids):
+        return ids % self.num_parts
+
+    def local_row_of(self, ids):
+        return ids // self.num_parts
+
+    def rows_of(self, part):
+        self.counted.append(part)
+        time.sleep(0.2)
+        return slice(part, self.num_rows, self.num_parts)
+
+
+def slow_type(counted, then=lambda: None):
+    class Slow(ShardingType):
+        name, abbreviation = "slow", "SL"
+
+        def layouts(self, table, topology, constraints):
+            then()
+            rows = SlowRows(table.num_embeddings, 60, counted)
+            yield Layout([Block(part, table.all_columns) for part in rows])
+
+    return Slow
+
+
+def slowly(host_with, counted, then=lambda: None, **arguments):
+    rules = {"*": ParameterConstraints(sharding_types=["slow"])}
+    with host_with(sharding_types=[slow_type(counted, then)]):
+        planner("each_alone", constraints=rules, **arguments).plan_tables(TABLES)
+
+
+def test_plan_whose_options_take_longer_than_its_limit_says_what_took_it(host_with):
+    counted = []
+    text = (
+        r"of 12 tables, the options of 0 were known when the time was over, after \d+\.\d s, of which sharding type "
+        r"'slow' took \d+\.\d s; the next is 't0'.*num_rows_of"
+    )
+    with pytest.raises(NoPlanError, match=text):
+        slowly(host_with, counted, seconds=0.1)
+    assert len(counted) < 60  # of the first table's parts, each counted twice
+
+
+def test_plan_interrupted_while_its_options_are_made_ends_at_once(host_with):
+    counted = []
+    with pytest.raises(KeyboardInterrupt):
+        slowly(host_with, counted, interrupt)
+    assert counted == []
+
+
+def test_prepare_on_another_thread_ends_when_its_watch_is_interrupted(host_with):
+    """As ranks plan together: signals reach the main thread, which plans nothing itself."""
+    counted, watch = [], Watch()
+
+    def note():
+        watch.was_interrupted = True
+
+    rules = Constraints({"*": ParameterConstraints(sharding_types=["slow"])})
+    request = Request(Topology(2, "cpu", ddr_cap=1_000_000), rules, 64, None)
+    with host_with(sharding_types=[slow_type(counted, note)]), pytest.raises(KeyboardInterrupt):
+        prepare(TABLES, request, Choice().resolve(), watch=watch)
+    assert counted == []
 
 
 def test_plan_without_a_plan_at_its_time_limit_says_so():

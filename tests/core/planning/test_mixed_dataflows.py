@@ -43,6 +43,7 @@ class FirstRowsCopied(ShardingType):
     """Three rows on every rank, the others cut in two."""
 
     name, abbreviation, row_maps = "first_rows_copied", "FR", (FirstRowsAskedFor,)
+    offered = "always"
 
     def layouts(
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
@@ -161,6 +162,7 @@ class Keys(RowMap):
 
 class OfKeys(ShardingType):
     name, abbreviation, row_maps = "of_keys", "OK", (Keys,)
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         yield Layout([BlockRun(Keys(table.num_embeddings, 2), table.all_columns, 2, rank=0)])

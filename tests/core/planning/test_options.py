@@ -3,6 +3,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
+from tests.core.planning.conftest import Whole
 
 from shardwright.contracts import ShardingType
 from shardwright.errors import PlanningError, UnknownPluginError
@@ -189,6 +190,7 @@ def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_
 
     class Asked(ShardingType):
         name, abbreviation, answers_by_shape = "asked", "AS", by_shape
+        offered = "always"
 
         def layouts(self, table, topology, constraints):
             seen.append(table.name)
@@ -205,7 +207,7 @@ def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_
     ("other", "rules", "by_shape", "alike"),
     [
         ({}, {}, True, [0, 0]),
-        ({}, {}, False, [0, 1]),
+        ({}, {}, False, [0, 0]),
         ({"num_embeddings": 11}, {}, True, [0, 1]),
         ({"feature_names": ["f", "g"]}, {}, True, [0, 1]),
         ({}, {"u": {"pooling_factors": [2]}}, True, [0, 1]),
@@ -215,6 +217,7 @@ def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_
 def test_enumerate_tables_that_nothing_tells_apart_stand_once(host_with, other, rules, by_shape, alike):
     class Asked(ShardingType):
         name, abbreviation, answers_by_shape = "asked", "AS", by_shape
+        offered = "always"
 
         def layouts(self, table, topology, constraints):
             yield Layout([Block(table.all_rows, table.all_columns)])
@@ -227,9 +230,54 @@ def test_enumerate_tables_that_nothing_tells_apart_stand_once(host_with, other, 
     assert {refusal.table for refusal in options.refusals} == {"t", "u"}
 
 
+def test_enumerate_tables_that_a_type_tells_apart_stand_apart(host_with):
+    """What a type that looks at names answers is compared, whatever else tables have in common."""
+
+    class ByName(ShardingType):
+        name, abbreviation, offered = "by_name", "BN", "always"
+
+        def layouts(self, table, topology, constraints):
+            yield Layout([Block(table.all_rows, table.all_columns, rank=int(table.name == "u"))])
+
+    with host_with(sharding_types=[ByName]):
+        options = options_of(*(attrs.evolve(TABLE, name=name) for name in "tuv"))
+    assert options.alike.tolist() == [0, 1, 0]
+    assert options.rank.tolist() == [0, 0, 1, 1]  # each table with two kernels
+
+
+def test_enumerate_offers_a_type_by_name_only_unless_it_says_always(host_with):
+    class Unasked(ShardingType):
+        name, abbreviation = "unasked", "UN"
+
+        def layouts(self, table, topology, constraints):
+            yield Layout([Block(table.all_rows, table.all_columns)])
+
+    with host_with(sharding_types=[Unasked, Whole]):
+        tables = [TABLE, attrs.evolve(TABLE, name="u")]
+        offered = described(options_of(*tables, u={"sharding_types": ["unasked", "whole"]}))
+        assert {name for _, name, _, _ in offered[:2]} == {"whole"}
+        assert {name for _, name, _, _ in offered[2:]} == {"unasked", "whole"}
+    text = r"no option is left.*Offered only to tables whose sharding_types name them: unasked\."
+    with host_with(sharding_types=[Unasked]), pytest.raises(PlanningError, match=text):
+        options_of(TABLE)
+
+
+def test_enumerate_layouts_that_no_variant_tells_apart_raise_naming_it(host_with):
+    class Twice(ShardingType):
+        name, abbreviation, offered = "twice", "TW", "always"
+
+        def layouts(self, table, topology, constraints):
+            return [Layout([Block(table.all_rows, table.all_columns, rank)]) for rank in (0, 1)]
+
+    text = r"'twice' failed for table 't' .*gave 2 layouts, of which several have the variant ''; give each"
+    with host_with(sharding_types=[Twice]), pytest.raises(PlanningError, match=text):
+        options_of(TABLE)
+
+
 def test_enumerate_type_that_raises_is_named_with_the_table(host_with):
     class Raises(ShardingType):
         name, abbreviation = "raises", "RA"
+        offered = "always"
 
         def layouts(self, table, topology, constraints):
             raise KeyError("no such shape")
@@ -244,6 +292,7 @@ def test_enumerate_type_that_raises_is_named_with_the_table(host_with):
 def test_enumerate_type_that_places_a_block_on_no_rank_is_named(host_with):
     class Beyond(ShardingType):
         name, abbreviation = "beyond", "BE"
+        offered = "always"
 
         def layouts(self, table, topology, constraints):
             yield Layout([Block(table.all_rows, table.all_columns, rank=topology.world_size)])
@@ -261,6 +310,7 @@ class Hosted(ShardingType):
     """Two columns blocks on hosts with labels 5 and 2, the first with a place there."""
 
     name, abbreviation = "hosted", "HO"
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         yield Layout(

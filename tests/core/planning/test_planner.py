@@ -287,6 +287,7 @@ assert "torch" not in sys.modules, "torch"
 def test_plan_tables_layout_that_leaves_rows_out_names_the_type(host_with):
     class Forgets(ShardingType):
         name, abbreviation = "forgets", "FO"
+        offered = "always"
 
         def layouts(self, table, topology, constraints):
             rows = RowsRange(table.num_embeddings, parts=2)

@@ -162,7 +162,8 @@ def test_search_proposal_that_is_none_raises(proposal):
     ("answer", "text"),
     [
         (lambda s: np.full(len(s), 2), "a rank from 0 to 1"),
-        (lambda s: np.zeros(1), "each of 2 shards a rank"),
+        (lambda s: np.zeros(1, dtype=np.int64), "gave 1 ranks for 2 shards"),
+        (lambda s: np.zeros(len(s)), r"an array of whole numbers; it gave a ndarray of float64 \[2\]"),
     ],
 )
 def test_search_placement_that_breaks_the_contract_raises(answer, text):
@@ -207,6 +208,7 @@ class Pair(ShardingType):
     """Two column blocks on one host of two ranks, the second on its rank 1."""
 
     name, abbreviation = "pair", "PA"
+    offered = "always"
 
     def layouts(self, table, topology, constraints):
         yield Layout(

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.errors import InvalidInputError, UnknownNameError
+from shardwright.errors import InvalidInputError
 from shardwright.planning.caching import CacheParams
 from shardwright.planning.constraints import Constraints, ParameterConstraints
+from shardwright.planning.documents import CONSTRAINTS
 from shardwright.planning.optimizers import OptimizerSpec
 from shardwright.planning.tables import TableSpec
-from shardwright.planning.workload import Workload, read_json, table_from_data, table_to_data
+from shardwright.planning.workload import Workload, table_from_data, table_to_data
 
 
 def workload(*tables, **more):
@@ -43,20 +44,26 @@ def test_workload_what_the_user_asks_goes_before_what_the_file_says():
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        ({"name": 3}, "table 0: its name must be a text, got 3"),
-        ({"name": ""}, "table 0: its name must be a text, got ''"),
+        ({"name": 3}, "table 0: name must be a text, got 3"),
+        ({"name": ""}, r"table 0 \(''\): name must have 1 character at least, got ''"),
         ({"name": "a", "poling": "MEAN"}, r"table 0 \('a'\) has the key 'poling'.*Did you mean 'pooling'\?"),
-        ({"name": "a", "feature_names": "f"}, "feature_names must be a list of names, got 'f'"),
+        ({"name": "a", "feature_names": "f"}, "feature_names must be a list, got 'f'"),
         (
             {"name": "a", "feature_names": ["f"], "num_features": 2},
             "num_features is 2, and feature_names has 1",
         ),
         ({"name": "a", "is_weighted": "no"}, r"table 0 \('a'\): is_weighted must be true or false, got 'no'"),
-        ({"name": "a", "num_embeddings": 1 << 70}, "num_embeddings is 1180591620717411303424; it can be"),
-        ({"name": "a", "num_features": -1}, "num_features must be a whole number, got -1"),
-        ({"name": "a", "pooling_factors": "many"}, r"table 0 \('a'\): expected a list of numbers"),
-        ({"name": "a", "data_type": "FP7"}, r"table 0 \('a'\): 'FP7' is no DataType"),
-        ({"name": "a", "optimizer": 3}, "optimizer must be a name, an object with a name, or null; got 3"),
+        (
+            {"name": "a", "num_embeddings": 1 << 70},
+            "num_embeddings must be 9223372036854775807 at most, got 118",
+        ),
+        ({"name": "a", "num_features": -1}, "num_features must be 0 at least, got -1"),
+        (
+            {"name": "a", "pooling_factors": "many"},
+            r"table 0 \('a'\): pooling_factors must be a list, got 'many'",
+        ),
+        ({"name": "a", "data_type": "FP7"}, r"table 0 \('a'\): .*data_type: 'FP7' is no DataType"),
+        ({"name": "a", "optimizer": 3}, "optimizer must be null or an object or a text, got 3"),
     ],
 )
 def test_workload_entry_of_the_wrong_form_raises_naming_it(entry, text):
@@ -64,15 +71,36 @@ def test_workload_entry_of_the_wrong_form_raises_naming_it(entry, text):
         workload(entry)
 
 
-def test_workload_keys_of_its_own_are_left_alone():
-    assert workload({"name": "a", "source": "measured", "rows_per_day": 3}).tables[0].name == "a"
+def test_workload_comments_and_keys_of_others_are_left_alone():
+    made = workload(
+        {"name": "a", "source": "measured", "x-rows_per_day": 3}, notes=["n"], **{"x-mine": {"any": [1]}}
+    )
+    assert made.tables[0].name == "a"
 
 
-def test_read_json_key_twice_raises(tmp_path):
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"batch_size": 77}, r"the workload has the key 'batch_size'.*Did you mean 'batch_size_per_rank'\?"),
+        ({"rows_per_day": 3}, r"has the key 'rows_per_day', which is not read.*begin with 'x-'\."),
+        ({"batch_size_per_rank": 1 << 40}, "batch_size_per_rank must be 2147483647 at most"),
+    ],
+)
+def test_workload_key_that_is_not_read_raises_with_the_nearest(more, text):
+    with pytest.raises(InvalidInputError, match=text):
+        workload({"name": "a"}, **more)
+
+
+def test_workload_of_too_many_features_raises_before_they_are_named():
+    with pytest.raises(InvalidInputError, match="have 1999998 features together; 1000000 can be planned for"):
+        workload({"name": "a", "num_features": 999_999}, {"name": "b", "num_features": 999_999})
+
+
+def test_read_key_twice_raises(tmp_path):
     path = tmp_path / "constraints.json"
     path.write_text('{"a": {"ranks": 0, "ranks": 1}}')
-    with pytest.raises(InvalidInputError, match="the key 'ranks' stands twice in one object"):
-        read_json(path, "constraints")
+    with pytest.raises(InvalidInputError, match="has the key 'ranks' twice in one object"):
+        CONSTRAINTS.read(path)
 
 
 SPECS = st.builds(
@@ -90,7 +118,7 @@ SPECS = st.builds(
         OptimizerSpec,
         name=st.sampled_from(["sgd", "adam", "mine"]),
         learning_rate=st.floats(0, 10),
-        parameters=st.just({"eps": 1e-8, "betas": [0.9, 0.99]}) | st.just({}),
+        parameters=st.just({"eps": 1e-8, "beta1": 0.9, "beta2": 0.99}) | st.just({}),
     ),
     qcomms_config=st.none() | st.just({"forward_precision": "fp16"}),
     cache=st.just(CacheParams()) | st.just(CacheParams(load_factor=0.5, algorithm="lfu")),
@@ -137,17 +165,17 @@ def test_constraints_are_put_together_field_by_field():
 @pytest.mark.parametrize(
     ("data", "error", "text"),
     [
-        ([], InvalidInputError, "an object of table name"),
-        ({"a": 3}, InvalidInputError, r"constraints\['a'\] must be an object of constraints, got 3"),
+        ([], InvalidInputError, "the file of constraints must be an object"),
+        ({"a": 3}, InvalidInputError, r"constraints\['a'\] must be an object, got 3"),
         (
             {"a": {"rank": 1}},
-            UnknownNameError,
-            r"constraints\['a'\]: no constraint 'rank'.*Did you mean 'ranks'",
+            InvalidInputError,
+            r"constraints\['a'\] has the key 'rank', which is not read.*Did you mean 'ranks'",
         ),
-        ({"a": {"ranks": []}}, InvalidInputError, r"constraints\['a'\]: ranks must be one rank or several"),
-        ({"a": {"ranks": [-1]}}, InvalidInputError, "each a number from 0"),
+        ({"a": {"ranks": []}}, InvalidInputError, r"constraints\['a'\]: ranks must have 1 item at least"),
+        ({"a": {"ranks": [-1]}}, InvalidInputError, r"ranks\[0\] must be 0 at least, got -1"),
         ({"a": {"together": ["x"]}}, InvalidInputError, "together must be a text"),
-        ({"a": {"device_group": 3}}, InvalidInputError, "device_group must be a text"),
+        ({"a": {"device_group": 3}}, InvalidInputError, "device_group must be a text, got 3"),
         ({"a": {"is_weighted": "no"}}, InvalidInputError, "is_weighted must be true or false, got 'no'"),
     ],
 )

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from shardwright.errors import NoPlanError, PlanningError
+from shardwright.errors import NoPlanError, PlanError, PlanningError
 from shardwright.planning.watch import Watch
 from shardwright.runtime.collective_planning import on_one_rank
 from shardwright.testing.simulated import run_simulated
@@ -69,6 +69,19 @@ def test_on_one_rank_result_that_cannot_be_written_is_an_error_on_every_rank():
             return str(error)
 
     assert run_simulated(on_rank, 2) == ["cannot be written"] * 2
+
+
+def test_on_one_rank_result_that_cannot_be_read_is_the_same_error_on_every_rank():
+    def on_rank(env):
+        def from_text(text):
+            raise PlanError("cannot be read")
+
+        try:
+            return on_one_rank(env, lambda env, watch: 1, Watch(), to_text=str, from_text=from_text)
+        except PlanningError as error:
+            return str(error)
+
+    assert run_simulated(on_rank, 3) == ["what was made on rank 0 cannot be read again: cannot be read"] * 3
 
 
 def test_on_one_rank_interrupt_reaches_the_work_and_the_others_get_its_result():

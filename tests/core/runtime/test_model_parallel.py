@@ -17,8 +17,10 @@ from shardwright import DistributedModelParallel, ShardingEnv, hookimpl
 from shardwright.contracts import CommBackend
 from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from shardwright.planning.tables import EmbeddingBagConfig
 from shardwright.plugins import PluginHost, use_host
 from shardwright.runtime.comm import AllToAll, TorchCommunicator, TorchExchange
+from shardwright.runtime.initialization import initialize, seeded
 from shardwright.testing.simulated import run_simulated
 
 CASE = Cuts([Cut(5, 2, ("a",), edges=(1,), ranks=(0, 1)), Cut(7, 3, ("b",), "MEAN", ranks=(1,))], 2)
@@ -112,6 +114,34 @@ def test_model_on_meta_is_materialised_the_same_for_a_seed(group_of_one):
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not any(value.is_meta for value in states[0].values())
     assert states[0]["over.weight"].abs().max() <= WIDTH**-0.5
+
+
+def test_building_a_model_seeds_no_accelerator(group_of_one, monkeypatch):
+    """Each rank has seeded its own as it likes; seeded alike, all would drop out the same elements."""
+    model, seeds = Model(ALONE, "meta"), []
+    for accelerator in (torch.cuda, torch.xpu):
+        monkeypatch.setattr(accelerator, "manual_seed_all", seeds.append)
+    wrapped(ALONE, group_of_one, model)
+    initialize(
+        torch.empty(3, 2),
+        EmbeddingBagConfig(3, 2, name="t", init_fn=torch.nn.init.normal_),
+        ALONE.shardings()["t0"].layout.blocks[0],
+        path="t",
+        seed=1,
+    )
+    assert seeds == []
+
+
+@pytest.mark.gpu
+def test_building_a_model_leaves_the_accelerators_random_numbers_as_they_were():
+    device = torch.device("cuda", torch.accelerator.current_device_index())
+    before = torch.cuda.get_rng_state(device)
+    drawn = []
+    for _ in range(2):
+        with seeded(7, device):
+            drawn.append(torch.rand(4, device=device))
+    assert torch.equal(*drawn)
+    assert torch.equal(torch.cuda.get_rng_state(device), before)
 
 
 def test_module_on_meta_without_reset_parameters_raises_with_its_path():

@@ -285,3 +285,9 @@ def test_constructor_array_of_objects_is_an_error_that_names_from_lists() -> Non
     ragged = np.array([[1], [2, 3], None], dtype=object)[:-1]
     with pytest.raises(InvalidInputError, match=r"array of object.*from_lists"):
         KeyedJaggedTensor(["a"], ragged, lengths=np.array([1, 2]))
+
+
+@pytest.mark.parametrize("keys", [np.array(["a"]), pd.Index(["a"]), {"a": 1}.keys()])
+def test_keys_and_strides_as_others_hold_them_are_taken(keys: Any) -> None:
+    batch = KeyedJaggedTensor(keys, torch.tensor([7]), lengths=torch.tensor([1]), stride=np.int64(1))
+    assert as_lists(batch) == {"a": [[7]]}

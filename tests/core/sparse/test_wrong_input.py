@@ -21,6 +21,7 @@ WRONG_BAGS: list[tuple[dict[str, Any], str]] = [
     ({"lengths": torch.tensor([1, 1])}, r"lengths add up to 2, but there are 3 values"),
     ({"lengths": torch.tensor([2, 2])}, r"lengths add up to 4, but there are 3 values"),
     ({"lengths": torch.tensor([4, -1])}, r"lengths\[1\].* is -1; a bag holds 0 values or more"),
+    ({"lengths": torch.tensor([0, 9])}, r"lengths\[1\].* is 9, but there are 3 values"),
     ({"lengths": torch.tensor([1.0, 2.0])}, r"lengths must be int32 or int64, got float32"),
     ({"lengths": torch.tensor([True, True])}, r"lengths must be int32 or int64, got bool"),
     ({"lengths": [1, 2]}, r"lengths must be a torch.Tensor or a NumPy array, got list"),
@@ -56,6 +57,16 @@ def test_constructor_wrong_bags_is_an_error_with_both_numbers(
 ) -> None:
     with pytest.raises(InvalidInputError, match=text):
         make(IDS, **arguments)
+
+
+@pytest.mark.parametrize("make", [JaggedTensor, lambda *a, **b: KeyedJaggedTensor(["k"], *a, **b)])
+def test_constructor_lengths_whose_sum_wraps_are_an_error(make: Callable[..., Any]) -> None:
+    lengths = torch.tensor([2**63 - 1, 2**63 - 1, 5])  # their int64 sum is 3
+    assert int(lengths.sum()) == len(IDS)
+    with pytest.raises(
+        InvalidInputError, match=r"lengths\[0\].* is 9223372036854775807, but there are 3 values"
+    ):
+        make(IDS, lengths=lengths)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,46 @@ class UnlistedMap(sw.ShardingType):
         yield sw.Layout(sw.Block(part, table.all_columns, rank) for rank, part in enumerate(rows))
 
 
+@attrs.frozen
+class ListedRows(sw.RowMap):
+    """Rows dealt to the parts, which are listed to be counted."""
+
+    name = "listed_rows"
+    num_rows: int
+    num_parts: int
+
+    def part_of(self, ids: Any) -> Any:
+        return ids % self.num_parts
+
+    def local_row_of(self, ids: Any) -> Any:
+        return ids // self.num_parts
+
+    def rows_of(self, part: int) -> Any:
+        return np.arange(part, self.num_rows, self.num_parts)
+
+
+@attrs.frozen
+class CountedRows(ListedRows):
+    """Counted by a formula, but listed to learn whether they are neighbours."""
+
+    name = "counted_rows"
+
+    def num_rows_of(self, part: int) -> int:
+        return len(range(part, self.num_rows, self.num_parts))
+
+
+class ListsRows(sw.ShardingType):
+    name, abbreviation, row_maps = "lists_rows", "LST", (ListedRows,)
+
+    def layouts(self, table: Any, topology: Any, constraints: Any) -> Iterator[sw.Layout]:
+        rows = self.row_maps[0](table.num_embeddings, topology.world_size)  # type: ignore[call-arg]
+        yield sw.Layout(sw.Block(part, table.all_columns, rank) for rank, part in enumerate(rows))
+
+
+class ListsNeighbours(ListsRows):
+    name, abbreviation, row_maps = "lists_neighbours", "LSN", (CountedRows,)
+
+
 # --- compute kernels ------------------------------------------------------------------------------------------------
 
 

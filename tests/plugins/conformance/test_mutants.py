@@ -15,6 +15,7 @@ from shardwright.plugins import host
 
 COVER = "test_layouts_cover_each_row_and_column_once"
 BIJECTION = "test_row_maps_are_bijections_onto_their_parts"
+COUNTING = "test_rows_of_large_tables_are_counted_without_listing_them"
 BACKWARD = "test_backward_updates_rows_or_shows_their_gradients"
 
 # Mutant, the kit, the test that is to fail, and what its message is to say.
@@ -38,6 +39,18 @@ MUTANTS = [
         "ShardingTypeTests",
         "test_row_maps_and_dataflows_come_back_from_a_plan",
         r"cannot be read back from a plan: .* Is its class in row_maps\?",
+    ),
+    (
+        mutants.ListsRows,
+        "ShardingTypeTests",
+        COUNTING,
+        r"num_rows_of\(0\) takes \d+ bytes for a table of 10000000 rows: it lists them.*give it a formula",
+    ),
+    (
+        mutants.ListsNeighbours,
+        "ShardingTypeTests",
+        COUNTING,
+        r"whether the rows of part 0 are neighbours takes \d+ bytes .* keeps_neighbours = False",
     ),
     (
         mutants.WrongMemory,
@@ -181,20 +194,23 @@ RIGHT = [
 ]
 
 
-def arguments_of(method: Any) -> Iterator[dict[str, Any]]:
+def arguments_of(tests: Any, method: Any) -> Iterator[dict[str, Any]]:
     """What pytest would give a test beside the plugin."""
     marks = [mark for mark in getattr(method, "pytestmark", []) if mark.name == "parametrize"]
     given: list[dict[str, Any]] = [{}]
     for mark in marks:
         name, values = mark.args
         given = [{**one, name: value} for one in given for value in values]
+    if "optimizer" in inspect.signature(method).parameters:
+        given = [{**one, "optimizer": value} for one in given for value in tests.optimizers]
     yield from given
 
 
 def failure_of(kit: str, name: str, plugin: Any) -> str:
     """The message with which a test of a kit fails; empty if it passes."""
-    method = getattr(getattr(testing, kit)(), name)
-    for arguments in arguments_of(method):
+    tests = getattr(testing, kit)()
+    method = getattr(tests, name)
+    for arguments in arguments_of(tests, method):
         try:
             method(plugin, **arguments)
         except pytest.skip.Exception:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.as_asked import AsAsked
 
 from shardwright.contracts import ShardingType
+from shardwright.planning.constraints import ParameterConstraints
 from shardwright.plugins import host
 from shardwright.testing import ShardingTypeTests
 
@@ -13,3 +15,27 @@ class TestShardingTypes(ShardingTypeTests):
     @pytest.fixture(params=sorted(host().sharding_types))
     def sharding_type(self, request: pytest.FixtureRequest) -> ShardingType:
         return host().sharding_types.create(request.param)
+
+
+class ByShapeSaysItself(AsAsked):
+    """Says that shapes are all it looks at, and looks at extras."""
+
+    name, abbreviation, answers_by_shape = "by_shape_says_itself", "BS", True
+
+
+class AskedToCut(ShardingTypeTests):
+    """The kit, not collected: its methods are called below."""
+
+    __test__ = False
+    constraints = ParameterConstraints(extras={"cut": True})
+
+
+@pytest.mark.parametrize("kit", [ShardingTypeTests, AskedToCut])
+@pytest.mark.parametrize("case", ["plain", "float16", "extras"])
+def test_kit_plans_of_a_type_that_looks_at_what_it_is_told_come_back(kit, case):
+    kit().test_planner_plans_it_by_name_and_the_plan_survives_json(AsAsked(), case)
+
+
+def test_kit_finds_a_type_that_says_shapes_and_looks_at_extras():
+    with pytest.raises(AssertionError, match="says answers_by_shape, but looks at the extras of constraints"):
+        AskedToCut().test_layouts_are_the_same_each_time(ByShapeSaysItself())

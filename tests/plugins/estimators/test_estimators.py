@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright.errors import PlanningError
 from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables import DataType, TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
@@ -99,3 +101,10 @@ def test_weights_and_buffers_of_sums_inside_a_host_hold_the_partial_sums_and_tho
         options.spread(used, 0).tolist()
         == [10 * 64 * 4 + ranks * 10 * 3 / 4 * 8 + num_sums * 10 * 64 * 4] * 4
     )
+
+
+@pytest.mark.parametrize("estimator", ["roofline", "torchrec"])
+def test_estimates_that_no_number_holds_are_refused_without_a_warning(estimator):
+    planner = EmbeddingShardingPlanner(Topology(2, "cuda", intra_host_bw=1e-320), estimator=estimator)
+    with pytest.raises(PlanningError, match="estimates must be finite"):
+        planner.plan_tables([TableSpec("t", 1000, 64, ["f"])])

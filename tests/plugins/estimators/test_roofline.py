@@ -155,16 +155,6 @@ def test_roofline_misses_of_a_cache_cross_the_link_from_the_host():
         assert time == pytest.approx(streamed + rows)
 
 
-def test_roofline_asked_for_by_name_takes_what_kernels_declare_as_memory():
-    from shardwright.planning.parts import Choice
-
-    assert Choice(estimator="roofline").resolve().storage.name == "weights_and_buffers"
-    assert Choice(estimator="torchrec").resolve().storage.name == "torchrec_storage"
-    assert Choice().resolve().storage.name == "weights_and_buffers"
-    chosen = Choice(estimator="torchrec", storage_estimator="weights_and_buffers").resolve()
-    assert chosen.storage.name == "weights_and_buffers"
-
-
 @pytest.mark.parametrize(
     ("forward", "backward", "result_bytes", "gradient_bytes"),
     [

@@ -22,9 +22,13 @@ from tests.plugins.estimators.torchrec_cases import (
     workload_cases,
 )
 
+from shardwright.planning.check import check_plan
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.option_space import OptionSpace
+from shardwright.planning.plan import ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.rederived import Rederived
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 from shardwright.plugins import host
@@ -110,31 +114,74 @@ def as_data(case):
     return attrs.asdict(case)
 
 
-def plan_of(estimator, **rule):
+def plan_of(parts, **rule):
     table = TableSpec("t", 1000, 64, ["f"])
     planner = EmbeddingShardingPlanner(
-        Topology(4, "cuda"), 64, estimator=estimator, constraints={"t": ParameterConstraints(**rule)}
+        Topology(4, "cuda"), 64, constraints={"t": ParameterConstraints(**rule)}, **parts
     )
     return planner.plan_tables([table]), planner.report
 
 
-def test_torchrec_asked_for_by_name_brings_its_storage_model_and_its_options():
-    plan, report = plan_of("torchrec", sharding_types=["data_parallel"])
+AS_TORCHREC = {
+    "estimator": "torchrec",
+    "storage_estimator": "torchrec_storage",
+    "option_space": "torchrec",
+}
+
+
+def test_torchrec_in_all_three_parts_plans_with_its_storage_model_and_its_options():
+    plan, report = plan_of(AS_TORCHREC, sharding_types=["data_parallel"])
     assert plan.plan[""]["t"].compute_kernel == "dense"
     # TorchRec's model counts weights and buffers; the gradient and state of a dense kernel are not in it.
     used = report.result.feedback.used_bytes[0, 0]
     assert used == 1000 * 64 * 4 + 64 * 8 + 64 * 64 * 4
 
 
-def test_torchrec_not_asked_for_leaves_the_options_and_the_storage_model_as_they_are():
-    plan, _ = plan_of(None, sharding_types=["data_parallel"])
+@pytest.mark.parametrize("name", ["torchrec", "roofline"])
+def test_estimator_named_leaves_the_options_and_the_storage_model_as_they_are(name):
+    plan, report = plan_of({"estimator": name}, sharding_types=["data_parallel"])
     assert plan.plan[""]["t"].compute_kernel == "fused"
+    assert report.inputs["storage_estimator"]["value"] == "weights_and_buffers"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_estimator_named_that_is_the_default_changes_no_plan(device):
+    """Neither the plan nor its value, nor the proof; only that it says that the estimator was given."""
+    tables = [TableSpec(f"t{i}", 5000 * (1 + i), (16, 64, 256)[i % 3], ["f"]) for i in range(12)]
+    plans = {}
+    for name in (None, "torchrec"):
+        planner = EmbeddingShardingPlanner(Topology(4, device, local_world_size=2), 64, estimator=name)
+        plans[name] = planner.plan_tables(tables)
+    assert plans["torchrec"] == plans[None]
+    documents = [plans[name].document for name in (None, "torchrec")]
+    assert documents[0]["objective"] == documents[1]["objective"]
+    given = [document["inputs"]["estimator"] for document in documents]
+    assert [one["value"] for one in given] == ["torchrec", "torchrec"]
+    assert [one["provenance"] for one in given] == ["assumed", "given"]
+    line = "time by 'torchrec', memory by 'weights_and_buffers', options: all that is offered"
+    assert line in str(planner.report)
+
+
+def test_option_space_is_recorded_and_had_again_from_the_document():
+    table = TableSpec("t", 1000, 64, ["f"])
+    few = OptionSpace({"table_wise": (), "row_wise": ("fused",)}, min_partition=16)
+    for space in ("torchrec", few):
+        planner = EmbeddingShardingPlanner(Topology(4, "cuda"), 64, option_space=space)
+        plan = ShardingPlan.from_json(planner.plan_tables([table]).to_json())
+        again = Rederived.of(plan)
+        assert again.options.num_options == planner.report.space.options.num_options
+        assert check_plan(plan).problems == []
+    assert "options: an option space of the caller's" in str(planner.report)
+    options = again.options
+    offered = [(options.type_of(o).name, options.kernel_of(o).name) for o in range(options.num_options)]
+    assert "table_wise" not in [kind for kind, _ in offered]
+    assert {kernel for kind, kernel in offered if kind == "row_wise"} == {"fused"}
 
 
 def test_torchrec_constraints_go_before_its_options():
-    plan, _ = plan_of("torchrec", sharding_types=["data_parallel"], compute_kernels=["fused"])
+    plan, _ = plan_of(AS_TORCHREC, sharding_types=["data_parallel"], compute_kernels=["fused"])
     assert plan.plan[""]["t"].compute_kernel == "fused"
-    plan, _ = plan_of("torchrec", sharding_types=["grid_shard"])
+    plan, _ = plan_of(AS_TORCHREC, sharding_types=["grid_shard"])
     assert plan.plan[""]["t"].sharding_type == "grid_shard"
 
 
@@ -147,7 +194,7 @@ def test_torchrec_storage_counts_the_optimizer(optimizer, state_bytes):
     planner = EmbeddingShardingPlanner(
         Topology(1, "cuda"),
         1,
-        estimator="torchrec",
+        storage_estimator="torchrec_storage",
         constraints={"t": ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused"])},
     )
     planner.plan_tables([table])

@@ -57,6 +57,12 @@ def plan(
     ddr_gib: Annotated[float, typer.Option(help="Host memory of a rank, GiB.")] = 128.0,
     batch: Annotated[int, typer.Option(min=1, help="Samples of a rank and step.")] = 8192,
     estimator: Annotated[str | None, typer.Option(metavar="NAME", help="The model of costs.")] = None,
+    storage_estimator: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model of memory.")
+    ] = None,
+    option_space: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The estimator with whose published options to plan.")
+    ] = None,
     proposer: Annotated[str | None, typer.Option(metavar="NAME", help="The search.")] = None,
     partitioner: Annotated[str | None, typer.Option(metavar="NAME", help="What places shards.")] = None,
     objective: Annotated[str | None, typer.Option(metavar="NAME", help="What is minimised.")] = None,
@@ -84,6 +90,7 @@ def plan(
         "batch": batch,
     }
     own: dict[str, Any] = {"estimator": estimator, "proposer": proposer, "partitioner": partitioner}
+    own |= {"storage-estimator": storage_estimator, "option-space": option_space}
     own.update(objective=objective, seconds=seconds)
     settings = PlanSettings(topology, own, beside, beside_seconds)
     results = []
@@ -105,11 +112,11 @@ def workloads_in(folder: Path) -> list[Path]:
     Raises:
         InvalidInputError: there are none.
     """
-    from shardwright.planning.workload import read_json
+    from shardwright.planning.documents import WORKLOAD
 
     found = []
     for path in sorted(folder.glob("*.json")):
-        data = read_json(path, "workload")
+        data = WORKLOAD.read(path)
         if isinstance(data, Mapping) and data.get("tables"):
             found.append(path)
     if not found:

@@ -12,6 +12,7 @@ from attrs import asdict, evolve, field, frozen
 from shardwright.errors import InvalidInputError
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.documents.limits import MOST_PROCESSES
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables import EmbeddingBagConfig
 from shardwright.planning.topology import Topology
@@ -41,11 +42,11 @@ class StepSettings:
         hosts: that the ranks pretend to be on, in equal parts.
 
     Raises:
-        InvalidInputError: the ranks do not divide into the hosts.
+        InvalidInputError: there are too many ranks, or they do not divide into the hosts.
     """
 
     types: tuple[str, ...]
-    ranks: int
+    ranks: int = field()
     batch: int
     tables: int
     rows: int
@@ -53,6 +54,11 @@ class StepSettings:
     ids: int
     steps: int
     hosts: int = field(default=1)
+
+    @ranks.validator
+    def _few(self, attribute: object, value: int) -> None:
+        if value > MOST_PROCESSES:
+            raise InvalidInputError(f"--ranks must be at most {MOST_PROCESSES}, got {value}")
 
     @hosts.validator
     def _equal(self, attribute: object, value: int) -> None:

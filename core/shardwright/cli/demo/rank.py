@@ -40,7 +40,8 @@ def run_rank(settings: DemoSettings) -> DemoResult | None:
     """
     # There may be as many ranks as cores; and sums in one thread have one order: a run can be repeated.
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, _interrupt)
+    # Ctrl-C ends a rank as the kernel does it: a KeyboardInterrupt may be raised where it is swallowed, in a `__del__`.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     with _outliving_the_cause(), _process_group(settings.device) as device:
         return train_and_evaluate(settings, device)
 
@@ -170,12 +171,6 @@ def _process_group(device_type: str) -> Iterator[torch.device]:
     yield device
     # Only where all went well: else the process ends, and must not wait for ranks that are gone.
     dist.destroy_process_group()
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """End this rank once: Ctrl-C comes from the terminal, and again from the launcher."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _backend_for(device_type: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from shardwright.errors import InvalidInputError
+from shardwright.planning.documents.limits import MOST_PROCESSES
 
 if TYPE_CHECKING:
     from shardwright.cli.demo.examples import Source
@@ -51,7 +52,7 @@ class DemoSettings:
         num_held_out: Examples to evaluate on, at most.
     """
 
-    ranks: int = attrs.field(default=2, validator=_within(1, "--ranks"))
+    ranks: int = attrs.field(default=2, validator=_within(1, "--ranks", MOST_PROCESSES))
     data: tuple[Path, ...] = ()
     steps: int | None = attrs.field(default=None, validator=_within(1, "--steps"))
     batch_size: int = attrs.field(default=DEFAULT_BATCH_SIZE, validator=_within(1, "--batch-size"))

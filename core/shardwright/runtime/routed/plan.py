@@ -400,7 +400,7 @@ class _Builder:
 
 def rows_of_parts(row_map: RowMap) -> Ints:
     """The rows of each part."""
-    sizes = np.array(row_map.part_sizes(), dtype=np.int64).reshape(-1, 2)
+    sizes = np.array(list(row_map.part_sizes()), dtype=np.int64).reshape(-1, 2)
     return np.repeat(sizes[:, 0], sizes[:, 1])
 
 
@@ -448,6 +448,11 @@ def build_lookups(groups: Sequence[KernelGroup], device: Any) -> list[Lookup]:
 def kernel_of(name: str) -> ComputeKernel:
     """The registered compute kernel called ``name``, as an object."""
     return host().compute_kernels.create(name)
+
+
+def is_updated_in_backward(table: TableSpec, sharding: ParameterSharding) -> bool:
+    """Whether the kernel of a table runs its optimizer in the backward pass; else its gradients are visible."""
+    return table.optimizer is not None and kernel_of(sharding.compute_kernel).fuses_optimizer
 
 
 def _check_supported(

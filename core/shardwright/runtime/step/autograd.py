@@ -16,6 +16,8 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
+from shardwright.runtime.compiling import untraced
+
 if TYPE_CHECKING:
     from shardwright.runtime.step.engine import EngineStep
 
@@ -93,6 +95,7 @@ class _Update(torch.autograd.Function):
         return torch.zeros((), device=token.device)
 
     @staticmethod
+    @untraced  # a compiled training step would go into it
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         _ = ctx.saved_tensors  # raises if the graph was freed: fused kernels must not update twice
@@ -107,15 +110,17 @@ class _Outputs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, step: EngineStep, end: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.step = step
+        ctx.step, ctx.scaling_refusal = step, step.scaling_refusal
         ctx.save_for_backward(end)
         return tuple(_not_a_view(value) for value in values)
 
     @staticmethod
+    @untraced  # a compiled training step would go into it
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (end,) = ctx.saved_tensors
         step: EngineStep = ctx.step
+        step.check_pass(end.grad_fn.next_functions[0][0])  # the token's end
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.step
         step.gradients_are_there(gradients)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from attrs import evolve
 from torch import Tensor
 
+from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts import Dataflow
 from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import TableSpec
@@ -24,7 +26,8 @@ from shardwright.runtime.inputs import BatchProblem, BatchReader, InputChecks, S
 from shardwright.runtime.learning_rates import LearningRates
 from shardwright.runtime.lookup import Lookup
 from shardwright.runtime.open_steps import OpenSteps
-from shardwright.runtime.routed.plan import KernelGroup, check_layout, rows_of_parts
+from shardwright.runtime.routed.plan import KernelGroup, check_layout, is_updated_in_backward, rows_of_parts
+from shardwright.runtime.scaled_losses import FUSED_REFUSAL, PARTED_REFUSAL
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
 from shardwright.runtime.step.headers import Header, HeaderFormat, Headers
@@ -42,6 +45,10 @@ class CollectionEngine:
         device: where the local blocks live.
         is_weighted: ids carry weights.
         checks: how closely batches are looked at.
+
+    Attributes:
+        updated_in_backward: the first table that is, on any rank; empty if none is.
+        scaling_refusal: why its tables cannot be trained with scaled gradients; empty if they can.
 
     Raises:
         PlanError: the plan names a rank that does not exist or does not cover a table.
@@ -74,6 +81,9 @@ class CollectionEngine:
             self.collection,
             [columns for part in self.parts for columns in part.brings],
         )
+        updated = [table for table in tables if is_updated_in_backward(table, shardings[table.name])]
+        self.updated_in_backward = updated[0].describe() if updated else ""
+        self.scaling_refusal = _scaling_refusal(tables, shardings, env.world_size)
         self.header = HeaderFormat([part.header_size for part in self.parts])
         self.number = env.lockstep.join(self.collection.name, self.header.size)
         self.open_steps = OpenSteps(env, self.number)
@@ -96,6 +106,19 @@ class CollectionEngine:
         step = EngineStep(self, features, status, prepare)
         step.begin()
         return step
+
+
+def _scaling_refusal(
+    tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding], world_size: int
+) -> str:
+    """Why the tables cannot be trained with scaled gradients; empty if they can."""
+    for table in tables:
+        sharding = shardings[table.name]
+        if is_updated_in_backward(table, sharding):
+            return f"Table {table.describe()}: {FUSED_REFUSAL}"
+        if world_size > 1 and not sharding.layout.is_replicated:
+            return f"Table {table.describe()}: {PARTED_REFUSAL}"
+    return ""
 
 
 def _deal(
@@ -138,6 +161,7 @@ class EngineStep:
     Attributes:
         batch: what was asked for.
         statuses: what each rank says of its batch, known once sent; none before.
+        scaling_refusal: why a loss of its outputs cannot be scaled; empty if it can.
     """
 
     batch: FeatureBatch
@@ -150,7 +174,7 @@ class EngineStep:
         status: Status,
         prepare: Callable[[], None] | None,
     ) -> None:
-        self._engine = engine
+        self._engine, self.scaling_refusal = engine, engine.scaling_refusal
         batch, self._status, self._cause = _read(engine.reader, features, status, prepare)
         self._parts, self._status, self._cause = _route(engine.parts, batch, self._status, self._cause)
         self._extras, self._extra_word, self._batch_size = None, 0, 0
@@ -266,6 +290,23 @@ class EngineStep:
     def expect_gradients(self) -> None:
         """The outputs are used, so that their gradients may come."""
         self._engine.env.lockstep.gradients.expect(self._number, self)
+
+    def check_pass(self, end: Any) -> None:
+        """Check that the backward pass under way is a whole one, where tables are updated in it.
+
+        Args:
+            end: a node that every whole backward pass comes to.
+
+        Raises:
+            UnsupportedError: it is ``torch.autograd.grad``, or ``backward(inputs=...)``.
+        """
+        table = self._engine.updated_in_backward
+        if table and not torch._C._will_engine_execute_node(end):
+            raise UnsupportedError(
+                f"torch.autograd.grad, or backward(inputs=...), went through the collection of table {table}, which is "
+                "updated in the backward pass: that would be a side effect. Call backward() on the loss; tables whose "
+                "gradients are to be had need a compute kernel that shows them"
+            )
 
     def gradients_are_there(self, gradients: Sequence[Tensor]) -> None:
         """Send each rank its gradients, in the order that all ranks have."""

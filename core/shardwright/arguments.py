@@ -1,0 +1,349 @@
+"""Arguments checked against their annotations, so that a wrong one is an error that names it and what was got.
+
+Annotations are read when a function is first called, or a value first made. What a checker of types reads alone (names
+imported under ``TYPE_CHECKING``) is passed over. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, TypeVar, cast
+
+import attrs
+
+from shardwright.errors import InvalidInputError, ShardwrightError
+
+__all__ = ["brief", "checked", "checked_only", "problem", "typed"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MOST_SHOWN = 120
+_WORDS: Mapping[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    str: "a text",
+    types.NoneType: "None",
+    Any: "anything",
+    object: "anything",
+}
+_LISTS = (Sequence, Collection, list)
+_RAW_ERRORS = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RuntimeError)
+
+
+def checked(function: F) -> F:
+    """Check the arguments of a function or method against its annotations before it runs.
+
+    Raises:
+        InvalidInputError: from the function, naming the argument, what it must be and what it is.
+    """
+    return _checked(function, list(inspect.signature(function).parameters))
+
+
+def checked_only(*arguments: str) -> Callable[[F], F]:
+    """Check some of the arguments, as :func:`checked` does; of the others the function has more to say itself."""
+    return lambda function: _checked(function, arguments)
+
+
+def _checked(function: F, arguments: Collection[str]) -> F:
+    names = list(inspect.signature(function).parameters)
+    of, _, method = function.__qualname__.rpartition(".")
+    owner = of if of and method.startswith("_") else function.__qualname__
+    expected: dict[str, _Expected] = {}
+
+    @functools.wraps(function)
+    def checking(*args: Any, **kwargs: Any) -> Any:
+        if not expected:
+            annotations = {name: function.__annotations__.get(name, Any) for name in arguments}
+            expected.update(_expected_of(annotations, function.__globals__))
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            known = expected.get(name)
+            if known is not None and (wrong := known.problem(name, value)):
+                raise InvalidInputError(f"{owner}: {wrong}")
+        return function(*args, **kwargs)
+
+    return cast(F, checking)
+
+
+def typed(cls: type[Any], fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    """Check the fields of an attrs class against their annotations: a ``field_transformer``.
+
+    Converters and other validators come first; what they raise becomes an error that names the field. Then all fields
+    are checked in one go, since a plan has thousands of such values.
+    """
+    own = [field for field in fields if not getattr(field, "inherited", False)]
+    expected: dict[str, _Expected] = {}
+
+    def validate(instance: Any, attribute: Any, value: Any) -> None:
+        if not expected:
+            module = inspect.getmodule(cls)
+            expected.update(
+                _expected_of({field.name: field.type for field in own}, vars(module) if module else {})
+            )
+        for name, known in expected.items():
+            value = getattr(instance, name)
+            if type(value) not in known.plain and (wrong := known.problem(name, value)):
+                raise InvalidInputError(f"{cls.__name__}: {wrong}")
+
+    named = {field.name: _naming_field(cls, field) for field in own}
+    *_, last = named.values()
+    both = validate if last.validator is None else attrs.validators.and_(last.validator, validate)
+    named[last.name] = last.evolve(validator=both)
+    return [named.get(field.name, field) for field in fields]
+
+
+def _naming_field(cls: type[Any], field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
+    """A field whose converter and validator raise errors of ours, which name it."""
+    convert, validate = field.converter, field.validator
+
+    def converted(value: Any) -> Any:
+        try:
+            return cast(Callable[[Any], Any], convert)(value)
+        except (ShardwrightError, *_RAW_ERRORS) as error:
+            raise _naming(cls, field, value, error) from error
+
+    def validated(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        try:
+            cast(Callable[..., None], validate)(instance, attribute, value)
+        except (ShardwrightError, *_RAW_ERRORS) as error:
+            raise _naming(cls, field, value, error) from error
+
+    return field.evolve(
+        converter=None if convert is None else converted, validator=None if validate is None else validated
+    )
+
+
+def _naming(cls: type[Any], field: attrs.Attribute[Any], value: Any, error: Exception) -> ShardwrightError:
+    """What was raised because of a field's value, as an error of ours that names the field."""
+    reason = str(error.args[0]) if error.args else type(error).__name__
+    if isinstance(error, ShardwrightError):
+        return type(error)(reason if field.name in reason else f"{cls.__name__}: {field.name}: {reason}")
+    return InvalidInputError(f"{cls.__name__}: {field.name} cannot be {brief(value)}: {reason}")
+
+
+@attrs.frozen(eq=False)
+class _Expected:
+    """An annotation, and a quick answer to whether a value goes with it.
+
+    Args:
+        hint: the annotation.
+        plain: classes whose very instances go with it.
+        is_sure: whether a value surely goes with it; where it is not sure, :func:`problem` looks closer.
+    """
+
+    hint: Any
+    plain: frozenset[type[Any]]
+    is_sure: Callable[[Any], bool]
+
+    def problem(self, name: str, value: Any) -> str:
+        """How a value contradicts the annotation; empty if it does not."""
+        return "" if self.is_sure(value) else problem(name, value, self.hint)
+
+
+def _sure(hint: Any) -> Callable[[Any], bool]:
+    """Whether a value surely goes with an annotation: calls in each step of training take about a microsecond."""
+    if hint in (Any, object):
+        return lambda value: True
+    plain = _plain_kinds(hint)
+    others = [quick for quick in map(_sure_inside, _alternatives(hint)) if quick is not None]
+    if not others:
+        return lambda value: type(value) in plain
+    return lambda value: type(value) in plain or any(quick(value) for quick in others)
+
+
+def _sure_inside(hint: Any) -> Callable[[Any], bool] | None:
+    """The same of an annotation that says what is inside, or that a text or number may go with; None of others."""
+    kind, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if _is_device(hint):
+        return functools.partial(_names_device, hint)
+    if _is_list(hint):
+        kinds, every = {one for one in (list, tuple) if issubclass(one, kind)}, _all_sure(arguments[0])
+        return lambda value: type(value) in kinds and every(value)
+    if isinstance(kind, type) and issubclass(dict, kind) and len(arguments) == 2:
+        keys, values = map(_all_sure, arguments)
+        return lambda value: type(value) is dict and keys(value) and values(value.values())
+    return None
+
+
+def _all_sure(hint: Any) -> Callable[[Iterable[Any]], bool]:
+    if hint in (Any, object) or any(map(_sure_inside, _alternatives(hint))):
+        one = _sure(hint)
+        return lambda values: all(map(one, values))
+    plain = _plain_kinds(hint)
+    return lambda values: plain.issuperset(map(type, values))
+
+
+def _names_device(device: Any, value: Any) -> bool:
+    try:
+        return type(value) in (str, int) and bool(device(value))
+    except (RuntimeError, ValueError):
+        return False
+
+
+def _is_list(hint: Any) -> bool:
+    """Whether an annotation is one of a sequence of things of one kind."""
+    kind, arguments = typing.get_origin(hint), typing.get_args(hint)
+    return kind in _LISTS or (kind is tuple and arguments[-1] is Ellipsis)
+
+
+def _plain_kinds(hint: Any) -> frozenset[type[Any]]:
+    """The classes whose very instances go with an annotation, whatever is in them."""
+    kinds = {kind for kind in _alternatives(hint) if isinstance(kind, type)}
+    if any(_is_device(kind) for kind in kinds):
+        kinds -= {int, str}  # they may name one that there is not
+    return frozenset(kinds | {int}) if float in kinds else frozenset(kinds)
+
+
+def _is_device(kind: Any) -> bool:
+    return getattr(kind, "__module__", "") == "torch" and _name(kind) == "device"
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    if (typing.get_origin(hint) or hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def problem(name: str, value: Any, hint: Any) -> str:
+    """How a value contradicts an annotation; empty if it does not.
+
+    Integers are no numbers with a fraction of 0, nor is ``True`` one; texts are no lists of texts.
+    """
+    kind = typing.get_origin(hint) or hint
+    if kind is Any or isinstance(kind, TypeVar):
+        return ""
+    if kind in (typing.Union, types.UnionType):
+        return _problem_of_union(name, value, hint)
+    if not _is_of(kind, value, hint):
+        return f"{name} must be {_described(hint)}, got {brief(value)}"
+    return next(filter(None, _problems_inside(name, value, kind, typing.get_args(hint))), "")
+
+
+def _problem_of_union(name: str, value: Any, hint: Any) -> str:
+    """Of the alternatives, the one that a value comes nearest to says what is wrong with what is in it."""
+    found = [problem(name, value, one) for one in typing.get_args(hint)]
+    if "" in found:
+        return _problem_of_device(name, value, hint)
+    inside = [text for text in found if not text.startswith(f"{name} must")]
+    return inside[0] if inside else f"{name} must be {_described(hint)}, got {brief(value)}"
+
+
+def _problem_of_device(name: str, value: Any, hint: Any) -> str:
+    """What torch has against a text that is to name a device."""
+    devices = [one for one in typing.get_args(hint) if _is_device(one)]
+    if isinstance(value, str | int) and devices:
+        try:
+            devices[0](value)
+        except (RuntimeError, ValueError) as error:
+            return f"{name} must be a device, got {value!r}: {str(error).splitlines()[0]}"
+    return ""
+
+
+def _is_of(kind: Any, value: Any, hint: Any) -> bool:
+    """Whether a value is of a kind, whatever is in it."""
+    if kind is typing.Literal:
+        return value in typing.get_args(hint)
+    if kind is None:
+        return value is None
+    if kind is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if kind in (Callable, typing.Callable) or getattr(kind, "_is_protocol", False):
+        return callable(value)
+    if kind is type:
+        (of,) = typing.get_args(hint) or (object,)
+        return isinstance(value, type) and (not isinstance(of, type) or issubclass(value, of))
+    if kind in (*_LISTS, Iterable, tuple):
+        is_scalar = getattr(value, "ndim", None) == 0  # which says that it can be gone through, and cannot
+        if is_scalar or isinstance(value, str | bytes | Mapping):
+            return False
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _problems_inside(name: str, value: Any, kind: Any, arguments: tuple[Any, ...]) -> Iterator[str]:
+    if not arguments:
+        return
+    if kind in (Sequence, Collection, list, tuple):
+        if not isinstance(value, list | tuple):
+            return  # it may be made as it is looked at
+        is_fixed = kind is tuple and arguments[-1] is not Ellipsis
+        if is_fixed and len(value) != len(arguments):
+            yield f"{name} must have {len(arguments)} items, got {brief(value)}"
+            return
+        for index, item in enumerate(value):
+            yield problem(f"{name}[{index}]", item, arguments[index if is_fixed else 0])
+    elif isinstance(kind, type) and issubclass(kind, Mapping):
+        for key, item in value.items():
+            yield problem(f"a key of {name}", key, arguments[0])
+            yield problem(f"{name}[{key!r}]", item, arguments[-1])
+
+
+def _described(hint: Any) -> str:
+    """``an integer or None``, ``a list of texts``."""
+    kind, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if hint in _WORDS:
+        return _WORDS[hint]
+    if kind in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(_described, arguments)))
+    if kind is typing.Literal:
+        return " or ".join(map(repr, arguments))
+    if kind in (*_LISTS, Iterable, tuple):
+        return (
+            f"a list (each: {_described(arguments[0])})"
+            if arguments and arguments[0] is not Any
+            else "a list"
+        )
+    if kind in (Callable, typing.Callable) or getattr(kind, "_is_protocol", False):
+        return "a function"
+    if kind is type:
+        return f"a class of {_name(arguments[0])}" if arguments else "a class"
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return (
+            f"a dict (from {_described(arguments[0])} to {_described(arguments[1])})"
+            if arguments
+            else "a dict"
+        )
+    return f"a {_name(kind)}" if _name(kind)[:1].lower() not in "aeiou" else f"an {_name(kind)}"
+
+
+def _name(hint: Any) -> str:
+    return str(getattr(hint, "__name__", hint))
+
+
+def brief(value: Any) -> str:
+    """A value for an error text: short, and never another error."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    shape = getattr(value, "shape", None)
+    if shape is not None and not isinstance(value, Real):
+        return f"a {type(value).__name__} of {getattr(value, 'dtype', 'shape')} {list(shape)}"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({type(value).__name__})"
+
+
+def _expected_of(annotations: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, _Expected]:
+    """What annotations say, of those that can be had when a program runs."""
+    found = {name: _evaluated(hint, names) for name, hint in annotations.items()}
+    return {
+        name: _Expected(hint, _plain_kinds(hint), _sure(hint))
+        for name, hint in found.items()
+        if hint not in (Any, object)
+    }
+
+
+def _evaluated(hint: Any, names: Mapping[str, Any]) -> Any:
+    if not isinstance(hint, str):
+        return Any if hint is None else hint
+    try:
+        return eval(hint, dict(names))
+    except (NameError, AttributeError, TypeError):
+        return Any

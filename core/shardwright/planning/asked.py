@@ -1,0 +1,98 @@
+"""What the user asked for by name, with arguments: ``"name"`` or ``"name:key=value,key=value"``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardwright.errors import InvalidInputError, PluginLoadError, ShardwrightError, nearest
+from shardwright.offers import Provenance, make_entry
+
+if TYPE_CHECKING:
+    from shardwright.registry import Registry
+
+_Part = TypeVar("_Part")
+
+# Commas that an argument follows: a value may be a list.
+_BETWEEN = re.compile(r",(?=\s*\w+\s*=)")
+
+
+def made(registry: Registry[_Part], asked: str | _Part, argument: str) -> _Part:
+    """What was asked for: an object as it is; by name, a new one, made with the arguments that follow the name.
+
+    Args:
+        registry: the kind.
+        asked: an object, ``"name"`` or ``"name:key=value,..."``, values JSON or plain text.
+        argument: the caller's name for this, for errors.
+
+    Raises:
+        UnknownPluginError: nothing has this name.
+        InvalidInputError: it is of another kind, or a class; or it does not take these arguments.
+    """
+    if isinstance(asked, str):
+        name, arguments = asked_name(registry, asked)
+        return _with(registry, name, arguments) if arguments else registry.create(name)
+    contract = registry.kind.contract
+    if isinstance(asked, contract):
+        try:
+            make_entry(registry.kind, asked, Provenance(argument, "this process"))
+        except PluginLoadError as error:
+            raise InvalidInputError(f"{argument}: {error}") from error
+        return asked
+    title = registry.kind.title
+    title = f"an {title}" if title[0] in "aeiou" else f"a {title}"
+    if isinstance(asked, type) and issubclass(asked, contract):
+        raise InvalidInputError(
+            f"{argument} is the class {asked.__name__}; give the name of {title} or an object: {asked.__name__}()"
+        )
+    raise InvalidInputError(
+        f"{argument} must be {title} or the name of one, got {asked!r}. Known: {', '.join(registry.names) or 'none'}."
+    )
+
+
+def asked_name(registry: Registry[Any], asked: str) -> tuple[str, dict[str, Any]]:
+    """The name in what was asked for, and the arguments.
+
+    Raises:
+        InvalidInputError: what follows the colon is no list of arguments.
+    """
+    name, colon, rest = asked.partition(":")
+    if not colon or asked in registry:
+        return asked, {}
+    arguments: dict[str, Any] = {}
+    for text in _BETWEEN.split(rest):
+        key, equals, value = text.partition("=")
+        if not (equals and key.strip().isidentifier()) or key.strip() in arguments:
+            raise InvalidInputError(
+                f"{asked!r}: arguments of a {registry.kind.title} are given as {name}:key=value,key=value, each once; "
+                f"got {text!r}"
+            )
+        arguments[key.strip()] = _value(value.strip())
+    return name, arguments
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _with(registry: Registry[_Part], name: str, arguments: dict[str, Any]) -> _Part:
+    entry, given = registry.entry(name), ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    what = f"{registry.kind.title} {entry.name!r} of plugin {entry.provenance}"
+    if not isinstance(entry.item, type):
+        raise InvalidInputError(f"{what} takes no arguments, got {given}")
+    taken = [key for key in inspect.signature(entry.item).parameters if key not in ("args", "kwargs")]
+    try:
+        inspect.signature(entry.item).bind(**arguments)
+        return registry.create(name, **arguments)
+    except ShardwrightError:
+        raise
+    except (TypeError, ValueError) as error:
+        near = next((hint for key in arguments if key not in taken and (hint := nearest(key, taken))), "")
+        raise InvalidInputError(
+            f"{what} cannot be made with {given}: {error}. It takes: {', '.join(taken) or 'none'}.{near}"
+        ) from error

@@ -1,0 +1,73 @@
+"""Losses that a ``GradScaler`` scales, which sharded tables cannot be trained with.
+
+An optimizer in the backward pass takes a gradient as it comes, with the scale, also in a step that the scaler skips.
+And where each rank has a part of a table, one rank alone would see the infinities of that part, and skip a step that
+the others make. A scaler's own calls do not show this: it may be given the optimizer of the dense part alone. So losses
+are followed back to sharded tables where they are scaled, before anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, wraps
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.amp import GradScaler
+
+from shardwright.errors import UnsupportedError
+from shardwright.last_words import told
+
+FUSED_REFUSAL = (
+    "its optimizer runs in the backward pass, and would take the scaled gradient, also in steps that the scaler "
+    "skips"
+)
+PARTED_REFUSAL = "each rank has a part of it, and would skip a step for infinities that only that rank sees"
+ADVICE = (
+    "Train in bfloat16 (torch.autocast), which needs no scaler, or in float32, with GradScaler(enabled=False)"
+)
+
+
+@cache
+def watch_scalers() -> None:
+    """From now on, look where each loss comes from that a ``GradScaler`` scales; torch has no hook for that."""
+    original = GradScaler.scale
+
+    @wraps(original)
+    def scale(self: GradScaler, outputs: Any) -> Any:
+        if self.is_enabled():
+            refuse_scaling(outputs)
+        return original(self, outputs)
+
+    GradScaler.scale = scale  # type: ignore[method-assign]
+
+
+def refuse_scaling(losses: Any) -> None:
+    """Check that losses do not come from sharded tables that cannot be trained with scaled gradients.
+
+    Args:
+        losses: a tensor, or a list or tuple of such.
+
+    Raises:
+        UnsupportedError: one does, before anything is changed; the text says why and what to do.
+    """
+    for node in _nodes([loss for loss in pytree.tree_leaves(losses) if isinstance(loss, Tensor)]):
+        reason = getattr(node, "scaling_refusal", "")
+        if reason:
+            with told():
+                raise UnsupportedError(
+                    f"GradScaler.scale() was given a loss of sharded tables. {reason}. {ADVICE}."
+                )
+
+
+def _nodes(losses: list[Tensor]) -> Iterator[Any]:
+    """The nodes of the autograd graph that losses come from, each once."""
+    seen = set()
+    to_come = [loss.grad_fn for loss in losses]
+    while to_come:
+        node = to_come.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            to_come += [before for before, _ in node.next_functions]

@@ -1,0 +1,40 @@
+"""Sharding types that look at what they are told of a table, for tests that plans can be read back."""
+
+from __future__ import annotations
+
+from shardwright.contracts import ShardingType
+from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.layouts import Block, Layout
+from shardwright.planning.row_maps import RowsRange
+
+
+class AsAsked(ShardingType):
+    """Cuts rows where extras ask for it, or the table is of 16 bits; keeps them whole elsewhere."""
+
+    name, abbreviation, offered = "as_asked", "AA", "always"
+
+    def layouts(self, table, topology, constraints):
+        is_cut = (constraints.extras or {}).get("cut") or table.data_type.bits == 16
+        rows = RowsRange(table.num_embeddings, parts=topology.world_size if is_cut else 1)
+        yield Layout([Block(part, table.all_columns, rank=rank) for rank, part in enumerate(rows)])
+
+
+class AsAskedByShape(AsAsked):
+    """Looks at the data type alone."""
+
+    name, abbreviation, answers_by_shape = "as_asked_by_shape", "AS", True
+
+    def layouts(self, table, topology, constraints):
+        return super().layouts(table, topology, ParameterConstraints())
+
+
+class Moody(ShardingType):
+    """Cuts rows only the first time it is asked, so that its plans cannot be read back."""
+
+    name, abbreviation, offered = "moody", "MO", "always"
+    was_asked = False
+
+    def layouts(self, table, topology, constraints):
+        rows = RowsRange(table.num_embeddings, parts=1 if self.was_asked else topology.world_size)
+        self.was_asked = True
+        yield Layout([Block(part, table.all_columns, rank=rank) for rank, part in enumerate(rows)])

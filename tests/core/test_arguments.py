@@ -1,0 +1,134 @@
+"""Arguments checked against annotations: what goes with which, and what is said of what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from shardwright.arguments import brief, checked, checked_only, problem, typed
+from shardwright.errors import InvalidInputError, UnknownNameError
+
+
+@pytest.mark.parametrize(
+    ("hint", "right", "wrong"),
+    [
+        (int, [1, -3, np.int64(2)], [True, 1.0, "1", None, torch.tensor(1)]),
+        (float, [1, 1.5, float("nan"), np.float32(1), np.int8(1)], [True, "1", None]),
+        (bool, [True], [1, None]),
+        (str, ["", "a"], [b"a", None]),
+        (int | None, [1, None], [1.0, []]),
+        (Sequence[str], [[], ["a"], ("a",)], ["a", ["a", 1], {"a": 1}, iter(["a"]), torch.tensor(1)]),
+        (list[int], [[], [1]], [(), (1,), [True]]),
+        (tuple[str, ...], [(), ("a",)], [[], ["a"], ("a", 1)]),
+        (tuple[str, int], [("a", 1)], [("a",), ("a", "b"), ["a", 1]]),
+        (Iterable[str], [["a"], iter([1])], [5, "a"]),
+        (Mapping[str, int], [{}, {"a": 1}], [{"a": "b"}, {1: 1}, [], None]),
+        (Callable[..., Any], [len, int], [5, "len"]),
+        (type[Exception], [ValueError], [ValueError(), int, "ValueError"]),
+        (Literal["a", "b"], ["a"], ["c", None]),
+        (torch.device | str | None, ["cpu", torch.device("cpu"), None], ["nowhere", 1.5]),
+        (Any, [object()], []),
+    ],
+    ids=lambda value: "" if isinstance(value, list) else str(value),
+)
+def test_problem_tells_what_goes_with_an_annotation(hint: Any, right: list[Any], wrong: list[Any]) -> None:
+    def taking(value: Any) -> None: ...
+
+    taking.__annotations__["value"] = hint
+    decorated = checked(taking)  # whose quick answer must be the same
+    for value in right:
+        assert problem("value", value, hint) == ""
+        decorated(value)
+    for value in wrong:
+        assert "value" in problem("value", value, hint)
+        with pytest.raises(InvalidInputError, match=r"taking: .*value"):
+            decorated(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "text"),
+    [
+        ([1, None], Sequence[int], "sizes[1] must be an integer, got None"),
+        ({"a": "b"}, Mapping[str, int], "sizes['a'] must be an integer, got 'b'"),
+        ({1: 2}, Mapping[str, int], "a key of sizes must be a text, got 1"),
+        (5, Sequence[int] | None, "sizes must be a list (each: an integer) or None, got 5"),
+        (int, Sequence[int], "sizes must be a list (each: an integer), got the class int"),
+        (
+            torch.zeros(2, 3),
+            int | str,
+            "sizes must be an integer or a text, got a Tensor of torch.float32 [2, 3]",
+        ),
+        ("nowhere", torch.device | str, "sizes must be a device, got 'nowhere': "),
+    ],
+)
+def test_problem_names_the_place_and_the_value(value: Any, hint: Any, text: str) -> None:
+    assert problem("sizes", value, hint).startswith(text)
+
+
+class Box:
+    @checked
+    def __init__(self, size: int, *, labels: Sequence[str] = (), other: Unimportable = None) -> None:  # noqa: F821
+        self.size, self.labels = size, labels
+
+    @staticmethod
+    @checked_only("count")
+    def filled(count: int, what: str) -> int:
+        return count
+
+
+def test_checked_names_function_and_argument_and_leaves_the_rest_alone() -> None:
+    assert Box(3, labels=["a"], other=object()).size == 3
+    with pytest.raises(InvalidInputError, match=r"^Box: size must be an integer, got '3'$"):
+        Box("3")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match=r"^Box: labels\[1\] must be a text, got 2$"):
+        Box(3, labels=["a", 2])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="missing 1 required"):
+        Box()  # type: ignore[call-arg]
+    assert Box.filled(1, 2) == 1  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match=r"^Box\.filled: count must be"):
+        Box.filled(1.0, "a")  # type: ignore[arg-type]
+
+
+def _doubled(value: Any) -> Any:
+    return value + value
+
+
+def _even(instance: Any, attribute: Any, value: Any) -> None:
+    if value % 2:
+        raise UnknownNameError(f"{value} is odd")
+
+
+@attrs.frozen(field_transformer=typed)
+class Pair:
+    twice: int = attrs.field(converter=_doubled, validator=_even)
+    name: str = "x"
+
+
+def test_typed_class_names_the_field_whatever_raised() -> None:
+    assert Pair(2) == Pair(twice=2, name="x")
+    with pytest.raises(InvalidInputError, match=r"^Pair: twice cannot be None: unsupported operand"):
+        Pair(None)
+    with pytest.raises(InvalidInputError, match=r"^Pair: twice cannot be 'aa': not all arguments converted"):
+        Pair("a")
+    with pytest.raises(UnknownNameError, match=r"^Pair: twice: 3\.0 is odd$"):
+        Pair(1.5)
+    with pytest.raises(InvalidInputError, match=r"^Pair: twice must be an integer, got 2\.0$"):
+        Pair(1.0)
+    with pytest.raises(InvalidInputError, match=r"^Pair: name must be a text, got 5$"):
+        Pair(1, name=5)  # type: ignore[arg-type]
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+def test_brief_is_short_and_never_an_error() -> None:
+    assert brief(Unprintable()) == "a Unprintable"
+    assert len(brief("a" * 1000)) < 150
+    assert brief({"a": 1}) == "{'a': 1}"

@@ -1,0 +1,270 @@
+"""Training loops that people write: either they train as one process does, or an error on all ranks says what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.distributed import loop_workers, workers
+from tests.distributed.test_training import assert_same_state, unsharded_after
+from tests.equality import Case
+from tests.plugins.test_equality import tables_of
+
+from shardwright.testing.ranks import RankPool
+
+pytestmark = pytest.mark.distributed
+
+STEPS = 3
+FUSED, VISIBLE = "fused_torch", "dense"
+
+
+def same_text(texts: list[str]) -> str:
+    """The text of all ranks."""
+    assert len(set(texts)) == 1, texts
+    return texts[0]
+
+
+def unsharded_after_sums(steps: int) -> dict[str, torch.Tensor]:
+    """One process on two batches of each of two ranks a step, with SGD."""
+    model = workers.clicks()
+    optimizer = torch.optim.SGD(model.parameters(), lr=workers.LEARNING_RATE)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for rank in range(2):
+            for batch in (2 * step, 2 * step + 1):
+                (model(workers.batch(batch, rank)).square().mean() / 2).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("how", ["variable", "by hand"])
+def test_local_world_size_that_differs_on_one_rank_is_the_same_error_on_all(pool: RankPool, how: str) -> None:
+    case = Case(tables_of("table_row_wise", "fused_torch"), (3, 2, 4, 1), local_world_size=2)
+    text = same_text(pool.run(loop_workers.local_world_sizes_that_differ, 4, case, how))
+    assert text.startswith(
+        "DistributedError: the ranks differ in how many of them a host has: ranks 0, 2, 3: "
+    )
+    assert "LOCAL_WORLD_SIZE 2; rank 1: LOCAL_WORLD_SIZE 1. Give every rank the same" in text
+
+
+@pytest.mark.parametrize(
+    ("around", "finds_unused"),
+    [("model", True), ("model", False), ("enclosing module", True), ("bare collection", True)],
+)
+def test_data_parallel_around_sharded_tables_trains_as_one_process(
+    pool: RankPool, around: str, finds_unused: bool
+) -> None:
+    states = pool.run(loop_workers.train_in_data_parallel, 2, around, STEPS, finds_unused=finds_unused)
+    expected = unsharded_after(range(STEPS), 2)[0].state_dict()
+    for state in states:
+        assert_same_state(state, expected)
+
+
+def test_data_parallel_without_sums_trains_on_both_batches(pool: RankPool) -> None:
+    expected = unsharded_after_sums(STEPS)
+    for state in pool.run(loop_workers.accumulate_without_sums, 2, STEPS):
+        assert_same_state(state, {name: expected[name] for name in state})
+
+
+@pytest.mark.parametrize(
+    ("around", "expected"),
+    [
+        ("model", r"UnsupportedError: .*init_data_parallel=False"),
+        ("enclosing module", r"UnsupportedError: .*init_data_parallel=False"),
+        ("inner module", r"UnsupportedError: .*init_data_parallel=False"),
+        (
+            "a part before",
+            r"UnsupportedError: .*averaged over the ranks already \(by DistributedDataParallel\)",
+        ),
+        ("before", r"InvalidInputError: the collection at .* is inside a DistributedDataParallel"),
+        ("nothing dense", r"UnsupportedError: DistributedDataParallel has nothing to do"),
+    ],
+)
+def test_data_parallel_that_would_be_wrong_is_refused_and_nothing_is_changed(
+    pool: RankPool, around: str, expected: str
+) -> None:
+    same_text(texts := pool.run(loop_workers.data_parallel_twice, 2, around))
+    assert_matches(expected, texts[0])
+
+
+def assert_matches(expected: str, text: str) -> None:
+    with pytest.raises(AssertionError, match=expected):
+        raise AssertionError(text)
+
+
+def test_dense_parameters_with_optimizers_in_backward_are_refused(pool: RankPool) -> None:
+    text = same_text(pool.run(loop_workers.optimizers_of_dense_parameters_in_backward, 2))
+    assert text.startswith(
+        "UnsupportedError: 2 dense parameters, the first of shape [1, 48], have optimizers in"
+    )
+
+
+@pytest.mark.parametrize("given", ["all", "dense"])
+@pytest.mark.parametrize(
+    ("kernel", "expected"), [(FUSED, "in the backward pass"), (VISIBLE, "each rank has a part")]
+)
+def test_scaled_loss_of_sharded_tables_is_refused_before_anything_is_changed(
+    pool: RankPool, given: str, kernel: str, expected: str
+) -> None:
+    results = pool.run(loop_workers.train_scaled, 2, given, kernel)
+    text = same_text([text for text, _ in results])
+    assert text.startswith("UnsupportedError: GradScaler.scale() was given a loss of sharded tables. Table ")
+    assert expected in text
+    assert "bfloat16" in text
+    assert all(unchanged for _, unchanged in results)
+
+
+@pytest.mark.parametrize("kernel", [FUSED, VISIBLE])
+def test_scaler_that_is_given_the_optimizer_of_sharded_tables_is_refused(pool: RankPool, kernel: str) -> None:
+    for text in pool.run(loop_workers.unscaled, 2, kernel):
+        assert text.startswith("UnsupportedError: a GradScaler was given the optimizer of table ")
+
+
+def test_scaler_trains_copies_with_visible_gradients_and_any_table_when_it_is_off(pool: RankPool) -> None:
+    expected = unsharded_after(range(STEPS), 2)[0].state_dict()
+    for plain, scaled, off in pool.run(loop_workers.train_with_scaler, 2, STEPS):
+        assert_same_state(scaled, plain)
+        assert_same_state(off, expected)
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "function", "expected"),
+    [
+        (FUSED, "norm", "there is no gradient to clip"),
+        (FUSED, "value", "there is no gradient to clip"),
+        (VISIBLE, "norm", "each would take another norm"),
+    ],
+)
+def test_clipping_of_sharded_tables_is_refused_on_all_ranks(
+    pool: RankPool, kernel: str, function: str, expected: str, is_listed: bool
+) -> None:
+    # Of whole tables one rank has none: only what the model itself gives can tell it.
+    types = ["row_wise"] if is_listed else ["table_wise"]
+    text = same_text(pool.run(loop_workers.clipped, 2, kernel, types, function, is_listed=is_listed))
+    assert text.startswith(
+        f"UnsupportedError: torch.nn.utils.clip_grad.clip_grad_{function}_ was given the param"
+    )
+    assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("kernel", "types", "function", "dense_only"),
+    [
+        (VISIBLE, ["row_wise"], "value", False),
+        (VISIBLE, ["data_parallel"], "norm", False),
+        (FUSED, ["row_wise"], "norm", True),
+    ],
+)
+def test_clipping_that_is_the_same_on_all_ranks_is_done(
+    pool: RankPool, kernel: str, types: list[str], function: str, dense_only: bool
+) -> None:
+    texts = pool.run(loop_workers.clipped, 2, kernel, types, function, dense_only=dense_only)
+    assert set(texts) == {"nothing was raised"}
+
+
+def test_clipping_on_one_rank_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:
+    waited, refused = pool.run(loop_workers.one_rank_clips, 2)
+    assert refused.startswith("UnsupportedError: torch.nn.utils.clip_grad.clip_grad_norm_")
+    assert waited.startswith(
+        "DistributedError: rank 0: the agreement on buckets of dense gradients failed: no word"
+    )
+    assert "rank 1 had raised UnsupportedError: torch.nn.utils.clip_grad.clip_grad_norm_" in waited
+
+
+@pytest.mark.parametrize("how", ["two forward passes", "same graph", "inner module", "autograd.grad"])
+def test_backward_pass_in_which_gradients_are_not_averaged_is_the_same_error_on_all_and_the_next_step_trains(
+    pool: RankPool, how: str
+) -> None:
+    results = pool.run(loop_workers.backward_passes, 2, how)
+    text = same_text([text for text, _, _ in results])
+    start = (
+        "torch.autograd.grad was" if how == "autograd.grad" else "a backward pass came to dense parameters"
+    )
+    assert text.startswith(f"UnsupportedError: {start}")
+    for states in ([raised for _, raised, _ in results], [trained for _, _, trained in results]):
+        torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+    assert not torch.equal(results[0][1]["weight"], results[0][2]["weight"])
+
+
+def test_several_forward_passes_and_one_backward_pass_train_as_one_process(pool: RankPool) -> None:
+    expected = unsharded_after_sums(STEPS)
+    for state in pool.run(loop_workers.train_on_sums, 2, STEPS):
+        assert_same_state(state, expected)
+
+
+@pytest.mark.parametrize("how", ["autograd.grad", "inputs"])
+def test_gradients_asked_for_beside_tables_updated_in_backward_are_refused(pool: RankPool, how: str) -> None:
+    kernels = {"user": VISIBLE, "item": FUSED, "shop": VISIBLE}
+    results = pool.run(loop_workers.partial_pass, 2, how, kernels)
+    text = same_text([text for text, _ in results])
+    assert text.startswith("UnsupportedError: torch.autograd.grad, or backward(inputs=...), went through ")
+    assert "table 'bags.item' (31 x 16 FP32)" in text
+    assert all(unchanged for _, unchanged in results)
+
+
+@pytest.mark.parametrize("how", ["autograd.grad", "inputs"])
+def test_gradients_asked_for_of_tables_that_show_theirs_are_given(pool: RankPool, how: str) -> None:
+    kernels = dict.fromkeys(("user", "item", "shop"), VISIBLE)
+    assert pool.run(loop_workers.partial_pass, 2, how, kernels) == [("nothing was raised", True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("frozen", r"UnsupportedError: table 'sparse.bags.\w+' .* was frozen .* after it was sharded"),
+        ("unfrozen", r"InvalidInputError: parameter 'over.weight' was frozen when the model was wrapped"),
+        ("replaced", r"InvalidInputError: parameter 'over.weight' was replaced"),
+        ("assigned", r"InvalidInputError: load_state_dict\(assign=True\) would replace dense parameters"),
+        ("assigned inside", r"InvalidInputError: parameter 'over.weight' was replaced"),
+    ],
+)
+def test_parameters_changed_after_sharding_are_an_error_on_all_ranks(
+    pool: RankPool, how: str, expected: str
+) -> None:
+    for text in pool.run(loop_workers.changed_after_sharding, 2, how):
+        assert_matches(expected, text)
+
+
+def test_frozen_tables_can_be_looked_up_without_gradients_and_unfrozen(pool: RankPool) -> None:
+    assert pool.run(loop_workers.frozen_and_looked_up, 2) == [(False, True)] * 2
+
+
+def test_state_assigned_before_the_model_is_wrapped_trains_as_one_process(pool: RankPool) -> None:
+    expected = unsharded_after(range(STEPS), 2)[0].state_dict()
+    for state in pool.run(loop_workers.assigned_before_wrapping, 2, STEPS):
+        assert_same_state(state, expected)
+
+
+@pytest.mark.parametrize("what", ["model", "optimizer"])
+def test_state_loaded_on_one_rank_alone_is_an_error_that_says_so(pool: RankPool, what: str) -> None:
+    waited, alone = pool.run(loop_workers.one_rank_loads, 2, what)
+    called = "the optimizer's load_state_dict()" if what == "optimizer" else "load_state_dict()"
+    assert alone.startswith(f"DistributedError: rank 1: {called} of ")
+    assert "is to be called on every rank, failed" in alone
+    assert waited.startswith("DistributedError: rank 0: ")
+
+
+@pytest.mark.parametrize("use", ["loop", "pipeline"])
+def test_dropped_models_are_freed_at_once_with_their_descriptors(pool: RankPool, use: str) -> None:
+    for alive, more_descriptors in pool.run(loop_workers.dropped_models, 2, 4, use):
+        assert alive == [0] * 4
+        assert more_descriptors <= 0
+
+
+def test_kept_losses_keep_no_batches(pool: RankPool) -> None:
+    assert pool.run(loop_workers.kept_losses, 2, 3) == [(0, 0)] * 2
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "eager",
+        "inner",
+        "whole step",
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("aot_eager", "in place")),
+    ],
+)
+def test_compiled_model_trains_exactly_as_the_model_does(pool: RankPool, how: str) -> None:
+    for (plain, compiled), num_graphs in pool.run(loop_workers.compiled, 2, how, STEPS, timeout_s=110):
+        assert num_graphs >= 1
+        torch.testing.assert_close(compiled, plain, rtol=0, atol=0)

@@ -1,0 +1,56 @@
+"""Whatever stands in a document or on a command line ends in a result or an error in words, within time and memory.
+
+The commands run in a process of their own, whose address space is limited.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.plugins.hostile import named
+from tests.plugins.hostile.run import KINDS
+
+DRAWN = [kind for kind in KINDS if kind != "named"]
+ROOT = Path(__file__).parents[3]
+
+
+def fuzz(kind: str, *words: str, timeout_s: int = 200) -> tuple[dict[str, Any], str]:
+    """The counts that the script prints at last, and all that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.plugins.hostile.run", "--kind", kind, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    assert lines, done.stderr[-4000:]
+    assert lines[-1].startswith("{"), done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(lines[-1]), done.stdout
+
+
+def test_hostile_named_cases_each_end_in_the_words_for_it() -> None:
+    found, text = fuzz("named")
+    assert [list(named.CASES)[index] for index in found["wrong"]] == [], text
+    assert found["cases"] == len(named.CASES)
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_hostile_drawn_cases_end_in_a_result_or_an_error(kind: str) -> None:
+    found, text = fuzz(kind, "--count", "40", "--seed", "1")
+    assert found["wrong"] == [], text
+    assert found["cases"] == 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", DRAWN)
+def test_hostile_many_drawn_cases_end_in_a_result_or_an_error(kind: str) -> None:
+    found, text = fuzz(kind, "--count", "1000", "--seed", "2", timeout_s=3500)
+    assert found["wrong"] == [], text

@@ -1,0 +1,126 @@
+"""Wrong arguments to the public entry points: an error of ours that names the argument, never another of Python's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.plugins import misuse
+from tests.plugins.misuse import ENTRIES, WRONG, Entry
+
+from shardwright.errors import ShardwrightError
+from shardwright.optim import fused
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_registry() -> Iterator[None]:
+    """What is registered here is forgotten again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "_REGISTERED", dict(fused._REGISTERED))
+        yield
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_entry_point_takes_valid_arguments(name: str) -> None:
+    ENTRIES[name].with_wrong({})
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [(name, argument) for name, entry in ENTRIES.items() for argument in entry.arguments],
+)
+def test_wrong_argument_is_an_error_that_names_it(name: str, argument: str) -> None:
+    entry = ENTRIES[name]
+    expected = entry.arguments[argument]
+    taken, raw, unnamed = set(), {}, {}
+    for kind, make in WRONG.items():
+        if kind in expected.untried:
+            continue
+        try:
+            entry.with_wrong({argument: make()})
+            taken.add(kind)
+        except ShardwrightError as error:
+            if argument not in str(error) and (not expected.says or expected.says not in str(error)):
+                unnamed[kind] = str(error)
+        except Exception as error:
+            raw[kind] = f"{type(error).__name__}: {error}"
+    assert (raw, unnamed) == ({}, {})
+    assert taken == expected.accepts
+
+
+LEAVES = st.sampled_from(sorted(WRONG)).map(lambda kind: WRONG[kind]())
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from(["a", "sgd", "sum", ""]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def near(valid: Any) -> st.SearchStrategy[Any]:
+    """Values that look like a valid one: a list with something else in it, or a dict with another value."""
+    if isinstance(valid, list | tuple):
+        return VALUES | VALUES.map(lambda other: type(valid)([*valid, other]))
+    if isinstance(valid, dict):
+        return VALUES | VALUES.map(lambda other: {**valid, "x": other})
+    return VALUES
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[str, Entry, dict[str, Any]]:
+    """An entry point, and wrong values of one to three of its arguments."""
+    name = draw(st.sampled_from(sorted(ENTRIES)))
+    entry = ENTRIES[name]
+    arguments = [key for key, argument in entry.arguments.items() if not argument.untried]
+    chosen = draw(st.lists(st.sampled_from(arguments), max_size=3, unique=True)) if arguments else []
+    return name, entry, {key: draw(near(entry.arguments[key].valid)) for key in chosen}
+
+
+@settings(max_examples=1500, deadline=None)
+@given(calls())
+def test_drawn_misuse_is_taken_or_an_error_of_ours(call: tuple[str, Entry, dict[str, Any]]) -> None:
+    name, entry, wrong = call
+    try:
+        entry.with_wrong(wrong)
+    except ShardwrightError:
+        return
+    except Exception as error:
+        raise AssertionError(f"{name} with {wrong!r} raised {type(error).__name__}: {error}") from error
+
+
+@pytest.mark.parametrize("argument", ["module", "env", "plan", "sharders", "init_data_parallel"])
+def test_model_parallel_wrong_argument_is_an_error_that_names_it(argument: str) -> None:
+    valid = {
+        "module": misuse.sw.EmbeddingBagCollection([misuse.bag_table()]),
+        "env": misuse.sw.ShardingEnv.local(),
+    }
+    for wrong in (5, "text", [None], int, misuse.nothing):
+        with pytest.raises(ShardwrightError, match=f"DistributedModelParallel: {argument}"):
+            misuse.sw.DistributedModelParallel(**{**valid, argument: wrong})
+
+
+@pytest.mark.parametrize("argument", ["model", "device", "end_of_data"])
+def test_pipeline_wrong_argument_is_an_error_that_names_it(argument: str) -> None:
+    valid = {"model": torch.nn.Linear(1, 1), "optimizer": None, "device": "cpu"}
+    for wrong in (1.5, [None], int, "nowhere" if argument == "device" else object()):
+        with pytest.raises(ShardwrightError, match=f": {argument} must be"):
+            misuse.sw.TrainPipelineBase(**{**valid, argument: wrong})
+
+
+def test_learning_rate_under_both_of_its_names_is_refused() -> None:
+    with pytest.raises(ShardwrightError, match="fused_params have lr and learning_rate, which are one"):
+        misuse.sharder(lr=0.1, learning_rate=0.2)
+
+
+def test_misspelt_fused_parameter_is_told_the_nearest() -> None:
+    with pytest.raises(LookupError, match=r"'sgd' has no parameter 'optimzer'.*Did you mean 'optimizer'\?"):
+        misuse.sharder(optimzer="adam")
+    with pytest.raises(LookupError, match=r"'adam' has no parameter 'beta_1'.*Did you mean 'beta1'\?"):
+        misuse.sharder(optimizer="adam", beta_1=0.5)

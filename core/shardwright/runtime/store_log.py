@@ -22,6 +22,16 @@ def write_line(store: Any, log: str, text: str) -> None:
     store.set(f"{log}/{store.add(log, 1)}", text)
 
 
+def _those_there(store: Any, keys: list[str]) -> list[str]:
+    """The keys that are there, by halves: of many few are missing."""
+    if not keys or store.check(keys):
+        return keys
+    if len(keys) == 1:
+        return []
+    middle = len(keys) // 2
+    return _those_there(store, keys[:middle]) + _those_there(store, keys[middle:])
+
+
 class LogReader:
     """Reads a log line after line.
 
@@ -45,6 +55,7 @@ class LogReader:
         if keys and not store.check(list(keys.values())):
             if new:
                 return []
-            keys = {number: key for number, key in keys.items() if store.check([key])}
+            there = set(_those_there(store, list(keys.values())))
+            keys = {number: key for number, key in keys.items() if key in there}
         self._awaited = [number for number in self._awaited if number not in keys]
         return get_all(store, list(keys.values()))

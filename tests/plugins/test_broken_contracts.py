@@ -152,6 +152,13 @@ def test_answer_against_the_contract_is_an_error_that_names_the_plugin(
     assert taken == set(filter(None, accepted.split("|")))
 
 
+def test_proposer_that_returns_an_iterator_is_told_what_it_must_return() -> None:
+    proposer = broken.answering(broken.Search, "proposals", lambda space: iter([]))
+    text = r"'broken_search' broke its contract: what proposals\(\) returns must be a Generator, got <list_iterator"
+    with pytest.raises(sw.PlanningError, match=text):
+        planned(proposer=proposer)
+
+
 @pytest.mark.parametrize("kind", broken.VALUES)
 def test_proposer_that_yields_what_is_no_proposal_is_named(kind: str) -> None:
     if kind == "raises":

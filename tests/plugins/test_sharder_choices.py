@@ -7,6 +7,16 @@ import pytest
 import shardwright as sw
 from shardwright.errors import InvalidInputError, PlanningError, UnknownPluginError
 from shardwright.planning.rederived import Rederived
+from shardwright.testing import installed
+
+
+class OnRankZero(sw.ShardingType):
+    """The whole table on rank 0; offered to nobody who does not name it."""
+
+    name, abbreviation = "on_rank_zero", "Z"
+
+    def layouts(self, table, topology, constraints):
+        return [sw.Layout([sw.Block(table.all_rows, table.all_columns, 0)])]
 
 
 def sharder(types=None, kernels=None):
@@ -103,3 +113,8 @@ def test_plan_document_keeps_what_the_sharder_allows():
     options = Rederived.of(sw.ShardingPlan.from_json(plan.to_json())).options
     assert {options.type_of(option).name for option in options.of_table(0)} == {"row_wise"}
     assert {options.kernel_of(option).name for option in options.of_table(0)} == {"fused_torch", "dense"}
+
+
+def test_sharding_type_of_a_subclass_that_is_offered_by_name_only_is_chosen():
+    with installed(OnRankZero()):
+        assert chosen(plan_of(sharder(types=["on_rank_zero"])))[0] == "on_rank_zero"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,9 @@ class CacheStatistics(ABC):
         """The area under the curve of miss rates over load factors: 0 for a table that a small cache serves."""
 
 
-def _counts(values: Iterable[float]) -> tuple[float, ...]:
-    listed = () if isinstance(values, bytes | Mapping | Set) else tuple(values)
-    if not listed or not all(isinstance(one, int | float) and 0 <= one < math.inf for one in listed):
+def _counts(values: Any) -> tuple[float, ...]:
+    listed: tuple[Any, ...] = () if isinstance(values, bytes | Mapping | Set) else tuple(values)
+    if not listed or not all(isinstance(one, Real) and 0 <= float(one) < math.inf for one in listed):
         raise InvalidInputError(
             f"mrc_hist_counts must be numbers, none negative, at least one; got {brief(values)}"
         )
@@ -61,7 +62,7 @@ def _lookups(instance: Any, attribute: Any, value: Any) -> None:
 
 
 def _not_negative(instance: Any, attribute: Any, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
         raise InvalidInputError(f"{attribute.name} must be a finite number from 0, got {brief(value)}")
 
 

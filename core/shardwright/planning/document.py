@@ -7,7 +7,8 @@
 neighbouring runs; then a shard's ``rows`` are ``{"part": i, "num_rows": n}``), ``dataflow``, ``variant`` and
 ``extras``; a shard may have a ``dataflow`` of its own. Many shards on neighbouring ranks are one entry: ``{"ranks":
 [first, last], "rows": {"parts": [first, last]}, "columns": [a, b]}`` where each rank has the next part of the
-``row_map``, and ``rows`` as of one shard where all have a copy. Keys that are not known here are kept.
+``row_map``, and ``rows`` as of one shard where all have a copy. Keys of others, which begin with
+``x-``, are kept.
 """
 
 from __future__ import annotations

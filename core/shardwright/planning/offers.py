@@ -180,7 +180,8 @@ class Offers:
         """
         if rule.sharding_types is None and table.allowed is not None:
             names = [name for name, _ in table.allowed]
-            if names and not any(self.space.has(name, rule) for name in names):
+            offered = [list(self.types)[code] for code in self.types_for(rule)]
+            if names and not set(names) & set(offered):
                 rule = attrs.evolve(rule, sharding_types=names)
         return self._filled(rule)
 

@@ -149,13 +149,21 @@ def rated(
     return SearchResult(
         proposal=proposal,
         feedback=feedback,
-        proposer=next((p["name"] for p in document.get("plugins", ()) if p.get("kind") == "proposers"), ""),
+        proposer=_proposer(document),
         num_proposals=1,
         num_placed=1,
         misfit=None,
         lower_bound_ms=float(objective.get("lower_bound_ms") or 0.0),
         certificate=objective.get("certificate", {}),
     )
+
+
+def _proposer(document: Mapping[str, Any]) -> str:
+    """The proposer that a document names; empty where it names none."""
+    names = (
+        plugin.get("name") for plugin in document.get("plugins", ()) if plugin.get("kind") == "proposers"
+    )
+    return next(names, None) or ""
 
 
 def _fixed_ranks(options: Options, option: int) -> list[int]:

@@ -188,6 +188,18 @@ def test_explain_and_check_of_a_document_without_inputs_raise():
             ask(bare)
 
 
+def test_explain_of_a_document_whose_plugins_are_edited_goes_on():
+    document = json.loads(planned().to_json())
+    for plugin in document["plugins"]:
+        del plugin["name"]
+    named = explain_table(planned(), "a")
+    unnamed = explain_table(ShardingPlan.from_json(json.dumps(document)), "a")
+    assert [option.value_ms for option in unnamed.others] == [option.value_ms for option in named.others]
+    document["plugins"][0]["kind"] = []
+    with pytest.raises(PlanError, match=r"the plan document: plugins\[0\]\.kind must be a text, got \[\]"):
+        ShardingPlan.from_json(json.dumps(document))
+
+
 def test_check_of_a_plan_with_other_tables_than_its_inputs_raises():
     plan = planned()
     del plan.plan[""]["a"]

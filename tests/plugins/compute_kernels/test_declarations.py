@@ -42,8 +42,8 @@ def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
         ),
         (
             "fused",
-            {"optimizer": OptimizerSpec("sgd", parameters={"momentum": 0.9})},
-            "FBGEMM on cpu: 'sgd' has no parameter momentum=0.9 here",
+            {"optimizer": OptimizerSpec("sgd", parameters={"beta1": 0.9})},
+            "FBGEMM on cpu: 'sgd' has no parameter beta1=0.9 here",
         ),
         (
             "fused",
@@ -83,8 +83,8 @@ def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
         ),
         (
             "fused_torch",
-            {"optimizer": OptimizerSpec("adam", parameters={"amsgrad": True})},
-            "the plain-torch kernel: 'adam' has no parameter amsgrad=True here",
+            {"optimizer": OptimizerSpec("adam", parameters={"weight_decay": 0.1})},
+            "the plain-torch kernel: 'adam' has no parameter weight_decay=0.1 here",
         ),
     ],
 )

@@ -123,6 +123,8 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.runtime.environment": ("ShardingEnv",),
         "shardwright.runtime.lookup": ("Bags", "BlockSpec", "Lookup"),
         "shardwright.runtime.model_parallel": ("DistributedModelParallel",),
+        "shardwright.runtime.routed.direct": ("DirectReturn",),
+        "shardwright.runtime.routed.return_path": ("ReturnPath", "ReturnStep"),
         "shardwright.runtime.sharders": (
             "EmbeddingBagCollectionSharder",
             "EmbeddingCollectionSharder",
@@ -131,6 +133,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ShardedEmbeddingCollection",
             "register_sharder",
         ),
+        "shardwright.runtime.step.part": ("Part", "PartStep"),
         "shardwright.runtime.train_pipeline": (
             "TrainPipelineBase",
             "TrainPipelineSparseDist",

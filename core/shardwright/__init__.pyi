@@ -110,12 +110,17 @@ from shardwright.runtime.lookup import Bags as Bags
 from shardwright.runtime.lookup import BlockSpec as BlockSpec
 from shardwright.runtime.lookup import Lookup as Lookup
 from shardwright.runtime.model_parallel import DistributedModelParallel as DistributedModelParallel
+from shardwright.runtime.routed.direct import DirectReturn as DirectReturn
+from shardwright.runtime.routed.return_path import ReturnPath as ReturnPath
+from shardwright.runtime.routed.return_path import ReturnStep as ReturnStep
 from shardwright.runtime.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder
 from shardwright.runtime.sharders import EmbeddingCollectionSharder as EmbeddingCollectionSharder
 from shardwright.runtime.sharders import ModuleSharder as ModuleSharder
 from shardwright.runtime.sharders import ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection
 from shardwright.runtime.sharders import ShardedEmbeddingCollection as ShardedEmbeddingCollection
 from shardwright.runtime.sharders import register_sharder as register_sharder
+from shardwright.runtime.step.part import Part as Part
+from shardwright.runtime.step.part import PartStep as PartStep
 from shardwright.runtime.train_pipeline import TrainPipelineBase as TrainPipelineBase
 from shardwright.runtime.train_pipeline import TrainPipelineSparseDist as TrainPipelineSparseDist
 from shardwright.runtime.train_pipeline import lockstep_batches as lockstep_batches

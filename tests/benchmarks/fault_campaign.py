@@ -38,8 +38,8 @@ import torch.distributed as dist
 
 import shardwright as sw
 import shardwright.planning.planner
-import shardwright.runtime.replicated
-import shardwright.runtime.routed
+import shardwright.runtime.replicated.tables
+import shardwright.runtime.routed.tables
 from shardwright.plugins import host
 
 # How long each takes about, in seconds, so that all of it is struck.

@@ -27,6 +27,7 @@ PUBLIC_NAMES = """
     ComputeKernel
     DataType
     Dataflow
+    DirectReturn
     DistributedError
     DistributedModelParallel
     DocumentKind
@@ -73,6 +74,8 @@ PUBLIC_NAMES = """
     Options
     ParameterConstraints
     ParameterSharding
+    Part
+    PartStep
     Partitioner
     Placed
     PlacedPlan
@@ -91,6 +94,8 @@ PUBLIC_NAMES = """
     QCommsConfig
     Registry
     Replicate
+    ReturnPath
+    ReturnStep
     Routed
     RowMap
     RowPart

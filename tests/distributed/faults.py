@@ -13,14 +13,17 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
 from tests.equality import Case, Table, shard_case
 
 from shardwright import KeyedJaggedTensor, ShardingEnv
 from shardwright.errors import DistributedError, ShardwrightError
-from shardwright.runtime import replicated
 from shardwright.runtime.group_store import GroupStore
+from shardwright.runtime.phases import Phases
+from shardwright.runtime.replicated import forms as replicated
 from shardwright.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.comm_backends import _same_host
+from shardwright_plugins.comm_backends.nccl import beside
 
 TIMEOUT_S = 4.0
 VICTIM = 1
@@ -210,3 +213,24 @@ def evaluate_with_gradients(num_batches: int) -> tuple[int, str]:
     except DistributedError as error:
         return meet.call_count, f"step {step}: {error}"
     return meet.call_count, "nothing was raised"
+
+
+def talk_beside(backend: str) -> tuple[str, list[int], str]:
+    """What the CPUs of a group's ranks say to each other that has no gloo of its own, or has.
+
+    Returns:
+        The backend that carries it, every rank's number, and how a collective that rank 1 misses fails.
+    """
+    group = dist.new_group(backend=backend, timeout=timedelta(seconds=TIMEOUT_S))
+    communicator = beside(group)
+    assert backend != "fake" or communicator is beside(group)
+    ranks = communicator.all_gather_objects(dist.get_rank())
+    name = dist.get_backend(communicator._group)  # type: ignore[attr-defined]
+    if dist.get_rank() == VICTIM:
+        Phases.of(group).roll_call.failure("another collective", RuntimeError("closed"), time.monotonic())
+        return name, ranks, ""
+    try:
+        communicator.barrier()
+    except DistributedError as error:
+        return name, ranks, str(error)
+    return name, ranks, "nothing was raised"

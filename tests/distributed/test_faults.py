@@ -126,9 +126,22 @@ def test_forward_passes_without_backward_passes_meet_rarely_and_training_is_watc
         pool.run(faults.evaluate_with_gradients, 4, 40, timeout_s=60)
     ):
         assert num_meetings == 5  # after 1, 3, 7, 15 and 31 batches
-        where = (
-            "step 2: rank 1: the start of a batch of"
-            if rank == 1
-            else f"step 1: rank {rank}: the exchange of grad"
+        if rank == 1:
+            assert text.startswith("step 2: rank 1: the start of a batch of"), text
+            continue
+        # A rank that is to get no gradient from rank 1, which had no id for it, goes on to the next batch's headers.
+        in_gradients, in_headers = (
+            f"step {step}: rank {rank}: the exchange of {what}"
+            for step, what in ((1, "grad"), (2, "headers"))
         )
-        assert text.startswith(where), text
+        assert text.startswith((in_gradients, in_headers)), text
+        assert "rank 1 failed in the start of a batch" in text, text
+
+
+@pytest.mark.parametrize("backend", ["fake", "gloo"])
+def test_ranks_of_a_group_of_devices_talk_between_their_cpus_too(pool: RankPool, backend: str) -> None:
+    told = pool.run(faults.talk_beside, 3, backend, timeout_s=60)
+    assert {name for name, _, _ in told} == {"gloo"}
+    assert all(ranks == [0, 1, 2] for _, ranks, _ in told)
+    for rank in (0, 2):  # they hear of what fails in the group itself
+        assert "rank 1 failed in another collective" in told[rank][2], told[rank][2]

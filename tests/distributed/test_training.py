@@ -261,7 +261,7 @@ def test_different_plugins_are_an_error_on_every_rank_naming_rank_and_plugin(poo
 def test_plan_that_cannot_be_made_is_the_same_error_on_every_rank(pool: RankPool) -> None:
     texts = set(pool.run(workers.plan_impossible, 2, timeout_s=30))
     assert len(texts) == 1
-    assert "table 'sparse.bags.user' (50 x 8 FP32) needs" in texts.pop()
+    assert "table 'sparse.bags.item' (31 x 16 FP32) needs" in texts.pop()
 
 
 def test_plans_that_differ_between_ranks_are_an_error_naming_rank_and_table(pool: RankPool) -> None:

@@ -8,7 +8,7 @@ from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 from tests.plugins.compute_kernels.loops import kernel_names, kernel_of
 
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.runtime import replicated
+from shardwright.runtime.replicated import forms
 from shardwright.testing.training import NUM_STEPS
 
 TABLES = ((6, ("a", "b")), (6, ("b",)), (6, ("c",)), (6, ("a",)), (9, ("c",)))  # rows and features
@@ -35,9 +35,9 @@ def test_kernel_updates_tables_of_all_forms_as_unsharded(monkeypatch, kernel, po
     request = KernelRequest.of(case.specs()[0], 4, device="cpu", here=True)
     if (answer := kernel_of(kernel).supports(request)) is not True:
         pytest.skip(answer)
-    forms = replicated.FORMS
+    every = forms.FORMS
     monkeypatch.setattr(
-        replicated, "FORMS", [in_turn(form, index, len(forms)) for index, form in enumerate(forms)]
+        forms, "FORMS", [in_turn(form, index, len(every)) for index, form in enumerate(every)]
     )
     results = train_simulated(case)
     # Headers; ids or rows, in one; dense gradients and their sums.

@@ -100,6 +100,14 @@ class Communicator(ABC):
         """
         return False
 
+    def on_host(self) -> Communicator | None:
+        """What sends tensors in host memory among the same ranks, where :meth:`all_to_all` does not.
+
+        Headers, which the host reads, then travel by it, and neither wait for a device nor for what it is to send.
+        ``None``: they travel as everything else.
+        """
+        return None
+
     @abstractmethod
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Fill ``tensor`` (contiguous, of one shape and dtype everywhere) with rank ``source``'s. Waits."""

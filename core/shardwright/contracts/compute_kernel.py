@@ -89,6 +89,9 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     batch_major: ClassVar[bool] = False
     """Shape of what its lookups return, see :class:`shardwright.runtime.lookup.Lookup`."""
 
+    takes_ragged_bags: ClassVar[bool] = False
+    """Whether pooled lookups may have another number of bags for each slot, with results slot after slot. Of tables
+    whose rows are cut only bags that have ids travel; for a kernel that takes no such bags the engine fills them up."""
     takes_any_id: ClassVar[bool] = False
     """Whether ids are keys that its lookups find rows for; it then serves row maps that take any id, and no others."""
     row_state: ClassVar[tuple[str, ...]] = ()

@@ -81,7 +81,7 @@ class Agreement:
             PlanningError: the type failed, or broke its contract.
         """
         found = _Character.of(layout, table.embedding_dim)
-        hosts = {self.topology.host_of(rank) for rank in layout.ranks if rank is not None}
+        hosts = {self.topology.host_of(rank) for rank in set(layout.ranks) if rank is not None}
         offered: frozenset[_Character] = frozenset()
         for asked in _asked(kind, table, layout, rule):
             offered |= self._characters(kind, table, asked)
@@ -113,9 +113,10 @@ def _asked(
     """What the type is asked by name: as it was asked, then with blocks as narrow as these, and whole ones."""
     named = attrs.evolve(rule, sharding_types=(kind.name,))
     yield named
-    num_cuts = max(2, len({block.columns for block in layout.blocks}))
-    for columns in (max(1, table.embedding_dim // num_cuts), table.embedding_dim):
-        yield attrs.evolve(named, min_partition=columns)
+    columns = layout.columns
+    num_cuts = max(2, len(set(zip(columns.start.tolist(), columns.stop.tolist(), strict=True))))
+    for width in (max(1, table.embedding_dim // num_cuts), table.embedding_dim):
+        yield attrs.evolve(named, min_partition=width)
 
 
 def identity(kind: ShardingType, table: TableSpec, rule: ParameterConstraints) -> tuple[Hashable, ...]:

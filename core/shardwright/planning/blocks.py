@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast, final, overload
+from typing import Any, TypeAlias, cast, final, overload
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 from attrs import field, frozen
 
 from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError
 from shardwright.planning.dataflows import Dataflow
 from shardwright.planning.row_maps import RowMap, RowPart, not_negative, positive
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+UNPLACED = -1
+"""The rank, in :class:`BlockColumns`, of a block that has none."""
 
 
 @frozen
@@ -225,6 +232,86 @@ class PlacedBlocks(_LazyBlocks):
     def _block(self, index: int) -> Block:
         block = self.blocks[index]
         return Block(block.rows, block.columns, self.ranks[index], dataflow=block.dataflow)
+
+
+@frozen(eq=False)
+class BlockColumns:
+    """Blocks as columns of numbers, one element a block: what there may be millions of is not made into objects.
+
+    Args:
+        part: the row part of each, ``[N]``.
+        start: its first column, ``[N]``.
+        stop: the column after its last, ``[N]``.
+        rank: its rank, or :data:`UNPLACED`, ``[N]``.
+        dataflow: the place of its own dataflow in ``dataflows``, ``[N]``.
+        dataflows: the dataflows that blocks name, and ``None`` for those that name none.
+    """
+
+    part: Ints
+    start: Ints
+    stop: Ints
+    rank: Ints
+    dataflow: Ints
+    dataflows: tuple[Dataflow | None, ...]
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block]) -> BlockColumns:
+        """The columns of any sequence of blocks; runs are not taken apart."""
+        if isinstance(blocks, PlacedBlocks):
+            return attrs.evolve(cls.of(blocks.blocks), rank=np.asarray(blocks.ranks, dtype=np.int64))
+        if isinstance(blocks, BlockRuns):
+            return cls._joined([cls._of_run(run) for run in blocks.runs])
+        return cls._of_objects(blocks)
+
+    @classmethod
+    def _of_run(cls, run: BlockRun) -> BlockColumns:
+        count = run.count
+        steps, zeros = np.arange(count), np.zeros(count, dtype=np.int64)
+        return cls(
+            part=run.first_part + (zeros if run.is_copied else steps),
+            start=zeros + run.columns.start,
+            stop=zeros + run.columns.stop,
+            rank=zeros + UNPLACED if run.rank is None else run.rank + steps,
+            dataflow=zeros,
+            dataflows=(run.dataflow,),
+        )
+
+    @classmethod
+    def _of_objects(cls, blocks: Sequence[Block]) -> BlockColumns:
+        place: dict[Dataflow | None, int] = {}
+        rows = [
+            (
+                block.rows.index,
+                block.columns.start,
+                block.columns.stop,
+                UNPLACED if block.rank is None else block.rank,
+                place.setdefault(block.dataflow, len(place)),
+            )
+            for block in blocks
+        ]
+        part, start, stop, rank, dataflow = np.array(rows, dtype=np.int64).reshape(-1, 5).T.copy()
+        return cls(part, start, stop, rank, dataflow, tuple(place))
+
+    @classmethod
+    def _joined(cls, pieces: Sequence[BlockColumns]) -> BlockColumns:
+        if len(pieces) == 1:
+            return pieces[0]
+        place: dict[Dataflow | None, int] = {}
+        own = [
+            np.array([place.setdefault(dataflow, len(place)) for dataflow in piece.dataflows])
+            for piece in pieces
+        ]
+        return cls(
+            part=np.concatenate([piece.part for piece in pieces]),
+            start=np.concatenate([piece.start for piece in pieces]),
+            stop=np.concatenate([piece.stop for piece in pieces]),
+            rank=np.concatenate([piece.rank for piece in pieces]),
+            dataflow=np.concatenate([new[piece.dataflow] for new, piece in zip(own, pieces, strict=True)]),
+            dataflows=tuple(place),
+        )
+
+    def __len__(self) -> int:
+        return len(self.part)
 
 
 def as_blocks(values: Iterable[Block | BlockRun]) -> Sequence[Block]:

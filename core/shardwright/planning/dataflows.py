@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from shardwright.runtime.part import Part
-    from shardwright.runtime.return_paths import ReturnPath
+    from shardwright.runtime.routed.return_path import ReturnPath
+    from shardwright.runtime.step.part import Part
 
 
 class Dataflow(ABC):
     """How ids reach the blocks of a layout and how partial results come home.
 
     A descriptor: a frozen attrs class of plain data, hashable, that imports its runtime only when asked. Most
-    dataflows are :class:`Routed`; others bring a :class:`shardwright.runtime.part.Part` of their own.
+    dataflows are :class:`Routed`; others bring a :class:`shardwright.runtime.step.part.Part` of their own.
     """
 
     name: ClassVar[str]
@@ -34,7 +34,7 @@ class Routed(Dataflow):
     """Ids are sent to the ranks that own their rows; what differs is the way results take home."""
 
     def part(self) -> type[Part]:  # noqa: D102
-        from shardwright.runtime.routed import RoutedTables
+        from shardwright.runtime.routed.tables import RoutedTables
 
         return RoutedTables
 
@@ -54,7 +54,7 @@ class Exchange(Routed):
     name: ClassVar[str] = "exchange"
 
     def return_path(self, *, is_pooled: bool) -> type[ReturnPath]:  # noqa: D102
-        from shardwright.runtime.return_paths import DirectReturn
+        from shardwright.runtime.routed.direct import DirectReturn
 
         return DirectReturn
 
@@ -70,8 +70,8 @@ class Hierarchical(Routed):
     sums_inside_host: ClassVar[bool] = True
 
     def return_path(self, *, is_pooled: bool) -> type[ReturnPath]:  # noqa: D102
-        from shardwright.runtime.host_return import HostReturn
-        from shardwright.runtime.return_paths import DirectReturn
+        from shardwright.runtime.routed.direct import DirectReturn
+        from shardwright.runtime.routed.hierarchical import HostReturn
 
         return HostReturn if is_pooled else DirectReturn
 
@@ -87,7 +87,7 @@ class Replicate(Dataflow):
     is_replicated: ClassVar[bool] = True
 
     def part(self) -> type[Part]:  # noqa: D102
-        from shardwright.runtime.replicated import ReplicatedTables
+        from shardwright.runtime.replicated.tables import ReplicatedTables
 
         return ReplicatedTables
 

@@ -5,16 +5,23 @@
 "embedding_dim", "shards": [{"rank", "rows": [a, b], "columns": [a, b]}, ...]}}}}``. A table may also have
 ``qcomms_config`` (the codecs of results and gradients, where they have any), ``row_map`` (where rows are not parted in
 neighbouring runs; then a shard's ``rows`` are ``{"part": i, "num_rows": n}``), ``dataflow``, ``variant`` and
-``extras``; a shard may have a ``dataflow`` of its own. Keys of others, which begin with ``x-``, are kept.
+``extras``; a shard may have a ``dataflow`` of its own. Many shards on neighbouring ranks are one entry: ``{"ranks":
+[first, last], "rows": {"parts": [first, last]}, "columns": [a, b]}`` where each rank has the next part of the
+``row_map``, and ``rows`` as of one shard where all have a copy. Keys of others, which begin with
+``x-``, are kept.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from shardwright.errors import PlanError
+from shardwright.planning.blocks import BlockColumns
 from shardwright.planning.document_rows import derive_row_map
 from shardwright.planning.layouts import Block, Exchange, Layout, PlacedBlocks, to_data
 from shardwright.planning.plan import ParameterSharding, ShardingPlan
@@ -23,6 +30,7 @@ from shardwright.planning.text import json_text, plain_json
 
 FORMAT = "shardwright-plan"
 VERSION = 1
+_LONG_RUN = 32  # shards: from there on those that follow one another are one entry, less for a person to edit
 
 _TABLE_KEYS = frozenset(
     [
@@ -30,7 +38,7 @@ _TABLE_KEYS = frozenset(
         *("row_map", "dataflow", "variant", "extras", "qcomms_config"),
     ]
 )
-_SHARD_KEYS = frozenset(["rank", "rows", "columns", "dataflow"])
+_SHARD_KEYS = frozenset(["rank", "ranks", "rows", "columns", "dataflow"])
 
 
 def write_plan(plan: ShardingPlan) -> str:
@@ -59,9 +67,9 @@ def _block(lines: Sequence[str], indent: str, brackets: str = "{}") -> str:
 
 def _least_topology(plan: ShardingPlan) -> dict[str, Any]:
     shardings = [sharding for tables in plan.plan.values() for sharding in tables.values()]
-    ranks = [rank for sharding in shardings for rank in sharding.ranks]
+    last = max((int(sharding.layout.columns.rank.max()) for sharding in shardings), default=0)
     device = shardings[0].device if shardings else "cpu"
-    return {"world_size": max(ranks, default=0) + 1, "compute_device": device}
+    return {"world_size": last + 1, "compute_device": device}
 
 
 def _table_line(
@@ -75,7 +83,8 @@ def _table_line(
         "num_embeddings": layout.row_map.num_rows,
         "embedding_dim": shards.dim_of(layout),
     }
-    if not shards.can_be_derived(layout):
+    entries = _entries_of(layout)
+    if entries is not None or not shards.can_be_derived(layout):
         data["row_map"] = to_data(layout.row_map)
     if layout.dataflow != Exchange():
         data["dataflow"] = to_data(layout.dataflow)
@@ -87,7 +96,8 @@ def _table_line(
         data["extras"] = dict(layout.extras)
     data.update((key, value) for key, value in known.items() if key not in _TABLE_KEYS)
     lines = [f"    {json.dumps(key)}: {json_text(value, '    ')}" for key, value in data.items()]
-    lines.append(f'    "shards": {_block(shards.lines(layout, known.get("shards", ())), "    ", "[]")}')
+    own = shards.lines(layout) if entries is None else entries
+    lines.append(f'    "shards": {_block(_with_unknown(own, known.get("shards", ())), "    ", "[]")}')
     return f"   {json.dumps(name)}: {_block(lines, '   ')}"
 
 
@@ -104,18 +114,15 @@ class _ShardWriter:
         self._dims: dict[int, int] = {}
         self._derived: dict[int, bool] = {}
 
-    def lines(self, layout: Layout, known: Sequence[Mapping[str, Any]]) -> list[str]:
-        """A line for each shard, with the keys that a loaded document had beside ours, if it has as many shards."""
+    def lines(self, layout: Layout) -> list[str]:
+        """A line for each shard, without its last bracket."""
         key = (id(_cut(layout)), tuple(layout.ranks))
         if key not in self._lines:
             sizes = self._sizes_of(layout)
             self._lines[key] = [
                 f'     {{"rank": {rank}, {size}' for rank, size in zip(layout.ranks, sizes, strict=True)
             ]
-        lines = self._lines[key]
-        if len(known) != len(lines) or all(_SHARD_KEYS.issuperset(old) for old in known):
-            return [f"{line}}}" for line in lines]
-        return [f"{line}{_unknown(old)}}}" for line, old in zip(lines, known, strict=True)]
+        return self._lines[key]
 
     def _sizes_of(self, layout: Layout) -> list[str]:
         key = id(_cut(layout))
@@ -127,7 +134,7 @@ class _ShardWriter:
         """The columns of the table."""
         key = id(_cut(layout))
         if key not in self._dims:
-            self._dims[key] = max(block.columns.stop for block in _cut(layout))
+            self._dims[key] = int(layout.columns.stop.max())
         return self._dims[key]
 
     def can_be_derived(self, layout: Layout) -> bool:
@@ -138,15 +145,61 @@ class _ShardWriter:
         return self._derived[key]
 
 
+def _with_unknown(lines: Sequence[str], known: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines with the keys that a loaded document had beside ours, if it has as many; and their last brackets."""
+    if len(known) != len(lines) or all(_SHARD_KEYS.issuperset(old) for old in known):
+        return [f"{line}}}" for line in lines]
+    return [f"{line}{_unknown(old)}}}" for line, old in zip(lines, known, strict=True)]
+
+
+def _entries_of(layout: Layout) -> list[str] | None:
+    """A line for each run of shards on neighbouring ranks; ``None`` where there is no long one."""
+    if len(layout.blocks) < _LONG_RUN:
+        return None
+    columns = layout.columns
+    bounds = [0, *_begins_of_runs(columns), len(columns)]
+    if max(stop - start for start, stop in pairwise(bounds)) < _LONG_RUN:
+        return None
+    return [_run_line(layout, columns, start, stop) for start, stop in pairwise(bounds)]
+
+
+def _begins_of_runs(columns: BlockColumns) -> list[int]:
+    """Where a run of shards begins, but the first: of neighbouring parts, or of copies of one part."""
+    alike = np.stack([columns.start, columns.stop, columns.dataflow])
+    follows = (np.diff(columns.rank) == 1) & (np.diff(alike) == 0).all(0)
+    step = np.diff(columns.part)
+    kind = np.where(follows & np.isin(step, (0, 1)), step + 1, 0)  # 1: a copy, 2: the next part, 0: neither
+    begins, first = [], 0
+    for place in np.flatnonzero((kind == 0) | (np.diff(kind, prepend=0) != 0)).tolist():
+        if kind[place] == 0 or place > first:  # the second shard of a run says of which kind it is
+            begins.append(first := place + 1)
+    return begins
+
+
+def _run_line(layout: Layout, columns: BlockColumns, start: int, stop: int) -> str:
+    block = layout.blocks[start]
+    if stop - start == 1:
+        return f'     {{"rank": {block.rank}, {_size_text(block)}'
+    is_copied = columns.part[start] == columns.part[start + 1]
+    rows = (
+        _rows_text(block) if is_copied else f'{{"parts": [{columns.part[start]}, {columns.part[stop - 1]}]}}'
+    )
+    return f'     {{"ranks": [{block.rank}, {columns.rank[stop - 1]}], {_size_text(block, rows)}'
+
+
 def _cut(layout: Layout) -> Sequence[Block]:
     """The blocks of a layout before they were given ranks; the same object for layouts made of the same."""
     return layout.blocks.blocks if isinstance(layout.blocks, PlacedBlocks) else layout.blocks
 
 
-def _size_text(block: Block) -> str:
+def _rows_text(block: Block) -> str:
     bounds = block.rows.bounds
     part = f'{{"part": {block.rows.index}, "num_rows": {block.num_rows}}}'
-    rows = f"[{bounds[0]}, {bounds[1]}]" if bounds else part
+    return f"[{bounds[0]}, {bounds[1]}]" if bounds else part
+
+
+def _size_text(block: Block, rows: str = "") -> str:
+    rows = rows or _rows_text(block)
     dataflow = f', "dataflow": {json.dumps(to_data(block.dataflow))}' if block.dataflow else ""
     return f'"rows": {rows}, "columns": [{block.columns.start}, {block.columns.stop}]{dataflow}'
 

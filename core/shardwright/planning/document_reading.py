@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,15 +19,17 @@ from shardwright.planning.document_rows import row_parts
 from shardwright.planning.documents import PLAN
 from shardwright.planning.layouts import (
     Block,
+    BlockRun,
     ColumnRange,
     Dataflow,
     Exchange,
     Layout,
     PlacedBlocks,
     from_data,
+    to_data,
 )
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
-from shardwright.planning.row_maps import RowMap, RowsRange
+from shardwright.planning.row_maps import ROW_MAPS, RowMap, RowsRange
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.topology import Topology
 
@@ -103,8 +105,15 @@ class _Cut:
 
 def _cut_text(entry: Mapping[str, Any]) -> str:
     """All that an entry says of its table but ranks: equal only for equal JSON data."""
+    if _has_runs(entry["shards"]):
+        return json.dumps(entry)
     shards = [{key: value for key, value in shard.items() if key != "rank"} for shard in entry["shards"]]
     return json.dumps([{**entry, "shards": None}, shards])
+
+
+def _has_runs(shards: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an entry stands for shards of several ranks."""
+    return any("ranks" in shard for shard in shards)
 
 
 class _Reader:
@@ -126,7 +135,9 @@ class _Reader:
         where = f"module {path!r}, table {name!r}"
         try:
             cut = _cut_text(entry)
-            made = self._known(cut, entry) or self._remembered(cut, self._new(path, name, entry, where))
+            made = self._known(cut, entry) or self._remembered(
+                cut, self._new(path, name, entry, where), entry
+            )
             contradiction = self._contradiction(path, name, made, self._cuts[cut])
         except PlanError:
             raise
@@ -170,19 +181,21 @@ class _Reader:
             cut.agreed.add(key)
         return contradiction
 
-    def _remembered(self, cut: str, made: ParameterSharding) -> ParameterSharding:
+    def _remembered(self, cut: str, made: ParameterSharding, entry: Mapping[str, Any]) -> ParameterSharding:
         """What was read, kept for tables that are cut alike."""
         ranks = tuple(made.ranks)
-        dim = max(block.columns.stop for block in made.layout.blocks)
-        known = _Cut(made, dim, {self._places(made.layout, ranks)})
-        return self._cuts.setdefault(cut, known).placed(ranks)
+        dim = int(made.layout.columns.stop.max())
+        known = self._cuts.setdefault(cut, _Cut(made, dim, {self._places(made.layout, ranks)}))
+        return known.sharding if _has_runs(entry["shards"]) else known.placed(ranks)
 
     def _known(self, cut: str, entry: Mapping[str, Any]) -> ParameterSharding | None:
         """A table that is cut as one before and whose ranks are such as were found right with it."""
         known = self._cuts.get(cut)
         if known is None:
             return None
-        ranks = tuple(shard["rank"] for shard in entry["shards"])
+        if _has_runs(entry["shards"]):  # equal in all that is said, ranks too
+            return known.sharding
+        ranks = tuple(shard.get("rank") for shard in entry["shards"])
         if not all(type(rank) is int and rank < self._world_size for rank in ranks):
             return None
         places = self._places(known.sharding.layout, ranks)
@@ -199,32 +212,87 @@ class _Reader:
     ) -> Layout:
         num_rows, dim, shards = int(entry["num_embeddings"]), int(entry["embedding_dim"]), entry["shards"]
         places = [f"{where}, shard {index}" for index in range(len(shards))]
-        ranks = [self._rank(shard, place) for shard, place in zip(shards, places, strict=True)]
-        columns = [_columns(shard, dim, place) for shard, place in zip(shards, places, strict=True)]
-        rows = [_rows(shard, num_rows, place) for shard, place in zip(shards, places, strict=True)]
         dataflow = _dataflow(entry, kind) or Exchange()
         own = [_dataflow(shard, kind) for shard in shards]
         given: RowMap | None = RowsRange(num_rows) if dataflow.is_replicated else None
         if "row_map" in entry:
-            given = from_data(entry["row_map"], kind.row_maps)
-        parts = row_parts(given, rows, columns, num_rows, places)
+            given = from_data(entry["row_map"], _maps_of(kind))
+        read = self._runs if _has_runs(shards) else self._blocks
         return Layout(
-            [
-                Block(part, span, rank=rank, dataflow=flow)
-                for part, span, rank, flow in zip(parts, columns, ranks, own, strict=True)
-            ],
+            read(shards, given, own, (num_rows, dim), places),
             dataflow=dataflow,
             variant=entry.get("variant", ""),
             extras=entry.get("extras", {}),
         )
 
+    def _blocks(
+        self,
+        shards: Sequence[Mapping[str, Any]],
+        given: RowMap | None,
+        own: Sequence[Dataflow | None],
+        shape: tuple[int, int],
+        places: Sequence[str],
+    ) -> Sequence[Block | BlockRun]:
+        """A block for each shard, which each have an entry."""
+        num_rows, dim = shape
+        ranks = [self._rank(shard, place) for shard, place in zip(shards, places, strict=True)]
+        columns = [_columns(shard, dim, place) for shard, place in zip(shards, places, strict=True)]
+        rows = [_rows(shard, num_rows, place) for shard, place in zip(shards, places, strict=True)]
+        parts = row_parts(given, rows, columns, num_rows, places)
+        return [
+            Block(part, span, rank=rank, dataflow=flow)
+            for part, span, rank, flow in zip(parts, columns, ranks, own, strict=True)
+        ]
+
+    def _runs(
+        self,
+        shards: Sequence[Mapping[str, Any]],
+        given: RowMap | None,
+        own: Sequence[Dataflow | None],
+        shape: tuple[int, int],
+        places: Sequence[str],
+    ) -> Sequence[Block | BlockRun]:
+        """A run of blocks for each entry, of which some stand for shards of several ranks."""
+        if given is None:
+            raise PlanError(
+                f"{places[0].rpartition(', ')[0]}: shards of several ranks need the table's row_map"
+            )
+        runs = []
+        for shard, flow, place in zip(shards, own, places, strict=True):
+            first, last = self._span(shard, place)
+            count = last - first + 1
+            part, is_copied = _parts(shard, given, count, shape[0], place)
+            columns = _columns(shard, shape[1], place)
+            runs.append(BlockRun(given, columns, count, part, is_copied=is_copied, rank=first, dataflow=flow))
+        return runs
+
+    def _span(self, shard: Mapping[str, Any], place: str) -> tuple[int, int]:
+        """The first and the last rank of an entry."""
+        if "ranks" not in shard:
+            rank = self._rank(shard, place)
+            return rank, rank
+        first, last = map(int, shard["ranks"])
+        if not first <= last < self._world_size:
+            raise PlanError(
+                f"{place}: ranks {first} to {last} are not among the {self._world_size} ranks of the topology"
+            )
+        return first, last
+
     def _rank(self, shard: Mapping[str, Any], place: str) -> int:
+        if "rank" not in shard:
+            raise PlanError(f"{place}: 'rank' is missing (or 'ranks', of shards on neighbouring ranks)")
         rank = int(shard["rank"])  # 1.0 is an integer in JSON schemas
         if rank >= self._world_size:
             raise PlanError(
                 f"{place}: rank {rank!r} is not one of the {self._world_size} ranks of the topology"
             )
         return rank
+
+
+def _maps_of(kind: type[ShardingType] | ShardingType) -> list[type[RowMap]]:
+    """The row maps that a document may name: the type's, and core's that have other names."""
+    own = {row_map.name for row_map in kind.row_maps}
+    return [*kind.row_maps, *(row_map for row_map in ROW_MAPS if row_map.name not in own)]
 
 
 def _dataflow(entry: Mapping[str, Any], kind: type[ShardingType] | ShardingType) -> Dataflow | None:
@@ -235,11 +303,37 @@ def _dataflow(entry: Mapping[str, Any], kind: type[ShardingType] | ShardingType)
 def _rows(shard: Mapping[str, Any], num_rows: int, place: str) -> tuple[int, int] | int:
     rows = shard["rows"]
     if isinstance(rows, dict):
+        if "part" not in rows:
+            raise PlanError(
+                f'{place}: rows must be [start, stop] or {{"part": i, "num_rows": n}}, got {rows!r}'
+            )
         return int(rows["part"])
     start, stop = map(int, rows)
     if not start <= stop <= num_rows:
         raise PlanError(f"{place}: rows [{start}, {stop}) are not within the table's {num_rows} rows")
     return start, stop
+
+
+def _parts(
+    shard: Mapping[str, Any], given: RowMap, count: int, num_rows: int, place: str
+) -> tuple[int, bool]:
+    """The row part of an entry's first shard, and whether all of its shards have that."""
+    rows = shard["rows"]
+    if not isinstance(rows, dict) or "parts" not in rows:
+        found = _rows(shard, num_rows, place)
+        fitting = (
+            [found] if isinstance(found, int) else [part.index for part in given if part.bounds == found]
+        )
+        if not fitting or fitting[0] >= given.num_parts:
+            raise PlanError(f"{place}: the row_map {to_data(given)} has no part {found}")
+        return fitting[0], count > 1
+    first, last = map(int, rows["parts"])
+    if last - first + 1 != count or not first <= last < given.num_parts:
+        raise PlanError(
+            f"{place}: parts {first} to {last} of the {given.num_parts} of the row_map are to be {count}, one for each "
+            "of its ranks"
+        )
+    return first, False
 
 
 def _columns(shard: Mapping[str, Any], dim: int, place: str) -> ColumnRange:

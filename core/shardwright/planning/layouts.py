@@ -7,18 +7,31 @@ does follows from these. Nothing here imports torch.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
+import numpy as np
 from attrs import field, frozen
 
 from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError, nearest
-from shardwright.planning.blocks import Block, BlockRun, BlockRuns, ColumnRange, PlacedBlocks, as_blocks
+from shardwright.planning.blocks import (
+    UNPLACED,
+    Block,
+    BlockColumns,
+    BlockRun,
+    BlockRuns,
+    ColumnRange,
+    Ints,
+    PlacedBlocks,
+    as_blocks,
+)
 from shardwright.planning.dataflows import DATAFLOWS, Dataflow, Exchange, Hierarchical, Replicate, Routed
-from shardwright.planning.row_maps import RowMap
+from shardwright.planning.row_maps import ROW_MAPS, RowMap
 
 if TYPE_CHECKING:
     from shardwright.planning.tables import TableSpec
@@ -84,6 +97,11 @@ class Layout:
             raise InvalidInputError("the blocks of a layout must be parts of one row map")
 
     @property
+    def columns(self) -> BlockColumns:
+        """Its blocks as columns of numbers, made anew each time."""
+        return BlockColumns.of(self.blocks)
+
+    @property
     def row_map(self) -> RowMap:
         """The row map of all its blocks."""
         cut = self.blocks.blocks if isinstance(self.blocks, PlacedBlocks) else self.blocks
@@ -114,11 +132,15 @@ class Layout:
         chosen = set(dataflows)
         if chosen.issuperset(self.dataflows):
             return self
-        kept = [index for index, block in enumerate(self.blocks) if self.dataflow_of(block) in chosen]
-        if not isinstance(self.blocks, PlacedBlocks):
-            return attrs.evolve(self, blocks=[self.blocks[index] for index in kept])
-        cut, ranks = self.blocks.blocks, self.blocks.ranks
-        return attrs.evolve(self, blocks=PlacedBlocks([cut[i] for i in kept], [ranks[i] for i in kept]))
+        cut = self.blocks.blocks if isinstance(self.blocks, PlacedBlocks) else self.blocks
+        items: Sequence[Block | BlockRun] = cut.runs if isinstance(cut, BlockRuns) else cut
+        is_kept = [(item.dataflow or self.dataflow) in chosen for item in items]
+        kept = as_blocks([item for item, keep in zip(items, is_kept, strict=True) if keep])
+        if isinstance(self.blocks, PlacedBlocks):
+            counts = [item.count if isinstance(item, BlockRun) else 1 for item in items]
+            ranks = np.asarray(self.blocks.ranks)[np.repeat(is_kept, counts)]
+            kept = PlacedBlocks(kept, tuple(ranks.tolist()))
+        return attrs.evolve(self, blocks=kept)
 
     def distinct_blocks(self) -> Iterator[Block]:
         """Its blocks, of copies only the first: together they hold each row and column once."""
@@ -148,14 +170,27 @@ class Layout:
     @property
     def is_placed(self) -> bool:
         """Whether each block has a rank."""
-        return isinstance(self.blocks, PlacedBlocks) or all(block.rank is not None for block in self.blocks)
+        if isinstance(self.blocks, PlacedBlocks):
+            return True
+        items = self.blocks.runs if isinstance(self.blocks, BlockRuns) else self.blocks
+        return all(item.rank is not None for item in items)
 
     @property
     def ranks(self) -> Sequence[int | None]:
         """The rank of each block."""
         if isinstance(self.blocks, PlacedBlocks):
             return self.blocks.ranks
-        return [block.rank for block in self.blocks]
+        return [None if rank == UNPLACED else rank for rank in self.columns.rank.tolist()]
+
+    def digest(self) -> bytes:
+        """A hash of all that is planned for a table, the same for equal blocks however they are written down."""
+        columns = self.columns
+        flows = [to_data(flow or self.dataflow) for flow in columns.dataflows]
+        told = json.dumps([to_data(self.row_map), flows, self.variant, dict(self.extras)], sort_keys=True)
+        digest = hashlib.sha256(told.encode())
+        for column in (columns.part, columns.start, columns.stop, columns.rank, columns.dataflow):
+            digest.update(column.tobytes())
+        return digest.digest()
 
     def placed(self, ranks: Iterable[int]) -> Layout:
         """The same layout with block ``i`` on ``ranks[i]``, where it then must live."""
@@ -174,7 +209,7 @@ class Layout:
         where = f"table {table.describe()}"
         if self.row_map.num_rows != table.num_embeddings:
             raise InvalidInputError(f"{where}: the row map covers {self.row_map.num_rows} rows")
-        covered = sum(self.row_map.num_rows_of(part) for part in range(self.row_map.num_parts))
+        covered = _rows_of_parts(self.row_map)
         if covered != table.num_embeddings:
             raise InvalidInputError(f"{where}: the parts of the row map hold {covered} rows together")
         if self._covers_once(table, world_size):
@@ -192,18 +227,46 @@ class Layout:
             _check_columns(f"{where}, row part {part}", columns, table.embedding_dim)
 
     def _covers_once(self, table: TableSpec, world_size: int | None) -> bool:
-        """Whether the few runs of the blocks show by their bounds alone what :meth:`check` looks for."""
-        if not isinstance(self.blocks, BlockRuns) or len(self.blocks.runs) != 1:
+        """Whether :meth:`check` finds nothing: by columns of numbers, as there may be thousands of blocks."""
+        columns = self.columns
+        last = int(columns.rank.max())
+        if world_size is None or last >= world_size:
             return False
-        (run,) = self.blocks.runs
-        last = (run.rank or 0) + run.count - 1
-        if (run.columns.start, run.columns.stop) != (0, table.embedding_dim) or last >= (
-            world_size or last + 1
-        ):
+        flows = [flow or self.dataflow for flow in columns.dataflows]
+        is_copy = np.array([flow.is_replicated for flow in flows])[columns.dataflow]
+        copies = [
+            np.flatnonzero(is_copy & (columns.dataflow == place)) for place in range(len(columns.dataflows))
+        ]
+        if not all(self._are_copies(columns, own, table, world_size) for own in copies):
             return False
-        if self.is_replicated:
-            return run.rank == 0 and run.is_copied and self.row_map.num_parts == 1 and last + 1 == world_size
-        return not run.is_copied and run.count == self.row_map.num_parts
+        # Of copies the first of each row part, then all by part and first column: each begins where the last ended.
+        first = np.unique(np.where(is_copy, columns.part, -1), return_index=True)[1]
+        kept = np.concatenate([np.flatnonzero(~is_copy), first[is_copy[first]]])
+        order = kept[np.lexsort((columns.start[kept], columns.part[kept]))]
+        part, start, stop = columns.part[order], columns.start[order], columns.stop[order]
+        begins = np.diff(part, prepend=-1) > 0
+        before = np.where(begins, 0, np.roll(stop, 1))
+        ends = np.append(begins[1:], True)
+        return (
+            np.array_equal(part[begins], np.arange(self.row_map.num_parts))
+            and np.array_equal(start, before)
+            and bool((stop[ends] == table.embedding_dim).all())
+        )
+
+    @staticmethod
+    def _are_copies(columns: BlockColumns, copies: Ints, table: TableSpec, world_size: int) -> bool:
+        """Whether some blocks are whole rows of parts of which every rank has one."""
+        if not len(copies):
+            return True
+        part, rank = columns.part[copies], columns.rank[copies]
+        parts = np.unique(part)
+        wanted = np.stack([parts.repeat(world_size), np.tile(np.arange(world_size), len(parts))])
+        order = np.lexsort((rank, part))
+        return (
+            bool((columns.start[copies] == 0).all() and (columns.stop[copies] == table.embedding_dim).all())
+            and len(copies) == wanted.shape[1]
+            and np.array_equal(np.stack([part, rank])[:, order], wanted)
+        )
 
     def _check_copies(self, where: str, table: TableSpec, dataflow: Dataflow, world_size: int | None) -> None:
         """Check that every rank has one copy of each row part of a dataflow, with all columns."""
@@ -227,6 +290,13 @@ class Layout:
                         f"{where}: rank {rank} has {copies[rank]} {what}; dataflow {dataflow.name!r} needs one on "
                         f"each of {count} ranks"
                     )
+
+
+def _rows_of_parts(row_map: RowMap) -> int:
+    """How many rows the parts hold together: each is asked where the class is not one of core's."""
+    if type(row_map) in ROW_MAPS:
+        return sum(rows * count for rows, count in row_map.part_sizes())
+    return sum(row_map.num_rows_of(part) for part in range(row_map.num_parts))
 
 
 def _check_columns(where: str, columns: list[ColumnRange], dim: int) -> None:

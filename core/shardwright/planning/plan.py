@@ -68,6 +68,11 @@ class ParameterSharding:
             return None
         return EnumerableShardingSpec([_metadata(block, self.device) for block in self.layout.blocks])
 
+    def digest(self) -> bytes:
+        """A hash of all that it says: equal for equal plans."""
+        told = repr((self.sharding_type, self.compute_kernel, self.device, self.qcomms_config))
+        return told.encode() + self.layout.digest()
+
     def __repr__(self) -> str:
         codecs = f", qcomms_config={self.qcomms_config}" if self.qcomms_config else ""
         return (

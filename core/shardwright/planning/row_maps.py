@@ -6,10 +6,10 @@ They work on NumPy arrays and torch tensors alike, and nothing here imports torc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from attrs import field, frozen
@@ -65,6 +65,26 @@ class RowMap(ABC):
     @abstractmethod
     def local_row_of(self, ids: Any) -> Any:
         """The row of each id inside its part: ``[N]`` of the kind given."""
+
+    @classmethod
+    def place(cls, maps: Sequence[RowMap], ids: Any, sizes: Sequence[int]) -> tuple[Any, Any]:
+        """Where ids of several tables go: what :meth:`part_of` and :meth:`local_row_of` say, one map after another.
+
+        A class whose maps differ in a number or two may do all of them at once: it is called in every step.
+
+        Args:
+            maps: of this class, one for each piece of ``ids``.
+            ids: a torch tensor ``[N]``.
+            sizes: how many ids each map gets, in order; they add up to ``N``.
+
+        Returns:
+            The part of each id, and its row in that part: ``[N]`` each.
+        """
+        import torch
+
+        pieces = [(row_map, piece) for row_map, piece in zip(maps, ids.split(list(sizes)), strict=True)]
+        parts = torch.cat([row_map.part_of(piece) for row_map, piece in pieces])
+        return parts, torch.cat([row_map.local_row_of(piece) for row_map, piece in pieces])
 
     @abstractmethod
     def rows_of(self, part: int) -> slice | np.ndarray[Any, Any]:
@@ -158,6 +178,12 @@ class RowsRange(RowMap):
     def local_row_of(self, ids: Any) -> Any:  # noqa: D102
         return ids % self.block_rows
 
+    @classmethod
+    def place(cls, maps: Sequence[RowMap], ids: Any, sizes: Sequence[int]) -> tuple[Any, Any]:  # noqa: D102
+        rows = _one_number([row_map.block_rows for row_map in cast("list[RowsRange]", maps)], ids, sizes)
+        parts = ids // rows
+        return parts, ids - parts * rows
+
     def rows_of(self, part: int) -> slice:  # noqa: D102
         start = min(part * self.block_rows, self.num_rows)
         return slice(start, min(start + self.block_rows, self.num_rows))
@@ -187,12 +213,28 @@ class RowsModulo(RowMap):
     def local_row_of(self, ids: Any) -> Any:  # noqa: D102
         return ids // self.parts
 
+    @classmethod
+    def place(cls, maps: Sequence[RowMap], ids: Any, sizes: Sequence[int]) -> tuple[Any, Any]:  # noqa: D102
+        parts = _one_number([row_map.parts for row_map in cast("list[RowsModulo]", maps)], ids, sizes)
+        rows = ids // parts
+        return ids - rows * parts, rows
+
     def rows_of(self, part: int) -> slice:  # noqa: D102
         return slice(part, self.num_rows, self.parts)
 
     def part_sizes(self) -> list[tuple[int, int]]:  # noqa: D102
         least, larger = divmod(self.num_rows, self.parts)
         return [(rows, count) for rows, count in ((least + 1, larger), (least, self.parts - larger)) if count]
+
+
+def _one_number(numbers: Sequence[int], ids: Any, sizes: Sequence[int]) -> Any:
+    """A number for each piece of ``ids``: one for all where they are equal, else one for each id."""
+    if len(set(numbers)) == 1:
+        return numbers[0]
+    import torch
+
+    each = torch.from_numpy(np.repeat(np.array(numbers, dtype=np.int64), sizes))
+    return each.to(ids.device, ids.dtype)
 
 
 def _increasing(instance: Any, attribute: Any, value: tuple[int, ...]) -> None:

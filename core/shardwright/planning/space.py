@@ -194,10 +194,11 @@ def vector_bytes(options: Options) -> tuple[Floats, Floats]:
 def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
     """What each shard of a run receives and sends in a step: ``[S]`` each, in bytes.
 
-    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out; if they are added
-    inside the host, then also the sums for this rank's counterparts on all hosts. A copy of the whole table has its own
-    rank's ids and vectors only. A shard without rows has neither, but where sums are made inside the host: all ranks of
-    it take part in them, those without rows with zeros.
+    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, of cut rows only those
+    of bags with ids (:func:`filled_bags`); if they are added inside the host, those of all bags, and then also the sums
+    for this rank's counterparts on all hosts. A copy of the whole table has its own rank's ids and vectors only. A
+    shard without rows has neither, but where sums are made inside the host: all ranks of it take part in them, those
+    without rows with zeros.
     """
     table = options.shard_table
     fraction = options.id_fraction
@@ -208,9 +209,28 @@ def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]
     crosses = options.sums_inside_host[options.option] & ~options.is_copy
     num_sums = num_batches + np.where(crosses, crossing, 0)
     sends = (options.num_rows > 0) | (crosses & (crossing > 0))
-    vectors = np.where(pooled, options.bags_per_batch[table] * num_sums * sends, ids)
+    bags = options.bags_per_batch[table] * filled_bags(options, topology)
+    vectors = np.where(pooled, bags * num_sums * sends, ids)
     input_bytes = ids * _input_bytes_of_id(options)
     return input_bytes, vectors * vector_bytes(options)[0]
+
+
+def filled_bags(options: Options, topology: Topology) -> Floats:
+    """The part of the bags that travel between a shard and the ranks: ``[S]``.
+
+    Where rows are cut, bags without ids in the shard's rows stay at home, unless sums are made inside the host. Of bags
+    of ``n`` ids, each of which falls into the shard's rows with probability ``f``, ``1 - (1 - f)^n`` have any.
+    """
+    table, option = options.shard_table, options.option
+    is_whole = ~options.cuts_rows[option] | ~options.is_pooled[table] | options.is_copy
+    if topology.num_hosts > 1:
+        is_whole |= options.sums_inside_host[option]
+    num_bags = options.bags_per_batch[table]
+    num_ids = np.divide(
+        options.ids_per_batch[table], num_bags, where=num_bags > 0, out=np.ones_like(num_bags)
+    )
+    missed = np.log1p(-np.minimum(options.id_fraction, 1 - 1e-12)) * num_ids
+    return np.where(is_whole, 1.0, -np.expm1(missed))
 
 
 def synchronised_bytes(options: Options, topology: Topology) -> Floats:

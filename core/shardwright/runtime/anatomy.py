@@ -7,8 +7,8 @@ from functools import partial
 
 from torch import nn
 
-from shardwright.runtime.engine import CollectionEngine
-from shardwright.runtime.part import Part as EnginePart
+from shardwright.runtime.step.engine import CollectionEngine
+from shardwright.runtime.step.part import Part as EnginePart
 
 
 class Anatomy(nn.Module):

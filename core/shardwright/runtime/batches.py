@@ -5,16 +5,20 @@ the exchange of that batch's ids, which is made before the forward pass. So the 
 collective of its own, once it is known where in a batch the collections' inputs stand. That is learnt in the first
 step, by watching what they are given.
 
+A pipeline begins the exchange of the next batch as soon as this one's results are on their way, before anybody waits
+for them; so a status word after the forward pass says whether it failed.
+
 The collectives that are not those of the step itself, by every rank: 1. before the first batch, what each has, and
 what its user chose; 2. after the first forward pass, where inputs stand; 3. before each batch a status word, where no
-input is exchanged ahead.
+input is exchanged ahead; 4. after each forward pass in which the next batch was begun, a status word.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -22,6 +26,7 @@ from typing import Any, Protocol
 import torch
 from attrs import evolve, frozen
 from torch import nn
+from torch.profiler import record_function
 
 from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.runtime.batch_settings import BatchSettings
@@ -91,17 +96,27 @@ class BatchesInStep:
         # Collections have these, and so must not come to have this object: nothing would be freed at once.
         self._made: list[tuple[str, KeyedJaggedTensor]] = []
         self._ahead = {
-            name: InputsAhead(partial(_note, self._made, name), is_strict=settings.is_strict)
+            name: InputsAhead(
+                partial(_note, self._made, name),
+                is_strict=settings.is_strict,
+                looked_up=partial(_call_weakly, weakref.WeakMethod(self._has_looked_up)),
+            )
             for name in self._collections
         }
         self._env = _env_of(model, list(self._collections.values()))
         self._side = SideStream.on(settings.device or torch.device(self._env.device_type))
         self._fetcher = Fetcher(settings, self._env, self._side)
+        self._begun: list[tuple[str, Begun]] = []  # for the batch that is taken next
         self.reset()
 
     def reset(self) -> None:
         """Forget all batches under way and where inputs stand; every rank makes this call, or none."""
         self.drop_unused()
+        for _, begun in self._begun:
+            begun.arrive()
+        self._begun = []
+        self._iterator: Iterator[Any] | None = None  # while a forward pass is to begin the next batch
+        self._to_look_up = 0
         self._calls: list[_Call] | None = None if self._settings.is_ahead and self._collections else []
         self._expected = list(self._collections)
         self._made.clear()
@@ -126,6 +141,9 @@ class BatchesInStep:
             raise coming.error
         if coming.is_over:
             raise StopIteration
+        for name, begun in self._begun:
+            self._ahead[name].put(begun)
+        self._begun = []
         current = self._side.join()
         if current is not None:
             record_stream(coming.batch, current)
@@ -217,8 +235,7 @@ class BatchesInStep:
         statuses = exchanges[0].statuses
         is_over = bool(statuses) and not goes_on(statuses)
         if error is None and not is_over:
-            for call, features, step in begun:
-                self._ahead[call.name].put(Begun(features, step, self._side))
+            self._begun = [(call.name, Begun(features, step, self._side)) for call, features, step in begun]
         else:
             self._discard([step for _, _, step in begun if step in sent])
         return _Coming(fetched.batch, error and (fetched.error or error), is_over), statuses
@@ -247,13 +264,20 @@ class BatchesInStep:
     # The forward pass
 
     @contextmanager
-    def forward(self) -> Iterator[None]:
+    def forward(self, iterator: Iterator[Any]) -> Iterator[None]:
         """Around the forward pass of a batch taken: what it raises, all ranks raise in this step.
 
+        The next batch is begun inside, once the last results are on their way, or, where that is not known, after it.
+
+        Args:
+            iterator: has the next batch.
+
         Raises:
-            DistributedError: the pass did not use what was exchanged for it.
+            DistributedError: the pass did not use what was exchanged for it, or failed on another rank.
         """
         self.serve()
+        self._to_look_up = len(self._calls or ())
+        self._iterator = iterator if self._calls else None
         try:
             yield
             self._check_used()
@@ -262,8 +286,29 @@ class BatchesInStep:
             raise
         finally:
             self.release()
+            self._iterator = None
             if not self.learns:
                 self._made.clear()
+        if self._calls:
+            _raise_if_stopped(self._say(Status.FINE))
+            return
+        if self.learns:
+            self.learn()
+        with record_function("## next batch ##"):
+            self.advance(iterator)
+
+    def _has_looked_up(self) -> None:
+        """One of the collections' results are on their way: after the last, the next batch may be begun."""
+        self._to_look_up -= 1
+        if self._to_look_up == 0 and self._iterator is not None:
+            with record_function("## next batch ##"):
+                self.advance(self._iterator)
+
+    def _say(self, status: Status) -> Sequence[Status]:
+        """Tell all ranks how the forward pass went; returns what they say."""
+        word = StatusWord(self._env, Fetched(None, status))
+        word.send()
+        return word.statuses
 
     def _check_used(self) -> None:
         for name, ahead in self._ahead.items():
@@ -290,12 +335,22 @@ class BatchesInStep:
                 made[name] -= 1
             elif len(self._ahead[name]):
                 self._ahead[name].next().lookup()
+                self._has_looked_up()
             else:
                 self._collections[name].begin_input_dist(None, status=Status.STOPPED).send()
         if self.learns:
             self._env.communicator.all_gather_objects(None)  # as in learn
+        elif self._calls:
+            self._say(Status.STOPPED)
         else:
             self._exchange(_STOPPED)
+
+
+def _call_weakly(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call a method of what still is."""
+    own = method()
+    if own is not None:
+        own()
 
 
 def _note(made: list[tuple[str, KeyedJaggedTensor]], name: str, features: KeyedJaggedTensor) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from functools import cached_property
 from itertools import accumulate
 
 from attrs import frozen
 from torch import Tensor
 
+from shardwright.planning.blocks import Ints
 from shardwright.planning.tables import PoolingType, TableSpec, embedding_names
+from shardwright.runtime.segments import starts_of
 
 
 @frozen
@@ -74,9 +77,13 @@ class Collection:
         """Columns of the pooled output."""
         return self.outputs[-1].stop
 
-    def outputs_of(self, table: int) -> list[int]:
-        """The outputs of a table, by index."""
-        return [index for index, output in enumerate(self.outputs) if output.table == table]
+    @cached_property
+    def outputs_by_table(self) -> list[list[int]]:
+        """The outputs of each table, by index."""
+        outputs: list[list[int]] = [[] for _ in self.tables]
+        for index, output in enumerate(self.outputs):
+            outputs[output.table].append(index)
+        return outputs
 
     def smallest_table(self, feature: int, *, but: AbstractSet[int] = frozenset()) -> TableSpec | None:
         """Of the tables that a feature is looked up in, without some, the one with the fewest rows, if there is any."""
@@ -91,15 +98,33 @@ class FeatureBatch:
 
     Args:
         lengths: ``[F, B]`` int32.
-        ids: int64 ids of each feature.
-        weights: float32 weights of each feature, or ``None``.
+        values: ``[N]`` int64 ids, feature after feature.
+        weights: ``[N]`` float32 weights of the ids, or ``None``.
+        num_ids: ids of each feature, ``[F]``, in host memory.
     """
 
     lengths: Tensor
-    ids: Sequence[Tensor]
-    weights: Sequence[Tensor] | None
+    values: Tensor
+    weights: Tensor | None
+    num_ids: Ints
 
     @property
     def batch_size(self) -> int:
         """``B``."""
         return self.lengths.shape[1]
+
+    @cached_property
+    def starts(self) -> Ints:
+        """Where each feature's ids begin: ``[F]``."""
+        return starts_of(self.num_ids)
+
+    @cached_property
+    def ids(self) -> tuple[Tensor, ...]:
+        """The ids of each feature."""
+        return self.values.split_with_sizes(self.num_ids.tolist())
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it consists of."""
+        weights = () if self.weights is None else (self.weights,)
+        return [self.lengths, self.values, *weights]

@@ -125,6 +125,8 @@ class TorchCommunicator(Communicator):
         process_group: the group; every rank of it makes the same calls in the same order.
         device: where small control messages live (the CPU, or the rank's accelerator).
         exchange: how :meth:`all_to_all` is made, if not as the group does.
+        beside: sends tensors in host memory among the same ranks, if this does not: headers, and objects.
+        phases: of the ranks, where the group is beside another whose they are.
         close: ends what is under way over the group, which another rank will not come to. The group cannot be used
             after that; without this, a process may only end when the group's time-out has.
     """
@@ -135,11 +137,14 @@ class TorchCommunicator(Communicator):
         device: torch.device,
         exchange: Exchange | None = None,
         close: Callable[[], None] = lambda: None,
+        *,
+        beside: Communicator | None = None,
+        phases: Phases | None = None,
     ) -> None:
-        self._group, self._close = process_group, close
+        self._group, self._close, self._beside = process_group, close, beside
         self._device = device
         self._exchange = exchange or TorchExchange(process_group)
-        self._phases = Phases.of(process_group)
+        self._phases = phases or Phases.of(process_group)
         # Where waiting with a limit of its own would block a device's stream, there is none.
         self._patience = self._phases.roll_call.patience if device.type == "cpu" else None
         self.rank = dist.get_rank(process_group)
@@ -198,6 +203,9 @@ class TorchCommunicator(Communicator):
         with self.named("the search for memory to share"):
             return self._exchange.reads_in_place(num_elements, self._patience)
 
+    def on_host(self) -> Communicator | None:  # noqa: D102
+        return self._beside
+
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
         self._run(f"a broadcast from rank {source}", lambda: self._sent_from(source, tensor))
 
@@ -214,6 +222,8 @@ class TorchCommunicator(Communicator):
         return gathered
 
     def all_gather_objects(self, value: Any) -> list[Any]:  # noqa: D102
+        if self._beside is not None:
+            return self._beside.all_gather_objects(value)
         own = self._pickled(value)
         with self.named("a gathering of objects"):
             sizes = [int(size) for size in self._gathered(own.new_tensor([own.numel()], dtype=torch.int64))]
@@ -229,6 +239,8 @@ class TorchCommunicator(Communicator):
         return pieces
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:  # noqa: D102
+        if self._beside is not None:
+            return self._beside.broadcast_object(value, source)
         own = self._pickled(value if self.rank == source else None)
         with self.named(f"a broadcast of an object from rank {source}"):
             size = own.new_tensor([own.numel()], dtype=torch.int64)

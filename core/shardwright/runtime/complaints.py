@@ -55,7 +55,7 @@ def complain(
         DistributedError: a rank failed for another reason.
     """
     compared = {word for word in extra_words if word}
-    if len(compared) < 2 and not any(status.is_complaint for status in statuses):
+    if len(compared) < 2 and not any(status.is_complaint for status in set(statuses)):
         return
     told: list[Complaint] = communicator.all_gather_objects(own)
     texts = [f"rank {rank}: {other.text}" for rank, other in enumerate(told) if other.text]

@@ -54,6 +54,12 @@ class ShardingEnv:
         """The number of ranks."""
         return self.communicator.world_size
 
+    @property
+    def header_channel(self) -> tuple[Communicator, str]:
+        """What carries headers, and the type of the devices whose memory it sends."""
+        on_host = self.communicator.on_host()
+        return (self.communicator, self.device_type) if on_host is None else (on_host, "cpu")
+
     @classmethod
     def from_process_group(
         cls,

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from shardwright.runtime.lockstep import name_ranks
 from shardwright.runtime.processes import Neighbours
+from shardwright.runtime.store_log import get_all
 
 T = TypeVar("T")
 
@@ -120,7 +121,7 @@ class GroupStore:
         started, reason = time.monotonic(), ""
         deadline = min(deadline, started + self.timeout_s)
         for nap_s in _naps():
-            told = self.ask(lambda store: _get_all(store, list(keys)), deadline)
+            told = self.ask(lambda store: get_all(store, keys) if store.check(list(keys)) else None, deadline)
             if told is not None:
                 return told
             look()
@@ -176,14 +177,6 @@ class _Call(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._answer[0]
-
-
-def _get_all(store: Any, keys: list[str]) -> list[str] | None:
-    """What keys say; ``None`` where one is missing."""
-    if not store.check(keys):
-        return None
-    at_once = store.has_extended_api()
-    return [text.decode() for text in (store.multi_get(keys) if at_once else map(store.get, keys))]
 
 
 def store_of(process_group: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Initial weights that do not depend on the plan: each run of rows has a generator of its own.
+"""Initial weights that do not depend on the plan.
 
-So a model has the same weights under any plan and number of ranks, and no rank ever makes a whole table.
+A table that is drawn evenly gets each value from its row and column, by a hash, so that a rank makes those of its own
+blocks and no others. Where the user gave an ``init_fn``, each run of rows has a generator of its own and is made whole.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from shardwright.planning.layouts import Block
 from shardwright.planning.tables import EmbeddingConfig
 
 _CHUNK_ELEMENTS = 1 << 20
+_HASHED_AT_ONCE = 1 << 16  # elements, which a near cache holds
 _MASK = (1 << 63) - 1
 
 
@@ -33,12 +36,66 @@ def initialize(weights: Tensor, config: EmbeddingConfig, block: Block, *, path: 
         path: path of the table in the model, so that tables differ.
         seed: the same on all ranks.
     """
+    if config.init_fn is None:
+        _fill_evenly(weights, config, block, key=_mix(seed, path, 0))
+        return
     columns = slice(block.columns.start, block.columns.stop)
     for number, start, stop in _chunks(config):
         chosen, here = _rows_within(block.rows.rows, start, stop, config.num_embeddings)
         if len(here):
             values = _chunk(config, stop - start, seed=_mix(seed, path, number))
             weights[here] = values[chosen, columns].to(weights.device, weights.dtype)
+
+
+def _fill_evenly(weights: Tensor, config: EmbeddingConfig, block: Block, *, key: int) -> None:
+    """Fill a block with values drawn evenly from the table's range."""
+    low, high = config.get_weight_init_min(), config.get_weight_init_max()
+    rows = block.rows.rows
+    columns = np.arange(block.columns.start, block.columns.stop, dtype=np.uint32)
+    at_once = max(1, _HASHED_AT_ONCE // len(columns))
+    for start in range(0, block.num_rows, at_once):
+        stop = min(start + at_once, block.num_rows)
+        own = _members(rows, start, stop, config.num_embeddings)
+        values = torch.from_numpy(hashed(key, own, columns)).mul_(high - low).add_(low)
+        weights[start:stop] = values.clamp_(low, high).to(weights.device, weights.dtype)
+
+
+def _members(rows: slice | npt.NDArray[Any], start: int, stop: int, num_rows: int) -> npt.NDArray[np.uint64]:
+    """Some of the rows that a part holds, by their places among them."""
+    if isinstance(rows, slice):
+        every = range(*rows.indices(num_rows))[start:stop]
+        return np.arange(every.start, every.stop, every.step, dtype=np.uint64)
+    return rows[start:stop].astype(np.uint64)
+
+
+def hashed(
+    key: int, rows: npt.NDArray[np.uint64], columns: npt.NDArray[np.uint32]
+) -> npt.NDArray[np.float32]:
+    """Numbers from 0 to below 1 that follow from a key, a row and a column: ``[rows, columns]``.
+
+    Each row's 64 bits are the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", 2014) of key and row; each value is 24 bits of two rounds of MurmurHash3's 32-bit finalizer (Appleby,
+    public domain) over the column, keyed with one half of these and then with the other.
+    """
+    with np.errstate(over="ignore"):
+        row = rows * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+        row = (row ^ row >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        row = (row ^ row >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        row ^= row >> np.uint64(31)
+        low, high = ((row >> np.uint64(shift)).astype(np.uint32)[:, None] for shift in (0, 32))
+        values = _finished(_finished(columns * np.uint32(0x9E3779B1) ^ low) ^ high)
+    values >>= np.uint32(8)
+    return values.astype(np.float32) * np.float32(2.0**-24)
+
+
+def _finished(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """MurmurHash3's 32-bit finalizer, in place."""
+    values ^= values >> np.uint32(16)
+    values *= np.uint32(0x85EBCA6B)
+    values ^= values >> np.uint32(13)
+    values *= np.uint32(0xC2B2AE35)
+    values ^= values >> np.uint32(16)
+    return values
 
 
 def _chunks(config: EmbeddingConfig) -> Iterator[tuple[int, int, int]]:
@@ -67,12 +124,9 @@ def _range_within(rows: range, start: int, stop: int) -> tuple[Tensor, Tensor]:
 
 
 def _chunk(config: EmbeddingConfig, num_rows: int, *, seed: int) -> Tensor:
+    """A run of rows as the user's function makes it."""
+    assert config.init_fn is not None  # others are drawn evenly
     values = torch.empty(num_rows, config.embedding_dim, dtype=dtype_of(config.data_type))
-    if config.init_fn is None:
-        generator = torch.Generator().manual_seed(seed)
-        return values.uniform_(
-            config.get_weight_init_min(), config.get_weight_init_max(), generator=generator
-        )
     with seeded(seed), torch.no_grad():
         config.init_fn(values)
     return values

@@ -20,7 +20,9 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.errors import InvalidInputError, nearest
+from shardwright.planning.blocks import Ints
 from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.runtime.segments import starts_of, take
 from shardwright.settings import CHECKS_VARIABLE
 from shardwright.sparse import KeyedJaggedTensor
 
@@ -79,9 +81,8 @@ class Status(IntEnum):
 
 def goes_on(statuses: Sequence[Status]) -> bool:
     """Whether the batches of which the ranks say this are trained on, if nobody complains."""
-    if any(status in (Status.NO_BATCH, Status.STOPPED) for status in statuses):
-        return False
-    return any(status is not Status.EMPTY_BATCH for status in statuses)
+    said = set(statuses)
+    return not said & {Status.NO_BATCH, Status.STOPPED} and bool(said - {Status.EMPTY_BATCH})
 
 
 class BatchProblem(InvalidInputError):
@@ -165,13 +166,21 @@ class BatchReader:
             )
         keys = self._keys(features)
         self._check_form(features, keys)
-        values, counts = _in_a_row(features.values().to(torch.int64)), features.length_per_key()
-        ids = self._own(keys, values, counts)
+        values = _in_a_row(features.values().to(torch.int64))
+        counts = np.array(features.length_per_key(), dtype=np.int64)
         if self.checks is not InputChecks.OFF:
-            self._check_ids(values, counts, ids, keys)
-        weights = self._weights(features, keys) if self._is_weighted else None
+            self._check_ids(values, counts, keys)
+        weights = self._weights(features, counts) if self._is_weighted else None
         lengths = features.lengths().to(torch.int32).view(len(counts), features.stride())
-        return FeatureBatch(lengths if keys.in_order else lengths[keys.places], ids, weights)
+        if keys.in_order:
+            return FeatureBatch(lengths, values, weights, counts)
+        starts, own = starts_of(counts)[keys.places], counts[keys.places]
+        return FeatureBatch(
+            lengths[keys.places],
+            take(values, starts, own),
+            None if weights is None else take(weights, starts, own),
+            own,
+        )
 
     def _keys(self, features: KeyedJaggedTensor) -> _Keys:
         keys = features.keys()
@@ -205,11 +214,6 @@ class BatchReader:
             word,
         )
 
-    def _own(self, keys: _Keys, values: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """The values of each feature of the collection."""
-        pieces = values.split_with_sizes(list(counts))
-        return list(pieces) if keys.in_order else [pieces[place] for place in keys.places]
-
     def _where(self, feature: int) -> str:
         table = self.collection.smallest_table(feature, but=self._any_id)
         table = table or self.collection.smallest_table(feature)
@@ -232,64 +236,63 @@ class BatchReader:
         if self.checks is InputChecks.STRICT and (extras := self.extras(features)[0]):
             raise BatchProblem(f"{extras[0]}. Strict checks refuse what is not looked at: leave it out")
 
-    def _weights(self, features: KeyedJaggedTensor, keys: _Keys) -> list[Tensor]:
-        values = _in_a_row(features.weights().detach().to(torch.float32))
-        weights = self._own(keys, values, features.length_per_key())
-        if self.checks is InputChecks.STRICT and not bool(values.isfinite().all()):
-            self._check_weights(weights)
+    def _weights(self, features: KeyedJaggedTensor, counts: Ints) -> Tensor:
+        weights = _in_a_row(features.weights().detach().to(torch.float32))
+        if self.checks is InputChecks.STRICT and not bool(weights.isfinite().all()):
+            self._check_weights(weights.split(counts.tolist()), self._keys(features))
         return weights
 
-    def _check_weights(self, weights: Sequence[Tensor]) -> None:
-        for feature, own in enumerate(weights):
-            wrong = own.isfinite().logical_not().nonzero()
+    def _check_weights(self, weights: Sequence[Tensor], keys: _Keys) -> None:
+        for feature, place in enumerate(keys.places):
+            wrong = weights[place].isfinite().logical_not().nonzero()
             if wrong.numel():
                 position = int(wrong[0, 0])
                 raise BatchProblem(
-                    f"{self._where(feature)} has the weight {own[position].item()} at position {position} of its "
-                    "values; weights must be finite"
+                    f"{self._where(feature)} has the weight {weights[place][position].item()} at position {position} "
+                    "of its values; weights must be finite"
                 )
 
-    def _check_ids(self, values: Tensor, counts: Sequence[int], ids: Sequence[Tensor], keys: _Keys) -> None:
+    def _check_ids(self, values: Tensor, counts: Ints, keys: _Keys) -> None:
         if are_in_range(values, counts, keys.highest):
             return
-        for feature, own in enumerate(ids):
-            num_rows = int(keys.highest[keys.places[feature]]) + 1
+        ids = values.split(counts.tolist())
+        for feature, place in enumerate(keys.places):
+            num_rows = int(keys.highest[place]) + 1
             if num_rows == _ANY + 1:
                 continue
-            wrong = ((own < 0) | (own >= num_rows)).nonzero()
+            wrong = ((ids[place] < 0) | (ids[place] >= num_rows)).nonzero()
             if wrong.numel():
                 position = int(wrong[0, 0])
                 raise BatchProblem(
-                    f"{self._where(feature)} has the id {int(own[position])} at position {position} of its values; "
-                    f"ids must be 0 <= id < {num_rows}: hash or clamp them before the lookup"
+                    f"{self._where(feature)} has the id {int(ids[place][position])} at position {position} of its "
+                    f"values; ids must be 0 <= id < {num_rows}: hash or clamp them before the lookup"
                 )
 
 
-def are_in_range(values: Tensor, counts: Sequence[int], highest: Tensor) -> bool:
+def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:
     """Whether each feature's ids are all ``0 <= id <= highest``; one pass over the ids.
 
     Args:
         values: ``[N]`` int64, feature after feature.
-        counts: ids of each feature, ``F`` of them.
+        counts: ids of each feature, ``[F]``.
         highest: ``[F]`` int64 on the CPU; -1 where ids are not looked at.
     """
     if values.device.type == "cpu":
         return _are_in_range_on_cpu(values, counts, highest)
     device = values.device
     most = highest.to(device).repeat_interleave(
-        torch.tensor(counts, device=device), output_size=values.numel()
+        torch.from_numpy(counts).to(device), output_size=values.numel()
     )
     wrong = ((values < 0) | (values > most)) & (most != _ANY)
     return not bool(wrong.any())
 
 
-def _are_in_range_on_cpu(values: Tensor, counts: Sequence[int], highest: Tensor) -> bool:
+def _are_in_range_on_cpu(values: Tensor, counts: Ints, highest: Tensor) -> bool:
     """Each feature's greatest id in one call of numpy; read as unsigned, negative ids, and -1, are the greatest."""
-    sizes = np.array(counts, dtype=np.int64)
-    used = sizes.nonzero()[0]  # reduceat would take the next feature's first id for the maximum of none
+    used = counts.nonzero()[0]  # reduceat would take the next feature's first id for the maximum of none
     if not used.size:
         return True
-    starts = (sizes.cumsum() - sizes)[used]
+    starts = starts_of(counts)[used]
     greatest = np.maximum.reduceat(values.numpy().view(np.uint64), starts)
     return bool((greatest <= highest.numpy().view(np.uint64)[used]).all())
 

@@ -17,7 +17,7 @@ from shardwright.runtime.lockstep import name_ranks
 from shardwright.sparse import KeyedJaggedTensor
 
 if TYPE_CHECKING:
-    from shardwright.runtime.engine import EngineStep
+    from shardwright.runtime.step.engine import EngineStep
 
 
 def who_ended(statuses: Sequence[Status]) -> str:
@@ -98,10 +98,14 @@ class InputsAhead:
     Args:
         observer: called with what each forward pass is given.
         is_strict: a forward pass that is given something else than the next of them is an error; else it begins anew.
+        looked_up: called when what one of them brought was looked up, and results are on their way.
     """
 
-    def __init__(self, observer: Observer, *, is_strict: bool) -> None:
-        self._observer, self._is_strict = observer, is_strict
+    def __init__(
+        self, observer: Observer, *, is_strict: bool, looked_up: Callable[[], None] = lambda: None
+    ) -> None:
+        self._observer, self._is_strict, self._looked_up = observer, is_strict, looked_up
+        self._is_taken = False
         self._begun: deque[Begun] = deque()
 
     def __len__(self) -> int:
@@ -125,7 +129,14 @@ class InputsAhead:
                 "that stands there, or train with TrainPipelineBase"
             )
         self._observer(features)
+        self._is_taken = is_next
         return self.next() if is_next else None
+
+    def has_looked_up(self) -> None:
+        """The collection looked up what it was last given."""
+        if self._is_taken:
+            self._is_taken = False
+            self._looked_up()
 
     def next(self) -> EngineStep:
         """The next exchange, arrived, whoever it is for."""

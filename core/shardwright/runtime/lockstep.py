@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError
+from shardwright.runtime.step.gradient_order import GradientOrder
 
 _TAG = 0x53_48_52_44 << 24
 """Stands before the collection's number in a header, so that what is no header is known as such."""
@@ -27,10 +28,12 @@ class Lockstep:
 
     Attributes:
         header_size: integers of every header: as many as the collection with the most needs.
+        gradients: the order in which those of all collections are sent.
     """
 
     def __init__(self) -> None:
         self.header_size = 0
+        self.gradients = GradientOrder()
         self._names: list[str] = []
         self._named: Counter[str] = Counter()
         self._checksum = 0
@@ -77,7 +80,7 @@ class Lockstep:
         Raises:
             DistributedError: they are not; the same text on every rank that is in a header.
         """
-        if all(other == tagged[0] for other in tagged) and tagged[0] & _TAG == _TAG:
+        if tagged.count(tagged[0]) == len(tagged) and tagged[0] & _TAG == _TAG:
             return
         numbers = [other - _TAG for other in tagged]
         for rank, number in enumerate(numbers):
@@ -106,7 +109,7 @@ class Lockstep:
         Raises:
             DistributedError: they did not; the same text on every rank.
         """
-        if all(other == checksums[0] for other in checksums):
+        if checksums.count(checksums[0]) == len(checksums):
             return
         recent = communicator.all_gather_objects(", ".join(self._recent))
         raise DistributedError(

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from attrs import field, frozen
 from torch import Tensor
@@ -40,6 +43,10 @@ class BlockSpec:
     extras: Mapping[str, Any] = field(factory=dict)
 
 
+def _as_given(counts: Any) -> Any:
+    return np.asarray(counts, dtype=np.int64) if isinstance(counts, np.ndarray) else counts
+
+
 @frozen(eq=False)
 class Bags:
     """The bags of one lookup, in the order they arrived: by source rank, slot, bag.
@@ -48,18 +55,39 @@ class Bags:
         ids: ``[N]`` int64, local rows of the slot's block.
         lengths: ``[bags]`` int32, ids of each bag; ``None`` where every id is a bag of its own (sequences).
         weights: ``[N]`` float32, or ``None``.
-        counts: for each source, the bags of each slot; in pooled lookups ``B_w`` for all slots.
+        counts: for each source, the bags of each slot, ``[W, S]``: tuples, or an array of NumPy's. In pooled lookups
+            ``B_w`` for all slots, unless the bags are ragged.
+        is_ragged: slots have bags of their own number, since bags without ids were left out; only for kernels that
+            declare ``takes_ragged_bags``.
     """
 
     ids: Tensor
     lengths: Tensor | None
     weights: Tensor | None
-    counts: tuple[tuple[int, ...], ...]
+    _counts: Any = field(alias="counts", converter=_as_given)
+    is_ragged: bool = False
+
+    @cached_property
+    def table(self) -> npt.NDArray[np.int64]:
+        """The bags of each source and slot, ``[W, S]``: for who wants no loop over thousands of sources."""
+        return np.array(self._counts, dtype=np.int64)
+
+    @cached_property
+    def counts(self) -> tuple[tuple[int, ...], ...]:
+        """For each source, the bags of each slot."""
+        if isinstance(self._counts, np.ndarray):
+            return tuple(map(tuple, self._counts.tolist()))
+        return tuple(self._counts)
+
+    @property
+    def num_sources(self) -> int:
+        """``W``."""
+        return len(self._counts)
 
     @property
     def num_slots(self) -> int:
         """``S``."""
-        return len(self.counts[0])
+        return len(self._counts[0])
 
     @property
     def num_bags(self) -> int:
@@ -69,7 +97,8 @@ class Bags:
     @property
     def flat_counts(self) -> list[int]:
         """The bags of each (source, slot), in order."""
-        return [count for source in self.counts for count in source]
+        flat: list[int] = self.table.reshape(-1).tolist()
+        return flat
 
     def per_id(self, per_bag: Tensor) -> Tensor:
         """A value of each bag ``[bags]``, repeated for each of its ids: ``[N]``."""
@@ -83,8 +112,8 @@ class Lookup(ABC):
 
     The result of :meth:`forward` holds one sum per bag, flat in memory, sources one after the other. Inside a
     source the order is slot after slot, ``[bags, D]`` each, or, in pooled lookups of a kernel that declares
-    ``batch_major``, ``[B_w, sum of D]``. Gradients come back in the same order, with as many columns as the kernel
-    asked for (``needs_whole_rows``).
+    ``batch_major``, ``[B_w, sum of D]``; of ragged bags it is slot after slot always. Gradients come back in the same
+    order, with as many columns as the kernel asked for (``needs_whole_rows``).
 
     Autograd is the engine's business: ``forward`` runs without it, ``backward`` gets what ``forward`` saved.
     """

@@ -32,6 +32,7 @@ class Phases:
 
     Attributes:
         roll_call: says what became of whom when a collective failed.
+        timeout_s: how long the group's collectives may take.
     """
 
     _known: WeakKeyDictionary[Any, Phases] = WeakKeyDictionary()
@@ -39,6 +40,7 @@ class Phases:
     def __init__(self, process_group: Any) -> None:
         self.roll_call = RollCall(process_group)
         self._store = GroupStore.of(process_group)
+        self.timeout_s = self._store.timeout_s
         self._rank, self._world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
         self._what = self._place = ""
         self._failed_elsewhere = False

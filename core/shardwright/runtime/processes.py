@@ -10,6 +10,8 @@ from typing import Any
 
 from attrs import define, field
 
+from shardwright.runtime.store_log import LogReader, write_line
+
 
 def this_host() -> str:
     """What processes have in common that see each other; nothing where that is not known.
@@ -49,7 +51,7 @@ class Process:
 
 
 class Neighbours:
-    """The processes of a group's ranks, of which each says in the store where it is.
+    """The processes of a group's ranks on this host, of which each says in the store where it is.
 
     Args:
         rank: this rank.
@@ -57,25 +59,26 @@ class Neighbours:
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
-        self._rank, self._strangers = rank, {other for other in range(world_size) if other != rank}
+        self._rank, self._world_size = rank, world_size
+        self._log: LogReader | None = (
+            None  # of this host; none before the introduction, or where there is none
+        )
         self._processes: dict[int, Process] = {}
 
     def introduce(self, store: Any) -> None:
         """Say where this process is."""
         try:
-            store.set(_key(self._rank), f"{this_host()} {os.getpid()}")
+            log = f"shardwright/processes/{this_host()}"
         except OSError:  # no Linux: the others wait until time is up
-            self._strangers.clear()
+            return
+        write_line(store, log, f"{self._rank} {os.getpid()}")
+        self._log = LogReader(log)
 
     def ended(self, store: Any) -> list[int]:
-        """The ranks of this host whose processes have ended; those of which nothing is known yet are looked up."""
-        for rank in [rank for rank in self._strangers if store.check([_key(rank)])]:
-            self._strangers.discard(rank)
-            host, _, number = store.get(_key(rank)).decode().rpartition(" ")
-            if host == this_host():
-                self._processes[rank] = Process(int(number))
+        """The ranks of this host whose processes have ended; of those of which nothing is known yet it is asked."""
+        if self._log is not None and len(self._processes) < self._world_size - 1:
+            for line in self._log.read_on(store):
+                rank, number = map(int, line.split())
+                if rank != self._rank:
+                    self._processes[rank] = Process(number)
         return [rank for rank, process in sorted(self._processes.items()) if process.has_ended]
-
-
-def _key(rank: int) -> str:
-    return f"shardwright/process/{rank}"

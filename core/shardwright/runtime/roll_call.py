@@ -1,15 +1,16 @@
 """After a collective failed: which ranks came to it and failed as well, and of which there is no word.
 
 A backend says at most that a connection was closed, or that time ran out, not whose fault it is. So each rank whose
-collective fails writes that into the group's store, and looks who else did: a rank that was killed, or is stuck
-elsewhere, does not. While nothing fails, nothing is written or read.
+collective fails writes that into a log in the group's store, and looks who else did: a rank that was killed, or is
+stuck elsewhere, does not. That takes each rank a few requests, however many ranks there are. While nothing fails,
+nothing is written or read.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -21,10 +22,12 @@ from shardwright.errors import DistributedError
 from shardwright.last_words import Listener, listen
 from shardwright.runtime.group_store import GroupStore, StoreError
 from shardwright.runtime.lockstep import name_ranks
+from shardwright.runtime.store_log import LogReader, write_line
 
 _LONGEST_GRACE_S = 5.0
 _LEAST_GRACE_S = 0.3  # where torch alone waited, until the group's time-out
-_POLL_S = 0.02
+_SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 0.02, 0.5, 1.5
+_MOST_ASKED = 16  # ranks of which each is asked for by itself: those that did not come to the roll call
 _WORD_S = 0.5  # to leave a word
 LONGEST_WORD = 1000  # characters
 
@@ -90,7 +93,7 @@ class RollCall(Listener):
     def _last_words_of(self, ranks: list[int], deadline: float) -> dict[int, str]:
         """What each of these ranks raised of its batch, if it did since this rank may have begun to wait for it."""
         words = {}
-        for rank in ranks:
+        for rank in ranks[:_MOST_ASKED]:
             when, _, text = (self._store.find(_word_key(rank), deadline) or "0").partition(" ")
             if time.time() - float(when) < 2 * self._timeout_s:
                 words[rank] = text
@@ -131,15 +134,29 @@ class RollCall(Listener):
 
     def _exchange(self, label: str, deadline: float) -> dict[int, str]:
         """What each other rank failed in, of those that say so before time is up."""
-        self._store.set(_key(self._rank), label, deadline)
-        told: dict[int, str] = {}
-        others = [rank for rank in range(self._world_size) if rank != self._rank]
+        self._store.ask(partial(_tell, self._rank, label), deadline)
+        log, told = LogReader(_LOG), dict[int, str]()
+        nap_s = _SHORTEST_NAP_S
         while True:
-            missing = [rank for rank in others if rank not in told]
-            told |= self._store.ask(partial(_said, missing), deadline)
-            if len(told) == len(others) or time.monotonic() > deadline:
+            is_late = time.monotonic() > deadline
+            lines = self._store.ask(log.read_on, deadline)
+            told |= {rank: said for rank, said in self._recent(lines) if rank != self._rank}
+            if is_late or not lines:  # those that are still missing may be elsewhere, and say so
+                missing = [
+                    rank for rank in range(self._world_size) if rank not in told and rank != self._rank
+                ]
+                told |= self._store.ask(partial(_said, missing[:_MOST_ASKED]), deadline)
+            if is_late or len(told) == self._world_size - 1:
                 return dict(sorted(told.items()))
-            time.sleep(_POLL_S)
+            time.sleep(min(nap_s, max(deadline - time.monotonic(), 0.0)))
+            nap_s = min(nap_s * _LONGER, _LONGEST_NAP_S)
+
+    def _recent(self, lines: list[str]) -> Iterator[tuple[int, str]]:
+        """What ranks said in the log, as far as it may be of this failure and no earlier one."""
+        for line in lines:
+            rank, when, said = line.split(" ", 2)
+            if time.time() - float(when) < 2 * self._timeout_s:
+                yield int(rank), said
 
 
 def tell_at_end(error: str) -> None:
@@ -155,9 +172,18 @@ def tell_at_end(error: str) -> None:
             GroupStore.of(group).ask(answer, time.monotonic() + _WORD_S)
 
 
+def _tell(rank: int, label: str, store: Any) -> None:
+    """Say what failed here, where those look who call the roll, and those who ask for this rank."""
+    store.set(_key(rank), label)
+    write_line(store, _LOG, f"{rank} {time.time()} {label}")
+
+
 def _said(ranks: list[int], store: Any) -> dict[int, str]:
     """What each of these ranks says that it failed in, if it does."""
     return {rank: store.get(_key(rank)).decode() for rank in ranks if store.check([_key(rank)])}
+
+
+_LOG = "shardwright/roll call"
 
 
 def _key(rank: int) -> str:

@@ -19,7 +19,6 @@ from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import EmbeddingConfig, TableSpec
 from shardwright.runtime import anatomy
 from shardwright.runtime.data_parallel import watch_data_parallel
-from shardwright.runtime.engine import CollectionEngine, EngineStep
 from shardwright.runtime.environment import ShardingEnv, check_local_world_sizes
 from shardwright.runtime.fused_optimizer import FusedOptimizer
 from shardwright.runtime.initialization import initialize
@@ -30,6 +29,7 @@ from shardwright.runtime.scaled_losses import watch_scalers
 from shardwright.runtime.sharded_module import ModuleSharder, check_plan_covers
 from shardwright.runtime.sharded_parameter import ShardedParameter, refuse_reader
 from shardwright.runtime.sharded_table import ShardedTable
+from shardwright.runtime.step.engine import CollectionEngine, EngineStep
 from shardwright.runtime.table_state import LocalBlock, TableState
 from shardwright.sparse import KeyedJaggedTensor
 
@@ -150,6 +150,8 @@ class ShardedCollection(nn.Module, ABC):
     def compute(self, step: EngineStep) -> EngineStep:
         """Look up all local blocks and start to send the results home."""
         step.lookup()
+        if self.inputs_ahead is not None:
+            self.inputs_ahead.has_looked_up()
         return step
 
     def _prepare(self) -> None:
@@ -234,27 +236,39 @@ def _meet_to_load(module: ShardedCollection, *_: Any) -> None:
 def _compare_plans(inputs: ShardingInputs) -> None:
     """Check that all ranks shard the same tables in the same way; else they would not meet in their collectives.
 
+    They compare one hash of everything; only where these differ, one of each table.
+
     Raises:
         DistributedError: naming the ranks that differ from rank 0, and the first table in which they do.
     """
-    specs = {spec.name: spec for spec in inputs.specs}
-    mine = {}
-    for name in {**specs, **inputs.params}:  # a plan may leave tables out or name others
-        sharding = inputs.params.get(name)
-        mine[name] = (repr(specs.get(name)), repr(sharding and sharding.layout), repr(sharding))
-    digests = {name: hashlib.sha256("".join(parts).encode()).hexdigest() for name, parts in mine.items()}
-    together = inputs.env.communicator.all_gather_objects((inputs.env.local_world_size, digests))
-    locals_, gathered = zip(*together, strict=True)
+    communicator, mine = inputs.env.communicator, _digests(inputs)
+    together = hashlib.sha256(repr(sorted(mine.items())).encode()).digest()
+    locals_, hashes = zip(
+        *communicator.all_gather_objects((inputs.env.local_world_size, together)), strict=True
+    )
     check_local_world_sizes(locals_)
+    if len(set(hashes)) == 1:
+        return
+    gathered = communicator.all_gather_objects(mine)
     different = [rank for rank, other in enumerate(gathered) if other != gathered[0]]
-    if different:
-        other = gathered[different[0]]
-        names = [name for name in {**gathered[0], **other} if gathered[0].get(name) != other.get(name)]
-        raise DistributedError(
-            f"the ranks shard differently: rank {', '.join(map(str, different))} differs from rank 0 in "
-            f"{len(names)} tables, {names[0]!r} first. Plan once, with collective_plan, and give every rank the same "
-            "tables, plan and fused_params"
-        )
+    other = gathered[different[0]]
+    names = [name for name in {**gathered[0], **other} if gathered[0].get(name) != other.get(name)]
+    raise DistributedError(
+        f"the ranks shard differently: rank {', '.join(map(str, different))} differs from rank 0 in "
+        f"{len(names)} tables, {names[0]!r} first. Plan once, with collective_plan, and give every rank the same "
+        "tables, plan and fused_params"
+    )
+
+
+def _digests(inputs: ShardingInputs) -> dict[str, str]:
+    """A hash of each table and of how it is sharded, by name: a plan may leave tables out or name others."""
+    specs = {spec.name: spec for spec in inputs.specs}
+    digests = {}
+    for name in {**specs, **inputs.params}:
+        sharding = inputs.params.get(name)
+        planned = sharding.digest() if sharding is not None else b""
+        digests[name] = hashlib.sha256(repr(specs.get(name)).encode() + planned).hexdigest()
+    return digests
 
 
 def _local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:
@@ -262,7 +276,12 @@ def _local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:
     for lookup, group in enumerate(engine.groups):
         for index, spec in enumerate(group.blocks):
             local.setdefault(spec.table.name, []).append(LocalBlock(spec.block, index, lookup))
-    return local
+    return {name: sorted(blocks, key=_by_place) for name, blocks in local.items()}
+
+
+def _by_place(local: LocalBlock) -> tuple[int, int]:
+    """The order of a table's blocks, whatever groups they are in."""
+    return local.block.rows.index, local.block.columns.start
 
 
 def specs_of(

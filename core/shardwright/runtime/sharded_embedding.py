@@ -13,7 +13,6 @@ from shardwright.planning.plan import ParameterSharding
 from shardwright.planning.tables import EmbeddingConfig, TableSpec
 from shardwright.runtime.awaitable import LazyAwaitable, LazyCall
 from shardwright.runtime.compiling import untraced, waited_for
-from shardwright.runtime.engine import EngineStep
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.sharded_collection import (
     ShardedCollection,
@@ -22,6 +21,7 @@ from shardwright.runtime.sharded_collection import (
     specs_of,
 )
 from shardwright.runtime.sharded_module import ModuleSharder, register_sharder
+from shardwright.runtime.step.engine import EngineStep
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.modules.embedding_configs import dtype_of
-from shardwright.runtime.groups import is_updated_in_backward, kernel_of
 from shardwright.runtime.lookup import Lookup
+from shardwright.runtime.routed.plan import is_updated_in_backward, kernel_of
 from shardwright.runtime.sharded_parameter import ShardedParameter
 from shardwright.runtime.table_state import LocalBlock, TableState
 

@@ -19,11 +19,12 @@ class StatusWord:
     statuses: Sequence[Status] = ()
 
     def __init__(self, env: ShardingEnv, fetched: Fetched) -> None:
-        self._fetched, self._communicator = fetched, env.communicator
+        self._fetched = fetched
+        self._communicator, device = env.header_channel
         ones = [1] * env.world_size
-        sent = torch.full((env.world_size,), int(fetched.status), device=env.device_type)
+        sent = torch.full((env.world_size,), int(fetched.status), device=device)
         self._received: Tensor = torch.empty_like(sent)
-        self._work = env.communicator.all_to_all(self._received, sent, ones, ones, label="status")
+        self._work = self._communicator.all_to_all(self._received, sent, ones, ones, label="status")
 
     def send(self) -> bool:
         """Wait for the words.

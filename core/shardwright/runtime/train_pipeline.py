@@ -1,9 +1,9 @@
 """Train pipelines: the ids of the next batch travel while this one computes.
 
-A step of :class:`TrainPipelineSparseDist`, by every rank in this order: 1. forward pass, whose ids are there already;
-2. the next batch is read and copied, and its ids are sent; 3. backward pass and update, while they travel. Nothing of
-the model is traced: where in a batch the collections' inputs stand is seen in the first step, which is made as
-without a pipeline.
+A step of :class:`TrainPipelineSparseDist`, by every rank in this order: 1. lookups, whose ids are there already; 2.
+while their results travel, the next batch is read and copied, and its ids are sent; 3. the rest of the forward pass,
+and a status word that says whether it failed; 4. backward pass and update, while ids travel. Nothing of the model is
+traced: where in a batch the collections' inputs stand is seen in the first step, which is made as without a pipeline.
 """
 
 from __future__ import annotations
@@ -102,12 +102,8 @@ class TrainPipeline(ABC, Generic[In, Out]):
         batch = self._batches.take(dataloader_iter)
         if self._model.training:
             self._optimizer.zero_grad()
-        with self._batches.forward(), record_function("## forward ##"):
+        with self._batches.forward(dataloader_iter), record_function("## forward ##"):
             losses, output = self._pair(self._forward(batch))
-        if self._batches.learns:
-            self._batches.learn()
-        with record_function("## next batch ##"):
-            self._batches.advance(dataloader_iter)
         if self._model.training:
             self._update(losses)
         return output

@@ -151,6 +151,21 @@ class ComputeKernelTests:
                     what = f"{compute_kernel.name}: {optimizer}, step {step} of batches of {sources}"
                     train(what, lookup, loops, batch, device, seed=step)
 
+    @pytest.mark.parametrize("is_weighted", [False, True])
+    def test_ragged_bags_are_looked_up_and_updated_slot_after_slot(
+        self, compute_kernel: ComputeKernel, is_weighted: bool
+    ) -> None:
+        """By kernels that declare that they take such: slots have bags of their own number, and none is empty."""
+        if not compute_kernel.takes_ragged_bags:
+            pytest.skip(f"{compute_kernel.name} takes no ragged bags, the engine fills them up for it")
+        for blocks, device in self._groups(compute_kernel, any_optimizer(compute_kernel)):
+            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+            for step, sources in enumerate(SOURCES):
+                batch = draw(blocks, sources, is_weighted=is_weighted, seed=step).ragged()
+                what = f"{compute_kernel.name}: ragged bags of batches of {sources}"
+                check_sums(what, lookup, loops, batch, device)
+                train(what, lookup, loops, batch, device, seed=step)
+
     def test_backward_uses_the_optimizers_parameters(
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:

@@ -55,12 +55,13 @@ def block_spec(
 class Batch:
     """Bags of ids and weights: `bags[source][slot][sample]` is a list of (id, weight).
 
-    Of sequences, every bag has one id, and slots may have different numbers of them.
+    Of sequences, every bag has one id, and slots may have different numbers of them; so they may if bags are ragged.
     """
 
     bags: list[list[list[Bag]]]
     is_weighted: bool
     is_pooled: bool = True
+    is_ragged: bool = False
 
     def flat(self) -> list[list[tuple[int, float]]]:
         """All bags, by source, slot and sample."""
@@ -69,7 +70,12 @@ class Batch:
     def changed(self, change: Callable[[Bag], Bag]) -> Batch:
         """With every bag as `change` makes it, its ids weighted."""
         bags = [[[change(bag) for bag in samples] for samples in slots] for slots in self.bags]
-        return Batch(bags, True, self.is_pooled)
+        return Batch(bags, True, self.is_pooled, self.is_ragged)
+
+    def ragged(self) -> Batch:
+        """Without the bags that have no ids."""
+        bags = [[[bag for bag in samples if bag] for samples in slots] for slots in self.bags]
+        return Batch(bags, self.is_weighted, is_ragged=True)
 
     def as_bags(self, device: torch.device = CPU) -> Bags:
         """As the engine gives them to a lookup."""
@@ -83,6 +89,7 @@ class Batch:
             if self.is_weighted
             else None,
             counts=tuple(tuple(len(samples) for samples in slots) for slots in self.bags),
+            is_ragged=self.is_ragged,
         )
 
 
@@ -179,7 +186,7 @@ class Loops:
             sizes = [len(samples) * dim for samples, dim in zip(slots, dims, strict=True)]
             for slot, samples in enumerate(slots):
                 for sample, bag in enumerate(samples):
-                    if self.batch_major and batch.is_pooled:
+                    if self.batch_major and batch.is_pooled and not batch.is_ragged:
                         start = base + sample * sum(dims) + sum(dims[:slot])
                     else:
                         start = base + sum(sizes[:slot]) + sample * dims[slot]

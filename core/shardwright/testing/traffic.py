@@ -14,7 +14,7 @@ from shardwright.planning.enumeration import enumerate_options
 from shardwright.planning.layouts import Layout
 from shardwright.planning.options import Floats, Options
 from shardwright.planning.row_maps import RowMap
-from shardwright.planning.space import traffic_bytes
+from shardwright.planning.space import filled_bags, traffic_bytes
 from shardwright.planning.tables import TableSpec
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.sparse import KeyedJaggedTensor
@@ -30,7 +30,7 @@ _CANDIDATES = 10_000
 
 
 def check_traffic(asked: Asked, table: TableSpec, cluster: Cluster, *, is_weighted: bool) -> None:
-    """Of each layout: each rank looks every row up once in each of two bags. Copies look up their own rank's."""
+    """Of each layout: each rank looks every row up twice, in bags of their own. Copies look up their own rank's."""
     first = _case(asked, table, cluster, is_weighted)
     for index in range(len(asked.layouts(first.specs()[0], cluster, 1))):
         case = evolve(first, tables=[evolve(first.tables[0], variant=index)])
@@ -54,9 +54,9 @@ def _case(asked: Asked, table: TableSpec, cluster: Cluster, is_weighted: bool) -
 
 
 def _compare(asked: Asked, case: Case, cluster: Cluster, layout: Layout) -> None:
-    bag = _ids(layout.row_map)
+    ids = _ids(layout.row_map)
     declared = _declared_bytes(asked, case, cluster, layout.variant)
-    twice, once = _sent(case, torch.cat([bag, bag])), _sent(case, bag)
+    once, twice = (_sent(case, ids, repetitions) for repetitions in (1, 2))  # lengths are not reckoned with
     counted = {"ids": twice["ids"] - once["ids"], "results": once["results"]}
     for what, said in declared.items():
         assert abs(said - counted[what]) < 0.5, (
@@ -70,18 +70,22 @@ def _declared_bytes(asked: Asked, case: Case, cluster: Cluster, variant: str) ->
     rule = asked.rule(
         compute_kernels=[case.tables[0].kernel],
         min_partition=1,
-        pooling_factors=[float(spec.num_embeddings)],
+        pooling_factors=[1.0],
         is_weighted=case.is_weighted,
     )
     with installed(asked.sharding_type) as plugins:
         rules = Constraints({spec.path: rule})
-        options = enumerate_options([spec], cluster.topology, rules, plugins, batch_size=2)
+        options = enumerate_options(
+            [spec], cluster.topology, rules, plugins, batch_size=2 * spec.num_embeddings
+        )
     option = next(o for o in range(options.num_options) if options.layouts[o].variant == variant)
     runs = options.shards_of(option)
     received, sent = (column[runs] for column in traffic_bytes(options, cluster.topology))
     travels = options.count[runs] * ~options.is_copy[runs]
-    spread = received * _as_rows_are(options)[runs]
-    return {"ids": float(spread @ travels), "results": float(sent @ travels)}
+    as_rows_are = _as_rows_are(options)[runs]
+    is_filled = filled_bags(options, cluster.topology)[runs] == 1  # else as many bags travel as ids
+    results = sent * np.where(is_filled, 1.0, as_rows_are)
+    return {"ids": float(received * as_rows_are @ travels), "results": float(results @ travels)}
 
 
 def _as_rows_are(options: Options) -> Floats:
@@ -100,14 +104,20 @@ def _ids(row_map: RowMap) -> Tensor:
     return torch.cat(chosen)
 
 
-def _sent(case: Case, bag: Tensor) -> Counter[str]:
-    """The bytes that all ranks sent in one forward pass on two such bags, by the first word of the label."""
-    module = case.module_to_shard()
+def _sent(case: Case, ids: Tensor, repetitions: int) -> Counter[str]:
+    """The bytes that all ranks sent in one forward pass, by the label's first word.
+
+    Args:
+        case: one table.
+        ids: each is looked up in two bags, so that no message is filled up to whole words.
+        repetitions: how often it is in each of them.
+    """
+    module, num_bags = case.module_to_shard(), 2 * len(ids)
     features = KeyedJaggedTensor(
         keys=["f"],
-        values=bag.repeat(2),
-        lengths=torch.full((2,), len(bag), dtype=torch.int32),
-        weights=torch.ones(2 * len(bag)) if case.is_weighted else None,
+        values=ids.repeat_interleave(repetitions).repeat(2),
+        lengths=torch.full((num_bags,), repetitions, dtype=torch.int32),
+        weights=torch.ones(repetitions * num_bags) if case.is_weighted else None,
     )
 
     def look_up(env: ShardingEnv) -> Counter[str]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.comm import EXCHANGE_EVENT
 from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.replicated import ReplicatedTables
+from shardwright.runtime.replicated.tables import ReplicatedTables
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing import keyed_rows as keys
 from shardwright.testing.cases import Case, shard_case

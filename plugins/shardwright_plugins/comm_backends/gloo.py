@@ -20,16 +20,27 @@ class Gloo(CommBackend):
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def connect(self, process_group: Any) -> Communicator:  # noqa: D102 - described in the base class
-        import torch
+        return connect_between_cpus(process_group)
 
-        from shardwright.runtime.comm import TorchCommunicator
-        from shardwright.runtime.group_store import GroupStore
-        from shardwright_plugins.comm_backends._quiet_end import let_go_at_end
-        from shardwright_plugins.comm_backends._same_host import exchange_over
 
-        let_go_at_end()
-        exchange = exchange_over(process_group, GroupStore.of(process_group))
-        return TorchCommunicator(process_group, torch.device("cpu"), exchange, partial(_close, process_group))
+def connect_between_cpus(process_group: Any, phases: Any = None) -> Communicator:
+    """The collectives between the CPUs of a group's ranks.
+
+    Args:
+        process_group: a group with gloo.
+        phases: of the ranks, where the group is beside another whose they are.
+    """
+    import torch
+
+    from shardwright.runtime.comm import TorchCommunicator
+    from shardwright.runtime.group_store import GroupStore
+    from shardwright_plugins.comm_backends._quiet_end import let_go_at_end
+    from shardwright_plugins.comm_backends._same_host import exchange_over
+
+    let_go_at_end()
+    exchange = exchange_over(process_group, GroupStore.of(process_group))
+    close = partial(_close, process_group)
+    return TorchCommunicator(process_group, torch.device("cpu"), exchange, close, phases=phases)
 
 
 def _close(process_group: Any) -> None:

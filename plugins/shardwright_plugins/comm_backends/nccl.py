@@ -1,15 +1,17 @@
-"""The ``nccl`` backend: collectives between CUDA devices."""
+"""The ``nccl`` backend: collectives between CUDA devices; headers and objects travel beside them between CPUs."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from shardwright.contracts import CommBackend
 from shardwright.contracts.comm_backend import Communicator
 
 
 class Nccl(CommBackend):
-    """Tensors on CUDA devices, sent by NCCL; each rank uses its current device."""
+    """Tensors on CUDA devices, sent by NCCL; each rank uses its current device. What the host reads goes by gloo."""
 
     name: ClassVar[str] = "nccl"
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
@@ -19,4 +21,32 @@ class Nccl(CommBackend):
 
         from shardwright.runtime.comm import TorchCommunicator
 
-        return TorchCommunicator(process_group, torch.device("cuda", torch.cuda.current_device()))
+        device = torch.device("cuda", torch.cuda.current_device())
+        return TorchCommunicator(process_group, device, beside=beside(process_group))
+
+
+_BESIDE: WeakKeyDictionary[Any, Communicator] = WeakKeyDictionary()  # of groups that have no gloo
+
+
+def beside(process_group: Any) -> Communicator:
+    """The collectives between the CPUs of a group's ranks: by the group itself, or by a gloo group of its own.
+
+    Every rank of the group makes this call.
+    """
+    import torch.distributed as dist
+
+    from shardwright.runtime.phases import Phases
+    from shardwright_plugins.comm_backends.gloo import connect_between_cpus
+
+    phases = Phases.of(process_group)
+    if "cpu:gloo" in str(dist.get_backend_config(process_group)).split(","):
+        return connect_between_cpus(process_group, phases)
+    if process_group not in _BESIDE:
+        group = dist.new_group(
+            dist.get_process_group_ranks(process_group),
+            timeout=timedelta(seconds=phases.timeout_s),
+            backend="gloo",
+            use_local_synchronization=True,  # ranks that are not in the group make no such call
+        )
+        _BESIDE[process_group] = connect_between_cpus(group, phases)
+    return _BESIDE[process_group]

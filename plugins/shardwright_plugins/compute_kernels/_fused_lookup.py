@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
@@ -19,8 +20,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
+from shardwright.planning.blocks import Ints
 from shardwright.planning.tables import DataType
 from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
+from shardwright.runtime.segments import starts_of, sums, take
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
 
 _OPTIMIZERS = {
@@ -47,12 +50,12 @@ class _Saved:
     Args:
         result: FBGEMM's result.
         call: makes it again.
-        bags: the bags, where its order is not that in which they came.
+        cells: the rows of each source and slot, where its order may not be that in which they came.
     """
 
-    def __init__(self, result: Tensor, call: Callable[[], Tensor], bags: Bags | None = None) -> None:
+    def __init__(self, result: Tensor, call: Callable[[], Tensor], cells: _Cells | None = None) -> None:
         self._result: Tensor | None = result
-        self._call, self.bags = call, bags
+        self._call, self.cells = call, cells
 
     def take(self) -> Tensor:
         """The result, with a graph that has not been gone through."""
@@ -90,18 +93,11 @@ class FusedLookup(Lookup):
 
     def _rows_of_ids(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         """A row for each id, in the order the ids came."""
-        num_sources, num_slots = len(bags.counts), bags.num_slots
-        slot_first = [(source, slot) for slot in range(num_slots) for source in range(num_sources)]
-        ids = torch.cat([_split(bags.ids, bags)[source * num_slots + slot] for source, slot in slot_first])
-        totals = torch.tensor([sum(own) for own in zip(*bags.counts, strict=True)], device=ids.device)
-        call = partial(self._call, ids, _offsets(totals), None, training=training)
+        cells = _Cells(bags.table)
+        totals = torch.from_numpy(bags.table.sum(0)).to(bags.ids.device)
+        call = partial(self._call, cells.slot_major(bags.ids), _offsets(totals), None, training=training)
         rows = call()
-        sizes = [bags.counts[source][slot] for source, slot in slot_first]
-        back = [slot * num_sources + source for source in range(num_sources) for slot in range(num_slots)]
-        if num_sources == 1:
-            return rows.detach(), _Saved(rows, call) if training else None
-        pieces = rows.detach().split(sizes)
-        return torch.cat([pieces[index] for index in back]), _Saved(rows, call, bags) if training else None
+        return cells.as_they_came(rows.detach()), _Saved(rows, call, cells) if training else None
 
     def _call(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, *, training: bool) -> Tensor:
         # FBGEMM's operators for the CPU exist under autograd's dispatch keys only, which inference mode leaves out.
@@ -111,14 +107,9 @@ class FusedLookup(Lookup):
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         self._num_steps += 1
-        result, bags = saved.take(), saved.bags
-        if bags is not None:
-            pieces = _split(gradient.view(-1, result.shape[1]) if result.numel() else result.detach(), bags)
-            num_slots = bags.num_slots
-            order = [
-                source * num_slots + slot for slot in range(num_slots) for source in range(len(bags.counts))
-            ]
-            gradient = torch.cat([pieces[index] for index in order])
+        result, cells = saved.take(), saved.cells
+        if cells is not None:
+            gradient = cells.slot_major(gradient.view(result.shape))
         result.backward(gradient.view_as(result))
         return ()
 
@@ -180,35 +171,47 @@ def _offsets(lengths: Tensor) -> Tensor:
     return offsets
 
 
-def _split(values: Tensor, bags: Bags) -> tuple[Tensor, ...]:
-    """The ids' values of each (source, slot), where every id is a bag."""
-    return values.split(bags.flat_counts)
+class _Cells:
+    """What stands source after source, and slot after slot in each, and how FBGEMM has it: slot after slot.
+
+    Args:
+        sizes: elements of each source and slot, ``[W, S]``.
+    """
+
+    def __init__(self, sizes: Ints) -> None:
+        self._sizes = np.ascontiguousarray(sizes.T).reshape(-1)
+        self._place = np.arange(sizes.size).reshape(sizes.shape).T.reshape(-1)
+        self._starts = starts_of(sizes.reshape(-1))[self._place]
+
+    def slot_major(self, values: Tensor) -> Tensor:
+        """The elements slot after slot."""
+        return take(values, self._starts, self._sizes)
+
+    def as_they_came(self, values: Tensor) -> Tensor:
+        """The same the other way round."""
+        back = np.argsort(self._place)
+        return take(values, starts_of(self._sizes)[back], self._sizes[back])
 
 
 def _slot_major(bags: Bags, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Ids, lengths and weights in the order slot, source, sample: FBGEMM's table-major bags."""
-    num_sources, num_slots = len(bags.counts), bags.num_slots
-    if num_sources == 1 or num_slots == 1:
-        return bags.ids, lengths, bags.weights
-    order = [source * num_slots + slot for slot in range(num_slots) for source in range(num_sources)]
-    if len(set(bags.flat_counts)) == 1:
+    counts, weights = bags.table, bags.weights
+    if bags.num_sources == 1 or bags.num_slots == 1:
+        return bags.ids, lengths, weights
+    if (counts == counts[0, 0]).all():
+        order = np.arange(counts.size, dtype=np.int32).reshape(counts.shape).T.reshape(-1)
         permuted = torch.ops.fbgemm.permute_2D_sparse_data(
-            torch.tensor(order, dtype=torch.int32, device=bags.ids.device),
-            lengths.view(len(order), -1),
+            torch.from_numpy(order).to(bags.ids.device),
+            lengths.view(counts.size, -1),
             bags.ids,
-            bags.weights,
+            weights,
             bags.ids.numel(),
         )
         return permuted[1], permuted[0].view(-1), permuted[2]
-    pieces = lengths.split(bags.flat_counts)
-    counts = torch.stack([piece.sum() for piece in pieces]).tolist()
+    bounds = np.append(0, np.cumsum(counts))
+    num_ids = _Cells(sums(lengths.cpu().numpy(), bounds).reshape(counts.shape))
     return (
-        _permuted(bags.ids, counts, order),
-        torch.cat([pieces[index] for index in order]),
-        None if bags.weights is None else _permuted(bags.weights, counts, order),
+        num_ids.slot_major(bags.ids),
+        _Cells(counts).slot_major(lengths),
+        None if weights is None else num_ids.slot_major(weights),
     )
-
-
-def _permuted(values: Tensor, counts: Sequence[int], order: Sequence[int]) -> Tensor:
-    pieces = values.split(list(counts))
-    return torch.cat([pieces[index] for index in order])

@@ -52,26 +52,22 @@ class _Cells:
     lengths: Any
     bags: Ints
     first_id: Ints
-    counts: tuple[tuple[int, ...], ...]
+    counts: Ints
+    is_matrix: bool
 
     @classmethod
     def of(cls, bags: Bags) -> _Cells:
         lengths = _NO_LENGTHS if bags.lengths is None else bags.lengths.contiguous().numpy()
-        per_cell = _per_cell(bags.counts)
+        per_cell = bags.table.reshape(-1)
         return cls(
             ids=bags.ids.contiguous().numpy(),
             id_weights=_NO_FLOATS if bags.weights is None else bags.weights.contiguous().numpy(),
             lengths=lengths,
             bags=per_cell,
             first_id=loops.first_ids(lengths, per_cell),
-            counts=bags.counts,
+            counts=bags.table,
+            is_matrix=bags.lengths is not None and not bags.is_ragged,
         )
-
-
-@lru_cache(maxsize=64)
-def _per_cell(counts: tuple[tuple[int, ...], ...]) -> Ints:
-    """The bags of each cell."""
-    return np.array(counts, dtype=np.int64).reshape(-1)
 
 
 _NO_LENGTHS = np.empty(0, np.int32)
@@ -89,7 +85,6 @@ class FusedNumbaLookup(Lookup):
         self._names = _STATE_NAMES[optimizer.name]
         self.states_per_row = frozenset(self._names if optimizer.name in ROW_WISE else ())
         self._num_steps = _floats(())
-        self._is_pooled = blocks[0].request.is_pooled
         self._geometry = _Geometry(blocks, row_wise=bool(self.states_per_row))
         self._weights = _floats(self._geometry.num_elements)
         num_values = self._geometry.num_rows if self.states_per_row else self._geometry.num_elements
@@ -97,7 +92,7 @@ class FusedNumbaLookup(Lookup):
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         geometry, cells = self._geometry, _Cells.of(bags)
-        places, size = geometry.places(bags.counts, is_pooled=self._is_pooled)
+        places, size = geometry.places(cells.counts, is_matrix=cells.is_matrix)
         result = torch.empty(size, dtype=torch.float32, device="cpu")
         out, weights = result.data_ptr(), self._weights.data_ptr()
 
@@ -116,7 +111,7 @@ class FusedNumbaLookup(Lookup):
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         self._num_steps += 1
         geometry, cells = self._geometry, saved
-        places, _ = geometry.places(cells.counts, is_pooled=self._is_pooled, gradient=True)
+        places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
         optimizer, numbers = _OPTIMIZERS[self._optimizer.name], self._numbers()
         gradient = gradient.contiguous()
         weights, gradients = self._weights.data_ptr(), gradient.data_ptr()
@@ -230,24 +225,24 @@ class _Geometry:
         self._known: dict[Any, tuple[Ints, int]] = {}
         self._row_sums: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
 
-    def places(
-        self, counts: tuple[tuple[int, ...], ...], *, is_pooled: bool, gradient: bool = False
-    ) -> tuple[Ints, int]:
+    def places(self, counts: Ints, *, is_matrix: bool, gradient: bool = False) -> tuple[Ints, int]:
         """A cell's first bag, where its result (or gradient) begins, and from bag to bag; and the size of all.
 
-        Pooled: ``[B_w, width]`` of each source; else slot after slot, ``[bags, D]``.
+        A matrix is ``[B_w, width]`` of each source; else results stand slot after slot, ``[bags, D]``.
         """
-        key = (counts, gradient)
+        if not is_matrix:  # the counts of sequences and ragged bags are new in every batch
+            return self._places(counts, self._dims[gradient], is_matrix)
+        key = (counts[:, 0].tobytes(), gradient)  # a source has as many in each slot
         if key not in self._known:
-            if len(self._known) > _MAX_KNOWN:  # the counts of sequences are new in every batch
+            if len(self._known) > _MAX_KNOWN:
                 self._known.clear()
-            self._known[key] = self._places(np.array(counts, dtype=np.int64), self._dims[gradient], is_pooled)
+            self._known[key] = self._places(counts, self._dims[gradient], is_matrix)
         return self._known[key]
 
     @staticmethod
-    def _places(counts: Ints, dims: Ints, is_pooled: bool) -> tuple[Ints, int]:
+    def _places(counts: Ints, dims: Ints, is_matrix: bool) -> tuple[Ints, int]:
         elements = counts * dims
-        if is_pooled:
+        if is_matrix:
             totals = elements.sum(1)
             starts = (np.cumsum(totals) - totals)[:, None] + (np.cumsum(dims) - dims)
             strides = np.full(counts.shape, dims.sum())

@@ -39,9 +39,8 @@ class TorchRows:
         """The bags with ids that count rows of the one tensor."""
         if len(self.spans) == 1:
             return bags
-        bases = self._slot_bases.repeat(len(bags.counts)).repeat_interleave(
-            torch.tensor(bags.flat_counts, device=bags.ids.device), output_size=bags.num_bags
-        )
+        counts = torch.from_numpy(bags.table.reshape(-1)).to(bags.ids.device)
+        bases = self._slot_bases.repeat(bags.num_sources).repeat_interleave(counts, output_size=bags.num_bags)
         return evolve(bags, ids=bags.ids + bags.per_id(bases))
 
     def sums(self, bags: Bags) -> Tensor:

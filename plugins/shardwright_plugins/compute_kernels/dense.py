@@ -22,6 +22,7 @@ class Dense(ComputeKernel):
     name: ClassVar[str] = "dense"
     aliases: ClassVar[tuple[str, ...]] = ("batched_dense",)
     fuses_optimizer: ClassVar[bool] = False
+    takes_ragged_bags: ClassVar[bool] = True
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
         return can_train(request.data_type)

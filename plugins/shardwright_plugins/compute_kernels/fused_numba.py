@@ -26,6 +26,7 @@ class FusedNumba(ComputeKernel):
     name: ClassVar[str] = "fused_numba"
     preference: ClassVar[int] = 2
     batch_major: ClassVar[bool] = True
+    takes_ragged_bags: ClassVar[bool] = True
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
         return _refusal(request) or True

@@ -23,6 +23,7 @@ class FusedTorch(ComputeKernel):
     """Updates the rows of a batch in the backward pass; any dim, any device, exact on cut columns."""
 
     name: ClassVar[str] = "fused_torch"
+    takes_ragged_bags: ClassVar[bool] = True
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
         if request.optimizer is None:

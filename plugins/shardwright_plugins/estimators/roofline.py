@@ -6,7 +6,8 @@ dataflow, and takes every bandwidth and latency from the topology. ``B`` a rank'
 ``D`` columns of a shard, ``f`` the part of the table's lookups that are of its rows (0 for an empty one, which costs
 nothing):
 
-- input: ``f N W`` ids of 8 bytes (12 with weights) and ``B W`` lengths of 4 bytes come in.
+- input: ``f N W`` ids of 8 bytes (12 with weights) and ``B W`` lengths of 4 bytes come in. Where rows are cut, only
+  bags with ids travel, of bags of ``n`` ids ``1 - (1 - f)^n``; so ``B`` is less, here and below.
 - lookup: the ids, ``f N W`` rows, each a whole number of cache lines, from where the kernel reads them (a cache's
   misses from the host's memory), and ``B W D`` float32 sums written.
 - results: ``B W`` vectors go out, float32 or what their codec makes of them. Where sums are made inside the host, these
@@ -34,7 +35,7 @@ from attrs import frozen
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
 from shardwright.planning.options import Bools, Floats, Options
-from shardwright.planning.space import ID_BYTES, synchronised_bytes, vector_bytes
+from shardwright.planning.space import ID_BYTES, filled_bags, synchronised_bytes, vector_bytes
 from shardwright.planning.topology import Topology
 
 LENGTH_BYTES = 4
@@ -111,8 +112,10 @@ class _Step:
 
     @cached_property
     def vectors(self) -> Floats:
-        """Results: one a bag, or one an id."""
-        bags = self.options.bags_per_batch[self.table] * self.batches
+        """Results: one a bag that travels, or one an id."""
+        bags = (
+            self.options.bags_per_batch[self.table] * self.batches * filled_bags(self.options, self.topology)
+        )
         return np.where(self.options.is_pooled[self.table], bags, self.ids)
 
     @cached_property

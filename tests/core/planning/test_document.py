@@ -18,10 +18,10 @@ from shardwright.errors import PlanError
 from shardwright.planning.check import check_plan
 from shardwright.planning.constraints import ParameterConstraints
 from shardwright.planning.explain import explain_table
-from shardwright.planning.layouts import Block, Layout
+from shardwright.planning.layouts import Block, BlockRun, ColumnRange, Layout, Replicate
 from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.row_maps import RowsRange, RowsSplit
+from shardwright.planning.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.tables import TableSpec
 from shardwright.planning.text import plain_json
 from shardwright.planning.topology import Topology
@@ -417,6 +417,112 @@ def test_from_json_number_that_is_not_finite_is_an_error(number):
     text = f'{{"format": "shardwright-plan", "version": 1, "objective": {objective}, "modules": {{}}}}'
     with pytest.raises(PlanError, match="not finite"):
         ShardingPlan.from_json(text)
+
+
+class Spread(ShardingType):
+    """Rows, or copies, on all ranks in turn."""
+
+    name, abbreviation, row_maps = "spread", "SP", (RowsModulo,)
+
+    def layouts(self, table, topology, constraints):
+        return []
+
+
+RANKS = 40
+
+
+def spread_over(blocks, **more):
+    kind = EmbeddingModuleShardingPlan({"t": ParameterSharding("spread", "plain", Layout(blocks, **more))})
+    topology = {"world_size": RANKS, "compute_device": "cpu"}
+    return ShardingPlan({"m": kind}, {"topology": topology})
+
+
+COLUMNS = ColumnRange(0, 8)
+PARTS = RowsModulo(100, parts=RANKS)
+EIGHTIETHS = RowsRange(100, parts=2 * RANKS)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "entries"),
+    [
+        ([BlockRun(PARTS, COLUMNS, RANKS, rank=0)], [{"ranks": [0, 39], "rows": {"parts": [0, 39]}}]),
+        (
+            [Block(part, COLUMNS, rank=rank) for rank, part in enumerate(PARTS)],
+            [{"ranks": [0, 39], "rows": {"parts": [0, 39]}}],
+        ),
+        (
+            [Block(PARTS[i], COLUMNS, rank=(i + 3) % RANKS) for i in range(RANKS)],
+            [
+                {"ranks": [3, 39], "rows": {"parts": [0, 36]}},
+                {"ranks": [0, 2], "rows": {"parts": [37, 39]}},
+            ],
+        ),
+        (
+            [
+                BlockRun(EIGHTIETHS, COLUMNS, 40, 0, is_copied=True, rank=0, dataflow=Replicate()),
+                BlockRun(EIGHTIETHS, COLUMNS, 39, 1, rank=1),
+                BlockRun(EIGHTIETHS, COLUMNS, 40, 40, rank=0),
+            ],
+            [
+                {"ranks": [0, 39], "rows": [0, 2], "dataflow": {"name": "replicate"}},
+                {"ranks": [1, 39], "rows": {"parts": [1, 39]}},
+                {"ranks": [0, 39], "rows": {"parts": [40, 79]}},
+            ],
+        ),
+    ],
+    ids=["run", "blocks", "turned", "copies and parts"],
+)
+def test_json_of_many_shards_on_neighbouring_ranks_is_one_entry_each(blocks, entries):
+    with use_host(make_host(sharding_types=[Spread])):
+        plan = spread_over(blocks)
+        text = plan.to_json()
+        assert json.loads(text)["modules"]["m"]["t"]["shards"] == [
+            {**own, "columns": [0, 8]} for own in entries
+        ]
+        again = ShardingPlan.from_json(text)
+        assert again.plan["m"]["t"].layout.blocks == plan.plan["m"]["t"].layout.blocks or len(entries) == 3
+        assert again.to_json() == text
+        assert again.plan["m"]["t"].digest() == plan.plan["m"]["t"].digest()
+
+
+def test_json_of_many_shards_reads_as_the_same_shards_one_by_one():
+    blocks = [Block(part, COLUMNS, rank=rank) for rank, part in enumerate(RowsRange(100, parts=RANKS))]
+    with use_host(make_host(sharding_types=[Spread])):
+        document = json.loads(spread_over(blocks).to_json())
+        entry = document["modules"]["m"]["t"]
+        (run,) = entry["shards"]
+        assert run == {"ranks": [0, 39], "rows": {"parts": [0, 39]}, "columns": [0, 8]}
+        entry["shards"] = [shard(rank, list(block.rows.bounds), [0, 8]) for rank, block in enumerate(blocks)]
+        del entry["row_map"]  # as documents were before
+        old = ShardingPlan.from_json(json.dumps(document))
+        assert old.plan["m"]["t"].layout.blocks == tuple(blocks)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"ranks": [0, 40]}, "shard 0: ranks 0 to 40 are not among the 40 ranks"),
+        ({"ranks": [0, 38]}, "shard 0: parts 0 to 39 of the 40 of the row_map are to be 39, one for each"),
+        ({"rows": {"parts": [1, 40]}}, "shard 0: parts 1 to 40 of the 40 of the row_map"),
+        ({"rows": {"parts": [0]}}, r"shard 0: rows\.parts must have 2 items"),
+        ({"rows": {"part": 0, "num_rows": 3}}, "covered|copies|row part"),
+        ({"columns": [0, 4]}, "blocks reach column 4 of 8"),
+    ],
+)
+def test_from_json_refuses_runs_of_shards_that_cannot_be(change, text):
+    with use_host(make_host(sharding_types=[Spread])):
+        document = json.loads(spread_over([BlockRun(PARTS, COLUMNS, RANKS, rank=0)]).to_json())
+        document["modules"]["m"]["t"]["shards"][0].update(change)
+        with pytest.raises(PlanError, match=text):
+            ShardingPlan.from_json(json.dumps(document))
+
+
+def test_from_json_refuses_runs_of_shards_without_a_row_map():
+    with use_host(make_host(sharding_types=[Spread])):
+        document = json.loads(spread_over([BlockRun(PARTS, COLUMNS, RANKS, rank=0)]).to_json())
+        del document["modules"]["m"]["t"]["row_map"]
+        with pytest.raises(PlanError, match="need the table's row_map"):
+            ShardingPlan.from_json(json.dumps(document))
 
 
 def test_numbers_of_numpy_are_written_as_numbers() -> None:

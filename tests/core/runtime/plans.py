@@ -24,7 +24,7 @@ from shardwright.runtime.collection import Collection, FeatureBatch
 from shardwright.runtime.environment import ShardingEnv
 from shardwright.runtime.inputs import BatchReader
 from shardwright.runtime.lookup import Lookup
-from shardwright.runtime.routing_plan import RoutingPlan, plan_routing
+from shardwright.runtime.routed.plan import Paths, RoutingPlan, plan_routing
 from shardwright.runtime.sharders import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
@@ -188,6 +188,17 @@ class Cut:
         return Layout(blocks, self.dataflow).placed(ranks)
 
 
+class PathsHere(Paths):
+    """The return paths that dataflows name, whatever the ranks are; nothing travels by codecs."""
+
+    def __init__(self, is_pooled):
+        self._is_pooled = is_pooled
+
+    def of(self, table, sharding, dataflow):
+        path = dataflow.return_path(is_pooled=self._is_pooled)
+        return path, not path.keeps_empty_bags
+
+
 @frozen
 class Cuts:
     """Tables of one collection over some ranks."""
@@ -236,8 +247,8 @@ class Cuts:
     def collection(self) -> Collection:
         return Collection.of(self.sharder.tables(self.module("meta")))
 
-    def plan(self) -> RoutingPlan:
-        """The routing of all blocks but those that are copied."""
+    def plan(self, rank: int = 0) -> RoutingPlan:
+        """The routing of all blocks but those that are copied, as a rank has it."""
         routed = {
             name: evolve(sharding, layout=sharding.layout.served_by([sharding.layout.dataflow]))
             for name, sharding in self.shardings().items()
@@ -246,8 +257,10 @@ class Cuts:
             self.collection(),
             range(len(self.tables)),
             routed,
+            rank=rank,
             world_size=self.world_size,
             device_type="cpu",
+            paths=PathsHere(self.is_pooled),
         )
 
     def read(self, batch: KeyedJaggedTensor) -> FeatureBatch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 import threading
 import time
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from shardwright.runtime.group_store import GroupStore, StoreError
 from shardwright.runtime.processes import Neighbours, this_host
+from shardwright.runtime.store_log import write_line
 
 SHORT_S, FAR_OFF_S = 0.05, 30.0
 ALONE = Neighbours(0, 1)
@@ -124,7 +124,7 @@ def test_key_that_nobody_set_says_nothing(store: GroupStore) -> None:
 def test_process_that_ends_ends_the_wait_for_its_keys() -> None:
     shared = dist.HashStore()
     process = subprocess.Popen(["sleep", "infinity"])
-    shared.set("shardwright/process/1", f"{this_host()} {process.pid}")
+    write_line(shared, f"shardwright/processes/{this_host()}", f"1 {process.pid}")
     store = GroupStore(shared, FAR_OFF_S, Neighbours(0, 2))
 
     with pytest.raises(RuntimeError, match="the process of rank 1 has ended"):
@@ -134,10 +134,10 @@ def test_process_that_ends_ends_the_wait_for_its_keys() -> None:
 
 def test_process_that_ended_after_its_keys_were_set_is_no_error() -> None:
     shared = dist.HashStore()
-    shared.set("shardwright/process/1", f"another host {os.getpid()}")
     process = subprocess.Popen(["true"])
     process.wait()
-    shared.set("shardwright/process/2", f"{this_host()} {process.pid}")
+    for rank, host in ((1, "another host"), (2, this_host())):
+        write_line(shared, f"shardwright/processes/{host}", f"{rank} {process.pid}")
     store = GroupStore(shared, FAR_OFF_S, Neighbours(0, 3))
 
     def look_late() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +15,8 @@ from tests.core.runtime.plans import RowsMirrored
 from shardwright.planning.layouts import Block, ColumnRange
 from shardwright.planning.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.tables import EmbeddingBagConfig
-from shardwright.runtime.initialization import initialize
+from shardwright.runtime import initialization
+from shardwright.runtime.initialization import hashed, initialize
 
 CHUNK_ELEMENTS = 1 << 20
 
@@ -76,6 +79,7 @@ def test_initialize_table_of_several_runs_does_not_depend_on_the_cut(row_map, in
     assert not expected.isnan().any()
     assert torch.equal(whole(config, row_map(rows), (100,)), expected)
     per_run = CHUNK_ELEMENTS // dim
+    assert len(expected[:, :50].unique(dim=0)) == rows  # no row is another's
     assert not torch.equal(expected[:per_run], expected[per_run : 2 * per_run])  # runs have their own numbers
 
 
@@ -102,13 +106,53 @@ def test_initialize_uniform_stays_in_its_range_and_fills_it():
 
 
 @pytest.mark.parametrize(("data_type", "dtype"), [("FP16", torch.float16), ("BF16", torch.bfloat16)])
-def test_initialize_halves_are_drawn_as_halves(data_type, dtype):
+def test_initialize_halves_are_the_nearest_halves(data_type, dtype):
     config = config_of(10, 4, data_type=data_type)
     block = Block(RowsRange(10)[0], ColumnRange(0, 4))
     weights = torch.zeros(10, 4, dtype=dtype)
     initialize(weights, config, block, path="t", seed=1)
     assert torch.equal(weights, block_weights(config, block, path="t", seed=1).to(dtype))
     assert weights.unique().numel() > 20
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Block(RowsRange(200_000)[0], ColumnRange(3, 5)),
+        Block(RowsModulo(200_000, parts=50)[7], ColumnRange(0, 100)),
+    ],
+    ids=["columns", "modulo"],
+)
+def test_initialize_makes_the_values_of_its_block_and_no_others(block, monkeypatch):
+    made = []
+    hash_of = initialization.hashed
+    monkeypatch.setattr(
+        initialization,
+        "hashed",
+        lambda key, rows, columns: made.append(len(rows) * len(columns)) or hash_of(key, rows, columns),
+    )
+    weights = torch.zeros(block.num_rows, block.num_columns)
+    tracemalloc.start()
+    initialize(weights, config_of(200_000, 100), block, path="t", seed=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(made) == weights.numel()
+    assert peak < 4 << 20  # the whole table has 80 MB
+
+
+def test_initialize_uniform_values_are_spread_evenly_and_do_not_follow_from_their_neighbours():
+    values = hashed(12345, np.arange(4000, dtype=np.uint64), np.arange(64, dtype=np.uint32)).astype(
+        np.float64
+    )
+    assert abs(values.mean() - 0.5) < 0.002
+    assert abs(values.var() - 1 / 12) < 0.001
+    counts = np.bincount((values.reshape(-1) * 64).astype(int), minlength=64)
+    assert counts.min() > 0.93 * values.size / 64
+    centred = values - 0.5
+    for neighbours in (centred[1:] * centred[:-1], centred[:, 1:] * centred[:, :-1]):
+        assert abs(neighbours.mean()) < 0.001  # a standard deviation is 1 / 12 / sqrt(256 000)
+    others = hashed(12346, np.arange(4000, dtype=np.uint64), np.arange(64, dtype=np.uint32)) - 0.5
+    assert abs((centred * others).mean()) < 0.001
 
 
 def test_initialize_path_and_seed_tell_tables_apart_and_nothing_else_does():

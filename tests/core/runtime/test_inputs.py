@@ -266,7 +266,9 @@ def test_are_in_range_is_what_a_loop_over_the_ids_says(features):
     highest = torch.tensor([most for most, _ in features], dtype=torch.int64)
     values = torch.tensor([id for _, ids in features for id in ids], dtype=torch.int64)
     expected = all(most == -1 or 0 <= id <= most for most, ids in features for id in ids)
-    assert are_in_range(values, [len(ids) for _, ids in features], highest) == expected
+    assert (
+        are_in_range(values, np.array([len(ids) for _, ids in features], dtype=np.int64), highest) == expected
+    )
 
 
 @pytest.mark.gpu

@@ -13,9 +13,9 @@ from shardwright.errors import DistributedError
 from shardwright.runtime import batches
 from shardwright.runtime.batch_settings import BatchSettings
 from shardwright.runtime.batches import BatchesInStep
-from shardwright.runtime.engine import _sent_to
 from shardwright.runtime.inputs import Status
 from shardwright.runtime.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
+from shardwright.runtime.step.engine import _sent_to
 from shardwright.sparse import KeyedJaggedTensor
 
 

@@ -60,7 +60,7 @@ def test_next_ids_are_sent_before_the_backward_pass_and_all_before_any_is_waited
         assert max(waits_for_ids) < events.index(("start", "ids"))  # those of this batch, sent a step before
 
 
-def test_step_takes_the_collectives_of_the_plain_loop():
+def test_step_takes_the_collectives_of_the_plain_loop_and_a_status_word():
     def count(model, env, loop):
         loader = batches(6, env.rank, 2)
         step = loop(model, loader)
@@ -68,7 +68,7 @@ def test_step_takes_the_collectives_of_the_plain_loop():
             step()
         before = len(env.communicator.labels)
         step()
-        return len(env.communicator.labels) - before
+        return sorted(env.communicator.labels[before:])
 
     def pipeline_step(model, loader):
         pipeline = piped(model)
@@ -81,7 +81,25 @@ def test_step_takes_the_collectives_of_the_plain_loop():
         on_ranks(lambda model, env, loop=loop: count(model, env, loop), 2)
         for loop in (pipeline_step, plain_step)
     ]
-    assert counts[0] == counts[1]
+    assert counts[0] == [sorted([*labels, "status"]) for labels in counts[1]]
+
+
+def test_ids_of_the_next_batch_are_sent_before_results_of_this_one_are_waited_for():
+    def watch(model, env):
+        loader, pipeline = batches(6, env.rank, 2), piped(model)
+        for _ in range(2):
+            pipeline.progress(loader)
+        watched = Watched(env.communicator)
+        pipeline.progress(loader)
+        return watched.events
+
+    for events in on_ranks(watch, 2):
+        # The second collection's results, which the model waits for last, travel beside the next batch's ids.
+        waits = [place for place, event in enumerate(events) if event == ("wait", "results")]
+        sent = [place for place, event in enumerate(events) if event == ("start", "ids")]
+        assert len(sent) == 2
+        assert max(sent) < max(waits)
+        assert ("start", "status") in events[max(waits) :]
 
 
 def test_learning_rates_hold_for_the_step_they_are_set_before():

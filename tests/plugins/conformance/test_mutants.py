@@ -256,7 +256,9 @@ def test_wrong_comm_backend_fails_the_kit_with_a_message_that_says_what_is_wrong
 def test_engine_that_forgets_to_divide_means_fails_the_kit_and_is_told_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shardwright.runtime.arrange._mean_runs", lambda collection: [])
+    means = "shardwright.runtime.step.arrangement._Means"
+    for name in ("divide", "divided"):
+        monkeypatch.setattr(f"{means}.{name}", lambda self, columns, batch: columns)
     failure = failure_of(
         "ShardingTypeTests",
         "test_sharded_module_equals_unsharded",
@@ -268,15 +270,14 @@ def test_engine_that_forgets_to_divide_means_fails_the_kit_and_is_told_so(
 def test_engine_that_adds_a_partial_sum_twice_fails_the_kit_and_is_told_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from shardwright.runtime.arrange import PooledArrangement
+    from shardwright.runtime.step.arrangement import PooledArrangement
 
-    right = PooledArrangement._divide
+    right = PooledArrangement.outputs
 
-    def twice(self: Any, columns: Any, batch: Any) -> None:
-        right(self, columns, batch)
-        columns.mul_(2)
+    def twice(self: Any, brought: Any, batch: Any) -> Any:
+        return [2 * output for output in right(self, brought, batch)]
 
-    monkeypatch.setattr(PooledArrangement, "_divide", twice)
+    monkeypatch.setattr(PooledArrangement, "outputs", twice)
     failure = failure_of(
         "ShardingTypeTests",
         "test_sharded_module_equals_unsharded",

@@ -99,8 +99,8 @@ def test_roofline_counts_rows_as_they_are_cut_and_empty_shards_as_nothing():
     for column in found.values():
         assert column[0] == column[1] > column[3] == 0
     assert found["input_communication"][2] < found["input_communication"][0]
-    results = found["forward_communication"]  # a sum for each bag, however many rows
-    assert results[2] == results[0]
+    results = found["forward_communication"]  # a sum for each bag that has one of the rows
+    assert results[0] / 2 < results[2] < results[0]
 
 
 def test_roofline_tables_share_the_latency_of_collectives():

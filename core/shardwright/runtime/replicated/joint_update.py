@@ -1,0 +1,115 @@
+"""One update of a kernel group, of whose blocks some were synchronised in one form and some in another.
+
+A kernel updates its group in one call, as if one rank had looked the whole batch up: the blocks of each form are
+sources of their own, in which the slots of the other blocks have no ids.
+
+Legend: S slots of the group, n of the sources, W sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardwright.planning.blocks import Ints
+from shardwright.runtime.lookup import Bags
+from shardwright.runtime.replicated.forms import Sources, UpdateForm
+from shardwright.runtime.replicated.sizes import Copies
+from shardwright.runtime.segments import index_of, starts_of
+
+
+def update_jointly(copies: Copies, forms: Sequence[UpdateForm]) -> Sequence[Tensor | None]:
+    """Make the whole batch's update of a group.
+
+    Args:
+        copies: the group.
+        forms: those of its blocks, each of which is in one.
+
+    Returns:
+        The gradients of the lookup's parameters.
+    """
+    pairs = [(form, form.sources()) for form in forms]
+    sources = [own for _, own in pairs if own is not None]
+    gradients: Sequence[Tensor | None] = ()
+    if sources:  # first, since it counts the step
+        bags, gradient = _joint(copies, sources)
+        gradients = copies.lookup.backward(copies.lookup.prepare(bags), gradient)
+    for form, own in pairs:
+        if own is None:
+            form.update()
+    return gradients
+
+
+def _joint(copies: Copies, sources: Sequence[Sources]) -> tuple[Bags, Tensor]:
+    """The lookups of all blocks, of those of each form."""
+    widened = [_widened(copies, own) for own in sources]
+    if len(widened) == 1:
+        return widened[0]
+    bags = [own for own, _ in widened]
+    whole = Bags(
+        ids=torch.cat([own.ids for own in bags]),
+        lengths=_cat([own.lengths for own in bags]),
+        weights=_cat([own.weights for own in bags]),
+        counts=np.concatenate([own.table for own in bags]),
+    )
+    return whole, torch.cat([gradient for _, gradient in widened])
+
+
+def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """All in a row; of one group's bags all have lengths (or weights), or none has."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(present) if present else None
+
+
+def _widened(copies: Copies, sources: Sources) -> tuple[Bags, Tensor]:
+    """The same with all slots of the group; ids and their order stay, as the others have none."""
+    bags, slots = sources.bags, sources.slots
+    if len(slots) == len(copies.dims):
+        return bags, sources.gradient
+    few = bags.table
+    # In pooled lookups a source has as many bags in every slot.
+    counts = np.tile(few[:, :1] if copies.is_pooled else np.zeros_like(few[:, :1]), len(copies.dims))
+    counts[:, slots] = few
+    lengths = None
+    if bags.lengths is not None:
+        lengths = _spread(bags.lengths, counts, few, slots)
+    return Bags(bags.ids, lengths, bags.weights, counts), _wide_gradient(copies, sources, counts)
+
+
+def _spread(values: Tensor, counts: Ints, few: Ints, slots: Ints) -> Tensor:
+    """What there is of each bag of some slots, among zeros for those of the others.
+
+    Args:
+        values: of the slots' bags, source after source: ``[bags]`` or ``[bags, D]``.
+        counts: bags of each source and slot of the group, ``[W, S]``.
+        few: of those slots, ``[W, n]``.
+        slots: which, ``[n]``.
+    """
+    starts = starts_of(counts.reshape(-1)).reshape(counts.shape)[:, slots]
+    wide = values.new_zeros(int(counts.sum()), *values.shape[1:])
+    wide[index_of(starts.reshape(-1), few.reshape(-1), values.device)] = values
+    return wide
+
+
+def _wide_gradient(copies: Copies, sources: Sources, counts: Ints) -> Tensor:
+    """The gradient in the order of the whole group's result: zeros for the other slots."""
+    gradient, dims = sources.gradient, copies.dims
+    if not copies.is_matrix:
+        width = int(dims[0])
+        rows = gradient.view(gradient.numel() // width, width)
+        return _spread(rows, counts, sources.bags.table, sources.slots).view(-1)
+    columns = np.concatenate(
+        [np.arange(start, start + dim) for start, dim in zip(starts_of(dims), dims, strict=True)]
+        if len(dims)
+        else [np.zeros(0, np.int64)]
+    )
+    is_own = np.repeat(np.isin(np.arange(len(dims)), sources.slots), dims)
+    num_bags = int(counts[:, 0].sum())
+    wide = gradient.new_zeros(num_bags, len(columns))
+    wide[:, torch.from_numpy(columns[is_own]).to(gradient.device)] = gradient.view(
+        num_bags, int(is_own.sum())
+    )
+    return wide.view(-1)

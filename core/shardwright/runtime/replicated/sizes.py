@@ -1,0 +1,167 @@
+"""Bytes that each form of synchronisation would move, per block, and what a kernel group's blocks look like.
+
+Legend: W ranks, B_w batch size of rank w, S slots of a group, K blocks, D gradient columns of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.contracts.codec import Codec
+from shardwright.planning.blocks import Ints
+from shardwright.runtime.buffers import padded
+from shardwright.runtime.lookup import Lookup
+from shardwright.runtime.routed.plan import KernelGroup, RoutingPlan
+from shardwright.runtime.routed.sections import columns_of
+from shardwright.runtime.routed.wire import WirePart
+
+FLOAT_BYTES = 4
+
+
+@frozen(eq=False)
+class Copies:
+    """A kernel group of copies.
+
+    Args:
+        group: the group.
+        lookup: what looks it up.
+        dims: gradient columns of each slot, ``[S]``.
+        num_rows: rows of each block, ``[K]``.
+        first_slot: the first slot of each block, ``[K]``.
+        is_pooled: gradients are one per bag, else one per id.
+        is_weighted: ids carry weights.
+    """
+
+    group: KernelGroup
+    lookup: Lookup
+    dims: Ints
+    num_rows: Ints
+    first_slot: Ints
+    is_pooled: bool
+    is_weighted: bool
+
+    @classmethod
+    def of(cls, plan: RoutingPlan, group: KernelGroup, lookup: Lookup) -> Copies:
+        """A group and what looks it up."""
+        columns = columns_of(plan, plan.slots.piece[group.slots.start : group.slots.stop], gradient=True)
+        counts = np.array([spec.num_slots for spec in group.blocks], dtype=np.int64)
+        request = group.blocks[0].request
+        return cls(
+            group=group,
+            lookup=lookup,
+            dims=columns.stop - columns.start,
+            num_rows=np.array([spec.block.num_rows for spec in group.blocks], dtype=np.int64),
+            first_slot=np.cumsum(counts) - counts,
+            is_pooled=request.is_pooled,
+            is_weighted=request.is_weighted,
+        )
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether results are ``[bags, columns of all slots]``, not slot after slot."""
+        return self.group.kind.is_matrix
+
+    @property
+    def block_dims(self) -> Ints:
+        """``D`` of each block: ``[K]``."""
+        return self.dims[self.first_slot]
+
+    @cached_property
+    def block_of_slot(self) -> Ints:
+        """The block of each slot: ``[S]``."""
+        counts = np.diff(self.first_slot, append=len(self.dims))
+        return np.repeat(np.arange(len(counts)), counts)
+
+    @property
+    def codec(self) -> Codec | None:
+        """By what output gradients travel; ``None``: as they are."""
+        return self.group.kind.codecs[1]
+
+    @property
+    def wire(self) -> WirePart:
+        """What output gradients are in a message."""
+        widths = self.group.kind.widths
+        return WirePart(self.codec, widths[1] if widths else int(np.gcd.reduce(self.dims)))
+
+
+@frozen(eq=False)
+class LookedUp:
+    """What all ranks looked up in a group.
+
+    Args:
+        num_ids: ids of each slot, ``[W, S]``.
+        num_bags: bags of each slot, ``[W, S]``.
+    """
+
+    num_ids: Ints
+    num_bags: Ints
+
+    @property
+    def world_size(self) -> int:
+        """``W``."""
+        return len(self.num_ids)
+
+    def of_slots(self, slots: Ints) -> LookedUp:
+        """What they looked up in some of the slots."""
+        return LookedUp(self.num_ids[:, slots], self.num_bags[:, slots])
+
+
+@frozen(eq=False)
+class Sizes:
+    """What all ranks looked up in each block of a group, and the bytes of their gradients.
+
+    Args:
+        num_rows: ``[K]``, of the blocks.
+        dims: ``[K]``, ``D`` of each.
+        num_ids: ``[W, K]``.
+        num_bags: ``[W, K]``.
+        gradient_bytes: ``[W, K]``, of the bags' gradients, by their codec.
+        is_pooled: bags have lengths.
+        is_weighted: ids have weights.
+    """
+
+    num_rows: Ints
+    dims: Ints
+    num_ids: Ints
+    num_bags: Ints
+    gradient_bytes: Ints
+    is_pooled: bool
+    is_weighted: bool
+
+    @classmethod
+    def of(cls, copies: Copies, looked_up: LookedUp) -> Sizes:
+        """The sizes of a step."""
+        num_ids, num_bags = (
+            np.add.reduceat(own, copies.first_slot, axis=1) for own in (looked_up.num_ids, looked_up.num_bags)
+        )
+        dims, wire = copies.block_dims, copies.wire
+        return cls(
+            num_rows=copies.num_rows,
+            dims=dims,
+            num_ids=num_ids,
+            num_bags=num_bags,
+            gradient_bytes=padded(num_bags * dims // wire.width * wire.row_bytes),
+            is_pooled=copies.is_pooled,
+            is_weighted=copies.is_weighted,
+        )
+
+    @property
+    def world_size(self) -> int:
+        """``W``."""
+        return len(self.num_ids)
+
+
+def slot_views(copies: Copies, gradient: Tensor, num_bags: Sequence[int]) -> list[Tensor]:
+    """The gradient of each slot's bags, ``[bags, D]``, of one source's, flat."""
+    dims = copies.dims.tolist()
+    if copies.is_matrix:
+        width = sum(dims)
+        return list(gradient.view(gradient.numel() // width, width).split_with_sizes(dims, dim=1))
+    pairs = list(zip(num_bags, dims, strict=True))
+    pieces = gradient.split_with_sizes([count * dim for count, dim in pairs])
+    return [piece.view(count, dim) for piece, (count, dim) in zip(pieces, pairs, strict=True)]

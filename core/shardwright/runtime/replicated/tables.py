@@ -1,0 +1,174 @@
+"""Replicated tables as a part of the engine: lookups of one's own, and updates that all ranks make alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.contracts.codec import Codec
+from shardwright.planning.blocks import Ints
+from shardwright.planning.layouts import Dataflow
+from shardwright.planning.plan import ParameterSharding
+from shardwright.runtime.collection import FeatureBatch
+from shardwright.runtime.lookup import Bags
+from shardwright.runtime.replicated import forms
+from shardwright.runtime.replicated.exchange import Gathering, Summing
+from shardwright.runtime.replicated.forms import Batch, UpdateForm
+from shardwright.runtime.replicated.joint_update import update_jointly
+from shardwright.runtime.replicated.sizes import Copies, LookedUp, Sizes
+from shardwright.runtime.routed.codecs import TableCodecs
+from shardwright.runtime.routed.plan import Paths, build_lookups, plan_routing
+from shardwright.runtime.routed.return_path import Answers
+from shardwright.runtime.routed.routing import Bucketed, bags_of_groups, routers_of
+from shardwright.runtime.routed.sections import SectionStep, sections_of
+from shardwright.runtime.step.part import Part, PartConfig, PartStep, Peers
+
+_MOST_KNOWN = 64  # steps of the same sizes, whose forms are kept
+
+
+@frozen(eq=False)
+class _OwnPaths(Paths):
+    """Results stay. Copies of as many rows share a group: they mostly take one form, and one update is quicker."""
+
+    codecs: TableCodecs
+
+    def of(self, table: int, sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:
+        return sharding.layout.blocks[0].num_rows, False
+
+    def codecs_of(self, table: int) -> tuple[Codec | None, Codec | None]:
+        return None, self.codecs.pairs[table][1]
+
+
+class ReplicatedTables(Part):
+    """All tables of a module of which every rank has a copy, or a copy of some of the rows."""
+
+    def __init__(self, config: PartConfig) -> None:
+        self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
+        self.plan = plan_routing(
+            config.collection,
+            config.members,
+            config.shardings,
+            rank=config.env.rank,
+            world_size=config.env.world_size,
+            device_type=config.device.type,
+            paths=_OwnPaths(TableCodecs.of(config)),
+            alone=True,
+        )
+        self.groups = self.plan.groups
+        self.lookups = build_lookups(self.groups, config.device)
+        self.routers = routers_of(self.plan)
+        self.sections = sections_of(self.plan, range(len(self.plan.kinds)))
+        self.brings = [columns for section in self.sections for columns in section.brings]
+        self.copies = [
+            Copies.of(self.plan, group, lookup)
+            for group, lookup in zip(self.groups, self.lookups, strict=True)
+        ]
+        self.header_size = int(self.plan.slots.per_rank[0])
+        self._known: dict[tuple[int, bytes], list[Ints]] = {}
+
+    def route(self, batch: FeatureBatch | None) -> PartStep:  # noqa: D102 - described in the base class
+        return ReplicatedStep(self, batch)
+
+    def anatomy(self) -> Mapping[str, list[str]]:  # noqa: D102
+        tables = len({spec.table.name for group in self.groups for spec in group.blocks})
+        width = sum(columns.width for columns in self.brings)
+        return {
+            "input": [f"{tables} tables on every rank: ids stay"],
+            "output": [f"{width} columns from every rank's own copy"],
+        }
+
+    def forms_of(self, index: int, looked_up: LookedUp) -> list[Ints]:
+        """For each form the blocks of a group that take it, since it moves their fewest bytes; alike on every rank."""
+        key = index, looked_up.num_ids.tobytes() + looked_up.num_bags.tobytes()
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:  # bags of any length are of new sizes in every batch
+                self._known.clear()
+            sizes = Sizes.of(self.copies[index], looked_up)
+            best = np.argmin([form.bytes_moved(sizes) for form in forms.FORMS], axis=0)
+            known = [np.flatnonzero(best == number) for number in range(len(forms.FORMS))]
+            self._known[key] = known
+        return known
+
+
+class ReplicatedStep(PartStep):
+    """One batch on its way through replicated tables."""
+
+    def __init__(self, tables: ReplicatedTables, batch: FeatureBatch | None) -> None:
+        self._tables = tables
+        self._routed = None if batch is None else [router.route(batch) for router in tables.routers]
+        self._feature_ids = np.zeros(0, dtype=np.int64) if batch is None else batch.num_ids
+
+    @property
+    def _own(self) -> list[Bucketed]:
+        assert self._routed is not None  # the engine raised what is wrong with the batch
+        return self._routed
+
+    def headers(self) -> Ints:  # noqa: D102 - described in the base class
+        headers = np.zeros((self._tables.env.world_size, self._tables.header_size), dtype=np.int64)
+        if self._routed is not None:
+            headers[:] = np.concatenate([own.num_ids for own in self._routed])
+        return headers
+
+    def send(self, peers: Peers) -> None:  # noqa: D102
+        num_ids = peers.fields
+        bags = np.broadcast_to(peers.batch_sizes[:, None], num_ids.shape)
+        self._looked_up = LookedUp(num_ids, bags if self._tables.is_pooled else num_ids)
+
+    def receive(self) -> Sequence[Tensor]:  # noqa: D102
+        return [tensor for own in self._own for tensor in own.tensors]
+
+    def lookup(self, *, training: bool) -> None:  # noqa: D102
+        tables = self._tables
+        self._bags: list[Bags] = bags_of_groups(tables.groups, self._own)
+        pairs = zip(tables.lookups, self._bags, strict=True)
+        results = [lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs]
+        answers = Answers(
+            results=dict(enumerate(results)),
+            batch_sizes=np.array([self._own[0].batch_size]),
+            asked={router.bucketing: own for router, own in zip(tables.routers, self._own, strict=True)},
+            answered={
+                router.bucketing: own.num_bags[None]
+                for router, own in zip(tables.routers, self._own, strict=True)
+            },
+            num_ids=self._feature_ids,
+            device=tables.device,
+        )
+        self._steps: list[SectionStep] = [section.begin(answers) for section in tables.sections]
+        self._routed = None
+
+    def outputs(self) -> list[Tensor]:  # noqa: D102
+        return [output for step in self._steps for output in step.outputs(step.results())]
+
+    def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:  # noqa: D102
+        tables = self._tables
+        self._forms: list[list[UpdateForm]] = [[] for _ in tables.groups]
+        for section, step in zip(tables.sections, self._steps, strict=True):
+            own = step.by_group(step.gradients(gradients, 1.0))
+            for group, gradient in zip(section.groups, own, strict=True):
+                self._forms[group] = self._forms_of(group, gradient, scale)
+        every = [form for own in self._forms for form in own]
+        self._gathering = Gathering(tables.env, every, tables.device)
+        self._summing = Summing(tables.env, every, tables.device)
+
+    def _forms_of(self, index: int, gradient: Tensor, scale: float) -> list[UpdateForm]:
+        """The forms of a group's blocks in this step."""
+        group, copies = self._tables.groups[index], self._tables.copies[index]
+        slots = slice(group.slots.start, group.slots.stop)
+        looked_up = LookedUp(self._looked_up.num_ids[:, slots], self._looked_up.num_bags[:, slots])
+        batch = Batch(copies, self._tables.env.rank, looked_up, self._bags[index], gradient, scale)
+        chosen = zip(forms.FORMS, self._tables.forms_of(index, looked_up), strict=True)
+        return [form(batch, blocks) for form, blocks in chosen if len(blocks)]
+
+    def update(self) -> list[Tensor | None]:  # noqa: D102
+        self._gathering.finish()
+        self._summing.finish()
+        updated: list[Tensor | None] = []
+        for copies, own in zip(self._tables.copies, self._forms, strict=True):
+            updated += update_jointly(copies, own)
+        self._summing.release()
+        del self._forms, self._gathering, self._summing
+        return updated

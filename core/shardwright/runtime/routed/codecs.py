@@ -1,0 +1,63 @@
+"""The codecs that results and gradients of each table travel by."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from shardwright.contracts.codec import Codec
+from shardwright.errors import UnknownPluginError, UnsupportedError
+from shardwright.planning.codecs import QCommsConfig
+from shardwright.planning.plan import ParameterSharding
+from shardwright.planning.tables import PoolingType, TableSpec
+from shardwright.runtime.step.part import PartConfig
+
+
+@frozen(eq=False)
+class TableCodecs:
+    """The codecs of each table of a part, ``None`` where values travel as they are.
+
+    Args:
+        pairs: of results, and of gradients, by the table's index.
+    """
+
+    pairs: dict[int, tuple[Codec | None, Codec | None]]
+
+    @classmethod
+    def of(cls, config: PartConfig) -> TableCodecs:
+        """What the plan says of each table, and where it says nothing, what the table's sharder says.
+
+        Raises:
+            UnknownPluginError: a codec is not known; the text has the nearest.
+            UnsupportedError: a table's partial sums are to travel by a codec that does not carry such.
+        """
+        tables = {index: config.collection.tables[index] for index in config.members}
+        chosen = {index: _config_of(table, config.shardings[table.name]) for index, table in tables.items()}
+        for index, table in tables.items():
+            _check_sums(table, config.shardings[table.name], chosen[index].forward)
+        names = {name for own in chosen.values() for name in (own.forward_precision, own.backward_precision)}
+        # One object a name: tables with the same codec share a group, and are encoded in one call.
+        codecs = {name: QCommsConfig(forward_precision=name).forward for name in names}
+        return cls(
+            {
+                index: (codecs[own.forward_precision], codecs[own.backward_precision])
+                for index, own in chosen.items()
+            }
+        )
+
+
+def _config_of(table: TableSpec, sharding: ParameterSharding) -> QCommsConfig:
+    config = (sharding.qcomms_config or QCommsConfig()).over(table.qcomms_config)
+    try:
+        return config.resolved()
+    except UnknownPluginError as error:
+        raise UnknownPluginError(f"the codecs of table {table.describe()}: {error}") from error
+
+
+def _check_sums(table: TableSpec, sharding: ParameterSharding, codec: Codec | None) -> None:
+    sums = table.pooling is not PoolingType.NONE and sharding.layout.cuts_rows
+    if codec is not None and sums and not codec.carries_partial_sums:
+        raise UnsupportedError(
+            f"table {table.describe()} ({sharding.sharding_type}) is to send results by the codec {codec.name!r}, "
+            f"which does not carry partial sums, and its {table.num_embeddings:_} rows are cut. Name another codec in "
+            f"constraints[{table.name!r}].qcomms_config, or a sharding type that keeps its rows together"
+        )

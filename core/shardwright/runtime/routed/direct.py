@@ -1,0 +1,79 @@
+"""The direct way home: each rank sends its results to the rank that asked, in one collective, and one back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.routed.plan import RoutingPlan
+from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
+from shardwright.runtime.routed.sections import sections_of
+from shardwright.runtime.routed.wire import Wire
+
+RESULTS, GRADIENTS = 0, 1
+
+
+class DirectReturn(ReturnPath):
+    """One collective, and one back; see the module."""
+
+    def __init__(self, plan: RoutingPlan, slots: PathSlots, env: ShardingEnv) -> None:
+        self.sections = sections_of(plan, slots.kinds)
+        self.brings = [columns for section in self.sections for columns in section.brings]
+        self.wires = [
+            Wire(env.communicator, [section.wire[way] for section in self.sections])
+            for way in (RESULTS, GRADIENTS)
+        ]
+        widths = plan.pieces.stop - plan.pieces.start
+        self._widths = np.bincount(
+            np.repeat(np.arange(env.world_size), slots.columns.per_rank),
+            widths[slots.columns.piece],
+            env.world_size,
+        ).astype(np.int64)
+
+    def start(self, answers: Answers) -> ReturnStep:  # noqa: D102 - described in the base class
+        return _DirectStep(self, answers)
+
+    def summary(self) -> str:  # noqa: D102
+        return ", ".join(f"rank {rank} {width}" for rank, width in enumerate(self._widths.tolist()))
+
+
+class _DirectStep(ReturnStep):
+    def __init__(self, path: DirectReturn, answers: Answers) -> None:
+        self._path = path
+        self._steps = [section.begin(answers) for section in path.sections]
+        self._transfer = path.wires[RESULTS].exchange(
+            [step.results() for step in self._steps],
+            np.stack([step.answered[RESULTS] for step in self._steps]),
+            np.stack([step.asked[RESULTS] for step in self._steps]),
+            label="results",
+        )
+
+    def proceed(self) -> None:
+        """Results take one collective, which is under way."""
+
+    def outputs(self) -> list[Tensor]:
+        received = self._transfer.wait()
+        del self._transfer
+        pairs = zip(self._steps, received, strict=True)
+        return [output for step, own in pairs for output in step.outputs(own)]
+
+    def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:
+        self._transfer = self._path.wires[GRADIENTS].exchange(
+            [step.gradients(gradients, scale) for step in self._steps],
+            np.stack([step.asked[GRADIENTS] for step in self._steps]),
+            np.stack([step.answered[GRADIENTS] for step in self._steps]),
+            label="gradients",
+        )
+
+    def gradients(self) -> Mapping[int, Tensor]:
+        received = self._transfer.wait()
+        del self._transfer
+        sections = zip(self._path.sections, self._steps, received, strict=True)
+        return {
+            group: gradient
+            for section, step, own in sections
+            for group, gradient in zip(section.groups, step.by_group(own), strict=True)
+        }

@@ -1,0 +1,181 @@
+"""The message of ids: what a rank is told in the headers, and the bytes that follow.
+
+A header field of a slot is the number of its ids, and above 32 bits the number of its bags where bags without ids are
+left out. The message to a rank has the ids of each router's slots in turn (int64); then the lengths of their bags
+(int32), of pooled collections; then their weights (float32); then what fills it up to 8 bytes.
+
+Legend: W ranks, S slots of all ranks, S_r a rank's slots of one router, P parts of a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.planning.blocks import Ints
+from shardwright.runtime.lookup import Bags
+from shardwright.runtime.routed.plan import Bucketing, KernelGroup
+from shardwright.runtime.routed.routing import Bucketed, Router
+from shardwright.runtime.segments import interleave, places_of, sums, take
+from shardwright.runtime.step.part import Peers
+
+_BAGS = 32
+_IDS = (1 << _BAGS) - 1
+_WORDS = {torch.int64: 2, torch.int32: 1, torch.float32: 1}
+"""What messages are made of: pieces of 4 bytes."""
+
+
+@frozen(eq=False)
+class Incoming:
+    """What arrives for this rank's slots, as the headers say.
+
+    Args:
+        num_ids: for each router, ids from each rank for each slot, ``[W, S_r]``.
+        num_bags: likewise bags.
+        words: 4-byte pieces of each part of each rank's message, ``[P, W]``.
+        splits: 8-byte pieces from each rank, ``[W]``.
+    """
+
+    num_ids: Sequence[Ints]
+    num_bags: Sequence[Ints]
+    words: Ints
+    splits: list[int]
+
+
+class PayloadFormat:
+    """Headers, and messages packed and unpacked, of one rank.
+
+    Args:
+        routers: of all slots.
+        groups: this rank's.
+        rank: this rank.
+        is_weighted: ids carry weights.
+        is_pooled: bags have lengths.
+
+    Attributes:
+        header_size: fields for each rank.
+    """
+
+    def __init__(
+        self,
+        routers: Sequence[Router],
+        groups: Sequence[KernelGroup],
+        *,
+        rank: int,
+        is_weighted: bool,
+        is_pooled: bool,
+    ) -> None:
+        self._routers, self._groups = routers, groups
+        self._is_weighted, self._is_pooled = is_weighted, is_pooled
+        per_rank = np.stack([router.slots.per_rank for router in routers])
+        self.header_size = int(per_rank.sum(0).max())
+        before = np.cumsum(per_rank, axis=0) - per_rank  # a rank's slots stand router after router
+        rows = np.arange(per_rank.shape[1]) * self.header_size
+        self._fields = [
+            np.repeat(rows + first - router.slots.first[:-1], own) + np.arange(own.sum())
+            for router, own, first in zip(routers, per_rank, before, strict=True)
+        ]
+        stops = before[:, rank] + per_rank[:, rank]
+        self._own = [slice(*span) for span in zip(before[:, rank].tolist(), stops.tolist(), strict=True)]
+
+    def headers(self, routed: Sequence[Bucketed]) -> Ints:
+        """For each rank its fields, filled up with zeros: ``[W, header_size]``."""
+        world_size = self._routers[0].slots.world_size
+        fields = np.zeros(world_size * self.header_size, dtype=np.int64)
+        for router, places, own in zip(self._routers, self._fields, routed, strict=True):
+            fields[places] = (
+                own.num_ids | own.num_bags << _BAGS if router.bucketing is Bucketing.RAGGED else own.num_ids
+            )
+        return fields.reshape(world_size, -1)
+
+    def pack(self, routed: Sequence[Bucketed]) -> tuple[Tensor, list[int]]:
+        """The messages to all ranks, int64, and the elements for each."""
+        firsts = [router.slots.first for router in self._routers]
+        num_ids = [sums(own.num_ids, first) for own, first in zip(routed, firsts, strict=True)]
+        num_bags = [sums(own.num_bags, first) for own, first in zip(routed, firsts, strict=True)]
+        parts = [own.ids for own in routed]
+        parts += [own.lengths for own in routed if own.lengths is not None]
+        parts += [own.weights for own in routed if own.weights is not None]
+        words = self._words(num_ids, num_bags)
+        missing = int(words[-1].sum())
+        pieces = [part.view(torch.int32) for part in parts]
+        if missing:
+            pieces.append(torch.zeros(missing, dtype=torch.int32, device=parts[0].device))
+        packed = interleave(pieces, words[: len(pieces)])
+        return packed.view(torch.int64), (words.sum(0) // 2).tolist()
+
+    def _words(self, num_ids: Sequence[Ints], num_bags: Sequence[Ints]) -> Ints:
+        """The words of each part of the message to (or from) each rank, ``[P, W]``; the last fills it up."""
+        words = [own * _WORDS[torch.int64] for own in num_ids]
+        words += num_bags if self._is_pooled else []
+        words += num_ids if self._is_weighted else []
+        odd = sum(words[1:], words[0]) & 1
+        return np.array([*words, odd])
+
+    def incoming(self, peers: Peers) -> Incoming:
+        """What arrives."""
+        fields = [peers.fields[:, own] for own in self._own]
+        num_ids = [own & _IDS for own in fields]
+        num_bags = [
+            own >> _BAGS if router.bucketing is Bucketing.RAGGED else self._bags_of_samples(ids, peers)
+            for router, own, ids in zip(self._routers, fields, num_ids, strict=True)
+        ]
+        words = self._words([own.sum(1) for own in num_ids], [own.sum(1) for own in num_bags])
+        return Incoming(num_ids, num_bags, words, (words.sum(0) // 2).tolist())
+
+    def _bags_of_samples(self, num_ids: Ints, peers: Peers) -> Ints:
+        """A bag for each sample, or, of sequences, for each id."""
+        return np.zeros_like(num_ids) + peers.batch_sizes[:, None] if self._is_pooled else num_ids
+
+    def unpack(self, received: Tensor, incoming: Incoming) -> list[Bags]:
+        """The bags of each of this rank's groups."""
+        return [
+            bags
+            for number in range(len(self._routers))
+            for bags in self._unpacked(number, received, incoming)
+        ]
+
+    def _unpacked(self, number: int, received: Tensor, incoming: Incoming) -> Iterator[Bags]:
+        """Those of one router's slots: each group has a run of them, and so a run of each part of each message."""
+        num_routers = len(self._routers)
+        starts = places_of(incoming.words)
+        num_ids, num_bags = incoming.num_ids[number], incoming.num_bags[number]
+        own = self._own[number]
+        for group in self._groups:
+            if not own.start <= group.slots.start < own.stop:
+                continue
+            slots = slice(group.slots.start - own.start, group.slots.stop - own.start)
+            ids, bags = _Run(num_ids, slots), _Run(num_bags, slots)
+            part_of_lengths = num_routers + number
+            part_of_weights = num_routers * (1 + self._is_pooled) + number
+            yield Bags(
+                ids=ids.of(received, starts[number]),
+                lengths=bags.of(received.view(torch.int32), starts[part_of_lengths])
+                if self._is_pooled
+                else None,
+                weights=ids.of(received.view(torch.float32), starts[part_of_weights])
+                if self._is_weighted
+                else None,
+                counts=num_bags[:, slots],
+                is_ragged=group.kind.is_ragged,
+            )
+
+
+class _Run:
+    """A run of slots in a part of each rank's message.
+
+    Args:
+        sizes: elements of each slot, ``[W, S_r]``.
+        slots: the run.
+    """
+
+    def __init__(self, sizes: Ints, slots: slice) -> None:
+        self._before, self._sizes = sizes[:, : slots.start].sum(1), sizes[:, slots].sum(1)
+
+    def of(self, message: Tensor, starts: Ints) -> Tensor:
+        """Its elements, of ``message``'s dtype; ``starts`` are the part's, in words: ``[W]``."""
+        return take(message, starts // _WORDS[message.dtype] + self._before, self._sizes)

@@ -1,0 +1,91 @@
+"""Ragged bags for kernels that want as many in every slot.
+
+Of cut rows only bags with ids travel, so that slots have bags of their own number. A kernel that does not take such
+gets them as one source's, each slot filled up to the longest with empty bags.
+
+Legend: W sources, S slots, K bags, n bags of the longest slot, N ids, D columns of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.runtime.lookup import Bags, Lookup
+from shardwright.runtime.routed.plan import KernelGroup
+from shardwright.runtime.segments import index_of, numbered, order_of, repeated
+
+
+@frozen(eq=False)
+class _Filled:
+    """Ragged bags, filled up.
+
+    Args:
+        bags: of one source.
+        row: which row of the kernel's result, seen as rows of one width, each ragged bag has: ``[K]``.
+        num_rows: of the result.
+    """
+
+    bags: Bags
+    row: Tensor
+    num_rows: int
+
+
+class FillingLookup:
+    """A lookup of ragged bags by another that takes none.
+
+    Args:
+        lookup: the other.
+        group: its kernel group, whose slots are of one width.
+    """
+
+    def __init__(self, lookup: Lookup, group: KernelGroup) -> None:
+        assert group.kind.widths is not None  # the planner of groups puts ragged slots of one width together
+        self._lookup, self._widths = lookup, group.kind.widths
+        self._batch_major = group.kernel.batch_major
+
+    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
+        """As :meth:`Lookup.forward`; results are rows in the order of the ragged bags."""
+        filled = self._filled(bags)
+        result, saved = self._lookup.forward(filled.bags, training=training)
+        rows = result.reshape(filled.num_rows, self._widths[0]).index_select(0, filled.row)
+        return rows.view(-1), (filled.row, filled.num_rows, saved)
+
+    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
+        """As :meth:`Lookup.backward`."""
+        row, num_rows, inner = saved
+        rows = gradient.new_zeros(num_rows, self._widths[1])
+        rows[row] = gradient.view(len(row), self._widths[1])
+        return self._lookup.backward(inner, rows.view(-1))
+
+    def _filled(self, bags: Bags) -> _Filled:
+        assert bags.lengths is not None  # only pooled lookups are ragged
+        counts, device = bags.table, bags.ids.device
+        before = np.cumsum(counts, axis=0) - counts  # bags of a slot stand source after source
+        most = int(counts.sum(0).max(initial=0))
+        slots = np.tile(np.arange(bags.num_slots), bags.num_sources)
+        place = index_of(before.reshape(-1), counts.reshape(-1), device)  # in its slot
+        slot = repeated(slots, counts.reshape(-1), device)
+        target = slot * most + place
+        lengths = bags.lengths.new_zeros(bags.num_slots * most)
+        lengths[target] = bags.lengths
+        order = order_of(target[numbered(bags.lengths, bags.ids.numel())], len(lengths))
+        filled = Bags(
+            ids=bags.ids[order],
+            lengths=lengths,
+            weights=None if bags.weights is None else bags.weights[order],
+            counts=((most,) * bags.num_slots,),
+        )
+        row = place * bags.num_slots + slot if self._batch_major else target
+        return _Filled(filled, row, len(lengths))
+
+
+def taking_ragged(lookup: Lookup, group: KernelGroup) -> Lookup | FillingLookup:
+    """What looks up a group's bags, of whatever number."""
+    if not group.kind.is_ragged or group.kernel.takes_ragged_bags:
+        return lookup
+    return FillingLookup(lookup, group)

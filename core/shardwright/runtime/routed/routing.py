@@ -1,0 +1,310 @@
+"""Routing: a batch's ids, put into buckets in the order of the slots that read them.
+
+Legend: F features, B batch size, N ids, R readings, Q buckets, S slots.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import groupby
+from typing import ClassVar
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.planning.blocks import Ints
+from shardwright.planning.row_maps import RowMap
+from shardwright.runtime.collection import FeatureBatch
+from shardwright.runtime.lookup import Bags
+from shardwright.runtime.routed.plan import Bucketing, KernelGroup, Reading, RoutingPlan, SlotColumns
+from shardwright.runtime.segments import counts_of, numbered, order_of, repeated, starts_of, take
+
+
+@frozen(eq=False)
+class Bucketed:
+    """The ids that some slots get of a batch, slot after slot.
+
+    Args:
+        batch_size: ``B``.
+        num_ids: ids of each slot, ``[S]``, in host memory.
+        num_bags: bags of each slot, ``[S]``, in host memory; of sequences each id is one.
+        ids: ``[sum of num_ids]`` int64, rows of the slot's block.
+        lengths: ids of each bag, ``[sum of num_bags]`` int32; ``None`` of sequences.
+        weights: ``[sum of num_ids]`` float32, or ``None``.
+        places: the sample of each bag, or its place among the feature's ids of sequences, ``[sum of num_bags]``;
+            ``None`` where each slot has all of them in order.
+    """
+
+    batch_size: int
+    num_ids: Ints
+    num_bags: Ints
+    ids: Tensor
+    lengths: Tensor | None
+    weights: Tensor | None
+    places: Tensor | None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it consists of."""
+        every = (self.ids, self.lengths, self.weights, self.places)
+        return [tensor for tensor in every if tensor is not None]
+
+
+class Router(ABC):
+    """Puts a batch's ids into the buckets of some slots.
+
+    Args:
+        plan: of all slots.
+        slots: those that are served, of all ranks.
+    """
+
+    bucketing: ClassVar[Bucketing]
+
+    def __init__(self, plan: RoutingPlan, slots: SlotColumns) -> None:
+        self.slots = slots
+
+    @abstractmethod
+    def route(self, batch: FeatureBatch) -> Bucketed:
+        """The ids of each slot."""
+
+
+def routers_of(plan: RoutingPlan) -> list[Router]:
+    """The routers of all slots, one for each bucketing that there is, in their order."""
+    cut = CutRouter if plan.collection.is_pooled else CutSequenceRouter
+    kinds = {Bucketing.WHOLE: WholeRouter, Bucketing.CUT: cut, Bucketing.RAGGED: RaggedRouter}
+    bucketing = plan.bucketing_of_piece[plan.slots.piece]
+    present = sorted({kind.bucketing for kind in plan.kinds})
+    return [kinds[own](plan, plan.slots.chosen(bucketing == own)) for own in present]
+
+
+def bags_of_groups(groups: Sequence[KernelGroup], routed: Sequence[Bucketed]) -> list[Bags]:
+    """What each group looks up of a rank's own batch, where it has no other rank's."""
+    bags, start = [], 0
+    for own in routed:
+        stop = start + len(own.num_ids)
+        slots = [group.slots for group in groups if start <= group.slots.start < stop]
+        bags += [
+            _of_slots(own, slice(own_slots.start - start, own_slots.stop - start)) for own_slots in slots
+        ]
+        start = stop
+    return bags
+
+
+def _of_slots(routed: Bucketed, slots: slice) -> Bags:
+    """The bags of a run of slots."""
+
+    def run(values: Tensor | None, sizes: Ints) -> Tensor | None:
+        start = int(sizes[: slots.start].sum())
+        return None if values is None else values[start : start + int(sizes[slots].sum())]
+
+    ids = run(routed.ids, routed.num_ids)
+    assert ids is not None  # bags have ids
+    lengths, weights = run(routed.lengths, routed.num_bags), run(routed.weights, routed.num_ids)
+    return Bags(ids, lengths, weights, routed.num_bags[None, slots])
+
+
+class WholeRouter(Router):
+    """Features whose ids are not parted: each slot gets all of its feature's."""
+
+    bucketing = Bucketing.WHOLE
+
+    def __init__(self, plan: RoutingPlan, slots: SlotColumns) -> None:
+        super().__init__(plan, slots)
+        features = np.array([reading.feature for reading in plan.readings], dtype=np.int64)
+        self._features = features[plan.pieces.reading[slots.piece]]
+        in_order = np.array_equal(self._features, np.arange(len(plan.collection.features)))
+        self._index = None if in_order else torch.from_numpy(self._features)
+        self._is_pooled = plan.collection.is_pooled
+
+    def route(self, batch: FeatureBatch) -> Bucketed:  # noqa: D102 - described in the base class
+        size = batch.batch_size
+        lengths, num_ids, ids, weights = batch.lengths, batch.num_ids, batch.values, batch.weights
+        if self._index is not None:
+            num_ids, starts = num_ids[self._features], batch.starts[self._features]
+            lengths = lengths.index_select(0, self._index.to(lengths.device))
+            ids = take(ids, starts, num_ids)
+            weights = None if weights is None else take(weights, starts, num_ids)
+        return Bucketed(
+            batch_size=size,
+            num_ids=num_ids,
+            num_bags=np.full_like(num_ids, size) if self._is_pooled else num_ids,
+            ids=ids,
+            lengths=lengths.reshape(-1) if self._is_pooled else None,
+            weights=weights,
+            places=None,
+        )
+
+
+@frozen(eq=False)
+class _Sorted:
+    """Ids of a batch sorted by bucket.
+
+    Args:
+        batch: the batch.
+        sizes: ids of each reading, ``[R]``.
+        place: where each id stands among those of all readings, ``[N]``.
+        bucket: of each, ``[N]``.
+    """
+
+    batch: FeatureBatch
+    sizes: Ints
+    place: Tensor
+    bucket: Tensor
+
+
+@frozen(eq=False)
+class _Bags:
+    """The bags of each bucket; see :class:`Bucketed`, whose slots are buckets here."""
+
+    num_ids: Ints
+    num_bags: Ints
+    lengths: Tensor | None
+    places: Tensor | None
+
+
+class _CutRouter(Router):
+    """Features whose ids are parted by row maps: each slot gets those of its part.
+
+    Readings stand in the order of their row maps' classes, so that each class is asked once. A bucket has the place of
+    the first slot that reads it, so that ids need no further order where no two slots read one.
+    """
+
+    def __init__(self, plan: RoutingPlan, slots: SlotColumns) -> None:
+        super().__init__(plan, slots)
+        used = np.unique(plan.pieces.reading[slots.piece]).tolist()
+        used.sort(key=lambda place: _class_name(plan.readings[place]))
+        readings = [plan.readings[place] for place in used]
+        self._features = np.array([reading.feature for reading in readings], dtype=np.int64)
+        self._maps = [_map_of(reading) for reading in readings]
+        num_parts = np.array([row_map.num_parts for row_map in self._maps], dtype=np.int64)
+        self._first_part = starts_of(num_parts)
+        first = np.zeros(len(plan.readings), dtype=np.int64)
+        first[used] = self._first_part
+        self._number_buckets(first[plan.pieces.reading[slots.piece]] + slots.part, int(num_parts.sum()))
+
+    def _number_buckets(self, part_of_slot: Ints, num_parts: int) -> None:
+        """Number the parts that slots read: ``part_of_slot`` counts parts through all readings, ``[S]``."""
+        num_slots = len(part_of_slot)
+        first_slot = np.full(num_parts, num_slots, dtype=np.int64)
+        first_slot[part_of_slot[::-1]] = np.arange(num_slots)[::-1]
+        used = np.flatnonzero(first_slot < num_slots)
+        table = np.full(num_parts, -1, dtype=np.int64)
+        table[used[np.argsort(first_slot[used])]] = np.arange(len(used))
+        self._bucket_of_part, self._num_buckets = torch.from_numpy(table), len(used)
+        self._has_unread = len(used) < num_parts
+        self._bucket_of_slot = None if len(used) == num_slots else table[part_of_slot]
+
+    def route(self, batch: FeatureBatch) -> Bucketed:
+        sizes, starts = batch.num_ids[self._features], batch.starts[self._features]
+        rows, buckets = self._placed(take(batch.values, starts, sizes), sizes)
+        if self._has_unread:
+            kept = (buckets >= 0).nonzero().squeeze(1)
+            place = kept[order_of(buckets[kept], self._num_buckets)]
+        else:
+            place = order_of(buckets, self._num_buckets)
+        bags = self._bags(_Sorted(batch, sizes, place, buckets[place]))
+        weights = None if batch.weights is None else take(batch.weights, starts, sizes)[place]
+        routed = Bucketed(
+            batch.batch_size, bags.num_ids, bags.num_bags, rows[place], bags.lengths, weights, bags.places
+        )
+        return routed if self._bucket_of_slot is None else _repeated(routed, self._bucket_of_slot)
+
+    def _placed(self, ids: Tensor, sizes: Ints) -> tuple[Tensor, Tensor]:
+        """The row of each id in its part, and its bucket; -1 where no slot reads it."""
+        found, first, start = [], 0, 0
+        for _, own in groupby(self._maps, type):
+            maps = list(own)
+            counts = sizes[first : first + len(maps)]
+            stop = start + int(counts.sum())
+            found.append(maps[0].place(maps, ids[start:stop], counts.tolist()))
+            first, start = first + len(maps), stop
+        parts, rows = (own[0] if len(own) == 1 else torch.cat(own) for own in zip(*found, strict=True))
+        place = parts + repeated(self._first_part, sizes, ids.device)
+        return rows, self._bucket_of_part.to(ids.device)[place]
+
+    @abstractmethod
+    def _bags(self, ids: _Sorted) -> _Bags:
+        """The bags of each bucket."""
+
+    def _samples(self, ids: _Sorted) -> Tensor:
+        """The bag that each id is in, counted through all readings: a sample's number is its rest by ``B``."""
+        size = ids.batch.batch_size
+        lengths = take(
+            ids.batch.lengths.reshape(-1), self._features * size, np.full_like(self._features, size)
+        )
+        return numbered(lengths, int(ids.sizes.sum()))[ids.place]
+
+
+class CutRouter(_CutRouter):
+    """The same with a bag for each sample."""
+
+    bucketing = Bucketing.CUT
+
+    def _bags(self, ids: _Sorted) -> _Bags:
+        size, num_buckets = ids.batch.batch_size, self._num_buckets
+        bag = ids.bucket * size + self._samples(ids) % max(size, 1)
+        lengths = counts_of(bag, num_buckets * size)
+        num_ids = lengths.view(num_buckets, size).sum(1).cpu().numpy()
+        return _Bags(num_ids, np.full(num_buckets, size), lengths.to(torch.int32), None)
+
+
+class RaggedRouter(_CutRouter):
+    """The same without bags that have no ids."""
+
+    bucketing = Bucketing.RAGGED
+
+    def _bags(self, ids: _Sorted) -> _Bags:
+        bag = self._samples(ids)
+        begins = torch.ones(len(bag), dtype=torch.bool, device=bag.device)
+        if len(bag):
+            torch.logical_or(bag[1:] != bag[:-1], ids.bucket[1:] != ids.bucket[:-1], out=begins[1:])
+        firsts = begins.nonzero().squeeze(1)
+        counts = [counts_of(own, self._num_buckets) for own in (ids.bucket, ids.bucket[firsts])]
+        num_ids, num_bags = torch.stack(counts).cpu().numpy()
+        stops = torch.cat([firsts[1:], firsts.new_full((min(len(firsts), 1),), len(bag))])
+        return _Bags(
+            num_ids,
+            num_bags,
+            lengths=(stops - firsts).to(torch.int32),
+            places=bag[firsts] % max(ids.batch.batch_size, 1),
+        )
+
+
+class CutSequenceRouter(_CutRouter):
+    """The same where each id is a bag of its own."""
+
+    bucketing = Bucketing.CUT
+
+    def _bags(self, ids: _Sorted) -> _Bags:
+        num_ids = counts_of(ids.bucket, self._num_buckets).cpu().numpy()
+        first = repeated(starts_of(ids.sizes), ids.sizes, ids.place.device)
+        return _Bags(num_ids, num_ids, None, ids.place - first[ids.place])
+
+
+def _repeated(buckets: Bucketed, bucket_of_slot: Ints) -> Bucketed:
+    """What slots get of buckets, of which some are read by several."""
+    num_ids, num_bags = buckets.num_ids[bucket_of_slot], buckets.num_bags[bucket_of_slot]
+    first_id = starts_of(buckets.num_ids)[bucket_of_slot]
+    first_bag = starts_of(buckets.num_bags)[bucket_of_slot]
+    return Bucketed(
+        batch_size=buckets.batch_size,
+        num_ids=num_ids,
+        num_bags=num_bags,
+        ids=take(buckets.ids, first_id, num_ids),
+        lengths=None if buckets.lengths is None else take(buckets.lengths, first_bag, num_bags),
+        weights=None if buckets.weights is None else take(buckets.weights, first_id, num_ids),
+        places=None if buckets.places is None else take(buckets.places, first_bag, num_bags),
+    )
+
+
+def _map_of(reading: Reading) -> RowMap:
+    assert reading.row_map is not None  # only features that are parted are cut
+    return reading.row_map
+
+
+def _class_name(reading: Reading) -> str:
+    kind = type(reading.row_map)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,420 @@
+"""What takes the direct way home, by kinds of kernel groups: matrices, rows of bags, and rows of sequences.
+
+A section is one part of the path's messages. It knows where its slots' results belong at home, and which part of the
+outputs' gradients they need.
+
+Legend: W ranks, B batch size of this rank, B_w of rank w, S slots of the section, D columns of a row, T targets.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shardwright.planning.blocks import Ints
+from shardwright.runtime.routed.plan import GroupKind, RoutingPlan
+from shardwright.runtime.routed.return_path import Answers, PathSlots
+from shardwright.runtime.routed.wire import WirePart
+from shardwright.runtime.segments import counts_of, index_of, order_of, repeated, starts_of, sums, take
+from shardwright.runtime.step.columns import Columns, Move, Placement
+
+
+class SectionStep(ABC):
+    """One batch on its way through a section. Sizes are values to or from each rank, ``[W]``.
+
+    Attributes:
+        asked: of results that come to this rank, and of gradients that leave it.
+        answered: of results that leave it, and of gradients that come.
+    """
+
+    asked: tuple[Ints, Ints]
+    answered: tuple[Ints, Ints]
+
+    @abstractmethod
+    def results(self) -> Tensor:
+        """What leaves, flat."""
+
+    @abstractmethod
+    def outputs(self, received: Tensor) -> list[Tensor]:
+        """A tensor for each of the section's ``brings``, of the results that came."""
+
+    @abstractmethod
+    def gradients(self, gradients: Sequence[Tensor], scale: float) -> Tensor:
+        """The gradients that leave, flat: ``scale`` times those of all outputs, as far as they are needed."""
+
+    @abstractmethod
+    def by_group(self, received: Tensor) -> list[Tensor]:
+        """Each local group's gradient, of those that came."""
+
+
+class Section(ABC):
+    """The slots of some kinds of kernel groups.
+
+    Args:
+        plan: of all slots.
+        kinds: the kinds, by index; of one bucketing, and of one pair of codecs.
+        world_size: the number of ranks.
+
+    Attributes:
+        slots: on all ranks.
+        groups: the local groups, by index.
+        brings: the columns of each tensor that comes home.
+        wire: what its part of messages is, of results and of gradients.
+    """
+
+    brings: Sequence[Columns]
+    wire: tuple[WirePart, WirePart]
+
+    def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
+        own = PathSlots.of_kinds(plan, kinds)
+        self.slots, self.groups = own.columns, own.groups
+        self.kind: GroupKind = plan.kinds[kinds[0]]
+        self.rank, self.outputs_of_plan = plan.rank, plan.collection.outputs
+        # Where its slots stand among those of their router.
+        routed = plan.slots.chosen(plan.bucketing_of_piece[plan.slots.piece] == self.kind.bucketing)
+        is_own = np.isin(plan.pieces.group[routed.piece], kinds)
+        self.places = None if is_own.all() else np.flatnonzero(is_own)
+        first, stop = routed.first[plan.rank : plan.rank + 2]
+        self.local = np.flatnonzero(is_own[first:stop])
+
+    @abstractmethod
+    def begin(self, answers: Answers) -> SectionStep:
+        """Begin with a batch."""
+
+    def bags_asked(self, answers: Answers) -> Ints:
+        """The bags that this rank asked of each slot: ``[S]``."""
+        bags = answers.asked[self.kind.bucketing].num_bags
+        return bags if self.places is None else bags[self.places]
+
+    def bags_answered(self, answers: Answers) -> Ints:
+        """The bags of all local slots that each rank asked for: ``[W]``."""
+        answered: Ints = answers.answered[self.kind.bucketing][:, self.local].sum(1)
+        return answered
+
+
+def columns_of(plan: RoutingPlan, pieces: Ints, *, gradient: bool = False) -> Columns:
+    """The columns that pieces bring, or those whose gradient they get."""
+    own = plan.pieces
+    start, stop = (own.gradient_start, own.gradient_stop) if gradient else (own.start, own.stop)
+    return Columns(own.output[pieces], start[pieces], stop[pieces])
+
+
+def first_columns(plan: RoutingPlan, columns: Columns) -> Ints:
+    """Where columns begin in the collection's pooled output."""
+    starts = np.array([output.start for output in plan.collection.outputs], dtype=np.int64)
+    return starts[columns.output] + columns.start
+
+
+class Homecoming:
+    """Columns that arrive in matrices ``[B, columns]``, one after the other, put in the order of the output.
+
+    Args:
+        plan: of all slots.
+        columns: of what arrives.
+        placed: where they stand.
+
+    Attributes:
+        brings: the columns of each tensor made: one, but where several arrive for the same columns.
+    """
+
+    def __init__(self, plan: RoutingPlan, columns: Columns, placed: Placement) -> None:
+        first, self._moves, self.brings = first_columns(plan, columns), list[Move](), list[Columns]()
+        layer = _occurrence(first)
+        for number in range(int(layer.max(initial=-1)) + 1):
+            own = np.flatnonzero(layer == number)
+            own = own[np.argsort(first[own], kind="stable")]
+            widths = (columns.stop - columns.start)[own]
+            source = Placement(placed.matrix[own], placed.width[own], placed.offset[own])
+            self._moves.append(Move(widths, source, Placement.in_one(starts_of(widths), int(widths.sum()))))
+            self.brings.append(Columns(columns.output[own], columns.start[own], columns.stop[own]))
+
+    def outputs(self, received: Tensor, size: int) -> list[Tensor]:
+        """A tensor for each of ``brings``, of all matrices, flat, for ``size`` samples."""
+        pairs = zip(self._moves, self.brings, strict=True)
+        return [move(received, size).view(size, columns.width) for move, columns in pairs]
+
+
+def _occurrence(values: Ints) -> Ints:
+    """For each value how many equal ones come before it."""
+    order = np.argsort(values, kind="stable")
+    begins = np.flatnonzero(np.diff(values[order], prepend=-1))
+    number = np.empty_like(values)
+    number[order] = np.arange(len(values)) - np.repeat(begins, np.diff(begins, append=len(values)))
+    return number
+
+
+class MatrixSection(Section):
+    """Pooled results with a bag for each sample: each rank sends ``[B_w, columns of all its slots]``."""
+
+    def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
+        super().__init__(plan, kinds)
+        pieces = self.slots.piece
+        ranks = np.repeat(np.arange(self.slots.world_size), self.slots.per_rank)
+        results, gradients = (columns_of(plan, pieces, gradient=own) for own in (False, True))
+        widths = (results.stop - results.start, gradients.stop - gradients.start)
+        self.widths = tuple(np.bincount(ranks, own, self.slots.world_size).astype(np.int64) for own in widths)
+        sent = [Placement.in_a_row(own, ranks, self.slots.world_size) for own in widths]
+        self.home = Homecoming(plan, results, sent[0])
+        self.brings = self.home.brings
+        width = plan.collection.width
+        whole = Placement.in_one(first_columns(plan, gradients), width)
+        self.spread = Move(widths[1], whole, sent[1])
+        self.group_widths = [
+            [int((own.stop - own.start).sum()) for own in self._columns_of_group(plan, group)]
+            for group in self.groups
+        ]
+        alike = self.kind.widths
+        units = alike or tuple(int(np.gcd.reduce(own)) or 1 for own in widths)
+        self.wire = _wire(self.kind, units)
+
+    def _columns_of_group(self, plan: RoutingPlan, group: int) -> list[Columns]:
+        slots = plan.groups[group].slots
+        first = int(plan.slots.first[plan.rank])
+        pieces = plan.slots.piece[first + slots.start : first + slots.stop]
+        return [columns_of(plan, pieces, gradient=own) for own in (False, True)]
+
+    def begin(self, answers: Answers) -> SectionStep:  # noqa: D102 - described in the base class
+        return _MatrixStep(self, answers)
+
+
+def _wire(kind: GroupKind, widths: Sequence[int]) -> tuple[WirePart, WirePart]:
+    """What results and gradients of some width are in messages."""
+    results, gradients = map(WirePart, kind.codecs, widths)
+    return results, gradients
+
+
+class _MatrixStep(SectionStep):
+    def __init__(self, section: MatrixSection, answers: Answers) -> None:
+        self._section, self._device = section, answers.device
+        self._results = [answers.results[group] for group in section.groups]
+        sizes, rank = answers.batch_sizes, section.rank
+        self._size = int(sizes[rank])
+        results, gradients = section.widths
+        self.asked = results * self._size, gradients * self._size
+        self.answered = results[rank] * sizes, gradients[rank] * sizes
+
+    def results(self) -> Tensor:
+        results, self._results = self._results, []
+        if len(results) == 1:
+            return results[0]
+        if not results:
+            return torch.empty(0, dtype=torch.float32, device=self._device)
+        widths = [own for own, _ in self._section.group_widths]
+        pairs = zip(results, widths, strict=True)
+        return torch.cat([result.view(result.numel() // width, width) for result, width in pairs], 1).view(-1)
+
+    def outputs(self, received: Tensor) -> list[Tensor]:
+        return self._section.home.outputs(received, self._size)
+
+    def gradients(self, gradients: Sequence[Tensor], scale: float) -> Tensor:
+        return self._section.spread.scaled(gradients[0].reshape(-1), self._size, scale)
+
+    def by_group(self, received: Tensor) -> list[Tensor]:
+        widths = [own for _, own in self._section.group_widths]
+        if len(widths) <= 1:
+            return [received] * len(widths)
+        rows = received.view(received.numel() // sum(widths), sum(widths))
+        return [own.reshape(-1) for own in rows.split_with_sizes(widths, dim=1)]
+
+
+class _Targets:
+    """The distinct columns among those of a section's slots, all of one width, in the order of the outputs.
+
+    Args:
+        plan: of all slots.
+        pieces: of the section's slots, ``[S]``.
+        gradient: columns whose gradient they get, not those that they bring.
+
+    Attributes:
+        columns: of each target, ``[T]``.
+        of_slot: the target of each slot, ``[S]``.
+    """
+
+    def __init__(self, plan: RoutingPlan, pieces: Ints, *, gradient: bool) -> None:
+        is_used = np.zeros(len(plan.pieces.output), dtype=bool)
+        is_used[pieces] = True
+        used = np.flatnonzero(is_used)
+        columns = columns_of(plan, used, gradient=gradient)
+        _, first, target = np.unique(
+            np.stack([columns.output, columns.start]), axis=1, return_index=True, return_inverse=True
+        )
+        of_piece = np.zeros(len(is_used), dtype=np.int64)
+        of_piece[used] = target.reshape(-1)
+        self.of_slot: Ints = of_piece[pieces]
+        self.columns = Columns(columns.output[first], columns.start[first], columns.stop[first])
+
+    def __len__(self) -> int:
+        return len(self.columns.output)
+
+
+class RowsSection(Section):
+    """Rows of one width for each slot, as many as it has bags: partial sums of cut rows, or rows of sequences."""
+
+    def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
+        super().__init__(plan, kinds)
+        assert self.kind.widths is not None  # the planner of groups puts slots of one width together
+        self.widths = self.kind.widths
+        self.targets, self.gradient_targets = (
+            _Targets(plan, self.slots.piece, gradient=own) for own in (False, True)
+        )
+        self.wire = _wire(self.kind, self.widths)
+
+
+class _RowsStep(SectionStep):
+    def __init__(self, section: RowsSection, answers: Answers) -> None:
+        self.section, self._device = section, answers.device
+        self._result = [answers.results[group] for group in section.groups]
+        self.bags = section.bags_asked(answers)
+        asked, answered = sums(self.bags, section.slots.first), section.bags_answered(answers)
+        result, gradient = section.widths
+        self.asked = asked * result, asked * gradient
+        self.answered = answered * result, answered * gradient
+
+    def results(self) -> Tensor:
+        (result,) = self._result or [torch.empty(0, dtype=torch.float32, device=self._device)]
+        self._result = []
+        return result
+
+    def by_group(self, received: Tensor) -> list[Tensor]:
+        return [received] * len(self.section.groups)
+
+    def places(self, answers: Answers) -> Tensor | None:
+        """The sample of each bag, or its place among its feature's ids; ``None``: each slot has all, in order."""
+        routed, own = answers.asked[self.section.kind.bucketing], self.section.places
+        if routed.places is None or own is None:
+            return routed.places
+        return take(routed.places, starts_of(routed.num_bags)[own], self.bags)
+
+
+class BagsSection(RowsSection):
+    """Pooled partial sums: rows of one target and sample are added up at home."""
+
+    def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
+        super().__init__(plan, kinds)
+        self.brings = [self.targets.columns]
+        wanted = self.gradient_targets.columns
+        widths = wanted.stop - wanted.start
+        at_first = Placement.in_one(first_columns(plan, wanted), plan.collection.width)
+        self.pick = Move(widths, at_first, Placement.in_one(starts_of(widths), int(widths.sum())))
+
+    def begin(self, answers: Answers) -> SectionStep:  # noqa: D102 - described in the base class
+        return _BagsStep(self, answers)
+
+
+class _BagsStep(_RowsStep):
+    section: BagsSection
+
+    def __init__(self, section: BagsSection, answers: Answers) -> None:
+        super().__init__(section, answers)
+        self._size = int(answers.batch_sizes[section.rank])
+        samples = self.places(answers)
+        if samples is None:
+            samples = torch.arange(self._size, device=answers.device).repeat(len(self.bags))
+        self._samples = samples
+
+    def _rows_of(self, targets: _Targets) -> Tensor:
+        """For each bag, its row of ``[B, T]``."""
+        target = repeated(targets.of_slot, self.bags, self._device)
+        return target.add_(self._samples, alpha=len(targets))
+
+    def outputs(self, received: Tensor) -> list[Tensor]:
+        num_targets, width = len(self.section.targets), self.section.widths[0]
+        num_rows = self._size * num_targets
+        rows = self._rows_of(self.section.targets)
+        order = order_of(rows, num_rows)
+        values = received.view(len(order), width)
+        if len(order) == num_rows and len(self.bags) == num_targets:  # nothing is to be added up
+            summed = values.index_select(0, order)
+        else:
+            offsets = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
+            torch.cumsum(counts_of(rows, num_rows), 0, out=offsets[1:])
+            summed = F.embedding_bag(order, values, offsets, mode="sum", include_last_offset=True)
+        return [summed.view(self._size, num_targets * width)]
+
+    def gradients(self, gradients: Sequence[Tensor], scale: float) -> Tensor:
+        targets, width = self.section.gradient_targets, self.section.widths[1]
+        picked = self.section.pick(gradients[0].reshape(-1), self._size)
+        rows = picked.view(self._size * len(targets), width)
+        wanted = rows.index_select(0, self._rows_of(targets)).view(-1)
+        return wanted if scale == 1 else wanted.mul_(scale)
+
+
+class SequenceSection(RowsSection):
+    """Rows of ids: each goes to the place of its id."""
+
+    def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
+        super().__init__(plan, kinds)
+        columns = self.targets.columns
+        features = np.array([output.feature for output in plan.collection.outputs], dtype=np.int64)
+        self.feature, self.gradient_feature = (
+            features[own.columns.output] for own in (self.targets, self.gradient_targets)
+        )
+        self.brings = [
+            Columns(
+                columns.output[place : place + 1],
+                columns.start[place : place + 1],
+                columns.stop[place : place + 1],
+            )
+            for place in range(len(columns.output))
+        ]
+
+    def begin(self, answers: Answers) -> SectionStep:  # noqa: D102 - described in the base class
+        return _SequenceStep(self, answers)
+
+
+class _SequenceStep(_RowsStep):
+    section: SequenceSection
+
+    def __init__(self, section: SequenceSection, answers: Answers) -> None:
+        super().__init__(section, answers)
+        self._num_ids = answers.num_ids
+        self._places = self.places(answers)
+
+    def _rows_of(self, targets: _Targets, num_ids: Ints) -> Tensor:
+        """For each row that comes, its place among the rows of all targets, target after target."""
+        first = starts_of(num_ids)[targets.of_slot]
+        if self._places is None:
+            return index_of(first, self.bags, self._device)
+        return repeated(first, self.bags, self._device).add_(self._places)
+
+    def outputs(self, received: Tensor) -> list[Tensor]:
+        section, width = self.section, self.section.widths[0]
+        if self._places is None:  # what a slot brings is an output
+            pieces = received.split_with_sizes((self.bags * width).tolist())
+            ordered = [pieces[slot] for slot in np.argsort(section.targets.of_slot)]
+            return [own.view(own.numel() // width, width) for own in ordered]
+        num_ids = self._num_ids[section.feature]
+        values = received.view(received.numel() // width, width)
+        rows = self._rows_of(section.targets, num_ids)
+        total = int(num_ids.sum())
+        out = values.new_empty(total, width) if len(rows) == total else values.new_zeros(total, width)
+        out[rows] = values
+        return list(out.split_with_sizes(num_ids.tolist()))
+
+    def gradients(self, gradients: Sequence[Tensor], scale: float) -> Tensor:
+        targets = self.section.gradient_targets
+        columns = targets.columns
+        spans = zip(columns.output.tolist(), columns.start.tolist(), columns.stop.tolist(), strict=True)
+        every = torch.cat([gradients[output][:, start:stop] for output, start, stop in spans])
+        rows = self._rows_of(targets, self._num_ids[self.section.gradient_feature])
+        wanted = every.index_select(0, rows).view(-1)
+        return wanted if scale == 1 else wanted.mul_(scale)
+
+
+def sections_of(plan: RoutingPlan, kinds: Sequence[int]) -> list[Section]:
+    """The sections of some kinds of groups: matrices of one pair of codecs together, rows by kind."""
+    matrices: dict[object, list[int]] = {}
+    rows = BagsSection if plan.collection.is_pooled else SequenceSection
+    made: list[Section] = []
+    for kind in kinds:
+        own = plan.kinds[kind]
+        if own.is_matrix:
+            matrices.setdefault((own.codecs, own.widths), []).append(kind)
+        else:
+            made.append(rows(plan, [kind]))
+    return [MatrixSection(plan, own) for own in matrices.values()] + made

@@ -1,0 +1,181 @@
+"""Routed tables: ids travel to the ranks that own their rows, results come home by the dataflow's return path."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.contracts.codec import Codec
+from shardwright.planning.blocks import Ints
+from shardwright.planning.layouts import Dataflow, Routed
+from shardwright.planning.plan import ParameterSharding
+from shardwright.runtime.collection import FeatureBatch
+from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.routed.codecs import TableCodecs
+from shardwright.runtime.routed.payload import PayloadFormat
+from shardwright.runtime.routed.plan import Paths, build_lookups, plan_routing
+from shardwright.runtime.routed.ragged import taking_ragged
+from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
+from shardwright.runtime.routed.routing import Bucketed, routers_of
+from shardwright.runtime.step.part import Part, PartConfig, PartStep, Peers
+
+
+@frozen(eq=False)
+class RoutedPaths(Paths):
+    """The return paths of routed tables' dataflows.
+
+    Args:
+        env: the ranks.
+        codecs: of the tables.
+        is_pooled: results are one per bag.
+    """
+
+    env: ShardingEnv
+    codecs: TableCodecs
+    is_pooled: bool
+
+    def of(self, table: int, sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:  # noqa: D102
+        assert isinstance(dataflow, Routed)  # the engine deals tables to parts by dataflow
+        path: Any = dataflow.return_path(is_pooled=self.is_pooled)
+        # Whatever makes a path may be one, a class or an object that is called.
+        if isinstance(path, type) and issubclass(path, ReturnPath):
+            path = path.among(self.env)
+        return path, not getattr(path, "keeps_empty_bags", False)
+
+    def codecs_of(self, table: int) -> tuple[Codec | None, Codec | None]:  # noqa: D102
+        return self.codecs.pairs[table]
+
+
+class RoutedTables(Part):
+    """All routed tables of a module, whatever their sharding types: one message of ids, one way home a dataflow."""
+
+    def __init__(self, config: PartConfig) -> None:
+        self.env, self.device = config.env, config.device
+        is_pooled = config.collection.is_pooled
+        self.plan = plan_routing(
+            config.collection,
+            config.members,
+            config.shardings,
+            rank=config.env.rank,
+            world_size=config.env.world_size,
+            device_type=config.device.type,
+            paths=RoutedPaths(config.env, TableCodecs.of(config), is_pooled),
+        )
+        self.groups = self.plan.groups
+        self.lookups = build_lookups(self.groups, config.device)
+        self.taking = [taking_ragged(*pair) for pair in zip(self.lookups, self.groups, strict=True)]
+        self.routers = routers_of(self.plan)
+        self.format = PayloadFormat(
+            self.routers,
+            self.groups,
+            rank=config.env.rank,
+            is_weighted=config.is_weighted,
+            is_pooled=is_pooled,
+        )
+        self.header_size = self.format.header_size
+        self.slots, self.paths = self._paths()
+        self.brings = [columns for path in self.paths for columns in path.brings]
+
+    def _paths(self) -> tuple[list[PathSlots], list[ReturnPath]]:
+        ways: list[Any] = list(dict.fromkeys(kind.path for kind in self.plan.kinds))
+        slots = [PathSlots.of(self.plan, way) for way in ways]
+        return slots, [way(self.plan, own, self.env) for way, own in zip(ways, slots, strict=True)]
+
+    def route(self, batch: FeatureBatch | None) -> PartStep:  # noqa: D102 - described in the base class
+        return RoutedStep(self, batch)
+
+    def anatomy(self) -> Mapping[str, list[str]]:  # noqa: D102
+        counts = zip(self.plan.slots.per_rank.tolist(), self._num_features().tolist(), strict=True)
+        reads = [
+            f"rank {rank}: {slots} slots of {features} features"
+            for rank, (slots, features) in enumerate(counts)
+        ]
+        return {"input": reads, "output": [f"columns from {path.summary()}" for path in self.paths]}
+
+    def _num_features(self) -> Ints:
+        """How many features each rank looks up: ``[W]``."""
+        features = np.array([reading.feature for reading in self.plan.readings], dtype=np.int64)
+        slots, num_features = self.plan.slots, len(self.plan.collection.features)
+        ranks = np.repeat(np.arange(slots.world_size), slots.per_rank)
+        pairs = np.unique(ranks * num_features + features[self.plan.pieces.reading[slots.piece]])
+        return np.bincount(pairs // num_features, minlength=slots.world_size)
+
+
+class RoutedStep(PartStep):
+    """One batch on its way through routed tables."""
+
+    def __init__(self, tables: RoutedTables, batch: FeatureBatch | None) -> None:
+        self._tables = tables
+        self._routed = None if batch is None else [router.route(batch) for router in tables.routers]
+        self._num_ids = np.zeros(0, dtype=np.int64) if batch is None else batch.num_ids
+        self._saved: list[Any] = []
+        self._steps: list[ReturnStep] = []
+
+    def headers(self) -> Ints:  # noqa: D102 - described in the base class
+        if self._routed is None:
+            return np.zeros((self._tables.env.world_size, self._tables.header_size), dtype=np.int64)
+        return self._tables.format.headers(self._asked)
+
+    @property
+    def _asked(self) -> list[Bucketed]:
+        assert self._routed is not None  # the engine raised what is wrong with the batch
+        return self._routed
+
+    def send(self, peers: Peers) -> None:  # noqa: D102
+        tables = self._tables
+        self._batch_sizes, self._incoming = peers.batch_sizes, tables.format.incoming(peers)
+        sent, send_splits = tables.format.pack(self._asked)
+        self._payload = sent.new_empty(sum(self._incoming.splits))
+        self._work = tables.env.communicator.all_to_all(
+            self._payload, sent, self._incoming.splits, send_splits, label="ids"
+        )
+
+    def receive(self) -> Sequence[Tensor]:  # noqa: D102
+        self._work.wait()
+        del self._work
+        return [self._payload, *(tensor for own in self._asked for tensor in own.tensors)]
+
+    def lookup(self, *, training: bool) -> None:  # noqa: D102
+        bags = self._tables.format.unpack(self._payload, self._incoming)
+        results = []
+        for taking, own in zip(self._tables.taking, bags, strict=True):
+            result, saved = taking.forward(own, training=training)
+            results.append(result.reshape(-1))
+            self._saved.append(saved)
+        del self._payload
+        self._start(results)
+
+    def _start(self, results: Sequence[Tensor]) -> None:
+        """Send the results home by all paths."""
+        kinds = [router.bucketing for router in self._tables.routers]
+        for slots, path in zip(self._tables.slots, self._tables.paths, strict=True):
+            answers = Answers(
+                results={group: results[group] for group in slots.groups},
+                batch_sizes=self._batch_sizes,
+                asked=dict(zip(kinds, self._asked, strict=True)),
+                answered=dict(zip(kinds, self._incoming.num_bags, strict=True)),
+                num_ids=self._num_ids,
+                device=self._tables.device,
+            )
+            self._steps.append(path.start(answers))
+        for step in self._steps:
+            step.proceed()
+        del self._routed, self._incoming
+
+    def outputs(self) -> list[Tensor]:  # noqa: D102
+        return [output for step in self._steps for output in step.outputs()]
+
+    def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:  # noqa: D102
+        for step in self._steps:
+            step.send_gradients(gradients, scale)
+
+    def update(self) -> list[Tensor | None]:  # noqa: D102
+        received = {group: own for step in self._steps for group, own in step.gradients().items()}
+        updated: list[Tensor | None] = []
+        for group, (taking, saved) in enumerate(zip(self._tables.taking, self._saved, strict=True)):
+            updated += taking.backward(saved, received.pop(group))
+        return updated

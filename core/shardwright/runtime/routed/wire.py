@@ -1,0 +1,129 @@
+"""The wire: the parts of a message between ranks, as they are or by codecs.
+
+Legend: P parts, W ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.contracts.codec import Codec
+from shardwright.contracts.comm_backend import Communicator, Work
+from shardwright.planning.blocks import Ints
+from shardwright.runtime.segments import deal, interleave
+
+_FLOAT_BYTES = 4
+_ALIGNMENT = 8
+"""Bytes to whose multiples codecs may trust that they begin."""
+_UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+"""What bytes are moved as: the largest that all pieces are multiples of."""
+
+
+@frozen(eq=False)
+class WirePart:
+    """A part of every message: rows of one width, which one codec writes.
+
+    Args:
+        codec: ``None`` where they travel as they are.
+        width: columns of a row; any number where the codec writes each value by itself.
+    """
+
+    codec: Codec | None
+    width: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row on the wire."""
+        return self.width * _FLOAT_BYTES if self.codec is None else self.codec.row_bytes(self.width)
+
+    def encoded(self, values: Tensor) -> Tensor:
+        """Rows as bytes, flat."""
+        if self.codec is None:
+            return values.view(torch.uint8)
+        rows = values.view(values.numel() // self.width, self.width)
+        encoded = torch.empty(len(rows), self.row_bytes, dtype=torch.uint8, device=values.device)
+        self.codec.encode(rows, encoded)
+        return encoded.view(-1)
+
+    def decoded(self, encoded: Tensor) -> Tensor:
+        """What :meth:`encoded` made bytes: float32, flat."""
+        if encoded.storage_offset() % _ALIGNMENT:
+            encoded = encoded.clone()
+        if self.codec is None:
+            return encoded.view(torch.float32)
+        rows = encoded.view(encoded.numel() // self.row_bytes, self.row_bytes)
+        values = torch.empty(len(rows), self.width, dtype=torch.float32, device=encoded.device)
+        self.codec.decode(rows, values)
+        return values.view(-1)
+
+
+class Transfer:
+    """Messages under way.
+
+    Args:
+        work: the collective.
+        received: what arrives.
+        sizes: elements of each part from each rank, ``[P, W]``.
+        parts: what they are bytes of; ``None``: they are float32.
+    """
+
+    def __init__(
+        self, work: Work, received: Tensor, sizes: Ints, parts: Sequence[WirePart] | None = None
+    ) -> None:
+        self._work, self._received, self._sizes, self._parts = work, received, sizes, parts
+
+    def wait(self) -> list[Tensor]:
+        """What arrived of each part, flat float32, rank after rank; called once."""
+        self._work.wait()
+        if self._parts is None:
+            return deal(self._received, self._sizes)
+        unit = _unit_of(self._sizes)
+        dealt = deal(self._received.view(_UNITS[unit]), self._sizes // unit)
+        return [part.decoded(own.view(torch.uint8)) for part, own in zip(self._parts, dealt, strict=True)]
+
+
+class Wire:
+    """Sends messages of some parts.
+
+    Args:
+        communicator: the collectives.
+        parts: what messages consist of.
+    """
+
+    def __init__(self, communicator: Communicator, parts: Sequence[WirePart]) -> None:
+        self._communicator, self._parts = communicator, parts
+        self._is_plain = all(part.codec is None for part in parts)
+        self._widths = np.array([[part.width] for part in parts])
+        self._row_bytes = np.array([[part.row_bytes] for part in parts])
+
+    def exchange(self, sent: Sequence[Tensor], leaving: Ints, arriving: Ints, *, label: str) -> Transfer:
+        """Start one all-to-all.
+
+        Args:
+            sent: each part, flat float32, rank after rank.
+            leaving: values of each part to each rank, ``[P, W]``.
+            arriving: values of each part from each rank, ``[P, W]``.
+            label: what is exchanged, for errors and traces.
+        """
+        if self._is_plain:
+            return Transfer(*self._start(interleave(sent, leaving), leaving, arriving, label), arriving)
+        leaving, arriving = (sizes // self._widths * self._row_bytes for sizes in (leaving, arriving))
+        coded = [part.encoded(own) for part, own in zip(self._parts, sent, strict=True)]
+        unit = _unit_of(leaving)
+        packed = interleave([own.view(_UNITS[unit]) for own in coded], leaving // unit).view(torch.uint8)
+        return Transfer(*self._start(packed, leaving, arriving, label), arriving, self._parts)
+
+    def _start(self, packed: Tensor, leaving: Ints, arriving: Ints, label: str) -> tuple[Work, Tensor]:
+        splits, sent_splits = arriving.sum(0).tolist(), leaving.sum(0).tolist()
+        received = packed.new_empty(sum(splits))
+        return self._communicator.all_to_all(received, packed, splits, sent_splits, label=label), received
+
+
+def _unit_of(sizes: Ints) -> int:
+    """The largest unit that all pieces are multiples of, up to 8 bytes."""
+    return int(np.gcd.reduce(sizes.reshape(-1), initial=_ALIGNMENT))

@@ -1,0 +1,183 @@
+"""A collection's outputs, made of the tensors that its parts bring home, and the gradients that parts are given.
+
+Legend: B batch size of this rank, C columns of the pooled output, D columns of an output, N ids of an output.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardwright.planning.blocks import Ints
+from shardwright.planning.tables import PoolingType
+from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.runtime.segments import starts_of
+from shardwright.runtime.step.columns import Columns, Move, Placement
+
+
+class Arrangement(ABC):
+    """How a collection's outputs are made.
+
+    Args:
+        collection: tables and outputs.
+        brings: the columns of each tensor that the parts bring home.
+    """
+
+    def __init__(self, collection: Collection, brings: Sequence[Columns]) -> None:
+        self._collection, self._brings = collection, brings
+
+    @abstractmethod
+    def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:
+        """The outputs' shapes."""
+
+    @abstractmethod
+    def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:
+        """The outputs' values, of what was brought; columns that were brought twice are added up."""
+
+    @abstractmethod
+    def gradients(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> Sequence[Tensor]:
+        """The outputs' gradients as the parts get them: divided where outputs are means."""
+
+
+class PooledArrangement(Arrangement):
+    """One output ``[B, C]``: columns in order, partial sums added, means divided, once, here."""
+
+    def __init__(self, collection: Collection, brings: Sequence[Columns]) -> None:
+        super().__init__(collection, brings)
+        starts = np.array([output.start for output in collection.outputs], dtype=np.int64)
+        spans = [(starts[own.output] + own.start, starts[own.output] + own.stop) for own in brings]
+        tensor, column = self._first_brought(spans)
+        self._used = np.unique(tensor).tolist()  # others only add to what these bring
+        self._arrange = self._arranging(tensor, column)
+        self._means = _Means(collection)
+
+    def _first_brought(self, spans: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+        """For each column the first tensor that brings it, and where: ``[C]`` each; the rest is added."""
+        tensor, column = np.full((2, self._collection.width), -1, dtype=np.int64)
+        self._added: list[tuple[int, slice, slice]] = []  # tensor, columns of the output, and of the tensor
+        for index, (first, stop) in enumerate(spans):
+            place = starts_of(stop - first)
+            columns = np.repeat(first - place, stop - first) + np.arange((stop - first).sum())
+            is_new = tensor[columns] < 0
+            tensor[columns[is_new]] = index
+            column[columns[is_new]] = np.flatnonzero(is_new)
+            self._added += [(index, *run) for run in _runs(columns[~is_new], np.flatnonzero(~is_new))]
+        assert (tensor >= 0).all()  # Layout.check
+        return tensor, column
+
+    def _arranging(self, tensor: Ints, column: Ints) -> Move:
+        """From the tensors used, one after the other, to the output."""
+        begins = np.flatnonzero((np.diff(tensor, prepend=-1) != 0) | (np.diff(column, prepend=-1) != 1))
+        widths = np.diff(begins, append=len(tensor))
+        sizes = np.array([own.width for own in self._brings], dtype=np.int64)
+        is_used = np.isin(np.arange(len(sizes)), self._used)
+        before = np.cumsum(sizes * is_used) - sizes * is_used
+        source = Placement(before[tensor[begins]], sizes[tensor[begins]], column[begins])
+        return Move(widths, source, Placement.in_one(begins, len(tensor)))
+
+    def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:  # noqa: D102 - described in the base class
+        return [(batch.batch_size, self._collection.width)]
+
+    def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:  # noqa: D102
+        used = [brought[index].reshape(-1) for index in self._used]
+        flat = used[0] if len(used) == 1 else torch.cat(used)
+        (shape,) = self.shapes(batch)
+        output = self._arrange(flat, batch.batch_size).view(shape)
+        for index, columns, own in self._added:
+            output[:, columns] += brought[index][:, own]
+        return [self._means.divide(output, batch)]
+
+    def gradients(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> Sequence[Tensor]:  # noqa: D102
+        return [self._means.divided(gradients[0], batch)]
+
+
+def _runs(targets: Ints, sources: Ints) -> list[tuple[slice, slice]]:
+    """Runs of columns that follow one another both where they go and where they come from."""
+    begins = np.flatnonzero((np.diff(targets, prepend=-2) != 1) | (np.diff(sources, prepend=-2) != 1))
+    stops = np.append(begins[1:], len(targets))
+    return [
+        (
+            slice(int(targets[first]), int(targets[first]) + size),
+            slice(int(sources[first]), int(sources[first]) + size),
+        )
+        for first, size in zip(begins, (stops - begins).tolist(), strict=True)
+    ]
+
+
+class _Means:
+    """Which columns of a pooled output are means, and of which feature's bags.
+
+    Columns are divided in units: as many at once as all outputs begin at and have multiples of.
+    """
+
+    def __init__(self, collection: Collection) -> None:
+        dims = np.array([output.dim for output in collection.outputs], dtype=np.int64)
+        self._unit = int(np.gcd.reduce(dims))
+        units = torch.from_numpy(dims // self._unit)
+        of_output = [
+            (output.feature, collection.tables[output.table].pooling is not PoolingType.MEAN)
+            for output in collection.outputs
+        ]
+        features, are_sums = zip(*of_output, strict=True)
+        self._features = torch.tensor(features, dtype=torch.int64).repeat_interleave(units)
+        self._are_sums = torch.tensor(are_sums).repeat_interleave(units)
+        self._has_means, self._has_sums = not all(are_sums), any(are_sums)
+
+    def divide(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
+        """Divide, in place, what are means of ``[B, C]`` by the ids of each bag."""
+        if self._has_means:
+            self._units(columns).mul_(self._factors(columns, batch))
+        return columns
+
+    def divided(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
+        """The same, in memory of its own where there are means."""
+        if not self._has_means:
+            return columns
+        return (self._units(columns.contiguous()) * self._factors(columns, batch)).view(columns.shape)
+
+    def _units(self, columns: Tensor) -> Tensor:
+        return columns.view(columns.shape[0], columns.shape[1] // self._unit, self._unit)
+
+    def _factors(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
+        """By what each unit is to be multiplied: ``[B, units, 1]``."""
+        inverse = batch.lengths.clamp(min=1).to(columns.dtype).reciprocal_().t()
+        factors = inverse.index_select(1, self._features.to(columns.device))
+        if self._has_sums:
+            factors.masked_fill_(self._are_sums.to(columns.device), 1)
+        return factors.unsqueeze(-1)
+
+
+class SequenceArrangement(Arrangement):
+    """An output ``[N, D]`` for each feature of each table: rows in the order of the feature's ids."""
+
+    def __init__(self, collection: Collection, brings: Sequence[Columns]) -> None:
+        super().__init__(collection, brings)
+        # Of each output, by first column, the tensors that bring it from there.
+        self._tensors: list[dict[int, list[int]]] = [{} for _ in collection.outputs]
+        for index, own in enumerate(brings):
+            self._tensors[int(own.output[0])].setdefault(int(own.start[0]), []).append(index)
+
+    def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:  # noqa: D102 - described in the base class
+        num_ids = batch.num_ids.tolist()
+        return [(num_ids[output.feature], output.dim) for output in self._collection.outputs]
+
+    def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:  # noqa: D102
+        return [_joined(own, brought) for own in self._tensors]
+
+    def gradients(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> Sequence[Tensor]:  # noqa: D102
+        return gradients
+
+
+def _joined(by_column: dict[int, list[int]], brought: Sequence[Tensor]) -> Tensor:
+    """An output of the tensors that bring its columns: added up where several bring the same, then side by side."""
+    columns = []
+    for start in sorted(by_column):
+        first, *others = (brought[index] for index in by_column[start])
+        for other in others:
+            first = first + other
+        columns.append(first)
+    return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)

@@ -1,0 +1,134 @@
+"""The joint with autograd: one node sends gradients where outputs are first used, another updates, last of all.
+
+Autograd runs, of the nodes that are ready, the one that was made last. The node that sends is made when the outputs are
+waited for, so that it runs as soon as their gradients are there. The node that waits and updates is made a step
+ahead, so that it is older than all dense layers of its forward pass, those before the lookup too, and runs after
+their backward passes: meanwhile the gradients travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import define, frozen
+from torch import Tensor
+
+from shardwright.runtime.compiling import untraced
+
+if TYPE_CHECKING:
+    from shardwright.runtime.step.engine import EngineStep
+
+
+@define(eq=False)
+class _Owner:
+    """The step that a node updates, once it has one."""
+
+    step: EngineStep | None = None
+
+
+@frozen(eq=False)
+class Anchor:
+    """The end of a step's backward pass, made before the step.
+
+    Args:
+        owner: which step's.
+        end: the output of the node that updates.
+    """
+
+    owner: _Owner
+    end: Tensor
+
+    def outputs(self, step: EngineStep, values: Sequence[Tensor]) -> list[Tensor]:
+        """A step's outputs, differentiable."""
+        self.owner.step = step
+        step.expect_gradients()
+        with _differentiably():
+            made: tuple[Tensor, ...] = _Outputs.apply(step, self.end, *values)
+        return list(made)
+
+
+class Anchors:
+    """The anchors of one collection's steps.
+
+    Args:
+        device: of the outputs: nodes of one device run in one order.
+        parameters: those that autograd sees.
+    """
+
+    def __init__(self, device: torch.device, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+        # The token makes the outputs differentiable on a rank that owns no block: backward needs all ranks.
+        self._token = torch.zeros((), requires_grad=True, device=device)
+        self._next = self._make()
+
+    def take(self) -> Anchor:
+        """The one for the step that begins; that of the step after is made, so that it is older than that one."""
+        taken, self._next = self._next, self._make()
+        return taken
+
+    def _make(self) -> Anchor:
+        owner = _Owner()
+        with _differentiably():
+            return Anchor(owner, _Update.apply(owner, self._token, *self._parameters))
+
+
+def _differentiably() -> AbstractContextManager[object]:
+    """Where autograd notes what is done, whatever was turned off around."""
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        return nullcontext()
+    modes = ExitStack()
+    modes.enter_context(torch.inference_mode(False))
+    modes.enter_context(torch.enable_grad())
+    return modes
+
+
+class _Update(torch.autograd.Function):
+    """Backward waits for the gradients that other ranks sent, and updates."""
+
+    @staticmethod
+    def forward(ctx: Any, owner: _Owner, token: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.owner = owner
+        ctx.save_for_backward(token)  # so that autograd refuses a second backward pass, as it does unsharded
+        return torch.zeros((), device=token.device)
+
+    @staticmethod
+    @untraced  # a compiled training step would go into it
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        _ = ctx.saved_tensors  # raises if the graph was freed: fused kernels must not update twice
+        step: EngineStep = ctx.owner.step
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.owner.step = None  # a loss that is kept keeps this node, which is not to keep the batch
+        return None, None, *step.update()
+
+
+class _Outputs(torch.autograd.Function):
+    """Backward sends the outputs' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, step: EngineStep, end: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.step, ctx.scaling_refusal = step, step.scaling_refusal
+        ctx.save_for_backward(end)
+        return tuple(_not_a_view(value) for value in values)
+
+    @staticmethod
+    @untraced  # a compiled training step would go into it
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (end,) = ctx.saved_tensors
+        step: EngineStep = ctx.step
+        step.check_pass(end.grad_fn.next_functions[0][0])  # the token's end
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            del ctx.step
+        step.gradients_are_there(gradients)
+        return None, torch.zeros_like(end), *(None for _ in gradients)
+
+
+def _not_a_view(value: Tensor) -> Tensor:
+    """The same memory as a tensor of its own, which may be changed in place."""
+    return torch.empty(0, dtype=value.dtype, device=value.device).set_(
+        value.untyped_storage(), value.storage_offset(), value.shape, value.stride()
+    )

@@ -1,0 +1,362 @@
+"""The engine of sharded collections: what all dataflows share.
+
+A training step, made by every rank in the same order: 1. one header to every rank, for all parts;
+2. each part's payload; 3. each part's results home; 4. backward: each part's gradients out, and updates. A rank without
+ids or blocks takes part with empty pieces. Exchanged tables alone make four collectives, whatever their types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from shardwright.errors import UnsupportedError
+from shardwright.planning.layouts import Dataflow
+from shardwright.planning.plan import ParameterSharding
+from shardwright.planning.tables import TableSpec
+from shardwright.runtime.collection import Collection, FeatureBatch
+from shardwright.runtime.complaints import Complaint, complain
+from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
+from shardwright.runtime.learning_rates import LearningRates
+from shardwright.runtime.lookup import Lookup
+from shardwright.runtime.open_steps import OpenSteps
+from shardwright.runtime.routed.plan import KernelGroup, check_layout, is_updated_in_backward, rows_of_parts
+from shardwright.runtime.scaled_losses import FUSED_REFUSAL, PARTED_REFUSAL
+from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
+from shardwright.runtime.step.autograd import Anchors
+from shardwright.runtime.step.headers import Header, HeaderFormat, Headers
+from shardwright.runtime.step.part import Part, PartConfig, PartStep, parameters_of
+from shardwright.sparse import KeyedJaggedTensor
+
+
+class CollectionEngine:
+    """Runs all tables of one collection on one rank.
+
+    Args:
+        tables: the tables, in the collection's order; all pooled, or none.
+        shardings: how each is sharded, by name.
+        env: the ranks.
+        device: where the local blocks live.
+        is_weighted: ids carry weights.
+        checks: how closely batches are looked at.
+
+    Attributes:
+        updated_in_backward: the first table that is, on any rank; empty if none is.
+        scaling_refusal: why its tables cannot be trained with scaled gradients; empty if they can.
+
+    Raises:
+        PlanError: the plan names a rank that does not exist or does not cover a table.
+        UnsupportedError: a kernel cannot do what the plan asks, with its reason.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        shardings: Mapping[str, ParameterSharding],
+        *,
+        env: ShardingEnv,
+        device: torch.device,
+        is_weighted: bool,
+        checks: InputChecks = InputChecks.STANDARD,
+    ) -> None:
+        self.collection = Collection.of(tables)
+        self.env, self.device = env, device
+        any_id = {i for i, table in enumerate(tables) if shardings[table.name].layout.row_map.takes_any_id}
+        self.reader = BatchReader(self.collection, is_weighted=is_weighted, checks=checks, any_id=any_id)
+        self.parts = [
+            part(PartConfig(self.collection, members, {**shardings, **own}, env, device, is_weighted))
+            for part, (members, own) in _deal(tables, shardings, env.world_size).items()
+        ]
+        self.lookups: list[Lookup] = [lookup for part in self.parts for lookup in part.lookups]
+        self.rates = LearningRates(self.lookups)
+        self.groups: list[KernelGroup] = [group for part in self.parts for group in part.groups]
+        arrange = PooledArrangement if self.collection.is_pooled else SequenceArrangement
+        self.arrangement: Arrangement = arrange(
+            self.collection,
+            [columns for part in self.parts for columns in part.brings],
+        )
+        updated = [table for table in tables if is_updated_in_backward(table, shardings[table.name])]
+        self.updated_in_backward = updated[0].describe() if updated else ""
+        self.scaling_refusal = _scaling_refusal(tables, shardings, env.world_size)
+        self.header = HeaderFormat([part.header_size for part in self.parts])
+        self.number = env.lockstep.join(self.collection.name, self.header.size)
+        self.open_steps = OpenSteps(env, self.number)
+        self.anchors = Anchors(device, parameters_of(self.lookups))
+
+    def begin(
+        self,
+        features: KeyedJaggedTensor | None,
+        *,
+        status: Status = Status.FINE,
+        prepare: Callable[[], None] | None = None,
+    ) -> EngineStep:
+        """Route a batch and start the headers, without waiting for anybody: :meth:`EngineStep.send` does.
+
+        Args:
+            features: this rank's batch; ``None`` where it has none, and ``status`` says why.
+            status: this rank's status word if its batch is fine.
+            prepare: called first; what it raises here, the other ranks learn from the header.
+        """
+        step = EngineStep(self, features, status, prepare)
+        step.begin()
+        return step
+
+
+def _scaling_refusal(
+    tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding], world_size: int
+) -> str:
+    """Why the tables cannot be trained with scaled gradients; empty if they can."""
+    for table in tables:
+        sharding = shardings[table.name]
+        if is_updated_in_backward(table, sharding):
+            return f"Table {table.describe()}: {FUSED_REFUSAL}"
+        if world_size > 1 and not sharding.layout.is_replicated:
+            return f"Table {table.describe()}: {PARTED_REFUSAL}"
+    return ""
+
+
+def _deal(
+    tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding], world_size: int
+) -> dict[type[Part], tuple[list[int], dict[str, ParameterSharding]]]:
+    """The tables of each part, by index; and, by name, how each is sharded, with the blocks that the part serves.
+
+    Raises:
+        PlanError: a layout names a rank that does not exist or does not cover its table.
+    """
+    dealt: dict[type[Part], tuple[list[int], dict[str, ParameterSharding]]] = {}
+    for index, table in enumerate(tables):
+        sharding = shardings[table.name]
+        check_layout(table, sharding, world_size)
+        served: dict[type[Part], list[Dataflow]] = {}
+        for dataflow in sharding.layout.dataflows:
+            served.setdefault(dataflow.part(), []).append(dataflow)
+        for part, dataflows in served.items():
+            layout = sharding.layout.served_by(dataflows)
+            if not rows_of_parts(layout.row_map)[layout.columns.part].any():
+                continue  # fewer rows than parts: nothing is ever looked up there
+            members, own = dealt.setdefault(part, ([], {}))
+            members.append(index)
+            own[table.name] = evolve(sharding, layout=layout)
+    return dealt
+
+
+class EngineStep:
+    """One batch on its way through the engine.
+
+    After it is begun: :meth:`send`, :meth:`receive`, :meth:`lookup` and :meth:`promise`, each called once. Every rank
+    begins, sends, looks up and goes back in the same order, but may do other things between.
+
+    Args:
+        engine: of the collection.
+        features: this rank's batch, or ``None``.
+        status: this rank's status word if its batch is fine.
+        prepare: called first.
+
+    Attributes:
+        batch: what was asked for.
+        statuses: what each rank says of its batch, known once sent; none before.
+        scaling_refusal: why a loss of its outputs cannot be scaled; empty if it can.
+    """
+
+    batch: FeatureBatch
+    statuses: Sequence[Status] = ()
+
+    def __init__(
+        self,
+        engine: CollectionEngine,
+        features: KeyedJaggedTensor | None,
+        status: Status,
+        prepare: Callable[[], None] | None,
+    ) -> None:
+        self._engine, self.scaling_refusal = engine, engine.scaling_refusal
+        batch, self._status, self._cause = _read(engine.reader, features, status, prepare)
+        self._parts, self._status, self._cause = _route(engine.parts, batch, self._status, self._cause)
+        self._extras, self._extra_word, self._batch_size = None, 0, 0
+        if batch is not None and features is not None:
+            self.batch, self._batch_size = batch, batch.batch_size
+            self._extras, self._extra_word = engine.reader.extras(features)
+        self._received = False
+
+    def begin(self) -> None:
+        """Collective 1, started: the headers.
+
+        Raises:
+            DistributedError: another rank does not begin a batch.
+        """
+        env, engine = self._engine.env, self._engine
+        engine.open_steps.begin()
+        env.lockstep.note("headers", engine.number)
+        words = env.lockstep.words(engine.number, with_gradients=torch.is_grad_enabled())
+        header = Header(*words, self._batch_size, self._status, self._extra_word)
+        # As long as any collection's, so that one that is taken for another's is read to its end.
+        size = env.lockstep.header_size
+        rows = engine.header.pack(header, [part.headers() for part in self._parts], size)
+        channel, device_type = env.header_channel
+        device = engine.device if engine.device.type == device_type else torch.device(device_type)
+        sent = _sent_to(device, torch.from_numpy(rows.reshape(-1)))
+        self._headers = torch.empty_like(sent)
+        splits = [size] * env.world_size
+        self._work = channel.all_to_all(self._headers, sent, splits, splits, label="headers")
+
+    def send(self) -> bool:
+        """Wait for the headers and start the payloads.
+
+        Returns:
+            Whether the batch goes on; if not, since a rank has none or all have come to their end, nothing is under
+            way, and :attr:`statuses` says why.
+
+        Raises:
+            InvalidInputError: a rank's batch is wrong; the same text on every rank, and nothing is left under way.
+        """
+        headers = self._read_headers()
+        self.statuses = headers.status
+        if Status.STOPPED in self.statuses:
+            return False
+        self._complain(headers)  # also in the step in which some rank's data ends
+        if not goes_on(self.statuses):
+            return False
+        for part, peers in zip(self._parts, headers.parts, strict=True):
+            part.send(peers)
+        return True
+
+    def _read_headers(self) -> Headers:
+        """Collective 1, waited for."""
+        self._work.wait()
+        rows = self._headers.cpu().numpy().reshape(self._engine.env.world_size, -1)
+        del self._work, self._headers
+        self._engine.env.lockstep.check_collections(rows[:, 0].tolist())
+        return self._engine.header.unpack(rows)
+
+    def _complain(self, headers: Headers) -> None:
+        """Raise what any rank has to say against its batch, on all of them."""
+        env = self._engine.env
+        if goes_on(self.statuses):
+            env.lockstep.check_calls(headers.checksum, env.communicator)
+        own = Complaint.of(self._cause, self._extras)
+        try:
+            complain(self.statuses, headers.extra_word, env.communicator, own)
+        except Exception:
+            if self._cause is not None and self._status is Status.FAILED:
+                raise self._cause from None  # here it says more than its text
+            raise
+
+    def receive(self) -> list[Tensor]:
+        """Wait for the ids; done by :meth:`lookup` if not before.
+
+        Returns:
+            The tensors that are read from now on: who looks up on another stream records it there.
+        """
+        self._received = True
+        received = [tensor for part in self._parts for tensor in part.receive()]
+        return [*received, *self.batch.tensors]
+
+    def lookup(self) -> None:
+        """Wait for the ids, look up all local groups, and start to send the results home."""
+        self._training = torch.is_grad_enabled()
+        self._rates = self._engine.rates.now
+        if self._training:
+            self._engine.open_steps.forward()
+            self._number = self._engine.env.lockstep.gradients.number()
+        if not self._received:
+            self.receive()
+        with torch.no_grad():
+            for part in self._parts:
+                part.lookup(training=self._training)
+
+    def promise(self) -> Callable[[], list[Tensor]]:
+        """The outputs, differentiable.
+
+        Returns:
+            A function to call once, which waits for the results and arranges them: one tensor ``[B, C]`` for a pooled
+            collection, ``[N, D]`` for each output of another; float32.
+        """
+        if not self._training:  # looked up without gradients: nothing was kept for a backward pass
+            return self._arrange
+        anchor = self._engine.anchors.take()
+        return lambda: anchor.outputs(self, self._arrange())
+
+    @torch.no_grad()
+    def _arrange(self) -> list[Tensor]:
+        """The outputs' values, waited for."""
+        brought = [tensor for part in self._parts for tensor in part.outputs()]
+        return self._engine.arrangement.outputs(brought, self.batch)
+
+    def expect_gradients(self) -> None:
+        """The outputs are used, so that their gradients may come."""
+        self._engine.env.lockstep.gradients.expect(self._number, self)
+
+    def check_pass(self, end: Any) -> None:
+        """Check that the backward pass under way is a whole one, where tables are updated in it.
+
+        Args:
+            end: a node that every whole backward pass comes to.
+
+        Raises:
+            UnsupportedError: it is ``torch.autograd.grad``, or ``backward(inputs=...)``.
+        """
+        table = self._engine.updated_in_backward
+        if table and not torch._C._will_engine_execute_node(end):
+            raise UnsupportedError(
+                f"torch.autograd.grad, or backward(inputs=...), went through the collection of table {table}, which is "
+                "updated in the backward pass: that would be a side effect. Call backward() on the loss; tables whose "
+                "gradients are to be had need a compute kernel that shows them"
+            )
+
+    def gradients_are_there(self, gradients: Sequence[Tensor]) -> None:
+        """Send each rank its gradients, in the order that all ranks have."""
+        own = self._engine.arrangement.gradients(gradients, self.batch)
+        send = partial(self._send_gradients, own)
+        self._engine.env.lockstep.gradients.are_there(self._number, self, send)
+
+    def _send_gradients(self, gradients: Sequence[Tensor]) -> None:
+        self._engine.open_steps.backward()
+        self._engine.env.lockstep.note("gradients", self._engine.number)
+        for part in self._parts:  # all are under way before any is waited for
+            # Averaged over the ranks, as DistributedDataParallel does.
+            part.send_gradients(gradients, 1.0 / self._engine.env.world_size)
+
+    def update(self) -> list[Tensor | None]:
+        """Wait for gradients; update fused blocks, return the gradients of the others."""
+        self._engine.env.lockstep.gradients.need(self._number)
+        with self._engine.rates.held(self._rates):
+            return [gradient for part in self._parts for gradient in part.update()]
+
+
+def _sent_to(device: torch.device, values: Tensor) -> Tensor:
+    """Host values on a device; from page-locked memory, so that the host does not wait for the device's stream."""
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
+
+
+def _read(
+    reader: BatchReader,
+    features: KeyedJaggedTensor | None,
+    status: Status,
+    prepare: Callable[[], None] | None,
+) -> tuple[FeatureBatch | None, Status, Exception | None]:
+    """Read a batch; whatever goes wrong becomes a status, since the other ranks wait for this one's header."""
+    try:
+        if prepare is not None:
+            prepare()
+        if features is None and status is not Status.FINE:  # it has none, and the status says why
+            return None, status, None
+        return reader.read(features), status, None
+    except BatchProblem as error:
+        return None, Status.BAD_INPUT, error
+    except Exception as error:
+        return None, Status.FAILED, error
+
+
+def _route(
+    parts: Sequence[Part], batch: FeatureBatch | None, status: Status, cause: Exception | None
+) -> tuple[list[PartStep], Status, Exception | None]:
+    """Route a batch through all parts; a failure becomes a status, as in :func:`_read`."""
+    try:
+        return [part.route(batch) for part in parts], status, cause
+    except Exception as error:
+        return [part.route(None) for part in parts], Status.FAILED, error

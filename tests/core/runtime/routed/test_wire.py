@@ -1,0 +1,88 @@
+"""Parts of messages through codecs and back: the values, their order, and the bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.runtime.exact_codecs import Doubles, Mirrored
+
+from shardwright.runtime.routed.wire import Wire, WirePart
+from shardwright.testing.simulated import run_simulated
+
+DOUBLES, MIRRORED = Doubles(), Mirrored()
+CODECS = [None, DOUBLES, MIRRORED]
+PARTS = st.lists(st.tuples(st.sampled_from(CODECS), st.integers(1, 5)), min_size=1, max_size=3)
+
+
+def row_bytes(codec, width):
+    return 4 * width if codec is None else codec.row_bytes(width)
+
+
+def exchanged(parts, rows, world_size):
+    """What each rank got of each part, and the bytes it sent; `rows[part][rank][to]` rows travel."""
+
+    def values_of(part, rank, to):
+        width, count = parts[part][1], rows[part][rank][to]
+        return 1000.0 * part + 100 * rank + 10 * to + torch.arange(count * width) / 64
+
+    def run(env):
+        wire = Wire(env.communicator, [WirePart(*part) for part in parts])
+        ranks, numbers = range(world_size), range(len(parts))
+        widths = np.array([[width] for _, width in parts])
+        leaving = widths * np.array([[rows[part][env.rank][to] for to in ranks] for part in numbers])
+        arriving = widths * np.array([[rows[part][other][env.rank] for other in ranks] for part in numbers])
+        sent = [torch.cat([values_of(part, env.rank, to) for to in ranks]) for part in numbers]
+        kept = [own.clone() for own in sent]
+        received = wire.exchange(sent, leaving, arriving, label="x").wait()
+        for part, own in enumerate(received):
+            assert torch.equal(own, torch.cat([values_of(part, other, env.rank) for other in ranks]))
+        assert all(torch.equal(own, before) for own, before in zip(sent, kept, strict=True))
+        return env.communicator.sent_bytes
+
+    return run_simulated(run, world_size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(PARTS, st.integers(1, 3), st.randoms(use_true_random=False))
+def test_parts_arrive_as_they_were_sent_with_their_codecs_bytes(parts, world_size, random):
+    ranks = range(world_size)
+    rows = [[[random.choice([0, 1, 2, 40]) for _ in ranks] for _ in ranks] for _ in parts]
+    for rank, sent in enumerate(exchanged(parts, rows, world_size)):
+        by_rank = [
+            sum(own[rank][to] * row_bytes(*part) for own, part in zip(rows, parts, strict=True))
+            for to in ranks
+        ]
+        assert sent == [("x", by_rank)]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_codec_is_called_once_a_part_whatever_the_number_of_ranks(codec, monkeypatch):
+    calls = []
+    if codec is not None:
+        encode = type(codec).encode
+        monkeypatch.setattr(type(codec), "encode", lambda *args: calls.append(1) or encode(*args))
+    rows = [[[3] * 4] * 4]
+    exchanged([(codec, 4)], rows, 4)
+    assert len(calls) == (0 if codec is None else 4)  # once on each rank
+
+
+def test_wire_without_codecs_sends_the_buffer_itself():
+    class Recorded:
+        def all_to_all(self, output, input, output_splits, input_splits, *, label):
+            self.seen = (output, input, output_splits, input_splits, label)
+            return self
+
+        def wait(self):
+            pass
+
+    recorded, sent = Recorded(), torch.rand(5)
+    wire = Wire(recorded, [WirePart(None, 1)])
+    transfer = wire.exchange([sent], np.array([[3, 2]]), np.array([[2, 1]]), label="results")
+    output, moved, *rest = recorded.seen
+    assert moved is sent
+    (received,) = transfer.wait()
+    assert received.data_ptr() == output.data_ptr()
+    assert rest == [[2, 1], [3, 2], "results"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shardwright.contracts import ShardingType
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout
-from shardwright.planning.row_maps import RowsRange
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.layouts.row_maps import RowsRange
+from shardwright.planning.tables.constraints import ParameterConstraints
 
 
 class AsAsked(ShardingType):

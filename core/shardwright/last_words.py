@@ -51,6 +51,6 @@ def _tell_at_end() -> None:
     error = getattr(sys, "last_value", None)  # which Python sets before it prints an error that nobody caught
     distributed = sys.modules.get("torch.distributed")
     if error is not None and distributed is not None and distributed.is_initialized():
-        from shardwright.runtime.roll_call import tell_at_end
+        from shardwright.runtime.ranks.roll_call import tell_at_end
 
         tell_at_end(f"{type(error).__name__}: {error}")

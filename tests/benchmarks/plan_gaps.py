@@ -24,9 +24,9 @@ import attrs
 import numpy as np
 from tests.benchmarks.plan_instances import TIGHTNESS, of_files, with_memory
 
-from shardwright.planning.parts import Choice, Parts
-from shardwright.planning.search import search
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.options.parts import Choice, Parts
+from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.search.search import search
 from shardwright.planning.watch import Watch
 
 TOPOLOGIES = ("1x4", "1x8", "2x8", "4x8", "16x8", "64x8")

@@ -26,14 +26,14 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.contracts.proposer import Proposer
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.inputs import Request
-from shardwright.planning.parts import Choice
-from shardwright.planning.preparation import prepare
-from shardwright.planning.space import SearchSpace
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
-from shardwright.planning.workload import Workload
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.inputs import Request
+from shardwright.planning.options.parts import Choice
+from shardwright.planning.options.preparation import prepare
+from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.tables.workload import Workload
 
 FAMILIES = ("few", "unlike", "many", "alike")
 SHAPES = ("1x1", "1x4", "1x8", "2x8", "4x8", "16x8", "64x8")

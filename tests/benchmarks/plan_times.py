@@ -76,10 +76,10 @@ def _planned(arguments: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     import attrs
 
-    from shardwright.planning.constraints import Constraints
+    from shardwright.planning.machines.topology import Topology
     from shardwright.planning.planner import EmbeddingShardingPlanner
-    from shardwright.planning.topology import Topology
-    from shardwright.planning.workload import Workload
+    from shardwright.planning.tables.constraints import Constraints
+    from shardwright.planning.tables.workload import Workload
 
     (number,) = arguments.tables
     workload = Workload.read(arguments.workload)

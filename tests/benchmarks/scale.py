@@ -29,13 +29,13 @@ from rich.progress import track
 from rich.table import Table
 
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Layout
-from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
-from shardwright.planning.tables import EmbeddingBagConfig, TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.layouts.layout import Layout
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import EmbeddingBagConfig, TableSpec
 from shardwright.plugins import host
-from shardwright.runtime.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.pretended import PretendedCommunicator, pretended_env, timed
 

@@ -19,7 +19,7 @@ from shardwright import (
     ShardingPlan,
 )
 from shardwright.contracts import Proposer
-from shardwright.runtime import collective_planning
+from shardwright.runtime.ranks import collective_planning
 
 
 def planned(types: list[str]) -> str:

@@ -18,8 +18,8 @@ from tests.equality import Case, Table, shard_case
 
 from shardwright import KeyedJaggedTensor, ShardingEnv
 from shardwright.errors import DistributedError, ShardwrightError
-from shardwright.runtime.group_store import GroupStore
-from shardwright.runtime.phases import Phases
+from shardwright.runtime.ranks.group_store import GroupStore
+from shardwright.runtime.ranks.phases import Phases
 from shardwright.runtime.replicated import forms as replicated
 from shardwright.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.comm_backends import _same_host

@@ -21,7 +21,7 @@ from tests.equality import Case, RankResult
 
 from shardwright import ShardingEnv
 from shardwright.errors import DistributedError
-from shardwright.runtime.comm import TorchCommunicator
+from shardwright.runtime.ranks.comm import TorchCommunicator
 from shardwright.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.comm_backends import _mailboxes as mailboxes
 from shardwright_plugins.comm_backends import _meeting, _segments

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.distributed import pipeline_workers
 
-from shardwright.runtime.comm import EXCHANGE_EVENT
+from shardwright.runtime.ranks.comm import EXCHANGE_EVENT
 from shardwright.testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed

@@ -39,7 +39,7 @@ from shardwright import (
     in_backward_optimizer_filter,
     use_host,
 )
-from shardwright.runtime.group_store import store_of
+from shardwright.runtime.ranks.group_store import store_of
 
 TABLES = [("user", 50, 8, ["user"]), ("item", 31, 16, ["item", "liked"]), ("shop", 2, 8, ["shop"])]
 FEATURES = ["user", "item", "liked", "shop"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import shardwright as sw
-from shardwright.planning.placement import Placed
+from shardwright.planning.search.placement import Placed
 
 TABLE = sw.TableSpec("user", 100, 16, ["u"])
 

@@ -14,14 +14,14 @@ import torch
 from attrs import field, frozen
 
 import shardwright as sw
-from shardwright.planning.caching import EmbeddingOffloadStats
-from shardwright.planning.option_space import OptionSpace
-from shardwright.planning.reservations import (
+from shardwright.planning.machines.reservations import (
     FixedAbsoluteStorageReservation,
     FixedPercentageStorageReservation,
     HeuristicalStorageReservation,
     InferenceStorageReservation,
 )
+from shardwright.planning.options.spaces import OptionSpace
+from shardwright.planning.tables.caching import EmbeddingOffloadStats
 
 
 def nothing(*arguments: Any, **keywords: Any) -> None:

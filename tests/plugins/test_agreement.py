@@ -6,13 +6,13 @@ import attrs
 import pytest
 
 from shardwright.contracts import ShardingType
-from shardwright.planning.agreement import Agreement
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Exchange, Layout
-from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.layouts.layout import Block, Exchange, Layout
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.agreement import Agreement
+from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
 
 TABLE = TableSpec("t", 1000, 256, ["f"])

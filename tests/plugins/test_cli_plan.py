@@ -19,9 +19,9 @@ from tests import readme
 
 import shardwright
 from shardwright.cli import main
-from shardwright.planning.check import check_plan
-from shardwright.planning.placement import Placed
-from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.report.check import check_plan
+from shardwright.planning.search.placement import Placed
 from shardwright_plugins.proposers.proving.search import Search
 
 

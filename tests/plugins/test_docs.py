@@ -15,14 +15,14 @@ import shardwright
 import shardwright_plugins
 from shardwright.cli.layouts import drawings
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.plan import ParameterSharding
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.tables import EmbeddingBagConfig
-from shardwright.planning.topology import Topology
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.plugins import PluginHost
-from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated
 

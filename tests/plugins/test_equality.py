@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, layouts_of, train_simulated
 
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.tables import DataType, TableSpec
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import DataType, TableSpec
 from shardwright.plugins import host
 
 OPTIMIZERS = ["sgd", "adagrad", "row_wise_adagrad", "adam"]

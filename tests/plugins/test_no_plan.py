@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from shardwright.contracts import Proposer
 from shardwright.errors import NoPlanError
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.inputs import Request
-from shardwright.planning.parts import Choice
-from shardwright.planning.placement import propose
+from shardwright.planning.machines.reservations import FixedPercentageStorageReservation
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.inputs import Request
+from shardwright.planning.options.parts import Choice
+from shardwright.planning.options.preparation import prepare
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.preparation import prepare
-from shardwright.planning.reservations import FixedPercentageStorageReservation
-from shardwright.planning.tables import TableSpec
+from shardwright.planning.search.placement import propose
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
-from shardwright.planning.topology import Topology
 
 TYPES = ["table_wise", "column_wise", "row_wise", "data_parallel"]
 KIB = 1 << 10

@@ -9,7 +9,7 @@ from tests.plugins.test_equality import kernels
 
 from shardwright.errors import InvalidInputError
 from shardwright.plugins import host
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.testing.simulated import run_simulated
 
 FUSING = [name for name in kernels() if host().compute_kernels.create(name).fuses_optimizer]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwright as sw
-from shardwright.planning.tables import TableSpec
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.testing import installed
 
 WIDTHS = (16, 64, 128)

@@ -14,14 +14,14 @@ import pytest
 from shardwright import hookimpl
 from shardwright.contracts import ShardingType
 from shardwright.errors import NoPlanError
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout
-from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.layouts.row_maps import RowsModulo
+from shardwright.planning.machines.topology import GIB, Topology
+from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.row_maps import RowsModulo
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import GIB, Topology
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import PluginHost, use_host
 
 SMALL = TableSpec("small_table", 10_000_000, 64, ["small_table_feature"])
@@ -164,10 +164,10 @@ def test_strangers_type_goes_through_planner_document_and_report():
 
 PLAN_IN_A_PROCESS = """
 import sys
-from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import GIB, Topology
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.machines.topology import GIB, Topology
 tables = [TableSpec(f"t{i}", 97 * (i + 1) ** 3, (16, 64, 128)[i % 3], [f"f{i}"]) for i in range(20)]
 rules = {"t1*": ParameterConstraints(pooling_factors=[7.0])}
 planner = EmbeddingShardingPlanner(Topology(4, "cuda", hbm_cap=500_000_000), constraints=rules)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwright as sw
-from shardwright.planning.tables import TableSpec
+from shardwright.planning.tables.spec import TableSpec
 
 SHAPES = st.tuples(
     st.integers(1, 400_000), st.sampled_from([8, 16, 64, 128, 256]), st.sampled_from(["", "m", "n.o"])

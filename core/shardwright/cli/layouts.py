@@ -41,10 +41,10 @@ def drawings(name: str, *, ranks: int = 4, hosts: int = 2, rows: int = 8, dim: i
     Raises:
         UnknownPluginError: no sharding type has that name.
     """
-    from shardwright.planning.constraints import ParameterConstraints
-    from shardwright.planning.drawing import draw
-    from shardwright.planning.tables import TableSpec
-    from shardwright.planning.topology import Topology
+    from shardwright.planning.machines.topology import Topology
+    from shardwright.planning.report.drawing import draw
+    from shardwright.planning.tables.constraints import ParameterConstraints
+    from shardwright.planning.tables.spec import TableSpec
     from shardwright.plugins import host
 
     kind = host().sharding_types.create(name)

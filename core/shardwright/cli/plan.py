@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from shardwright.planning.report import Report
-    from shardwright.planning.topology import Topology
+    from shardwright.planning.machines.topology import Topology
+    from shardwright.planning.report.report import Report
 
 __all__ = ["plan"]
 
@@ -62,10 +62,10 @@ def plan(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False,
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
-    from shardwright.planning.constraints import Constraints
     from shardwright.planning.documents import CONSTRAINTS
     from shardwright.planning.planner import EmbeddingShardingPlanner
-    from shardwright.planning.workload import Workload
+    from shardwright.planning.tables.constraints import Constraints
+    from shardwright.planning.tables.workload import Workload
 
     for path in (output, report):
         check_writable(path)
@@ -100,7 +100,7 @@ def plan(
 def _topology(
     ranks: int, local: int | None, device: str, hbm_gib: float | None, ddr_gib: float | None
 ) -> Topology:
-    from shardwright.planning.topology import Topology
+    from shardwright.planning.machines.topology import Topology
 
     return Topology(
         ranks,
@@ -114,7 +114,7 @@ def _topology(
 def _bytes(option: str, gib: float | None) -> int | None:
     from shardwright.errors import InvalidInputError
     from shardwright.planning.documents.limits import MOST_MEMORY_BYTES
-    from shardwright.planning.topology import GIB
+    from shardwright.planning.machines.topology import GIB
 
     most = MOST_MEMORY_BYTES // GIB
     if gib is not None and not gib <= most:

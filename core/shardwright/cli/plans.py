@@ -10,9 +10,9 @@ import typer
 from shardwright.cli.tables import console
 
 if TYPE_CHECKING:
-    from shardwright.planning.check import CheckedPlan
-    from shardwright.planning.explain import ExplainedOption
-    from shardwright.planning.plan import ShardingPlan
+    from shardwright.planning.plan.plan import ShardingPlan
+    from shardwright.planning.report.check import CheckedPlan
+    from shardwright.planning.report.explain import ExplainedOption
 
 __all__ = ["check", "diff", "explain"]
 
@@ -27,7 +27,7 @@ def check(
     ] = False,
 ) -> None:
     """Check a plan: it covers its tables, fits, costs what it says, and its bound is proven again."""
-    from shardwright.planning.check import check_plan
+    from shardwright.planning.report.check import check_plan
 
     plan = _read(document)
     found = check_plan(plan)
@@ -51,7 +51,7 @@ def check(
 def _rewrite(path: Path, plan: ShardingPlan, found: CheckedPlan) -> None:
     """Write a plan's document anew, where it says what is not so."""
     from shardwright.cli.plan import write_text
-    from shardwright.planning.check import restate
+    from shardwright.planning.report.check import restate
 
     if not found.misstatements:
         typer.echo("nothing to rewrite: the document says so")
@@ -75,7 +75,7 @@ def explain(
     """Explain a table's option: the runner-up, and what ruled the others out."""
     from rich.table import Table
 
-    from shardwright.planning.explain import explain_table, explanation_lines
+    from shardwright.planning.report.explain import explain_table, explanation_lines
 
     explanation = explain_table(_read(document), table)
     head, *refusals = explanation_lines(explanation)
@@ -112,7 +112,7 @@ def diff(
     """Compare two plans: what moves to other ranks, and how many bytes."""
     from rich.table import Table
 
-    from shardwright.planning.compare import compare_plans
+    from shardwright.planning.report.compare import compare_plans
     from shardwright.planning.text import bytes_text
 
     found = compare_plans(_read(first), _read(second))
@@ -144,7 +144,7 @@ def diff(
 def _read(path: Path) -> ShardingPlan:
     from shardwright.errors import PlanError
     from shardwright.planning.documents import PLAN
-    from shardwright.planning.plan import ShardingPlan
+    from shardwright.planning.plan.plan import ShardingPlan
 
     text = PLAN.text(path)
     try:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from attrs import field, frozen
 
 from shardwright.contracts.names import OpenNames
-from shardwright.planning.caching import CacheParams
-from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.row_maps import RowMap
-from shardwright.planning.tables import DataType, TableSpec
+from shardwright.planning.layouts.row_maps import RowMap
+from shardwright.planning.tables.caching import CacheParams
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import DataType, TableSpec
 
 if TYPE_CHECKING:
-    from shardwright.runtime.lookup import BlockSpec, Lookup
+    from shardwright.runtime.step.lookup import BlockSpec, Lookup
 
 __all__ = ["ComputeKernel", "KernelRequest"]
 
@@ -87,7 +87,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     preference: ClassVar[int] = 0
     """Among kernels of equal cost the planner takes the highest."""
     batch_major: ClassVar[bool] = False
-    """Shape of what its lookups return, see :class:`shardwright.runtime.lookup.Lookup`."""
+    """Shape of what its lookups return, see :class:`shardwright.runtime.step.lookup.Lookup`."""
 
     takes_ragged_bags: ClassVar[bool] = False
     """Whether pooled lookups may have another number of bags for each slot, with results slot after slot. Of tables

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from shardwright.planning.option_space import OptionSpace
-    from shardwright.planning.options import Options
-    from shardwright.planning.topology import Topology
+    from shardwright.planning.machines.topology import Topology
+    from shardwright.planning.options.options import Options
+    from shardwright.planning.options.spaces import OptionSpace
 
 PERFORMANCE = "performance"
 STORAGE = "storage"
@@ -29,7 +29,7 @@ class Estimator(ABC, metaclass=OpenNames):
     2. ``estimate`` of the performance estimator, once.
 
     An estimator holds no state between calls and never makes one Python object a shard: the columns of
-    :class:`~shardwright.planning.options.Options` have all that a model of costs needs, the layout's geometry
+    :class:`~shardwright.planning.options.options.Options` have all that a model of costs needs, the layout's geometry
     among it, so that no estimator has to know a sharding type by name.
     """
 
@@ -67,7 +67,7 @@ class Estimator(ABC, metaclass=OpenNames):
         It holds whenever this is the performance estimator and the user asked for no other option space. What
         constraints ask of a table goes before.
         """
-        from shardwright.planning.option_space import EVERYTHING
+        from shardwright.planning.options.spaces import EVERYTHING
 
         return EVERYTHING
 

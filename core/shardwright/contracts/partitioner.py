@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from shardwright.planning.placement import Misfit, ProposedShards
+    from shardwright.planning.search.placement import Misfit, ProposedShards
 
 
 class Partitioner(ABC, metaclass=OpenNames):

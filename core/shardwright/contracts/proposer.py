@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from shardwright.planning.placement import Feedback, Placed, Proven
-    from shardwright.planning.space import SearchSpace
+    from shardwright.planning.options.search_space import SearchSpace
+    from shardwright.planning.search.placement import Feedback, Placed, Proven
     from shardwright.planning.watch import Watch
 
 Proposals: TypeAlias = "Generator[npt.NDArray[np.int64] | Placed | Proven, Feedback, None]"
@@ -27,13 +27,13 @@ class Proposer(ABC, metaclass=OpenNames):
 
     1. ``proposals(space, watch)``, once for a plan: a generator;
     2. ``next(generator)``: the first proposal;
-    3. the partitioner places it, unless it is a :class:`~shardwright.planning.placement.Placed` that brings its
+    3. the partitioner places it, unless it is a :class:`~shardwright.planning.search.placement.Placed` that brings its
        ranks; ``generator.send(feedback)`` tells how that went and asks for the next one;
     4. and so on until the generator returns, or the planner has had enough and closes it. A generator that works long
        between proposals looks at ``watch.is_over`` and counts its work with ``watch.spend``.
 
     The best proposal of all proposers becomes the plan. A proposer may also yield a
-    :class:`~shardwright.planning.placement.Proven`: a time below which there is no plan, with a certificate. The
+    :class:`~shardwright.planning.search.placement.Proven`: a time below which there is no plan, with a certificate. The
     planner checks it before it believes it; a false one is an error. A proposer holds no state outside its generator,
     and must not depend on hash order or on chance without a fixed seed: the same space gives the same proposals.
     """
@@ -46,7 +46,7 @@ class Proposer(ABC, metaclass=OpenNames):
 
     @abstractmethod
     def proposals(self, space: SearchSpace, watch: Watch) -> Proposals:
-        """Yield proposals; receive a :class:`~shardwright.planning.placement.Feedback` for each.
+        """Yield proposals; receive a :class:`~shardwright.planning.search.placement.Feedback` for each.
 
         Args:
             space: options, their costs and the ranks' capacities.

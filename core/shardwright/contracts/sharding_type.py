@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from shardwright.contracts.names import OpenNames
-from shardwright.planning.layouts import DATAFLOWS, Dataflow, Layout
-from shardwright.planning.row_maps import ROW_MAPS, RowMap
+from shardwright.planning.layouts.layout import DATAFLOWS, Dataflow, Layout
+from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap
 
 if TYPE_CHECKING:
-    from shardwright.planning.constraints import ParameterConstraints
-    from shardwright.planning.tables import TableSpec
-    from shardwright.planning.topology import Topology
+    from shardwright.planning.machines.topology import Topology
+    from shardwright.planning.tables.constraints import ParameterConstraints
+    from shardwright.planning.tables.spec import TableSpec
 
 
 Offered: TypeAlias = Literal["always", "by_name"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
-from shardwright.planning.tables import EmbeddingConfig, PoolingType
+from shardwright.planning.tables.spec import EmbeddingConfig, PoolingType
 from shardwright.sparse import JaggedTensor
 
 __all__ = ["bags_of_feature", "look_up", "look_up_and_pool", "weights_of_ids"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.errors import InvalidInputError
-from shardwright.planning.tables import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from shardwright.planning.tables.spec import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 if TYPE_CHECKING:
     import torch

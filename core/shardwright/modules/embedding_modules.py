@@ -17,7 +17,7 @@ from shardwright.arguments import brief, checked_only
 from shardwright.errors import InvalidInputError
 from shardwright.modules._lookup import bags_of_feature, look_up, look_up_and_pool, weights_of_ids
 from shardwright.modules.embedding_configs import dtype_of
-from shardwright.planning.tables import (
+from shardwright.planning.tables.spec import (
     EmbeddingBagConfig,
     EmbeddingConfig,
     check_tables,

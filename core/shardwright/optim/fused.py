@@ -23,7 +23,7 @@ from shardwright.errors import (
 )
 from shardwright.optim.optimizers import in_backward_optimizers
 from shardwright.optim.rows import LazyAdam, RowWiseAdagrad
-from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables.optimizers import OptimizerSpec
 
 __all__ = ["optimizer_spec_of", "register_fused_optimizer", "renaming", "spec_to_torch"]
 

@@ -17,28 +17,28 @@ from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
-from shardwright.planning.codecs import codecs_of
-from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.distinct import distinct
 from shardwright.planning.documents.limits import MOST_SAMPLES
-from shardwright.planning.failure import explain_no_plan, why_impossible
-from shardwright.planning.inputs import Request, describe_inputs
-from shardwright.planning.layouts import Layout
-from shardwright.planning.objectives import LARGEST_RANK_TIME, checked_objective
-from shardwright.planning.option_space import OptionSpace
-from shardwright.planning.options import Ints, Options
-from shardwright.planning.parts import Choice, Parts, origin
-from shardwright.planning.placement import PlacedPlan, ranks_of_tables
-from shardwright.planning.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
-from shardwright.planning.preparation import prepare
+from shardwright.planning.layouts.layout import Layout
+from shardwright.planning.machines.reservations import DenseBytes, StorageReservation, as_reservation
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.inputs import Request, describe_inputs
+from shardwright.planning.options.options import Ints, Options
+from shardwright.planning.options.parts import Choice, Parts, origin
+from shardwright.planning.options.preparation import prepare
+from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.options.spaces import OptionSpace
+from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.progress import shown
-from shardwright.planning.report import Report, objective_data
-from shardwright.planning.reservations import DenseBytes, StorageReservation, as_reservation
-from shardwright.planning.search import SearchResult
-from shardwright.planning.space import SearchSpace
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
-from shardwright.planning.unharmed import search_unharmed
+from shardwright.planning.report.report import Report, objective_data
+from shardwright.planning.search.failure import explain_no_plan, why_impossible
+from shardwright.planning.search.objectives import LARGEST_RANK_TIME, checked_objective
+from shardwright.planning.search.placement import PlacedPlan, ranks_of_tables
+from shardwright.planning.search.search import SearchResult
+from shardwright.planning.search.unharmed import search_unharmed
+from shardwright.planning.tables.codecs import codecs_of
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Listener, Watch
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class EmbeddingShardingPlanner:
             nothing but what times are.
         storage_estimator: the storage estimator, likewise.
         option_space: what is offered to tables whose constraints name no sharding types or kernels: an
-            :class:`~shardwright.planning.option_space.OptionSpace`, or the name of an estimator for the options that
+            :class:`~shardwright.planning.options.spaces.OptionSpace`, or the name of an estimator for the options that
             its model was published with; by default all that is offered.
         proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if
             not given. As of estimators and partitioners, a name may be followed by arguments,
@@ -148,8 +148,8 @@ class EmbeddingShardingPlanner:
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
-        from shardwright.runtime.dense_bytes import dense_bytes
-        from shardwright.runtime.sharders import collect_tables
+        from shardwright.runtime.dense.dense_bytes import dense_bytes
+        from shardwright.runtime.sharded.sharders import collect_tables
 
         topology = self._known_topology()
         return self._plan(
@@ -197,8 +197,8 @@ class EmbeddingShardingPlanner:
         Raises:
             PlanningError: no plan fits; on every rank.
         """
-        from shardwright.runtime.collective_planning import on_one_rank
-        from shardwright.runtime.environment import environment_of
+        from shardwright.runtime.ranks.collective_planning import on_one_rank
+        from shardwright.runtime.ranks.environment import environment_of
 
         return on_one_rank(
             environment_of(env, process_group, comm_backend),
@@ -218,8 +218,8 @@ class EmbeddingShardingPlanner:
         return self._topology
 
     def _plan_for(self, env: Any, module: Any, sharders: Sequence[Any], watch: Watch) -> ShardingPlan:
-        from shardwright.runtime.dense_bytes import dense_bytes
-        from shardwright.runtime.sharders import collect_tables
+        from shardwright.runtime.dense.dense_bytes import dense_bytes
+        from shardwright.runtime.sharded.sharders import collect_tables
 
         topology = self._topology or Topology(
             world_size=env.world_size,

@@ -9,9 +9,9 @@ from attrs import evolve, frozen
 
 from shardwright.contracts import ShardingType
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout
-from shardwright.planning.tables import TableSpec
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
 from shardwright.testing.cases import Case
 from shardwright.testing.drawing import Cluster, plain_kernel

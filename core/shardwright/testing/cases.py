@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from shardwright.contracts import ShardingType
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout
-from shardwright.planning.plan import ParameterSharding
-from shardwright.planning.tables import EmbeddingBagConfig, EmbeddingConfig, TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, TableSpec
 from shardwright.plugins import host
-from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.sharders import (
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.sharded.sharders import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
     ModuleSharder,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.testing.cases import Case, shard_case
 from shardwright.testing.keyed_rows import born_rows, every_row, looked_up_rows, with_keys
 from shardwright.testing.simulated import run_simulated

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import frozen
 
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.layouts import Layout, Routed
-from shardwright.planning.tables import TableSpec
+from shardwright.planning.layouts.layout import Layout, Routed
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.cases import Case, shardings_of

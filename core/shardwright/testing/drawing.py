@@ -14,9 +14,9 @@ from hypothesis.errors import FlakyFailure
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.tables import DataType, TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import DataType, TableSpec
 from shardwright.plugins import host
 from shardwright.testing.cases import BATCHES, Case, Table
 from shardwright.testing.loops import OPTIMIZERS

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from shardwright.contracts import Estimator
 from shardwright.contracts.estimator import PERFORMANCE, STORAGE
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.enumeration import enumerate_options
-from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.options import Floats, Options
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.options import Floats, Options
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
 from shardwright.testing.drawing import LAWS, run_drawn
 from shardwright.testing.loops import OPTIMIZERS

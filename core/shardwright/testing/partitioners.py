@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from shardwright.contracts import Partitioner
 from shardwright.errors import UnknownPluginError
-from shardwright.planning.options import FREE, NO_GANG, Ints
-from shardwright.planning.placement import Misfit, ProposedShards
+from shardwright.planning.options.options import FREE, NO_GANG, Ints
+from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.testing.drawing import LAWS, Cluster, clusters, run_drawn
 
 _TIERS = ("hbm", "ddr")

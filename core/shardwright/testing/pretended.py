@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.ranks.environment import ShardingEnv
 
 T = TypeVar("T")
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.contracts import Partitioner, Proposer
-from shardwright.planning.constraints import Constraints
-from shardwright.planning.enumeration import enumerate_options
-from shardwright.planning.placement import Feedback, Misfit, Placed, Proven, propose
-from shardwright.planning.search import begun, search
-from shardwright.planning.space import SearchSpace
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.search.placement import Feedback, Misfit, Placed, Proven, propose
+from shardwright.planning.search.search import begun, search
+from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 from shardwright.plugins import host
 from shardwright.testing.drawing import LAWS, run_drawn

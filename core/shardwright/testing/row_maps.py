@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardwright.planning.row_maps import RowMap
+from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.testing.keys import keys_of
 
 _EXTREMES = np.array([0, 1, -1, (1 << 63) - 1, -(1 << 63)])

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from shardwright.contracts import ShardingType
 from shardwright.errors import InvalidInputError
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout, from_data, to_data
-from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.layouts.layout import Block, Layout, from_data, to_data
+from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.tables import TableSpec
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.testing.asked import PLAIN, SHAPES, Asked, dataflow_of
 from shardwright.testing.cases import Case
 from shardwright.testing.checkpoints import check_checkpoint

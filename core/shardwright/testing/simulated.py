@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.errors import DistributedError
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.ranks.environment import ShardingEnv
 
 T = TypeVar("T")
 

@@ -9,14 +9,14 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from shardwright.planning.constraints import Constraints
-from shardwright.planning.enumeration import enumerate_options
-from shardwright.planning.layouts import Layout
-from shardwright.planning.options import Floats, Options
-from shardwright.planning.row_maps import RowMap
-from shardwright.planning.space import filled_bags, traffic_bytes
-from shardwright.planning.tables import TableSpec
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.planning.layouts.layout import Layout
+from shardwright.planning.layouts.row_maps import RowMap
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.options import Floats, Options
+from shardwright.planning.options.search_space import filled_bags, traffic_bytes
+from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.asked import Asked
 from shardwright.testing.cases import Case, Table, shard_case, shardings_of

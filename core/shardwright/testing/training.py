@@ -11,8 +11,8 @@ from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
 from shardwright.optim.fused import spec_to_torch
-from shardwright.runtime.comm import EXCHANGE_EVENT
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.ranks.comm import EXCHANGE_EVENT
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.replicated.tables import ReplicatedTables
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing import keyed_rows as keys

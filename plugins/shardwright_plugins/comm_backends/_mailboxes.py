@@ -25,7 +25,7 @@ from datetime import timedelta
 
 from attrs import define
 
-from shardwright.runtime.processes import Process, this_host
+from shardwright.runtime.ranks.processes import Process, this_host
 from shardwright_plugins.comm_backends._meeting import NOTHING, Meeting, Peer
 from shardwright_plugins.comm_backends._segments import LINE_BYTES, Segment, memory_of
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from attrs import define, field, frozen
 
-from shardwright.runtime.group_store import GroupStore
+from shardwright.runtime.ranks.group_store import GroupStore
 from shardwright_plugins.comm_backends._segments import Segment
 
 NOTHING = "none"

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from shardwright.runtime.comm import EXCHANGE_EVENT, AllToAll, Exchange, TorchExchange
-from shardwright.runtime.group_store import GroupStore
+from shardwright.runtime.ranks.comm import EXCHANGE_EVENT, AllToAll, Exchange, TorchExchange
+from shardwright.runtime.ranks.group_store import GroupStore
 from shardwright.settings import may_share_memory
 from shardwright_plugins.comm_backends._large_pieces import REFERENCE_BYTES, LargePieces, tag_of
 from shardwright_plugins.comm_backends._mailboxes import Mailboxes, deadline_of

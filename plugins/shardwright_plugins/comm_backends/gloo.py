@@ -32,8 +32,8 @@ def connect_between_cpus(process_group: Any, phases: Any = None) -> Communicator
     """
     import torch
 
-    from shardwright.runtime.comm import TorchCommunicator
-    from shardwright.runtime.group_store import GroupStore
+    from shardwright.runtime.ranks.comm import TorchCommunicator
+    from shardwright.runtime.ranks.group_store import GroupStore
     from shardwright_plugins.comm_backends._quiet_end import let_go_at_end
     from shardwright_plugins.comm_backends._same_host import exchange_over
 

@@ -19,7 +19,7 @@ class Nccl(CommBackend):
     def connect(self, process_group: Any) -> Communicator:  # noqa: D102 - described in the base class
         import torch
 
-        from shardwright.runtime.comm import TorchCommunicator
+        from shardwright.runtime.ranks.comm import TorchCommunicator
 
         device = torch.device("cuda", torch.cuda.current_device())
         return TorchCommunicator(process_group, device, beside=beside(process_group))
@@ -35,7 +35,7 @@ def beside(process_group: Any) -> Communicator:
     """
     import torch.distributed as dist
 
-    from shardwright.runtime.phases import Phases
+    from shardwright.runtime.ranks.phases import Phases
     from shardwright_plugins.comm_backends.gloo import connect_between_cpus
 
     phases = Phases.of(process_group)

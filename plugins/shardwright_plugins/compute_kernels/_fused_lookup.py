@@ -20,10 +20,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
-from shardwright.planning.blocks import Ints
-from shardwright.planning.tables import DataType
-from shardwright.runtime.lookup import Bags, BlockSpec, Lookup
-from shardwright.runtime.segments import starts_of, sums, take
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.tables.spec import DataType
+from shardwright.runtime.step.lookup import Bags, BlockSpec, Lookup
+from shardwright.runtime.step.segments import starts_of, sums, take
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
 
 _OPTIMIZERS = {

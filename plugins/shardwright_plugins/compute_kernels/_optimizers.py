@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.tables import DataType
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import DataType
 
 _FLOAT_BYTES = 4
 

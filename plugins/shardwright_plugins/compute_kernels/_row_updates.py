@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables.optimizers import OptimizerSpec
 
 _EPS = 1e-8  # FBGEMM's default
 

@@ -13,8 +13,8 @@ from attrs import evolve
 from torch import Tensor
 
 from shardwright.modules.embedding_configs import dtype_of
-from shardwright.runtime.lookup import Bags, BlockSpec
-from shardwright.runtime.row_gradients import bag_sums
+from shardwright.runtime.step.lookup import Bags, BlockSpec
+from shardwright.runtime.step.row_gradients import bag_sums
 
 
 class TorchRows:

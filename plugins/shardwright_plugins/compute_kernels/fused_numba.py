@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.tables import DataType
+from shardwright.planning.tables.spec import DataType
 from shardwright_plugins.compute_kernels._optimizers import PARAMETERS, ROW_WISE, can_run, trained_bytes
 
 if TYPE_CHECKING:
-    from shardwright.runtime.lookup import BlockSpec, Lookup
+    from shardwright.runtime.step.lookup import BlockSpec, Lookup
 
 
 class FusedNumba(ComputeKernel):

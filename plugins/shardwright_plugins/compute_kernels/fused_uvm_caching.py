@@ -10,14 +10,14 @@ import attrs
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.caching import CacheParams
-from shardwright.planning.tables import DataType
+from shardwright.planning.tables.caching import CacheParams
+from shardwright.planning.tables.spec import DataType
 from shardwright_plugins.compute_kernels._optimizers import weight_bytes
 from shardwright_plugins.compute_kernels._uvm import BANDWIDTH_FRACTION, uvm_bytes, uvm_refusal
 from shardwright_plugins.compute_kernels.fused import fused_key
 
 if TYPE_CHECKING:
-    from shardwright.runtime.lookup import BlockSpec, Lookup
+    from shardwright.runtime.step.lookup import BlockSpec, Lookup
 
 _ROWS_OF_A_SET = 32  # FBGEMM's cache is associative in sets of as many rows (DEFAULT_ASSOC)
 # FBGEMM 1.8, SplitTableBatchedEmbeddingBagsCodegen._apply_cache_state: which row a slot holds (8 bytes a slot), when it

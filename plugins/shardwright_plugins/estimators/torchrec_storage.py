@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from shardwright.contracts.estimator import STORAGE, Estimator
-from shardwright.planning.options import Floats, Options
-from shardwright.planning.space import ID_BYTES
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.options import Floats, Options
+from shardwright.planning.options.search_space import ID_BYTES
+from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.estimators._torchrec import CACHED, UVM, Work
 
 INDEX_BYTES_A_ROW = 4

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.estimator import STORAGE, Estimator
-from shardwright.planning.options import Floats, Options, fold_requests
-from shardwright.planning.space import synchronised_bytes, traffic_bytes
-from shardwright.planning.topology import Topology
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.options import Floats, Options, fold_requests
+from shardwright.planning.options.search_space import synchronised_bytes, traffic_bytes
 
 
 class WeightsAndBuffers(Estimator):

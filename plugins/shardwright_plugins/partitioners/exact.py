@@ -7,9 +7,9 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.partitioner import Partitioner
-from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
-from shardwright.planning.placement import Misfit, ProposedShards
-from shardwright.planning.solver import Entries, MixedProgram
+from shardwright.planning.options.options import FREE, NO_GANG, Floats, Ints
+from shardwright.planning.proof.solver import Entries, MixedProgram
+from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.planning.watch import Watch
 from shardwright_plugins.partitioners.longest_first import LongestFirst, as_bins
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.partitioner import Partitioner
-from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
-from shardwright.planning.placement import Misfit, ProposedShards
+from shardwright.planning.options.options import FREE, NO_GANG, Floats, Ints
+from shardwright.planning.search.placement import Misfit, ProposedShards
 
 
 class GreedyPerf(Partitioner):

@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.partitioner import Partitioner
-from shardwright.planning.options import Floats, Ints
-from shardwright.planning.placement import Misfit, ProposedShards
+from shardwright.planning.options.options import Floats, Ints
+from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright_plugins.partitioners.longest_first import as_bins
 
 

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.planning.options import Floats, Ints
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.options.options import Floats, Ints
+from shardwright.planning.options.search_space import SearchSpace
 
 Measure: TypeAlias = Floats | Ints
 """Some cost of each option: ``[O]``."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.planning.options import NO_GANG, Bools
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.options.options import NO_GANG, Bools
+from shardwright.planning.options.search_space import SearchSpace
 
 
 def efficient_options(space: SearchSpace) -> Bools:

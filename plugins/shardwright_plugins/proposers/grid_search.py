@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.proposer import Proposals, Proposer
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers._ranking import ranked_options
 from shardwright_plugins.proposers.dominance import efficient_options

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import ColumnRange
-from shardwright.planning.tables import TableSpec
+from shardwright.planning.layouts.layout import ColumnRange
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 
 # TorchRec's tutorials cut at 32 columns (MIN_CW_DIM until 0.8; 128 since): the narrowest block whose rows
 # still fill a warp of FBGEMM's kernel.

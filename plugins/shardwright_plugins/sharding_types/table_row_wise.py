@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from shardwright.contracts import Offered, ShardingType
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import BlockRun, Hierarchical, Layout
-from shardwright.planning.row_maps import RowsRange
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.layouts.layout import BlockRun, Hierarchical, Layout
+from shardwright.planning.layouts.row_maps import RowsRange
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 
 
 class TableRowWise(ShardingType):

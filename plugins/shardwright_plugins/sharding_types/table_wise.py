@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from shardwright.contracts import Offered, ShardingType
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 
 
 class TableWise(ShardingType):

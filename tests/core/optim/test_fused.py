@@ -23,7 +23,7 @@ from shardwright.optim import (
     renaming,
     spec_to_torch,
 )
-from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables.optimizers import OptimizerSpec
 
 
 @pytest.fixture

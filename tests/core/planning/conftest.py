@@ -10,10 +10,10 @@ import pytest
 
 from shardwright import hookimpl
 from shardwright.contracts import ComputeKernel, Estimator, Partitioner, Proposer, ShardingType
-from shardwright.planning.layouts import Block, Layout
-from shardwright.planning.options import fold_requests
-from shardwright.planning.placement import Proven
-from shardwright.planning.row_maps import RowsModulo, RowsRange
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
+from shardwright.planning.options.options import fold_requests
+from shardwright.planning.search.placement import Proven
 from shardwright.plugins import PluginHost, use_host
 
 

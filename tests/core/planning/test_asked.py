@@ -10,12 +10,12 @@ from tests.core.planning.conftest import Cells, EachAlone, FirstFit, Weights
 
 from shardwright.contracts import Estimator, Proposer
 from shardwright.errors import InvalidInputError, UnknownPluginError
-from shardwright.planning.check import check_plan
-from shardwright.planning.explain import explain_table
-from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.report.check import check_plan
+from shardwright.planning.report.explain import explain_table
+from shardwright.planning.tables.spec import TableSpec
 
 TABLE = TableSpec("t", 10, 8, ["f"])
 

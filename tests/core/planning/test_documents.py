@@ -13,14 +13,14 @@ from tests.core.planning.conftest import make_host
 
 import shardwright
 from shardwright.errors import InvalidInputError, PlanError
-from shardwright.planning.constraints import Constraints, ParameterConstraints
 from shardwright.planning.documents import CONSTRAINTS, PLAN, WORKLOAD, DocumentKind, limits
 from shardwright.planning.documents.schemas import FOLDER, load_schema, schema_names
-from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
-from shardwright.planning.workload import Workload
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.tables.workload import Workload
 from shardwright.plugins import use_host
 
 PAGE = Path(shardwright.__file__).parent / "docs" / "documents.md"

@@ -12,22 +12,21 @@ from functools import partial
 
 import pytest
 from attrs import field, frozen
+from tests.core.planning.conftest import WithBound
 
 from shardwright.contracts import Proposer, ShardingType
 from shardwright.errors import InvalidInputError, NoPlanError
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.inputs import Request
-from shardwright.planning.layouts import Block, Layout
-from shardwright.planning.parts import Choice
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.layouts.row_maps import RowMap
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.inputs import Request
+from shardwright.planning.options.parts import Choice
+from shardwright.planning.options.preparation import prepare
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.preparation import prepare
 from shardwright.planning.progress import progress_text, shown
-from shardwright.planning.row_maps import RowMap
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Progress, Watch
-
-from .conftest import WithBound
 
 TABLES = [TableSpec(f"t{i}", 10 + i, 8, ["f"]) for i in range(12)]
 

@@ -12,17 +12,17 @@ from tests.core.planning.conftest import Plain, Slices, Whole, make_host
 
 from shardwright.contracts import ShardingType
 from shardwright.errors import NoPlanError, PlanError, PlanningError
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.drawing import draw
-from shardwright.planning.enumeration import enumerate_options
-from shardwright.planning.layouts import BlockRun, Layout, Replicate
-from shardwright.planning.options import Options
-from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.layouts.layout import BlockRun, Layout, Replicate
+from shardwright.planning.layouts.row_maps import RowMap, RowsRange, RowsSplit
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.options import Options
+from shardwright.planning.options.search_space import synchronised_bytes, traffic_bytes
+from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.row_maps import RowMap, RowsRange, RowsSplit
-from shardwright.planning.space import synchronised_bytes, traffic_bytes
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.report.drawing import draw
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host, use_host
 
 TABLE = TableSpec("t", 11, 8, ["f"], pooling="NONE")

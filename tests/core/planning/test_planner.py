@@ -11,12 +11,12 @@ import pytest
 import shardwright
 from shardwright.contracts import Estimator, Proposer, ShardingType
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError, UnknownPluginError
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Block, Layout
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.layouts.row_maps import RowsRange
+from shardwright.planning.machines.topology import Topology
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.row_maps import RowsRange
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
 
 TABLES = [
@@ -273,12 +273,14 @@ def test_public_names_are_those_of_torchrec():
 def test_planning_imports_no_torch():
     source = """
 import sys
-from shardwright.planning.layouts import Block, Layout
-from shardwright.planning.row_maps import RowsRange
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.topology import Topology
+from shardwright.planning.machines.topology import Topology
 from shardwright.plugins import host
-from shardwright.planning import document, failure, report
+from shardwright.planning.plan import document
+from shardwright.planning.search import failure
+from shardwright.planning.report import report
 assert "torch" not in sys.modules, "torch"
 """
     subprocess.run([sys.executable, "-c", source], check=True, timeout=60)

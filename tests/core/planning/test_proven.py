@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.core.planning.conftest import EachAlone, WithBound
 
 from shardwright.contracts import Proposer
 from shardwright.errors import PlanningError
-from shardwright.planning.check import check_plan
-from shardwright.planning.placement import Proven
-from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.report.check import check_plan
+from shardwright.planning.search.placement import Proven
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
-
-from .conftest import EachAlone, WithBound
 
 TABLES = [TableSpec("a", 10, 8, ["f"]), TableSpec("b", 100, 8, ["g"]), TableSpec("c", 90, 8, ["h"])]
 

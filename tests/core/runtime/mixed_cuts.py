@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tests.core.runtime.plans import RATE, Cut, Cuts, RowsMirrored
 
-from shardwright.planning.row_maps import RowsRange
+from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated
 

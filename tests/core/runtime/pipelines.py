@@ -17,10 +17,10 @@ from shardwright import (
     TrainPipelineBase,
     TrainPipelineSparseDist,
 )
-from shardwright.planning.layouts import Hierarchical, Replicate
-from shardwright.planning.plan import EmbeddingModuleShardingPlan, ShardingPlan
-from shardwright.planning.row_maps import RowsModulo
-from shardwright.runtime.sharders import EmbeddingCollectionSharder
+from shardwright.planning.layouts.layout import Hierarchical, Replicate
+from shardwright.planning.layouts.row_maps import RowsModulo
+from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from shardwright.runtime.sharded.sharders import EmbeddingCollectionSharder
 from shardwright.testing.simulated import run_simulated
 
 SHARDERS = [SHARDER, EmbeddingCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": RATE})]

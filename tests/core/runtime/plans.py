@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 from shardwright import hookimpl
 from shardwright.contracts import ComputeKernel
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from shardwright.planning.codecs import QCommsConfig
-from shardwright.planning.layouts import Block, ColumnRange, Dataflow, Exchange, Layout, Replicate
-from shardwright.planning.plan import ParameterSharding
-from shardwright.planning.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
-from shardwright.planning.tables import EmbeddingBagConfig, EmbeddingConfig
+from shardwright.planning.layouts.layout import Block, ColumnRange, Dataflow, Exchange, Layout, Replicate
+from shardwright.planning.layouts.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
+from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.tables.codecs import QCommsConfig
+from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
 from shardwright.plugins import PluginHost
-from shardwright.runtime.collection import Collection, FeatureBatch
-from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.inputs import BatchReader
-from shardwright.runtime.lookup import Lookup
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import Paths, RoutingPlan, plan_routing
-from shardwright.runtime.sharders import (
+from shardwright.runtime.sharded.collection import Collection, FeatureBatch
+from shardwright.runtime.sharded.sharders import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
     ModuleSharder,
 )
+from shardwright.runtime.step.inputs import BatchReader
+from shardwright.runtime.step.lookup import Lookup
 from shardwright.sparse import KeyedJaggedTensor
 
 torch.set_num_threads(1)

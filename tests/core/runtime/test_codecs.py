@@ -11,11 +11,11 @@ from tests.core.runtime.exact_codecs import ExactCodecs
 from tests.core.runtime.plans import SHARDER, Cut, Cuts, Kernels, cuts, train_step
 
 from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError
-from shardwright.planning.codecs import QCommsConfig
-from shardwright.planning.layouts import Exchange, Hierarchical
-from shardwright.planning.row_maps import RowsRange
+from shardwright.planning.layouts.layout import Exchange, Hierarchical
+from shardwright.planning.layouts.row_maps import RowsRange
+from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.plugins import PluginHost, use_host
-from shardwright.runtime.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
 from shardwright.testing.simulated import run_simulated
 
 NAMES = [None, "doubles", "mirrored", "as_it_is"]

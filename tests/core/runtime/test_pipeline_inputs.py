@@ -24,7 +24,7 @@ from tests.core.runtime.pipelines import (
 from torch import nn
 
 from shardwright import DistributedModelParallel, TrainPipelineSparseDist
-from shardwright.planning.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from shardwright.testing.simulated import run_simulated
 
 

@@ -17,8 +17,8 @@ from tests.core.runtime.plans import (
     Cuts,
 )
 
-from shardwright.planning.layouts import Exchange, Hierarchical, Replicate
-from shardwright.planning.row_maps import RowsModulo
+from shardwright.planning.layouts.layout import Exchange, Hierarchical, Replicate
+from shardwright.planning.layouts.row_maps import RowsModulo
 
 
 @pytest.mark.parametrize(

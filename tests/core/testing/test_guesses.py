@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.testing.guesses import updates_look_like
 from shardwright.testing.loops import Batch, Loops, block_spec
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from shardwright import QCommsConfig, ShardingEnv, TableSpec, host
 from shardwright.contracts import Codec
-from shardwright.planning.layouts import Layout
-from shardwright.runtime.sharders import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+from shardwright.planning.layouts.layout import Layout
+from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 from shardwright.testing.simulated import run_simulated
 
 RATE = 0.5

@@ -8,7 +8,7 @@ import torch
 
 from shardwright.contracts import ComputeKernel
 from shardwright.plugins import host
-from shardwright.runtime.lookup import BlockSpec, Lookup
+from shardwright.runtime.step.lookup import BlockSpec, Lookup
 from shardwright.testing.loops import (
     CPU,
     OPTIMIZERS,

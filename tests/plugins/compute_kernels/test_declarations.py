@@ -11,8 +11,8 @@ from tests.plugins.compute_kernels.loops import kernel_names, kernel_of
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.tables import DataType
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import DataType
 
 
 def request_for(**changes: Any) -> KernelRequest:

@@ -15,7 +15,7 @@ from tests.plugins.compute_kernels.loops import (
     supports,
 )
 
-from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables.optimizers import OptimizerSpec
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 

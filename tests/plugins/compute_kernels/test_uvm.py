@@ -13,9 +13,9 @@ from tests.plugins.compute_kernels.test_lookups import CLOSE, gradient_for, spec
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.errors import InvalidInputError
-from shardwright.planning.caching import CacheParams, EmbeddingOffloadStats
-from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.tables import DataType
+from shardwright.planning.tables.caching import CacheParams, EmbeddingOffloadStats
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import DataType
 from shardwright.testing.memory import held_bytes
 
 UVM = ["fused_uvm", "fused_uvm_caching"]

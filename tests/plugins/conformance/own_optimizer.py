@@ -11,9 +11,9 @@ from tests.plugins.conformance.mutants import Delegate
 import shardwright as sw
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.optim.fused import renaming
-from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.plugins import host
-from shardwright.runtime.lookup import BlockSpec
+from shardwright.runtime.step.lookup import BlockSpec
 
 NAME = "touched_momentum"
 

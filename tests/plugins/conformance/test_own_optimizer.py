@@ -9,7 +9,7 @@ from tests.plugins.conformance import own_optimizer
 from tests.plugins.conformance.test_mutants import failure_of
 
 from shardwright.optim import fused
-from shardwright.planning.optimizers import OptimizerSpec
+from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.testing import ComputeKernelTests
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.as_asked import AsAsked
 
 from shardwright.contracts import ShardingType
-from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.plugins import host
 from shardwright.testing import ShardingTypeTests
 

@@ -10,14 +10,14 @@ from tests.plugins.compute_kernels.loops import OPTIMIZERS, draw_batch
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.optim import spec_to_torch
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.enumeration import enumerate_options
-from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.options import Options
-from shardwright.planning.tables import DataType, TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.options import Options
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import DataType, TableSpec
 from shardwright.plugins import host
-from shardwright.runtime.lookup import BlockSpec
+from shardwright.runtime.step.lookup import BlockSpec
 from shardwright.testing.memory import held_bytes
 
 TOLERATED = 0.03  # the planner's promise

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from shardwright.planning.caching import CacheParams, EmbeddingOffloadStats
-from shardwright.planning.codecs import QCommsConfig
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.enumeration import enumerate_options
-from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.space import traffic_bytes, vector_bytes
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.search_space import traffic_bytes, vector_bytes
+from shardwright.planning.tables.caching import CacheParams, EmbeddingOffloadStats
+from shardwright.planning.tables.codecs import QCommsConfig
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
 
 ROWS, COLUMNS, BATCH, POOLING = 1000, 64, 32, 5.0

@@ -22,15 +22,15 @@ from tests.plugins.estimators.torchrec_cases import (
     workload_cases,
 )
 
-from shardwright.planning.check import check_plan
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.option_space import OptionSpace
-from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.spaces import OptionSpace
+from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.rederived import Rederived
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.report.check import check_plan
+from shardwright.planning.report.rederived import Rederived
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
 
 TOLERATED = 1e-6

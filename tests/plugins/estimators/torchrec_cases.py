@@ -19,13 +19,13 @@ import attrs
 import numpy as np
 from attrs import Factory, frozen
 
-from shardwright.planning.codecs import QCommsConfig
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.enumeration import enumerate_options
-from shardwright.planning.optimizers import OptimizerSpec
-from shardwright.planning.options import Options
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.options import Options
+from shardwright.planning.tables.codecs import QCommsConfig
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
 
 HERE = Path(__file__).parent

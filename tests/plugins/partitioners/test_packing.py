@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planning.parts import Choice
-from shardwright.planning.placement import Misfit, ProposedShards
+from shardwright.planning.options.parts import Choice
+from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright_plugins.partitioners.exact import Exact
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
 from shardwright_plugins.partitioners.longest_first import LongestFirst

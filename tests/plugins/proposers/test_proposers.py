@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plugins.proposers.spaces import costed
 
-from shardwright.planning.placement import Misfit, propose
-from shardwright.planning.search import search
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.search.placement import Misfit, propose
+from shardwright.planning.search.search import search
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 from shardwright.plugins import host
 

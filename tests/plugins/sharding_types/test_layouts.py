@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.layouts import Exchange, Hierarchical, Replicate
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.layouts.layout import Exchange, Hierarchical, Replicate
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
 from shardwright_plugins.sharding_types._column_cuts import column_cuts
 from shardwright_plugins.sharding_types.column_wise import ColumnWise

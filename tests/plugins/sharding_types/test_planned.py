@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from shardwright.errors import NoPlanError, PlanError
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.plan import ShardingPlan
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 
 TYPES = (
     "column_wise",

@@ -26,7 +26,7 @@ from shardwright.cli.demo.dlrm import DLRM
 from shardwright.cli.demo.examples import NUM_DENSE, Examples, Table
 from shardwright.cli.demo.settings import DemoSettings
 from shardwright.optim import CombinedOptimizer, KeyedOptimizerWrapper, in_backward_optimizer_filter
-from shardwright.runtime.counting import CollectiveCounter
+from shardwright.runtime.ranks.counting import CollectiveCounter
 
 __all__ = ["Batch", "ShardedDLRM", "count_collectives"]
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Work
-from shardwright.runtime.buffers import ALIGNMENT, joined
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.replicated.forms import UpdateForm
-from shardwright.runtime.segments import deal
+from shardwright.runtime.step.buffers import ALIGNMENT, joined
+from shardwright.runtime.step.segments import deal
 
 
 class Gathering:

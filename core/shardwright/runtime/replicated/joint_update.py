@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardwright.planning.blocks import Ints
-from shardwright.runtime.lookup import Bags
+from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.replicated.forms import Sources, UpdateForm
 from shardwright.runtime.replicated.sizes import Copies
-from shardwright.runtime.segments import index_of, starts_of
+from shardwright.runtime.step.lookup import Bags
+from shardwright.runtime.step.segments import index_of, starts_of
 
 
 def update_jointly(copies: Copies, forms: Sequence[UpdateForm]) -> Sequence[Tensor | None]:

@@ -13,12 +13,12 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.codec import Codec
-from shardwright.planning.blocks import Ints
-from shardwright.runtime.buffers import padded
-from shardwright.runtime.lookup import Lookup
+from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.plan import KernelGroup, RoutingPlan
 from shardwright.runtime.routed.sections import columns_of
 from shardwright.runtime.routed.wire import WirePart
+from shardwright.runtime.step.buffers import padded
+from shardwright.runtime.step.lookup import Lookup
 
 FLOAT_BYTES = 4
 

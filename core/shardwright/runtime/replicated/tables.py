@@ -9,11 +9,9 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.codec import Codec
-from shardwright.planning.blocks import Ints
-from shardwright.planning.layouts import Dataflow
-from shardwright.planning.plan import ParameterSharding
-from shardwright.runtime.collection import FeatureBatch
-from shardwright.runtime.lookup import Bags
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.layouts.layout import Dataflow
+from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.runtime.replicated import forms
 from shardwright.runtime.replicated.exchange import Gathering, Summing
 from shardwright.runtime.replicated.forms import Batch, UpdateForm
@@ -24,6 +22,8 @@ from shardwright.runtime.routed.plan import Paths, build_lookups, plan_routing
 from shardwright.runtime.routed.return_path import Answers
 from shardwright.runtime.routed.routing import Bucketed, bags_of_groups, routers_of
 from shardwright.runtime.routed.sections import SectionStep, sections_of
+from shardwright.runtime.sharded.collection import FeatureBatch
+from shardwright.runtime.step.lookup import Bags
 from shardwright.runtime.step.part import Part, PartConfig, PartStep, Peers
 
 _MOST_KNOWN = 64  # steps of the same sizes, whose forms are kept

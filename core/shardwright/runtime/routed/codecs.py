@@ -6,9 +6,9 @@ from attrs import frozen
 
 from shardwright.contracts.codec import Codec
 from shardwright.errors import UnknownPluginError, UnsupportedError
-from shardwright.planning.codecs import QCommsConfig
-from shardwright.planning.plan import ParameterSharding
-from shardwright.planning.tables import PoolingType, TableSpec
+from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.tables.codecs import QCommsConfig
+from shardwright.planning.tables.spec import PoolingType, TableSpec
 from shardwright.runtime.step.part import PartConfig
 
 

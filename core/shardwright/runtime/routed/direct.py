@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
 from shardwright.runtime.routed.sections import sections_of

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import UnsupportedError
-from shardwright.planning.blocks import Ints
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.direct import GRADIENTS, RESULTS, DirectReturn
 from shardwright.runtime.routed.plan import GroupKind, RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
 from shardwright.runtime.routed.sections import Homecoming, columns_of, first_columns
 from shardwright.runtime.routed.wire import Transfer, Wire, WirePart
-from shardwright.runtime.segments import starts_of, take
 from shardwright.runtime.step.columns import Move, Placement
+from shardwright.runtime.step.segments import starts_of, take
 
 
 class HostReturn(ReturnPath):

@@ -16,12 +16,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.planning.blocks import Ints
-from shardwright.runtime.lookup import Bags
+from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.plan import Bucketing, KernelGroup
 from shardwright.runtime.routed.routing import Bucketed, Router
-from shardwright.runtime.segments import interleave, places_of, sums, take
+from shardwright.runtime.step.lookup import Bags
 from shardwright.runtime.step.part import Peers
+from shardwright.runtime.step.segments import interleave, places_of, sums, take
 
 _BAGS = 32
 _IDS = (1 << _BAGS) - 1

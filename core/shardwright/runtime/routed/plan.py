@@ -18,15 +18,15 @@ from attrs import evolve, field, frozen
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.errors import PlanError, UnsupportedError
-from shardwright.planning.blocks import BlockColumns, Ints
-from shardwright.planning.layouts import Dataflow
-from shardwright.planning.plan import ParameterSharding
-from shardwright.planning.row_maps import RowMap
-from shardwright.planning.tables import TableSpec
+from shardwright.planning.layouts.blocks import BlockColumns, Ints
+from shardwright.planning.layouts.layout import Dataflow
+from shardwright.planning.layouts.row_maps import RowMap
+from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
-from shardwright.runtime.collection import Collection
-from shardwright.runtime.lookup import BlockSpec, Lookup
-from shardwright.runtime.segments import order_of
+from shardwright.runtime.sharded.collection import Collection
+from shardwright.runtime.step.lookup import BlockSpec, Lookup
+from shardwright.runtime.step.segments import order_of
 
 NO_CODECS: tuple[Codec | None, Codec | None] = (None, None)
 

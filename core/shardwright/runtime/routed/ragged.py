@@ -15,9 +15,9 @@ import numpy as np
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.runtime.lookup import Bags, Lookup
 from shardwright.runtime.routed.plan import KernelGroup
-from shardwright.runtime.segments import index_of, numbered, order_of, repeated
+from shardwright.runtime.step.lookup import Bags, Lookup
+from shardwright.runtime.step.segments import index_of, numbered, order_of, repeated
 
 
 @frozen(eq=False)

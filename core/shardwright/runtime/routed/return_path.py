@@ -15,8 +15,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.planning.blocks import Ints
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import Bucketing, RoutingPlan, SlotColumns
 from shardwright.runtime.routed.routing import Bucketed
 from shardwright.runtime.step.columns import Columns

@@ -15,12 +15,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.planning.blocks import Ints
-from shardwright.planning.row_maps import RowMap
-from shardwright.runtime.collection import FeatureBatch
-from shardwright.runtime.lookup import Bags
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.runtime.routed.plan import Bucketing, KernelGroup, Reading, RoutingPlan, SlotColumns
-from shardwright.runtime.segments import counts_of, numbered, order_of, repeated, starts_of, take
+from shardwright.runtime.sharded.collection import FeatureBatch
+from shardwright.runtime.step.lookup import Bags
+from shardwright.runtime.step.segments import counts_of, numbered, order_of, repeated, starts_of, take
 
 
 @frozen(eq=False)

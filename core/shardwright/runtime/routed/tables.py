@@ -10,17 +10,17 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.codec import Codec
-from shardwright.planning.blocks import Ints
-from shardwright.planning.layouts import Dataflow, Routed
-from shardwright.planning.plan import ParameterSharding
-from shardwright.runtime.collection import FeatureBatch
-from shardwright.runtime.environment import ShardingEnv
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.layouts.layout import Dataflow, Routed
+from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.codecs import TableCodecs
 from shardwright.runtime.routed.payload import PayloadFormat
 from shardwright.runtime.routed.plan import Paths, build_lookups, plan_routing
 from shardwright.runtime.routed.ragged import taking_ragged
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
 from shardwright.runtime.routed.routing import Bucketed, routers_of
+from shardwright.runtime.sharded.collection import FeatureBatch
 from shardwright.runtime.step.part import Part, PartConfig, PartStep, Peers
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.comm_backend import Communicator, Work
-from shardwright.planning.blocks import Ints
-from shardwright.runtime.segments import deal, interleave
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.step.segments import deal, interleave
 
 _FLOAT_BYTES = 4
 _ALIGNMENT = 8

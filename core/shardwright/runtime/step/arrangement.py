@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardwright.planning.blocks import Ints
-from shardwright.planning.tables import PoolingType
-from shardwright.runtime.collection import Collection, FeatureBatch
-from shardwright.runtime.segments import starts_of
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.tables.spec import PoolingType
+from shardwright.runtime.sharded.collection import Collection, FeatureBatch
 from shardwright.runtime.step.columns import Columns, Move, Placement
+from shardwright.runtime.step.segments import starts_of
 
 
 class Arrangement(ABC):

@@ -16,7 +16,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
-from shardwright.runtime.compiling import untraced
+from shardwright.runtime.step.compiling import untraced
 
 if TYPE_CHECKING:
     from shardwright.runtime.step.engine import EngineStep

@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.planning.blocks import Ints
+from shardwright.planning.layouts.blocks import Ints
 
 _MOST_KNOWN = 8  # batch sizes whose index is kept
 

@@ -16,21 +16,21 @@ from attrs import evolve
 from torch import Tensor
 
 from shardwright.errors import UnsupportedError
-from shardwright.planning.layouts import Dataflow
-from shardwright.planning.plan import ParameterSharding
-from shardwright.planning.tables import TableSpec
-from shardwright.runtime.collection import Collection, FeatureBatch
-from shardwright.runtime.complaints import Complaint, complain
-from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
-from shardwright.runtime.learning_rates import LearningRates
-from shardwright.runtime.lookup import Lookup
-from shardwright.runtime.open_steps import OpenSteps
+from shardwright.planning.layouts.layout import Dataflow
+from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.dense.scaled_losses import FUSED_REFUSAL, PARTED_REFUSAL
+from shardwright.runtime.ranks.complaints import Complaint, complain
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import KernelGroup, check_layout, is_updated_in_backward, rows_of_parts
-from shardwright.runtime.scaled_losses import FUSED_REFUSAL, PARTED_REFUSAL
+from shardwright.runtime.sharded.collection import Collection, FeatureBatch
+from shardwright.runtime.sharded.learning_rates import LearningRates
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
 from shardwright.runtime.step.headers import Header, HeaderFormat, Headers
+from shardwright.runtime.step.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
+from shardwright.runtime.step.lookup import Lookup
+from shardwright.runtime.step.open_steps import OpenSteps
 from shardwright.runtime.step.part import Part, PartConfig, PartStep, parameters_of
 from shardwright.sparse import KeyedJaggedTensor
 

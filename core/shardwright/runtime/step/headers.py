@@ -11,8 +11,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.blocks import Ints
-from shardwright.runtime.inputs import Status
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.step.inputs import Status
 from shardwright.runtime.step.part import Peers
 
 _STATUSES = {int(status): status for status in Status}
@@ -24,7 +24,7 @@ class Header:
     """What a rank says of its batch to all ranks alike.
 
     Args:
-        collection: its number, tagged; see :class:`shardwright.runtime.lockstep.Lockstep`.
+        collection: its number, tagged; see :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
         checksum: of the calls that this rank made before.
         batch_size: samples.
         status: whether it goes on.

@@ -16,13 +16,13 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.planning.blocks import Ints
-from shardwright.planning.plan import ParameterSharding
-from shardwright.runtime.collection import Collection, FeatureBatch
-from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.lookup import Lookup
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import KernelGroup
+from shardwright.runtime.sharded.collection import Collection, FeatureBatch
 from shardwright.runtime.step.columns import Columns
+from shardwright.runtime.step.lookup import Lookup
 
 
 @frozen(eq=False)

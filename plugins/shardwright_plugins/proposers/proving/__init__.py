@@ -7,7 +7,7 @@ from typing import ClassVar
 from attrs import field, frozen
 
 from shardwright.contracts.proposer import Proposals, Proposer
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.rules import within_rules

@@ -19,8 +19,8 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.planning.distinct import distinct
-from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.options.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.packing.assignment import Assignment

@@ -7,7 +7,7 @@ counted, not told apart. It minimises ``v``, the largest rank's time in parts of
 
     sum of the counts at rank r times what each takes of r's time  <=  v,    of r's memory  <=  1
 
-The solver's own bound is the proof; :mod:`shardwright.planning.proof_program` states the program anew and solves it
+The solver's own bound is the proof; :mod:`shardwright.planning.proof.program` states the program anew and solves it
 again.
 
 Legend: W ranks, H hosts of L ranks, D dimensions (time, then memory tiers), N columns.
@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from attrs import define, field, frozen
 
-from shardwright.planning.options import FREE, NO_GANG, Floats, Ints
-from shardwright.planning.placement import Proven
-from shardwright.planning.solver import Entries, MixedProgram
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.options.options import FREE, NO_GANG, Floats, Ints
+from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.proof.solver import Entries, MixedProgram
+from shardwright.planning.search.placement import Proven
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.effort import Effort
 

@@ -16,11 +16,11 @@ import attrs
 import numpy as np
 
 from shardwright.contracts.proposer import Proposals
-from shardwright.planning.options import FREE, Bools, Floats, Ints
-from shardwright.planning.placement import Feedback, Misfit, Placed, Proven, propose
-from shardwright.planning.rank_rules import RankRules
-from shardwright.planning.seating import seats_of
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.options.options import FREE, Bools, Floats, Ints
+from shardwright.planning.options.rank_rules import RankRules
+from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.search.placement import Feedback, Misfit, Placed, Proven, propose
+from shardwright.planning.search.seating import seats_of
 from shardwright_plugins.proposers.proving.search import Search
 
 # What a shard takes of a resource. A rank outside a set has half of that; one rank has room for one of the shards that

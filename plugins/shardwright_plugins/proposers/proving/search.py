@@ -19,9 +19,9 @@ import numpy as np
 from attrs import define, field
 
 from shardwright.contracts.proposer import Proposals
-from shardwright.planning.options import Ints
-from shardwright.planning.placement import Placed
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.options.options import Ints
+from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.search.placement import Placed
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.bounds.prover import Prover
 from shardwright_plugins.proposers.proving.bounds.relaxation import Relaxation

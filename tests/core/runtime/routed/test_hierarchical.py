@@ -10,8 +10,8 @@ from attrs import evolve
 from tests.core.runtime.plans import Cut, Cuts, output_of, train_step, train_unsharded
 
 from shardwright.errors import UnsupportedError
-from shardwright.planning.layouts import Exchange, Hierarchical
-from shardwright.planning.row_maps import RowsModulo, RowsRange
+from shardwright.planning.layouts.layout import Exchange, Hierarchical
+from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated
 

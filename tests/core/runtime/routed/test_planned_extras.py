@@ -6,13 +6,13 @@ import attrs
 from tests.core.runtime.plans import Loop, PathsHere
 
 from shardwright import hookimpl
-from shardwright.planning.caching import CacheParams
-from shardwright.planning.layouts import Block, Layout
-from shardwright.planning.plan import ParameterSharding
-from shardwright.planning.tables import TableSpec
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.tables.caching import CacheParams
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import PluginHost, use_host
-from shardwright.runtime.collection import Collection
 from shardwright.runtime.routed.plan import plan_routing
+from shardwright.runtime.sharded.collection import Collection
 
 
 class Remembering(Loop):

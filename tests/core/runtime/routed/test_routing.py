@@ -10,13 +10,13 @@ from tests.core.runtime.buckets import EXAMPLES, assert_bags, bags_of, slot_bags
 from tests.core.runtime.plans import Cut, Cuts, PathsHere, cuts, host_with_loops
 
 from shardwright.errors import PlanError, UnsupportedError
-from shardwright.planning.layouts import Exchange, Hierarchical
-from shardwright.planning.row_maps import RowsModulo, RowsRange
+from shardwright.planning.layouts.layout import Exchange, Hierarchical
+from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.plugins import use_host
-from shardwright.runtime.collection import Collection
 from shardwright.runtime.routed.plan import plan_routing
 from shardwright.runtime.routed.routing import routers_of
-from shardwright.runtime.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.collection import Collection
+from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
 from shardwright.testing.simulated import run_simulated
 
 

@@ -8,9 +8,9 @@ from attrs import evolve
 from tests.core.runtime.plans import Cut, Cuts
 
 from shardwright.errors import InvalidInputError
-from shardwright.planning.row_maps import RowsModulo
-from shardwright.runtime.environment import ShardingEnv
-from shardwright.runtime.train_pipeline import lockstep_batches
+from shardwright.planning.layouts.row_maps import RowsModulo
+from shardwright.runtime.pipeline.train_pipeline import lockstep_batches
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import SimulatedCommunicator, _Board, run_simulated
 

@@ -13,8 +13,8 @@ from tests.core.runtime.pipelines import Watched
 from tests.core.runtime.plans import Cut, Cuts
 from torch import nn
 
-from shardwright.planning.layouts import Hierarchical, Replicate
-from shardwright.planning.row_maps import RowsModulo
+from shardwright.planning.layouts.layout import Hierarchical, Replicate
+from shardwright.planning.layouts.row_maps import RowsModulo
 from shardwright.runtime.step.gradient_order import GradientOrder
 from shardwright.testing.simulated import run_simulated
 

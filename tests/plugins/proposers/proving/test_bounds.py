@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from tests.core.planning.conftest import Cells, Weights, Whole, make_host
 
 from shardwright.contracts import ShardingType
-from shardwright.planning.constraints import Constraints
-from shardwright.planning.enumeration import enumerate_options
-from shardwright.planning.layouts import Block, BlockRun, Layout
-from shardwright.planning.placement import propose
-from shardwright.planning.proof import why_unproven
-from shardwright.planning.row_maps import RowsRange
-from shardwright.planning.space import SearchSpace, estimate_costs
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.layouts.layout import Block, BlockRun, Layout
+from shardwright.planning.layouts.row_maps import RowsRange
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.search_space import SearchSpace, estimate_costs
+from shardwright.planning.proof.checker import why_unproven
+from shardwright.planning.search.placement import propose
+from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 from shardwright.plugins import host, use_host
 from shardwright_plugins.proposers.proving.bounds.prover import Prover

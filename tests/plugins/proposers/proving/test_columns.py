@@ -8,11 +8,11 @@ import pytest
 from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.spaces import MIB, three_sizes
 
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.placement import Placed, propose
+from shardwright.planning.machines.topology import Topology
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.search.placement import Placed, propose
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.columns.kinds import Kinds
 from shardwright_plugins.proposers.proving.columns.linear import LinearProgram

@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.plugins.proposers.spaces import costed
 
-from shardwright.planning.placement import propose
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.search.placement import propose
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.descent import Descent, descended
 from shardwright_plugins.proposers.proving.effort import Effort

@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import NoPlanError
-from shardwright.planning.constraints import ParameterConstraints
+from shardwright.planning.machines.topology import Topology
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.proposers.proving.effort import Effort
 
 KIB = 1 << 10

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.plugins.proposers.proving.test_bounds import best_by_trying_all, space_of
 
 from shardwright.errors import PlanError
-from shardwright.planning.placement import propose
-from shardwright.planning.proof import why_unproven
+from shardwright.planning.proof.checker import why_unproven
+from shardwright.planning.search.placement import propose
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.program import Program

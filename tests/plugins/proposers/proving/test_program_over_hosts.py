@@ -13,10 +13,10 @@ from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.proving.test_program import PRECISION, solved, value_of
 from tests.plugins.proposers.spaces import costed
 
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.proof import why_unproven
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.proof.checker import why_unproven
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.proposers.proving.program import Program
 
 

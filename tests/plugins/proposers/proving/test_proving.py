@@ -16,12 +16,12 @@ from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.spaces import costed
 
 from shardwright.errors import NoPlanError
-from shardwright.planning.constraints import ParameterConstraints
-from shardwright.planning.placement import propose, ranks_of_tables
+from shardwright.planning.machines.topology import Topology
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.search import search
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.search.placement import propose, ranks_of_tables
+from shardwright.planning.search.search import search
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
 from shardwright_plugins.proposers.proving.effort import Effort
 
@@ -133,8 +133,8 @@ def test_bound_where_two_memories_are_short_is_made_of_finite_numbers():
 _SCRIPT = """
 import json
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.tables import TableSpec
-from shardwright.planning.topology import Topology
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.machines.topology import Topology
 tables = [TableSpec(f"t{i}", 1000 * (i % 5 + 1), (16, 64, 128)[i % 3], ["f"]) for i in range(40)]
 plan = EmbeddingShardingPlanner(Topology(8, "cuda", local_world_size=4, hbm_cap=1 << 24), 512).plan_tables(tables)
 data = json.loads(plan.to_json())

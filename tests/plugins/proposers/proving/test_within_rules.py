@@ -13,12 +13,12 @@ from tests.plugins.proposers.proving.test_proving import found_in, planner, tabl
 from tests.plugins.proposers.spaces import costed
 
 from shardwright.errors import NoPlanError
-from shardwright.planning.constraints import Constraints, ParameterConstraints
-from shardwright.planning.options import FREE
-from shardwright.planning.placement import Placed, propose
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.options import FREE
+from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.planner import EmbeddingShardingPlanner
-from shardwright.planning.rank_rules import RankRules
-from shardwright.planning.topology import Topology
+from shardwright.planning.search.placement import Placed, propose
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.rules import ruled_space, with_given_ranks

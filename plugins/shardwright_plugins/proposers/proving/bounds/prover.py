@@ -2,7 +2,7 @@
 
 For a time, the options that are fast enough are priced with the multipliers that raise the Lagrangian most; where it
 reaches ``W z``, no plan is faster than ``z``. The certificate is ``{"z_ms": z, "multipliers": {tier: ms per byte}}``,
-which :mod:`shardwright.planning.proof` checks.
+which :mod:`shardwright.planning.proof.checker` checks.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from attrs import define, field
 
-from shardwright.planning.options import Floats, Ints
-from shardwright.planning.placement import Proven
+from shardwright.planning.options.options import Floats, Ints
+from shardwright.planning.search.placement import Proven
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.bounds.multipliers import Dual
 from shardwright_plugins.proposers.proving.bounds.relaxation import TOLERANCE, Relaxation

@@ -19,8 +19,8 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options import FREE, Bools, Floats, Ints
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.options.options import FREE, Bools, Floats, Ints
+from shardwright.planning.options.search_space import SearchSpace
 
 TOLERANCE = 1e-9
 """A claim must hold by this part more than rounding."""

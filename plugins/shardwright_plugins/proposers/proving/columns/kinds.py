@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.options.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.options.search_space import SearchSpace
 
 _ROUNDING = 1e-9
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.planning.options import Floats
-from shardwright.planning.solver import Entries, silent_solver
+from shardwright.planning.options.options import Floats
+from shardwright.planning.proof.solver import Entries, silent_solver
 
 
 class LinearProgram:

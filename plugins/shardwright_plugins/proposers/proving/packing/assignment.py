@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options import FREE, NO_GANG, Bools, Floats, Ints
-from shardwright.planning.placement import fixed_loads, propose
-from shardwright.planning.space import SearchSpace
+from shardwright.planning.options.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.search.placement import fixed_loads, propose
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.dominance import efficient_options
 from shardwright_plugins.proposers.proving.packing.bins import SLACK, Bins, excess, gang_bins, memory_limits

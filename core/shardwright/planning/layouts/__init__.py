@@ -1,0 +1,1 @@
+"""Cutting a table: row maps, blocks, layouts and dataflows."""

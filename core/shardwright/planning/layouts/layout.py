@@ -1,0 +1,345 @@
+"""Layouts: how a table is cut into blocks, and where each row of it lives.
+
+A row map parts rows, ``ids -> (part, local row)``; a block is a part of the rows times a range of columns, on a
+rank or free to go to any; a layout is the blocks of a table with the dataflow that serves them. All the engine
+does follows from these. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import numpy as np
+from attrs import field, frozen
+
+from shardwright.arguments import brief, typed
+from shardwright.errors import InvalidInputError, nearest
+from shardwright.planning.layouts.blocks import (
+    UNPLACED,
+    Block,
+    BlockColumns,
+    BlockRun,
+    BlockRuns,
+    ColumnRange,
+    Ints,
+    PlacedBlocks,
+    as_blocks,
+)
+from shardwright.planning.layouts.dataflows import (
+    DATAFLOWS,
+    Dataflow,
+    Exchange,
+    Hierarchical,
+    Replicate,
+    Routed,
+)
+from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap
+
+if TYPE_CHECKING:
+    from shardwright.planning.tables.spec import TableSpec
+
+__all__ = [
+    "DATAFLOWS",
+    "Block",
+    "BlockRun",
+    "BlockRuns",
+    "ColumnRange",
+    "Dataflow",
+    "Exchange",
+    "Hierarchical",
+    "Layout",
+    "PlacedBlocks",
+    "Replicate",
+    "Routed",
+    "from_data",
+    "to_data",
+]
+
+
+def _plain(instance: Any, attribute: Any, value: Mapping[str, Any]) -> None:
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(f"extras must be a dict of JSON data, got {brief(value)}")
+    for key in value:
+        if not isinstance(key, str):
+            raise InvalidInputError(f"extras must be JSON data with string keys, got the key {key!r}")
+
+
+@frozen(hash=False, field_transformer=typed)
+class Layout:
+    """The blocks of a table and the dataflow that serves them.
+
+    Args:
+        blocks: all of one row map; together they cover every row and column exactly once. Where the dataflow is
+            replicated, each is all columns of a row part, and every rank has one. Either blocks or, where there may
+            be hundreds, :class:`BlockRun` objects, of which blocks are made when they are looked at.
+        dataflow: how ids and results travel, for all blocks that say nothing else.
+        variant: tells layouts of one sharding type for one table apart (``"4 columns blocks"``); part of an
+            option's identity.
+        extras: JSON data of the plugin, kept in the plan and handed back at run time.
+    """
+
+    blocks: Sequence[Block] = field(converter=as_blocks)
+    dataflow: Dataflow = field(factory=Exchange)
+    variant: str = ""
+    extras: Mapping[str, Any] = field(factory=dict, validator=_plain)
+
+    @blocks.validator
+    def _some(self, attribute: Any, value: Sequence[Block]) -> None:
+        if not value:
+            raise InvalidInputError("a layout needs at least one block")
+        if isinstance(value, PlacedBlocks):
+            return
+        maps = (
+            [run.row_map for run in value.runs]
+            if isinstance(value, BlockRuns)
+            else [block.rows.row_map for block in value]
+        )
+        # Mostly it is one object; comparing maps of many bounds with themselves would take the square of their number.
+        if any(row_map is not maps[0] and row_map != maps[0] for row_map in maps):
+            raise InvalidInputError("the blocks of a layout must be parts of one row map")
+
+    @property
+    def columns(self) -> BlockColumns:
+        """Its blocks as columns of numbers, made anew each time."""
+        return BlockColumns.of(self.blocks)
+
+    @property
+    def row_map(self) -> RowMap:
+        """The row map of all its blocks."""
+        cut = self.blocks.blocks if isinstance(self.blocks, PlacedBlocks) else self.blocks
+        return cut.runs[0].row_map if isinstance(cut, BlockRuns) else cut[0].rows.row_map
+
+    @property
+    def dataflows(self) -> tuple[Dataflow, ...]:
+        """The dataflows of its blocks, each once, in the order of the blocks."""
+        cut = self.blocks.blocks if isinstance(self.blocks, PlacedBlocks) else self.blocks
+        items = cut.runs if isinstance(cut, BlockRuns) else cut
+        return tuple(dict.fromkeys(item.dataflow or self.dataflow for item in items))
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every rank has a copy of each block."""
+        return all(dataflow.is_replicated for dataflow in self.dataflows)
+
+    def dataflow_of(self, block: Block) -> Dataflow:
+        """How ids and results of a block travel."""
+        return block.dataflow or self.dataflow
+
+    def served_by(self, dataflows: Iterable[Dataflow]) -> Layout:
+        """The blocks of some dataflows alone; they no longer cover the table if there are others.
+
+        Raises:
+            InvalidInputError: no block has one of these.
+        """
+        chosen = set(dataflows)
+        if chosen.issuperset(self.dataflows):
+            return self
+        cut = self.blocks.blocks if isinstance(self.blocks, PlacedBlocks) else self.blocks
+        items: Sequence[Block | BlockRun] = cut.runs if isinstance(cut, BlockRuns) else cut
+        is_kept = [(item.dataflow or self.dataflow) in chosen for item in items]
+        kept = as_blocks([item for item, keep in zip(items, is_kept, strict=True) if keep])
+        if isinstance(self.blocks, PlacedBlocks):
+            counts = [item.count if isinstance(item, BlockRun) else 1 for item in items]
+            ranks = np.asarray(self.blocks.ranks)[np.repeat(is_kept, counts)]
+            kept = PlacedBlocks(kept, tuple(ranks.tolist()))
+        return attrs.evolve(self, blocks=kept)
+
+    def distinct_blocks(self) -> Iterator[Block]:
+        """Its blocks, of copies only the first: together they hold each row and column once."""
+        if self.dataflows == (self.dataflow,) and not self.is_replicated:
+            yield from self.blocks
+            return
+        copied: set[tuple[int, ColumnRange]] = set()
+        for block in self.blocks:
+            place = (block.rows.index, block.columns)
+            if place in copied:
+                continue
+            if self.dataflow_of(block).is_replicated:
+                copied.add(place)
+            yield block
+
+    @property
+    def cuts_rows(self) -> bool:
+        """Whether a row part is less than the whole table, so that results are partial sums."""
+        return self.row_map.num_parts > 1
+
+    @property
+    def maps_rows(self) -> bool:
+        """Whether a row's place in its part differs from its place in the table, so that ids must be mapped."""
+        first = self.blocks[0].rows
+        return first.index > 0 or first.bounds != (0, self.row_map.num_rows)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether each block has a rank."""
+        if isinstance(self.blocks, PlacedBlocks):
+            return True
+        items = self.blocks.runs if isinstance(self.blocks, BlockRuns) else self.blocks
+        return all(item.rank is not None for item in items)
+
+    @property
+    def ranks(self) -> Sequence[int | None]:
+        """The rank of each block."""
+        if isinstance(self.blocks, PlacedBlocks):
+            return self.blocks.ranks
+        return [None if rank == UNPLACED else rank for rank in self.columns.rank.tolist()]
+
+    def digest(self) -> bytes:
+        """A hash of all that is planned for a table, the same for equal blocks however they are written down."""
+        columns = self.columns
+        flows = [to_data(flow or self.dataflow) for flow in columns.dataflows]
+        told = json.dumps([to_data(self.row_map), flows, self.variant, dict(self.extras)], sort_keys=True)
+        digest = hashlib.sha256(told.encode())
+        for column in (columns.part, columns.start, columns.stop, columns.rank, columns.dataflow):
+            digest.update(column.tobytes())
+        return digest.digest()
+
+    def placed(self, ranks: Iterable[int]) -> Layout:
+        """The same layout with block ``i`` on ``ranks[i]``, where it then must live."""
+        chosen = tuple(ranks)
+        if len(chosen) != len(self.blocks):
+            raise InvalidInputError(f"{len(chosen)} ranks were given for {len(self.blocks)} blocks")
+        return attrs.evolve(self, blocks=PlacedBlocks(self.blocks, chosen))
+
+    def check(self, table: TableSpec, *, world_size: int | None = None) -> None:
+        """Check that each row and column of ``table`` is covered exactly once, or once on every rank, and ranks exist.
+
+        Raises:
+            InvalidInputError: naming the table and the rows and columns, or the ranks, that are missing or covered
+                twice.
+        """
+        where = f"table {table.describe()}"
+        if self.row_map.num_rows != table.num_embeddings:
+            raise InvalidInputError(f"{where}: the row map covers {self.row_map.num_rows} rows")
+        covered = _rows_of_parts(self.row_map)
+        if covered != table.num_embeddings:
+            raise InvalidInputError(f"{where}: the parts of the row map hold {covered} rows together")
+        if self._covers_once(table, world_size):
+            return
+        for rank in self.ranks:
+            if world_size is not None and rank is not None and rank >= world_size:
+                raise InvalidInputError(f"{where}: a block is placed on rank {rank} of {world_size} ranks")
+        for dataflow in self.dataflows:
+            if dataflow.is_replicated:
+                self._check_copies(where, table, dataflow, world_size)
+        spans: dict[int, list[ColumnRange]] = {part: [] for part in range(self.row_map.num_parts)}
+        for block in self.distinct_blocks():
+            spans[block.rows.index].append(block.columns)
+        for part, columns in spans.items():
+            _check_columns(f"{where}, row part {part}", columns, table.embedding_dim)
+
+    def _covers_once(self, table: TableSpec, world_size: int | None) -> bool:
+        """Whether :meth:`check` finds nothing: by columns of numbers, as there may be thousands of blocks."""
+        columns = self.columns
+        last = int(columns.rank.max())
+        if world_size is None or last >= world_size:
+            return False
+        flows = [flow or self.dataflow for flow in columns.dataflows]
+        is_copy = np.array([flow.is_replicated for flow in flows])[columns.dataflow]
+        copies = [
+            np.flatnonzero(is_copy & (columns.dataflow == place)) for place in range(len(columns.dataflows))
+        ]
+        if not all(self._are_copies(columns, own, table, world_size) for own in copies):
+            return False
+        # Of copies the first of each row part, then all by part and first column: each begins where the last ended.
+        first = np.unique(np.where(is_copy, columns.part, -1), return_index=True)[1]
+        kept = np.concatenate([np.flatnonzero(~is_copy), first[is_copy[first]]])
+        order = kept[np.lexsort((columns.start[kept], columns.part[kept]))]
+        part, start, stop = columns.part[order], columns.start[order], columns.stop[order]
+        begins = np.diff(part, prepend=-1) > 0
+        before = np.where(begins, 0, np.roll(stop, 1))
+        ends = np.append(begins[1:], True)
+        return (
+            np.array_equal(part[begins], np.arange(self.row_map.num_parts))
+            and np.array_equal(start, before)
+            and bool((stop[ends] == table.embedding_dim).all())
+        )
+
+    @staticmethod
+    def _are_copies(columns: BlockColumns, copies: Ints, table: TableSpec, world_size: int) -> bool:
+        """Whether some blocks are whole rows of parts of which every rank has one."""
+        if not len(copies):
+            return True
+        part, rank = columns.part[copies], columns.rank[copies]
+        parts = np.unique(part)
+        wanted = np.stack([parts.repeat(world_size), np.tile(np.arange(world_size), len(parts))])
+        order = np.lexsort((rank, part))
+        return (
+            bool((columns.start[copies] == 0).all() and (columns.stop[copies] == table.embedding_dim).all())
+            and len(copies) == wanted.shape[1]
+            and np.array_equal(np.stack([part, rank])[:, order], wanted)
+        )
+
+    def _check_copies(self, where: str, table: TableSpec, dataflow: Dataflow, world_size: int | None) -> None:
+        """Check that every rank has one copy of each row part of a dataflow, with all columns."""
+        ranks_of: dict[int, list[int | None]] = {}
+        for block in self.blocks:
+            if self.dataflow_of(block) != dataflow:
+                continue
+            if block.num_columns != table.embedding_dim:
+                raise InvalidInputError(
+                    f"{where}: the copy on rank {block.rank} has {block.num_rows} rows and {block.num_columns} "
+                    f"columns; dataflow {dataflow.name!r} needs all {table.embedding_dim} columns on every rank"
+                )
+            ranks_of.setdefault(block.rows.index, []).append(block.rank)
+        for part, ranks in ranks_of.items():
+            what = f"copies of row part {part}" if self.cuts_rows else "copies"
+            copies = Counter(ranks)
+            count = len(ranks) if world_size is None else world_size
+            for rank in range(count):
+                if copies[rank] != 1:
+                    raise InvalidInputError(
+                        f"{where}: rank {rank} has {copies[rank]} {what}; dataflow {dataflow.name!r} needs one on "
+                        f"each of {count} ranks"
+                    )
+
+
+def _rows_of_parts(row_map: RowMap) -> int:
+    """How many rows the parts hold together: each is asked where the class is not one of core's."""
+    if type(row_map) in ROW_MAPS:
+        return sum(rows * count for rows, count in row_map.part_sizes())
+    return sum(row_map.num_rows_of(part) for part in range(row_map.num_parts))
+
+
+def _check_columns(where: str, columns: list[ColumnRange], dim: int) -> None:
+    reached = 0
+    for span in sorted(columns, key=lambda span: span.start):
+        if span.start != reached:
+            what = "not covered" if span.start > reached else "covered twice"
+            low, high = sorted((span.start, reached))
+            raise InvalidInputError(f"{where}: columns [{low}, {high}) are {what}")
+        reached = span.stop
+    if reached != dim:
+        raise InvalidInputError(f"{where}: blocks reach column {reached} of {dim}")
+
+
+_Named = TypeVar("_Named", RowMap, Dataflow)
+
+
+def to_data(value: RowMap | Dataflow) -> dict[str, Any]:
+    """A row map or dataflow as JSON data: its name and its fields."""
+    fields = attrs.asdict(value)  # type: ignore[arg-type]  # every subclass is an attrs class
+    return {"name": value.name, **{key: list(v) if isinstance(v, tuple) else v for key, v in fields.items()}}
+
+
+def from_data(data: Mapping[str, Any], known: Iterable[type[_Named]]) -> _Named:
+    """The row map or dataflow that :func:`to_data` described.
+
+    Raises:
+        InvalidInputError: no known class has that name, or the fields are wrong.
+    """
+    classes = {cls.name: cls for cls in known}
+    name = data.get("name")
+    if not isinstance(name, str) or name not in classes:
+        raise InvalidInputError(
+            f"unknown name {name!r}. Known: {', '.join(sorted(classes)) or 'none'}.{nearest(str(name), classes)}"
+        )
+    try:
+        return classes[name](**{key: value for key, value in data.items() if key != "name"})
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"{name!r}: {error}") from error

@@ -1,0 +1,196 @@
+"""Enumeration: tables x sharding types x layouts x compute kernels, into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
+from shardwright.planning.layouts.layout import Layout
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.columns import OptionColumns
+from shardwright.planning.options.offers import Offers, Plugins
+from shardwright.planning.options.options import Options, Refusal
+from shardwright.planning.options.rank_rules import RankRules
+from shardwright.planning.options.shapes import Shape
+from shardwright.planning.options.spaces import EVERYTHING, OptionSpace
+from shardwright.planning.tables.conflicts import smallest_conflict
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.watch import OutOfTime, Watch
+
+
+def enumerate_options(
+    tables: Sequence[TableSpec],
+    topology: Topology,
+    constraints: Constraints,
+    plugins: Plugins,
+    *,
+    batch_size: int,
+    here: bool = False,
+    fold_tables: bool = True,
+    space: OptionSpace = EVERYTHING,
+    rules: RankRules | None = None,
+    watch: Watch | None = None,
+) -> Options:
+    """Every option of every table.
+
+    Args:
+        tables: what is to be sharded.
+        topology: over what.
+        constraints: what the user asks.
+        plugins: where sharding types and kernels come from.
+        batch_size: samples per rank and step, where the constraints give none.
+        here: plan for this machine, so what is installed here counts.
+        fold_tables: tables that the sharding types in use cannot tell apart stand once; otherwise each is distinct.
+        space: what is offered to tables of which the constraints ask nothing.
+        rules: which ranks tables may use, which are kept together and apart.
+        watch: ends the work when it is over.
+
+    Raises:
+        NoPlanError: the time was over before all options were known.
+        KeyboardInterrupt: somebody asked for an end before that.
+        UnknownNameError: the constraints name a table, type or kernel that does not exist.
+        PlanningError: nothing is left for some table; the text has the reason of every refusal.
+    """
+    constraints.check(tables)
+    offers = Offers(plugins, topology, here, space, watch or Watch())
+    collected = OptionColumns()
+    for index, table in enumerate(tables):
+        rule = offers.asked(table, constraints.of(table))
+        try:
+            spec = rule.applied_to(table)
+            _check_device(spec, rule, topology)
+            key = offers.identity(spec, rule) if fold_tables else table.path
+            if collected.add_table(spec, key):
+                collected.add_lookups(*_lookups(spec, rule, batch_size))
+                _enumerate_table(collected, offers, _Asked(rule, rules, index))
+        except UnknownPluginError as error:
+            raise UnknownPluginError(f"constraints for table {table.describe()}: {error}") from error
+        except OutOfTime:
+            raise _ended_early(offers, table, index, len(tables)) from None
+    return collected.finish(offers)
+
+
+def _ended_early(offers: Offers, table: TableSpec, index: int, count: int) -> BaseException:
+    """Why there is not even a list of options."""
+    if offers.watch.was_interrupted:
+        return KeyboardInterrupt()
+    slowest = max(offers.seconds, key=offers.seconds.__getitem__, default="")
+    return NoPlanError(
+        f"no plan found: of {count} tables, the options of {index} were known when the time was over, after "
+        f"{offers.watch.elapsed_s:.1f} s, of which sharding type {slowest!r} took {offers.seconds[slowest]:.1f} s; the "
+        f"next is {table.describe()}. Allow more time, or leave {slowest!r} out of sharding_types. (A row map whose "
+        "rows_of() lists rows is slow unless it has a formula for num_rows_of().)"
+    )
+
+
+def _check_device(table: TableSpec, rule: ParameterConstraints, topology: Topology) -> None:
+    if rule.device_group not in (None, topology.compute_device):
+        raise PlanningError(
+            f"table {table.describe()} is constrained to device_group {rule.device_group!r}, but the "
+            f"topology's compute_device is {topology.compute_device!r}. Change one of them."
+        )
+
+
+def _lookups(table: TableSpec, rule: ParameterConstraints, batch_size: int) -> tuple[float, float]:
+    """Ids that a rank looks up in a table in a step, and vectors that it gets back."""
+    pooling = np.array(rule.per_feature("pooling_factors", table, 1.0))
+    bags = np.array(rule.per_feature("num_poolings", table, 1.0))
+    bags = bags * np.array(rule.per_feature("batch_sizes", table, batch_size))
+    # An empty bag needs no vector: fewer than one id per bag, fewer vectors than bags (as in TorchRec).
+    pooled = table.pooling.value != "NONE"
+    vectors = (np.minimum(1.0, pooling) if pooled else pooling) * bags
+    return float((pooling * bags).sum()), float(vectors.sum())
+
+
+@frozen
+class _Asked:
+    """What is asked of a table: its own constraints, and the rules on ranks that it shares with others."""
+
+    rule: ParameterConstraints
+    rules: RankRules | None
+    index: int
+
+    def refusal(self, layout: Layout) -> str:
+        """Why the rules on ranks forbid a layout; empty if they do not."""
+        return self.rules.refusal(self.index, layout) if self.rules else ""
+
+    @property
+    def demands(self) -> tuple[str, ...]:
+        """The constraints that leave options out."""
+        cutting = ("sharding_types", "compute_kernels", "min_partition", "ranks", "together", "apart")
+        return tuple(name for name in cutting if name in self.rule.given)
+
+    def only(self, demands: Sequence[str]) -> _Asked:
+        """These demands alone."""
+        dropped = set(self.demands) - set(demands)
+        rules = self.rules.without(self.index, dropped) if self.rules else None
+        return _Asked(self.rule.only(set(self.rule.given) - dropped), rules, self.index)
+
+
+def _enumerate_table(collected: OptionColumns, offers: Offers, asked: _Asked) -> None:
+    table = collected.tables[-1]
+    refusals: list[Refusal] = []
+    found = list(_offered(offers, table, asked, refusals))
+    unique = tuple(dict.fromkeys(refusals))
+    if not found:
+        raise PlanningError(_no_option(table, asked, unique, offers))
+    for option in found:
+        collected.add_option(*option)
+    collected.refused.append(unique)
+
+
+def _offered(
+    offers: Offers, table: TableSpec, asked: _Asked, refusals: list[Refusal]
+) -> Iterator[tuple[int, int, Layout, Shape, list[int]]]:
+    """The options of a table: codes of type and kernel, the layout, and what the kernel is asked for each run."""
+    for code in offers.types_for(asked.rule):
+        kernels = offers.kernels_for(code, table, asked.rule, refusals)
+        for layout, shape in offers.layouts(code, table, asked.rule, refusals):
+            reason = asked.refusal(layout)
+            if reason:
+                name = list(offers.types)[code]
+                refusals.append(Refusal(table.path, "sharding type", name, reason))
+                continue
+            for kernel in kernels:
+                if not offers.goes_with(kernel, layout, table, refusals):
+                    continue
+                requests = offers.requests(kernel, table, shape, refusals)
+                if requests is not None:
+                    yield code, kernel, layout, shape, requests
+
+
+def _smallest_conflict(offers: Offers, table: TableSpec, asked: _Asked) -> str:
+    """The fewest constraints that leave no option together, as a sentence; empty if none are to blame."""
+    conflict = smallest_conflict(
+        asked.demands,
+        lambda demands: any(True for _ in _offered(offers, table, asked.only(demands), [])),
+    )
+    if not conflict:
+        return ""
+    values = ", ".join(f"{name}={asked.rule.to_data()[name]!r}" for name in conflict)
+    if len(conflict) == 1:
+        return f"{values} alone leaves none. "
+    return f"{values} contradict each other: together they leave none, without any one of them some. "
+
+
+def _no_option(table: TableSpec, asked: _Asked, refusals: Iterable[Refusal], offers: Offers) -> str:
+    given = asked.rule.to_data()
+    constraints = ", ".join(f"{name}={given[name]}" for name in asked.demands)
+    reasons = "; ".join(map(str, refusals)) or "no sharding type and no compute kernel is loaded"
+    by_name = [] if asked.rule.sharding_types else offers.types_by_name_only
+    unasked = (
+        f"Offered only to tables whose sharding_types name them: {', '.join(by_name)}. " if by_name else ""
+    )
+    return (
+        f"no option is left for table {table.describe()} on {offers.topology.world_size} ranks of device "
+        f"{offers.topology.compute_device!r}, optimizer {table.optimizer or 'none (visible gradients)'}, "
+        f"constraints: {constraints or 'none'}. {_smallest_conflict(offers, table, asked)}Refused: {reasons}. "
+        f"{unasked}Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "
+        f"compute kernels: {', '.join(offers.plugins.compute_kernels.names) or 'none'}. "
+        + (f"Loosen constraints[{table.name!r}], or change" if asked.demands else "Change")
+        + " what the refusals name."
+    )

@@ -1,0 +1,132 @@
+"""What went into a plan, each value with where it came from: given, detected or assumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from shardwright.arguments import brief
+from shardwright.contracts.estimator import Estimator
+from shardwright.errors import PlanningError
+from shardwright.planning.machines.reservations import FixedPercentageStorageReservation, StorageReservation
+from shardwright.planning.machines.topology import Provenance, Topology
+from shardwright.planning.options.options import Options
+from shardwright.planning.options.parts import Parts
+from shardwright.planning.plugin_calls import calling, check_answer
+from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.tables.workload import table_to_data
+
+_SOURCE = "TorchRec 1.8 default"
+
+
+# What TorchRec assumes (torchrec/distributed/planner: BATCH_SIZE, and the heuristical reservation's
+# percentage).
+BATCH_SIZE = 512
+STORAGE_RESERVATION = FixedPercentageStorageReservation(0.15)
+
+
+@frozen(eq=False)
+class Request:
+    """What the user asked the planner for.
+
+    Args:
+        topology: the ranks.
+        constraints: by table.
+        given_batch_size: samples per rank and step, if given.
+        given_reservation: what to keep free of the device's memory, if given.
+    """
+
+    topology: Topology
+    constraints: Constraints
+    given_batch_size: int | None
+    given_reservation: StorageReservation | None
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size to plan for."""
+        return BATCH_SIZE if self.given_batch_size is None else self.given_batch_size
+
+    @property
+    def reservation(self) -> StorageReservation:
+        """What to keep free of the device's memory."""
+        return STORAGE_RESERVATION if self.given_reservation is None else self.given_reservation
+
+
+def describe_inputs(
+    request: Request,
+    options: Options,
+    parts: Parts,
+    *,
+    seconds: float,
+    seconds_limit: float | None = None,
+) -> dict[str, Any]:
+    """The inputs of a plan as JSON data, for the document and the report.
+
+    With them, all options and costs can be had again: the tables, what was asked of them, and the estimators.
+
+    Args:
+        request: what was asked.
+        options: for the tables, whose pooling factors may be assumed.
+        parts: the plugins that planned; the constants of estimators are assumptions too.
+        seconds: how long planning took.
+        seconds_limit: how long the search might take, if that was limited.
+    """
+    rules = [request.constraints.of(table) for table in options.all_tables]
+    values = {
+        "batch_size": _given_or_assumed(request.given_batch_size, BATCH_SIZE),
+        "storage_reservation": _given_or_assumed(
+            None if request.given_reservation is None else request.given_reservation.to_data(),
+            STORAGE_RESERVATION.to_data(),
+        ),
+        **request.topology.provenance,
+        "seconds": Provenance(round(seconds, 4), "measured"),
+    }
+    if seconds_limit is not None:
+        values["seconds_limit"] = Provenance(seconds_limit, "given")
+    unknown = sum(rule.pooling_factors is None for rule in rules)
+    if unknown:
+        source = f"ids per bag of the {unknown} tables whose constraints give none; {_SOURCE}"
+        values["pooling_factors"] = Provenance(1.0, "assumed", source)
+    values.update(_estimator_values(parts))
+    if request.constraints.rules:
+        values["constraints"] = Provenance(request.constraints.to_data(), "given")
+    values["tables"] = Provenance([table_to_data(table) for table in options.all_tables], "given")
+    return {name: provenance.to_data() for name, provenance in values.items()}
+
+
+def _estimator_values(parts: Parts) -> dict[str, Provenance]:
+    """The estimators and their constants, and what else was chosen."""
+    preferred = {"estimator": parts.performance.name, "storage_estimator": parts.storage.name}
+    values = {name: Provenance(value, "assumed", "the preferred one") for name, value in preferred.items()}
+    values |= {name: Provenance(value, "given") for name, value in parts.given.items()}
+    for estimator in (parts.performance, parts.storage):
+        for name, value in _provenance_of(estimator).items():
+            source = f"estimator {estimator.name}"
+            values[f"{estimator.name}.{name}"] = Provenance(value, "assumed", source)
+    return values
+
+
+def _provenance_of(estimator: Estimator) -> Mapping[str, Any]:
+    """What an estimator says that it assumes.
+
+    Raises:
+        PlanningError: it is nothing that a plan document can hold.
+    """
+    who = f"estimator {estimator.name!r}"
+    with calling(who):
+        assumed = estimator.provenance()
+    check_answer(who, "provenance", assumed, Mapping[str, object])
+    try:
+        json.dumps(dict(assumed))
+    except (TypeError, ValueError) as error:
+        raise PlanningError(
+            f"{who} broke its contract: provenance() must be JSON data, it is {brief(assumed)}: {error}"
+        ) from error
+    return assumed
+
+
+def _given_or_assumed(value: Any, default: Any) -> Provenance:
+    return Provenance(default, "assumed", _SOURCE) if value is None else Provenance(value, "given")

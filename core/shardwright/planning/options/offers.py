@@ -1,0 +1,385 @@
+"""What sharding types and compute kernels offer for tables; each is asked the same only once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+from attrs import frozen
+
+from shardwright.arguments import brief
+from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
+from shardwright.contracts.sharding_type import ALWAYS, ShardingType
+from shardwright.errors import PlanningError, UnknownNameError
+from shardwright.planning.layouts.layout import Layout
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.options import Refusal
+from shardwright.planning.options.shapes import Shape
+from shardwright.planning.options.spaces import OptionSpace
+from shardwright.planning.plugin_calls import calling, check_answer
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.watch import Watch
+
+if TYPE_CHECKING:
+    from shardwright.registry import Registry
+
+
+class Plugins(Protocol):
+    """The registries that planning asks; the plugin host is one of these."""
+
+    @property
+    def sharding_types(self) -> Registry[ShardingType]:
+        """By name or alias."""
+
+    @property
+    def compute_kernels(self) -> Registry[ComputeKernel]:
+        """By name or alias."""
+
+
+@frozen(eq=False)
+class LayoutOffer:
+    """What a sharding type answered for a table: layouts, or the reason why there are none."""
+
+    layouts: tuple[tuple[Layout, Shape], ...] = ()
+    reason: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        kind: ShardingType,
+        table: TableSpec,
+        topology: Topology,
+        rule: ParameterConstraints,
+        go_on: Callable[[], None],
+    ) -> LayoutOffer:
+        """What a sharding type answers, checked.
+
+        Args:
+            kind: the sharding type.
+            table: what is to be cut.
+            topology: over what.
+            rule: what the user asks for the table.
+            go_on: called now and then; ends the work by raising.
+
+        Raises:
+            PlanningError: it raised, or gave something that is no layout, two layouts that nothing tells apart, or a
+                rank that there is not.
+        """
+        try:
+            answer = kind.supports(table, topology)
+            if answer is not True:
+                return cls(reason=_reason(answer))
+            offered = _checked(kind.layouts(table, topology, rule))
+            layouts = tuple((layout, Shape.of(layout, go_on)) for layout in offered)
+        except Exception as error:
+            # A plugin's code: whatever it raises, the user must learn whose it is.
+            raise PlanningError(
+                f"sharding type {kind.name!r} failed for table {table.describe()}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        for layout, shape in layouts:
+            for rank, count, of in (
+                (shape.last_rank, topology.world_size, "ranks"),
+                (shape.last_local_rank, topology.local_world_size, "ranks of a host"),
+            ):
+                if rank >= count:
+                    raise PlanningError(
+                        f"sharding type {kind.name!r} broke its contract: a block of its layout {layout.variant!r} "
+                        f"of table {table.describe()} is on rank {rank} of {count} {of}"
+                    )
+        return cls(layouts, "" if layouts else "offers no layout for this table")
+
+    def equals(self, other: LayoutOffer) -> bool:
+        """Whether two answers are the same, word for word and block for block."""
+        return self.reason == other.reason and [one for one, _ in self.layouts] == [
+            one for one, _ in other.layouts
+        ]
+
+
+def _checked(answer: object) -> tuple[Layout, ...]:
+    """What `layouts` gave, if that is layouts that their variants tell apart."""
+    if not isinstance(answer, Iterable):
+        raise TypeError(f"layouts() must give Layouts, it gave {answer!r}")
+    offered = tuple(answer)
+    for layout in offered:
+        if not isinstance(layout, Layout):
+            raise TypeError(f"layouts() must give Layouts, it gave a {type(layout).__name__}")
+    twice = [name for name, count in Counter(layout.variant for layout in offered).items() if count > 1]
+    if twice:
+        raise TypeError(
+            f"layouts() gave {len(offered)} layouts, of which several have the variant {twice[0]!r}; give each a "
+            "variant of its own, which tells them apart in plan and report"
+        )
+    return offered
+
+
+def _reason(answer: object) -> str:
+    """What `supports` gave for a reason."""
+    if isinstance(answer, str):
+        return answer
+    return f"supports() returned {answer!r}; it must be True, or a text that says why not"
+
+
+_NOT_ALLOWED = "the sharder of the table's module does not allow it"
+_SHOWS_GRADIENTS = "applies no optimizer in the backward pass, and is taken only when asked for by name"
+
+
+def _first_equal(offer: LayoutOffer, known: list[LayoutOffer]) -> LayoutOffer:
+    """The known answer that is equal to one, or that one, which is known from now on."""
+    for other in known:
+        if other.equals(offer):
+            return other
+    known.append(offer)
+    return offer
+
+
+_SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
+    *(a.name for a in attrs.fields(TableSpec) if a.name not in ("name", "module", "feature_names"))
+)
+
+
+def alike(table: TableSpec) -> tuple[Any, ...]:
+    """All of a table but its name, its module and its features: tables with equal answers are alike."""
+    return _SHAPE_OF(table)
+
+
+class Offers:
+    """The sharding types and kernels in use, with codes, and what they answered."""
+
+    def __init__(
+        self, plugins: Plugins, topology: Topology, here: bool, space: OptionSpace, watch: Watch
+    ) -> None:
+        self.plugins = plugins
+        self.topology = topology
+        self.here = here
+        self.space = space
+        self.watch = watch
+        self.seconds: dict[str, float] = defaultdict(float)
+        """What each sharding type took to answer."""
+        self.types: dict[str, ShardingType] = {}
+        self.kernels: dict[str, ComputeKernel] = {}
+        self.request_codes: dict[tuple[int, KernelRequest], int] = {}
+        self._answers: dict[tuple[int, KernelRequest], str] = {}
+        self._offers: dict[Hashable, LayoutOffer] = {}
+        self._different: dict[Hashable, list[LayoutOffer]] = defaultdict(list)
+        self._rules: dict[ParameterConstraints, ParameterConstraints] = {}
+        self._by_table: dict[ParameterConstraints, list[int]] = {}
+        self._kernel_codes: dict[tuple[Sequence[str] | None, bool], tuple[list[int], list[str]]] = {}
+        self._requested: tuple[TableSpec | None, dict[tuple[int, int], tuple[int, str]]] = (None, {})
+        self._type_codes: dict[tuple[str, ...] | None, list[int]] = {}
+
+    def asked(self, table: TableSpec, rule: ParameterConstraints) -> ParameterConstraints:
+        """What is asked of a table, with the defaults of what is offered; one object for all that are equal.
+
+        A sharder that allows only sharding types which are offered to nobody who does not name them names them.
+        """
+        if rule.sharding_types is None and table.allowed is not None:
+            names = [name for name, _ in table.allowed]
+            offered = [list(self.types)[code] for code in self.types_for(rule)]
+            if names and not set(names) & set(offered):
+                rule = attrs.evolve(rule, sharding_types=names)
+        return self._filled(rule)
+
+    def _filled(self, rule: ParameterConstraints) -> ParameterConstraints:
+        known = self._rules.get(rule)
+        if known is None:
+            known = self._rules[rule] = self.space.fill(rule)
+        return known
+
+    def identity(self, table: TableSpec, rule: ParameterConstraints) -> Hashable:
+        """What a table is to all that plans it; equal for tables that are alike.
+
+        A sharding type that may look at a table's name is asked for each table, and then its answers tell.
+        """
+        if rule not in self._by_table:
+            codes, kinds = self.types_for(rule), list(self.types.values())
+            self._by_table[rule] = [code for code in codes if not kinds[code].answers_by_shape]
+        answers = tuple(self._offer(code, table, rule) for code in self._by_table[rule])
+        return (*alike(table), table.num_features, rule, answers)
+
+    def types_for(self, rule: ParameterConstraints) -> list[int]:
+        """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
+        asked = rule.sharding_types
+        if asked not in self._type_codes:
+            codes = self._codes(self.plugins.sharding_types, self.types, asked)
+            kinds = list(self.types.values())
+            self._type_codes[asked] = [
+                code
+                for code in codes
+                if self.space.has(kinds[code].name, rule)
+                and (asked is not None or kinds[code].offered == ALWAYS)
+            ]
+        return self._type_codes[asked]
+
+    @property
+    def types_by_name_only(self) -> list[str]:
+        """The sharding types that no table is offered whose constraints do not name them."""
+        kinds = map(self.plugins.sharding_types.create, self.plugins.sharding_types)
+        return [kind.name for kind in kinds if kind.offered != ALWAYS]
+
+    def kernels_for(
+        self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
+    ) -> list[int]:
+        """Codes of the kernels that may serve ``table`` with a sharding type, the preferred first.
+
+        Kernels that show gradients are for tables without an optimizer, or for those who name them.
+        """
+        name = list(self.types)[code]
+        allowed = table.kernels_allowed(name)
+        asked = rule.compute_kernels or allowed or self.space.kernels_of(name, rule)
+        key = (asked, table.optimizer is None)
+        if key not in self._kernel_codes:
+            self._kernel_codes[key] = self._kernels_asked(*key)
+        kept, left_out = self._kernel_codes[key]
+        refusals += [Refusal(table.path, "compute kernel", name, _SHOWS_GRADIENTS) for name in left_out]
+        return kept if allowed is None else self._allowed(kept, table, allowed, refusals)
+
+    def _allowed(
+        self, codes: Sequence[int], table: TableSpec, allowed: Sequence[str], refusals: list[Refusal]
+    ) -> list[int]:
+        """Those of some kernels that the sharder of the table's module allows."""
+        names = list(self.kernels)
+        kept = [code for code in codes if names[code] in allowed]
+        refusals += [
+            Refusal(table.path, "compute kernel", names[code], _NOT_ALLOWED)
+            for code in codes
+            if code not in kept
+        ]
+        return kept
+
+    def _kernels_asked(
+        self, asked: Sequence[str] | None, shows_gradients: bool
+    ) -> tuple[list[int], list[str]]:
+        """Codes of the kernels, and the names of those that are left out."""
+        codes = self._codes(self.plugins.compute_kernels, self.kernels, asked)
+        if asked is not None:
+            return codes, []
+        kernels = list(self.kernels.values())
+        codes.sort(key=lambda code: (-kernels[code].preference, kernels[code].name))
+        kept = [code for code in codes if kernels[code].fuses_optimizer or shows_gradients]
+        return kept, [kernels[code].name for code in codes if code not in kept]
+
+    def layouts(
+        self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
+    ) -> Sequence[tuple[Layout, Shape]]:
+        """What a sharding type offers for ``table``; a refusal if that is nothing."""
+        name = list(self.types)[code]
+        if table.allowed is not None and name not in dict(table.allowed):
+            refusals.append(Refusal(table.path, "sharding type", name, _NOT_ALLOWED))
+            return ()
+        offer = self._offer(code, table, rule)
+        if offer.reason:
+            refusals.append(Refusal(table.path, "sharding type", name, offer.reason))
+        return offer.layouts
+
+    def _offer(self, code: int, table: TableSpec, rule: ParameterConstraints) -> LayoutOffer:
+        """What a sharding type answers for a table; one object for all answers that are equal."""
+        kind = list(self.types.values())[code]
+        shape = (code, alike(table), rule.sharding_types, rule.min_partition)
+        key = shape if kind.answers_by_shape else (code, table.path, rule)
+        offer = self._offers.get(key)
+        if offer is None:
+            offer = self._ask_type(kind, table, rule)
+            if not kind.answers_by_shape:
+                offer = _first_equal(offer, self._different[shape])
+            self._offers[key] = offer
+        return offer
+
+    def _ask_type(self, kind: ShardingType, table: TableSpec, rule: ParameterConstraints) -> LayoutOffer:
+        self.watch.go_on()
+        start = time.perf_counter()
+        try:
+            return LayoutOffer.of(kind, table, self.topology, rule, self.watch.go_on)
+        finally:
+            self.seconds[kind.name] += time.perf_counter() - start
+
+    def goes_with(self, kernel: int, layout: Layout, table: TableSpec, refusals: list[Refusal]) -> bool:
+        """Whether a kernel takes such ids as a layout sends; else there is one more refusal."""
+        own = list(self.kernels.values())[kernel]
+        who = f"compute kernel {own.name!r}"
+        with calling(who):
+            reason = own.refusal_of_ids(layout.row_map)
+        check_answer(who, "refusal_of_ids", reason, str)
+        if reason:
+            refusals.append(Refusal(table.path, "compute kernel", own.name, reason))
+        return not reason
+
+    def requests(
+        self, kernel: int, table: TableSpec, shape: Shape, refusals: list[Refusal]
+    ) -> list[int] | None:
+        """The request code of each run, or ``None`` if the kernel refuses one of them."""
+        if self._requested[0] is not table:
+            self._requested = (table, {})
+        codes: dict[int, int] = {}
+        for width in dict.fromkeys(shape.num_columns):
+            key = (kernel, width)
+            if key not in self._requested[1]:
+                self._requested[1][key] = self._request(kernel, table, width)
+            codes[width], reason = self._requested[1][key]
+            if reason:
+                name = list(self.kernels)[kernel]
+                refusals.append(Refusal(table.path, "compute kernel", name, reason))
+                return None
+        return [codes[width] for width in shape.num_columns]
+
+    def _request(self, kernel: int, table: TableSpec, width: int) -> tuple[int, str]:
+        """The code of the request for a block of so many columns, and why the kernel refuses it, or nothing."""
+        request = KernelRequest.of(table, width, device=self.topology.compute_device, here=self.here)
+        reason = self._ask(kernel, request)
+        if reason:
+            return -1, reason
+        return self.request_codes.setdefault((kernel, request), len(self.request_codes)), ""
+
+    def _ask(self, code: int, request: KernelRequest) -> str:
+        key = (code, request)
+        if key not in self._answers:
+            kernel = list(self.kernels.values())[code]
+            with calling(f"compute kernel {kernel.name!r}"):
+                answer = kernel.supports(request)
+                self._answers[key] = self._checked(kernel, request) if answer is True else _reason(answer)
+        return self._answers[key]
+
+    def _checked(self, kernel: ComputeKernel, request: KernelRequest) -> str:
+        """Check what a kernel says of a request that it supports; why it cannot be served here all the same."""
+        who = f"compute kernel {kernel.name!r}"
+        declared = kernel.memory_bytes(request, 1)
+        check_answer(who, "memory_bytes", declared, Mapping[str, int])
+        reads, fraction = kernel.reads(request), kernel.bandwidth_fraction(request)
+        check_answer(who, "reads", reads, Mapping[str, float])
+        check_answer(who, "extras", kernel.extras(request), Mapping[str, object])
+        check_answer(who, "bandwidth_fraction", fraction, float)
+        for must, is_so, answer in (
+            ("bandwidth_fraction() must be above 0 and up to 1", 0 < fraction <= 1, fraction),
+            (
+                "memory_bytes() must have a tier, and none below 0",
+                min(declared.values(), default=-1) >= 0,
+                declared,
+            ),
+            ("the parts of reads() must be 1 together", abs(sum(reads.values()) - 1) < 1e-6, reads),
+        ):
+            if not is_so:
+                raise PlanningError(f"{who} broke its contract: {must}; it is {brief(answer)}")
+        return self._missing_tier(declared)
+
+    def _missing_tier(self, declared: Mapping[str, int]) -> str:
+        try:
+            for tier in declared:
+                self.topology.tier_of(tier)
+        except UnknownNameError as error:
+            return str(error)
+        return ""
+
+    def _codes(
+        self, registry: Registry[Any], known: dict[str, Any], asked: Sequence[str] | None
+    ) -> list[int]:
+        names = list(registry) if asked is None else [registry.entry(name).name for name in asked]
+        for name in names:
+            if name not in known:
+                known[name] = registry.create(name)
+        positions = {name: code for code, name in enumerate(known)}
+        return [positions[name] for name in dict.fromkeys(names)]

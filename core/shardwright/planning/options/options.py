@@ -1,0 +1,233 @@
+"""Every way to shard every table, as columns.
+
+An option of a table is a sharding type's layout with a compute kernel; a shard of an option is one of the
+layout's blocks. What is alike stands once:
+
+- ``T`` *distinct* tables stand for all ``A`` tables: those that no part of the planner could tell apart are one.
+  ``alike[a]`` is the distinct table that table ``a`` of ``all_tables`` is like.
+- ``S`` *runs* of shards stand for all shards: neighbouring blocks of one size that are placed alike. Run ``s``
+  is ``count[s]`` shards; a column over the runs gives one value, that of each one of its shards.
+
+Columns are NumPy arrays over ``T`` distinct tables, ``O`` options and ``S`` runs; the options of distinct table ``t``
+are ``first_option[t]:first_option[t + 1]``, the runs of option ``o`` are ``first_shard[o]:first_shard[o + 1]``.
+Tables, and options inside a table, stand in a fixed order that depends on nothing but the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from attrs import evolve, frozen
+
+from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
+from shardwright.contracts.sharding_type import ShardingType
+from shardwright.planning.layouts.layout import Layout
+from shardwright.planning.tables.spec import TableSpec
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+FREE = -1
+"""The rank, or rank inside a host, of a shard that may go to any."""
+
+NO_GANG = -1
+"""The gang of a shard that needs no other on its host."""
+
+
+@frozen
+class Refusal:
+    """Something that was considered for a table and refused.
+
+    Args:
+        table: the table's path.
+        kind: ``"sharding type"`` or ``"compute kernel"``.
+        name: what was refused.
+        reason: why.
+    """
+
+    table: str
+    kind: str
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}: {self.reason}"
+
+
+@frozen(eq=False)
+class Options:
+    """All options of all tables.
+
+    Args:
+        tables: the distinct tables, each the first of those alike, in the order given: ``T``.
+        all_tables: all tables, in the order given: ``A``.
+        alike: the distinct table that each is like: ``[A]``.
+        sharding_types: the sharding types in use, by code.
+        compute_kernels: the compute kernels in use, by code.
+        requests: ``(kernel code, request)`` pairs in use, by code: what kernels are asked.
+        refused: what was refused for each distinct table, and why: ``T``.
+        ids_per_batch: ids a rank looks up in the table a step: ``[T]``.
+        bags_per_batch: vectors a rank gets back from the table a step: ``[T]``.
+        first_option: ``[T + 1]``.
+        table: distinct table of each option, ``[O]``.
+        sharding_type: code of its sharding type, ``[O]``.
+        compute_kernel: code of its kernel, ``[O]``.
+        layouts: its layout.
+        cuts_rows: its rows are cut, so that pooled results are partial sums: ``[O]``.
+        is_replicated: every rank has a copy of each of its shards: ``[O]``.
+        sums_inside_host: its partial sums are added inside a host before they cross to others: ``[O]``.
+        first_shard: ``[O + 1]``.
+        option: option of each run, ``[S]``.
+        count: shards of each run, ``[S]``.
+        num_rows: of each of its shards, ``[S]``.
+        num_columns: of each of its shards, ``[S]``.
+        is_copy: every rank has a copy of its rows: ``[S]``.
+        id_fraction: the part of its table's lookups that are of the rows that each of its shards holds: ``[S]``.
+        rank: the rank that its first shard must live on, the next on the next rank, and so on; or ``FREE``: ``[S]``.
+        gang: the shards of runs of one number, which no other option has, must go to ranks of one host;
+            ``NO_GANG``: no other shard matters. ``[S]``.
+        local_rank: the rank inside the host that its first shard must have, the next the next; or ``FREE``: ``[S]``.
+        request: code of what the kernel is asked for each of its shards, ``[S]``.
+    """
+
+    tables: tuple[TableSpec, ...]
+    all_tables: tuple[TableSpec, ...]
+    alike: Ints
+    sharding_types: tuple[ShardingType, ...]
+    compute_kernels: tuple[ComputeKernel, ...]
+    requests: tuple[tuple[int, KernelRequest], ...]
+    refused: tuple[tuple[Refusal, ...], ...]
+    ids_per_batch: Floats
+    bags_per_batch: Floats
+    first_option: Ints
+    table: Ints
+    sharding_type: Ints
+    compute_kernel: Ints
+    layouts: tuple[Layout, ...]
+    cuts_rows: Bools
+    is_replicated: Bools
+    sums_inside_host: Bools
+    first_shard: Ints
+    option: Ints
+    count: Ints
+    num_rows: Ints
+    num_columns: Ints
+    is_copy: Bools
+    id_fraction: Floats
+    rank: Ints
+    gang: Ints
+    local_rank: Ints
+    request: Ints
+
+    @property
+    def num_options(self) -> int:
+        """``O``."""
+        return len(self.table)
+
+    @property
+    def num_shards(self) -> int:
+        """``S``: how many runs of equal shards there are, and values in a column over them."""
+        return len(self.option)
+
+    @cached_property
+    def shard_table(self) -> Ints:
+        """Distinct table of each run: ``[S]``."""
+        return self.table[self.option]
+
+    @cached_property
+    def shards_per_option(self) -> Ints:
+        """How many shards each option has, those of all its runs together: ``[O]``."""
+        return np.add.reduceat(self.count, self.first_shard[:-1])
+
+    @cached_property
+    def multiplicity(self) -> Ints:
+        """How many tables each distinct table stands for: ``[T]``."""
+        return np.bincount(self.alike, minlength=len(self.tables)).astype(np.int64)
+
+    @cached_property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """What was refused for each table, and why."""
+        return tuple(
+            evolve(refusal, table=table.path)
+            for table, distinct in zip(self.all_tables, self.alike.tolist(), strict=True)
+            for refusal in self.refused[distinct]
+        )
+
+    @cached_property
+    def element_bytes(self) -> Floats:
+        """Bytes of an element of each table's weights: ``[T]``."""
+        return np.array([table.data_type.bits / 8 for table in self.tables])
+
+    @cached_property
+    def is_pooled(self) -> Bools:
+        """Whether bags become one vector: ``[T]``."""
+        return np.array([table.pooling.value != "NONE" for table in self.tables], dtype=bool)
+
+    @cached_property
+    def is_weighted(self) -> Bools:
+        """Whether ids carry weights: ``[T]``."""
+        return np.array([table.is_weighted for table in self.tables], dtype=bool)
+
+    @cached_property
+    def num_row_parts(self) -> Ints:
+        """Into how many parts the rows of each option are cut: ``[O]``."""
+        return np.array([layout.row_map.num_parts for layout in self.layouts], dtype=np.int64)
+
+    @cached_property
+    def row_fraction(self) -> Floats:
+        """The part of its table's rows that each shard of a run holds: ``[S]``."""
+        rows = np.array([table.num_embeddings for table in self.tables], dtype=np.float64)
+        return self.num_rows / rows[self.shard_table]
+
+    def spread(self, column: npt.NDArray[Any], option: int) -> npt.NDArray[Any]:
+        """The values of a column over the runs for each shard of an option, in the order of its blocks.
+
+        Args:
+            column: ``[S, ...]``.
+            option: the option.
+        """
+        runs = self.shards_of(option)
+        return np.repeat(column[runs], self.count[runs], axis=0)
+
+    def of_table(self, table: int) -> range:
+        """The options of a distinct table."""
+        return range(int(self.first_option[table]), int(self.first_option[table + 1]))
+
+    def shards_of(self, option: int) -> slice:
+        """The runs of an option."""
+        return slice(int(self.first_shard[option]), int(self.first_shard[option + 1]))
+
+    def places_of(self, option: int) -> bytes:
+        """How the shards of an option may be placed; equal for options whose shards may be placed alike."""
+        runs = self.shards_of(option)
+        _, gang = np.unique(self.gang[runs], return_inverse=True)
+        is_alone = self.gang[runs] == NO_GANG
+        columns = (self.count[runs], self.rank[runs], self.local_rank[runs], gang.reshape(-1), is_alone)
+        return np.stack(columns).tobytes()
+
+    def type_of(self, option: int) -> ShardingType:
+        """The sharding type of an option."""
+        return self.sharding_types[int(self.sharding_type[option])]
+
+    def kernel_of(self, option: int) -> ComputeKernel:
+        """The compute kernel of an option."""
+        return self.compute_kernels[int(self.compute_kernel[option])]
+
+
+def fold_requests(options: Options) -> Mapping[tuple[int, int], Ints]:
+    """The runs of each distinct (request code, number of rows): what is asked of a kernel only once.
+
+    Returns:
+        ``{(request, rows): indices of runs}``.
+    """
+    order = np.lexsort((options.num_rows, options.request))
+    request, rows = options.request[order], options.num_rows[order]
+    changes = np.flatnonzero((np.diff(request) != 0) | (np.diff(rows) != 0)) + 1
+    starts = [0, *changes.tolist(), len(order)] if len(order) else []
+    return {(int(request[start]), int(rows[start])): order[start:stop] for start, stop in pairwise(starts)}

@@ -1,0 +1,177 @@
+"""The plugins that plan: chosen by name, given as objects, or the preferred ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attrs import field, fields, frozen
+
+from shardwright.contracts.estimator import PERFORMANCE, STORAGE, Estimator
+from shardwright.contracts.partitioner import Partitioner
+from shardwright.contracts.proposer import Proposer
+from shardwright.errors import InvalidInputError, UnknownPluginError
+from shardwright.planning.asked import made
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.spaces import OptionSpace
+from shardwright.planning.plugin_calls import calling, check_answer
+
+if TYPE_CHECKING:
+    from shardwright.registry import Registry
+
+_Part = TypeVar("_Part", Estimator, Proposer, Partitioner)
+
+
+@frozen(eq=False)
+class Parts:
+    """The plugins that plan.
+
+    Args:
+        performance: the performance estimator.
+        storage: the storage estimator.
+        proposers: in the order they run.
+        partitioner: places proposals.
+        last_resorts: partitioners that are asked where none fitted.
+        option_space: what is offered to tables of which nothing is asked; ``None``: what the performance estimator can
+            tell the time of. Or the estimator that such a space was published with.
+        given: what was chosen and not merely preferred, as JSON data by the planner's argument.
+    """
+
+    performance: Estimator
+    storage: Estimator
+    proposers: tuple[Proposer, ...]
+    partitioner: Partitioner
+    last_resorts: tuple[Partitioner, ...] = ()
+    option_space: OptionSpace | Estimator | None = None
+    given: Mapping[str, Any] = field(factory=dict)
+
+    def space(self, topology: Topology) -> OptionSpace:
+        """What is offered to tables of which nothing is asked."""
+        if isinstance(self.option_space, OptionSpace):
+            return self.option_space
+        estimator = self.performance if self.option_space is None else self.option_space
+        method = "space" if self.option_space is None else "published_space"
+        with calling(f"estimator {estimator.name!r}"):
+            answer: OptionSpace = getattr(estimator, method)(topology)
+        check_answer(f"estimator {estimator.name!r}", method, answer, OptionSpace)
+        return answer
+
+
+@frozen(eq=False)
+class Choice:
+    """What the user chose: names, objects, or nothing."""
+
+    estimator: str | Estimator | None = None
+    storage_estimator: str | Estimator | None = None
+    proposer: str | Proposer | Sequence[str | Proposer] | None = None
+    partitioner: str | Partitioner | None = None
+    option_space: str | OptionSpace | None = None
+
+    def resolve(self) -> Parts:
+        """The parts themselves: what was chosen, and the preferred ones for the rest.
+
+        Raises:
+            UnknownPluginError: a name is not known, or nothing is loaded that may be taken unasked.
+            InvalidInputError: an estimator measures something else.
+        """
+        from shardwright.plugins import host
+
+        plugins = host()
+        performance = _estimator(plugins.estimators, self.estimator, PERFORMANCE, "estimator")
+        return Parts(
+            performance=performance,
+            storage=_estimator(plugins.estimators, self.storage_estimator, STORAGE, "storage_estimator"),
+            option_space=self._option_space(plugins.estimators, performance),
+            proposers=tuple(self._proposers(plugins.proposers)),
+            partitioner=(
+                _preferred(plugins.partitioners)[0]
+                if self.partitioner is None
+                else made(plugins.partitioners, self.partitioner, "partitioner")
+            ),
+            last_resorts=tuple(_last_resorts(plugins.partitioners)) if self.partitioner is None else (),
+            given=self._given(),  # what was chosen is known to be of its kind by now
+        )
+
+    def _given(self) -> dict[str, Any]:
+        """What was chosen, as JSON data: a name, or several, or an option space."""
+        values = {name: getattr(self, name) for name in (attribute.name for attribute in fields(type(self)))}
+        return {name: _as_data(value) for name, value in values.items() if value is not None}
+
+    def _option_space(
+        self, registry: Registry[Estimator], performance: Estimator
+    ) -> OptionSpace | Estimator | None:
+        asked = self.option_space
+        if asked is None or isinstance(asked, OptionSpace):
+            return asked
+        # The estimator that plans may be an object that no plugin offers, or another than the plugin's of that name.
+        if isinstance(asked, str) and asked in (performance.name, self.estimator):
+            return performance
+        if not isinstance(asked, str):
+            raise InvalidInputError(
+                f"option_space must be an OptionSpace, or the name of an estimator that was published with one; got "
+                f"{asked!r}"
+            )
+        return made(registry, asked, "option_space")
+
+    def _proposers(self, registry: Registry[Proposer]) -> list[Proposer]:
+        asked = self.proposer
+        if asked is None:
+            return _preferred(registry)
+        given = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
+        if not given:
+            raise InvalidInputError("proposer is an empty list; name at least one, or leave it out")
+        return [made(registry, item, "proposer") for item in given]
+
+
+def _as_data(chosen: Any) -> Any:
+    if isinstance(chosen, OptionSpace):
+        return chosen.to_data()
+    if isinstance(chosen, str):
+        return chosen
+    return [_as_data(item) for item in chosen] if isinstance(chosen, Sequence) else str(chosen.name)
+
+
+def _last_resorts(registry: Registry[Partitioner]) -> list[Partitioner]:
+    parts = [registry.create(name) for name in registry]
+    return sorted((part for part in parts if part.is_last_resort), key=lambda part: part.name)
+
+
+def origin(registry: Registry[Any], part: Any) -> dict[str, str]:
+    """A part by kind and name, and the distribution and version it comes from, as JSON data.
+
+    These are empty for an object that no plugin offers.
+    """
+    data = {"kind": registry.kind.label, "name": str(part.name)}
+    entry = registry.entries.get(part.name)
+    if entry is None or (entry.item is not part and entry.item is not type(part)):
+        return {**data, "distribution": "", "version": ""}
+    return {**data, "distribution": entry.provenance.distribution, "version": entry.provenance.version}
+
+
+def _preferred(registry: Registry[_Part], measures: str | None = None) -> list[_Part]:
+    """The parts of a kind that may be taken unasked, the most preferred first."""
+    parts = [registry.create(name) for name in registry]
+    kept = [part for part in parts if measures is None or getattr(part, "measures", None) == measures]
+    willing = [part for part in kept if part.preference > 0]
+    if not willing:
+        what = f"{measures} {registry.kind.title}" if measures else registry.kind.title
+        raise UnknownPluginError(
+            f"no {what} is loaded that may be taken unasked. Known: {', '.join(registry.names) or 'none'}. "
+            "Name one, or load the built-in plugins (SHARDWRIGHT_PLUGINS, `shardwright plugins`)."
+        )
+    return sorted(willing, key=lambda part: (-part.preference, part.name))
+
+
+def _estimator(
+    registry: Registry[Estimator], asked: str | Estimator | None, measures: str, argument: str
+) -> Estimator:
+    if asked is None:
+        return _preferred(registry, measures)[0]
+    estimator = made(registry, asked, argument)
+    if estimator.measures != measures:
+        fitting = [name for name in registry if registry.create(name).measures == measures]
+        raise InvalidInputError(
+            f"{argument} {estimator.name!r} measures {estimator.measures}, a {measures} estimator is needed: "
+            f"{', '.join(fitting) or 'none is loaded'}"
+        )
+    return estimator

@@ -1,0 +1,59 @@
+"""What comes before a search: every option with its costs, and what the ranks can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.inputs import Request
+from shardwright.planning.options.parts import Parts
+from shardwright.planning.options.rank_rules import RankRules
+from shardwright.planning.options.search_space import SearchSpace, estimate_costs
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.watch import Watch
+
+
+def prepare(
+    tables: Sequence[TableSpec],
+    request: Request,
+    parts: Parts,
+    *,
+    here: bool = False,
+    watch: Watch | None = None,
+) -> SearchSpace:
+    """Ask sharding types and kernels for options, and the estimators for their costs.
+
+    Args:
+        tables: what is to be sharded.
+        request: over what, and what the user asks.
+        parts: the plugins that plan.
+        here: plan for this machine, so what is installed here counts.
+        watch: of the search to come; ends this too.
+
+    Raises:
+        KeyboardInterrupt: somebody asked for an end before the options were known.
+        PlanningError: nothing is left for some table, or an estimator broke its contract.
+        NoPlanError: constraints contradict each other.
+        UnknownNameError: the constraints name a table, type or kernel that does not exist.
+    """
+    from shardwright.plugins import host
+
+    rules = RankRules.of(request.constraints, tables, request.topology)
+    options = enumerate_options(
+        tables,
+        request.topology,
+        request.constraints,
+        host(),
+        batch_size=request.batch_size,
+        here=here,
+        fold_tables=parts.performance.answers_by_shape and parts.storage.answers_by_shape,
+        space=parts.space(request.topology),
+        rules=rules,
+        watch=watch,
+    )
+    ids_per_batch = float(options.ids_per_batch @ options.multiplicity)
+    capacity = request.reservation.capacity_bytes(request.topology, ids_per_batch)
+    space = estimate_costs(options, request.topology, parts.performance, parts.storage, capacity)
+    return attrs.evolve(space, rules=rules)

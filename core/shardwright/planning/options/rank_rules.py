@@ -1,0 +1,219 @@
+"""Rules on ranks: which ranks a table may use, which tables are kept together on one, which apart.
+
+Proofs of bounds leave them out: fewer plans keep the rules, so that a bound of all plans is one of these too, a loose
+one where the rules cost time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+from attrs import field, frozen
+
+from shardwright.errors import InvalidInputError, NoPlanError
+from shardwright.planning.layouts.layout import Layout
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.options import Bools
+from shardwright.planning.tables.conflicts import smallest_conflict, too_many_for_their_ranks
+from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.tables.spec import TableSpec
+
+
+@frozen(eq=False, slots=False)
+class RankRules:
+    """The rules of all tables.
+
+    Args:
+        topology: the ranks.
+        tables: in the planner's order.
+        ranks: table -> the ranks its shards may use, where not all.
+        together: table -> the tables that share one rank with it, itself among them, in order.
+        apart: the groups of tables of which no two may share a rank.
+    """
+
+    topology: Topology
+    tables: tuple[TableSpec, ...]
+    ranks: Mapping[int, frozenset[int]] = field(factory=dict)
+    together: Mapping[int, tuple[int, ...]] = field(factory=dict)
+    apart: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def of(
+        cls, constraints: Constraints, tables: Sequence[TableSpec], topology: Topology
+    ) -> RankRules | None:
+        """The rules that ``constraints`` contain; ``None`` if there are none.
+
+        Raises:
+            InvalidInputError: a rank does not exist.
+            NoPlanError: rules contradict each other; the text names a smallest set of them that does.
+        """
+        asked = ("ranks", "together", "apart")
+        if all(getattr(rule, name) is None for rule in constraints.rules.values() for name in asked):
+            return None
+        rules = [constraints.of(table) for table in tables]
+        for table, rule in zip(tables, rules, strict=True):
+            _check_ranks_exist(table, rule.ranks, topology)
+        ranks = {index: frozenset(rule.ranks) for index, rule in enumerate(rules) if rule.ranks is not None}
+        groups = _grouped([(rule.together,) if rule.together else () for rule in rules])
+        together = {table: tuple(group) for group in groups for table in group if len(group) > 1}
+        apart = tuple(
+            tuple(group) for group in _grouped([rule.apart or () for rule in rules]) if len(group) > 1
+        )
+        found = cls(topology, tuple(tables), ranks, together, apart)
+        found._check()
+        return found
+
+    def refusal(self, table: int, layout: Layout) -> str:
+        """Why a layout cannot follow the rules for its table; empty if it can."""
+        allowed, count = self.allowed(table), len(layout.blocks)
+        if table in self.together and count > 1:
+            others = self.names(other for other in self.together[table] if other != table)
+            return f"has {count} blocks, and is kept together with {others} on one rank"
+        fixed = {block.rank for block in layout.blocks if block.rank is not None}
+        if not fixed <= allowed:
+            return f"has blocks on the ranks {some(sorted(fixed - allowed))}, which 'ranks' does not allow"
+        if table in self.rivals and fixed:
+            return "has blocks that must live on given ranks, and is kept apart from other tables"
+        gang_ranks = {block.local_rank for block in layout.blocks if block.host_group is not None} - {None}
+        if gang_ranks and not any(self._host_allows(host, gang_ranks, allowed) for host in self._hosts):
+            return "has blocks that share a host, and 'ranks' does not allow all of them on any"
+        return ""
+
+    def without(self, table: int, names: Collection[str]) -> RankRules:
+        """These rules, with ``names`` (of constraints) no longer asked of a table."""
+        ranks, together, apart = dict(self.ranks), dict(self.together), self.apart
+        if "ranks" in names:
+            ranks.pop(table, None)
+        if "together" in names:
+            together.pop(table, None)
+        if "apart" in names:
+            apart = tuple(group for group in apart if table not in group)
+        return RankRules(self.topology, self.tables, ranks, together, apart)
+
+    def broken(self, used: Mapping[int, Collection[int]]) -> str:
+        """Which rule is broken where tables use these ranks; empty if none.
+
+        Args:
+            used: table -> the ranks of its shards; those of tables that no rule is for may be left out.
+        """
+        ranks = {table: frozenset(used.get(table, ())) for table in self.concerned}
+        for table, allowed in self.ranks.items():
+            if not ranks[table] <= allowed:
+                return f"table {self.names([table])} has shards on ranks that 'ranks' does not allow"
+        for group in dict.fromkeys(self.together.values()):
+            if len(frozenset[int]().union(*(ranks[table] for table in group))) > 1:
+                return f"tables {self.names(group)} are not together on one rank"
+        for group in self.apart:
+            taken = [rank for table in group for rank in ranks[table]]
+            if len(taken) > len(set(taken)):
+                return f"two of the tables {self.names(group)} share a rank"
+        return ""
+
+    @property
+    def concerned(self) -> frozenset[int]:
+        """The tables that a rule is for."""
+        return frozenset([*self.ranks, *self.together, *(table for group in self.apart for table in group)])
+
+    @property
+    def _hosts(self) -> range:
+        return range(self.topology.num_hosts)
+
+    def _host_allows(self, host: int, local_ranks: set[int | None], allowed: frozenset[int]) -> bool:
+        first = host * self.topology.local_world_size
+        return all(first + local in allowed for local in local_ranks if local is not None)
+
+    @cached_property
+    def masks(self) -> Mapping[int, Bools]:
+        """Which ranks each table that a rule is for may use: ``[W]`` each."""
+        ranks = range(self.topology.world_size)
+        return {
+            table: np.array([rank in allowed for rank in ranks])
+            for table in sorted(self.concerned)
+            for allowed in [self.allowed(table)]
+        }
+
+    @cached_property
+    def rivals(self) -> Mapping[int, frozenset[int]]:
+        """The tables that each table is kept apart from."""
+        found: dict[int, set[int]] = {}
+        for group in self.apart:
+            for table in group:
+                found.setdefault(table, set()).update(other for other in group if other != table)
+        return {table: frozenset(others) for table, others in found.items()}
+
+    def allowed(self, table: int) -> frozenset[int]:
+        """The ranks a table may use: those that it and all that are kept together with it may."""
+        allowed = frozenset(range(self.topology.world_size))
+        for member in self.together.get(table, (table,)):
+            allowed &= self.ranks.get(member, allowed)
+        return allowed
+
+    def _check(self) -> None:
+        """Raise if no placement can follow these rules, whatever is chosen."""
+        for group in dict.fromkeys(self.together.values()):
+            self._check_together(group)
+        for group in self.apart:
+            self._check_apart(group)
+
+    def _check_together(self, group: tuple[int, ...]) -> None:
+        pinned = [table for table in group if table in self.ranks]
+        conflict = smallest_conflict(
+            pinned,
+            lambda tables: not tables or bool(frozenset.intersection(*(self.ranks[t] for t in tables))),
+        )
+        if conflict:
+            pins = "; ".join(
+                f"{self.names([table])} to ranks {some(sorted(self.ranks[table]))}" for table in conflict
+            )
+            raise NoPlanError(
+                f"constraints contradict each other: {self.names(conflict)} are kept together "
+                f"on one rank, and pinned to ranks of which none is common: {pins}. Change one of them."
+            )
+
+    def _check_apart(self, group: tuple[int, ...]) -> None:
+        for table in group:
+            both = [other for other in self.together.get(table, ()) if other in group]
+            if len(both) > 1:
+                pair = self.names(both[:2])
+                raise NoPlanError(
+                    f"constraints contradict each other: {pair} are kept together on one rank, and apart. "
+                    "Take one of them out of 'together' or out of 'apart'."
+                )
+        crowded = too_many_for_their_ranks({table: sorted(self.allowed(table)) for table in group})
+        if crowded:
+            ranks = sorted(frozenset.union(*(self.allowed(table) for table in crowded)))
+            raise NoPlanError(
+                f"constraints contradict each other: {len(crowded)} tables, {self.names(crowded)}, "
+                f"are kept apart and may use {len(ranks)} ranks together ({some(ranks)}). Take one of them out of "
+                "'apart', or allow more ranks."
+            )
+
+    def names(self, tables: Iterable[int]) -> str:
+        """The paths of tables, for messages."""
+        return some([self.tables[table].path for table in tables])
+
+
+def _check_ranks_exist(table: TableSpec, ranks: tuple[int, ...] | None, topology: Topology) -> None:
+    missing = [rank for rank in ranks or () if rank >= topology.world_size]
+    if missing:
+        raise InvalidInputError(
+            f"constraints for table {table.describe()}: ranks has {some(missing)}; the topology has "
+            f"{topology.world_size} ranks, 0 to {topology.world_size - 1}"
+        )
+
+
+def _grouped(labels: Sequence[Sequence[str]]) -> list[list[int]]:
+    """The tables of each label, in order."""
+    groups: dict[str, list[int]] = {}
+    for table, names in enumerate(labels):
+        for name in names:
+            groups.setdefault(name, []).append(table)
+    return list(groups.values())
+
+
+def some(names: Sequence[object]) -> str:
+    """The first names, and how many more there are."""
+    listed = ", ".join(repr(name) for name in names[:8])
+    return f"{listed} and {len(names) - 8} more" if len(names) > 8 else listed

@@ -1,0 +1,253 @@
+"""The search space: options with their costs, and what the ranks can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.arguments import brief
+from shardwright.contracts.estimator import STORAGE, Estimator
+from shardwright.errors import PlanningError
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.options import FREE, Bools, Floats, Ints, Options
+from shardwright.planning.options.rank_rules import RankRules
+from shardwright.planning.plugin_calls import calling
+from shardwright.planning.tables.codecs import FLOAT_BYTES, QCommsConfig
+
+# A shard of more fits nowhere (256 TiB), and sums of what is no more stay within 64 bits.
+_MOST_BYTES = float(1 << 48)
+
+ID_BYTES = 8
+"""Ids travel as 64-bit integers."""
+
+
+@frozen(eq=False)
+class SearchSpace:
+    """Options with their costs: columns over ``S`` runs of shards, ``O`` options, ``M`` memory tiers, ``W`` ranks.
+
+    Args:
+        options: the options of all tables.
+        topology: the ranks.
+        phases: phase of a step -> milliseconds that each shard of a run adds to its rank: ``[S]``.
+        memory_bytes: of each shard of a run, ``[S, M]``.
+        capacity_bytes: what may be used on each rank, after reservations: ``[W, M]``.
+        objective: what plans are rated by, a name in :data:`~shardwright.planning.search.objectives.OBJECTIVES`.
+        rules: which ranks tables may use, which are kept together and apart; ``None``: none.
+        further_tiers: names of resources beside the topology's memory tiers, which ``memory_bytes`` and
+            ``capacity_bytes`` have columns for after those; a search may use them to stand for rules.
+    """
+
+    options: Options
+    topology: Topology
+    phases: Mapping[str, Floats]
+    memory_bytes: Ints
+    capacity_bytes: Ints
+    objective: str = "largest_rank_time"
+    rules: RankRules | None = None
+    further_tiers: tuple[str, ...] = ()
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The names of the memory tiers."""
+        return (*self.topology.tiers, *self.further_tiers)
+
+    @cached_property
+    def cost_ms(self) -> Floats:
+        """What each shard of a run adds to its rank's time, all phases together: ``[S]``."""
+        total = np.zeros(self.options.num_shards)
+        for phase in self.phases.values():
+            total += phase
+        return total
+
+    @cached_property
+    def largest_cost_ms(self) -> Floats:
+        """Cost of each option's dearest shard: ``[O]``."""
+        return np.maximum.reduceat(self.cost_ms, self.options.first_shard[:-1])
+
+    @cached_property
+    def total_cost_ms(self) -> Floats:
+        """Cost of all shards of each option together: ``[O]``."""
+        return np.add.reduceat(self.cost_ms * self.options.count, self.options.first_shard[:-1])
+
+    @cached_property
+    def largest_bytes(self) -> Ints:
+        """Memory of each option's largest shard, per tier: ``[O, M]``."""
+        return np.maximum.reduceat(self.memory_bytes, self.options.first_shard[:-1], axis=0)
+
+    @cached_property
+    def total_bytes(self) -> Ints:
+        """Memory of all shards of each option together, per tier: ``[O, M]``."""
+        total = self.memory_bytes * self.options.count[:, None]
+        return np.add.reduceat(total, self.options.first_shard[:-1], axis=0)
+
+    @cached_property
+    def most_ms(self) -> float:
+        """No plan takes longer: all shards of each table's dearest option on one rank."""
+        dearest = np.maximum.reduceat(self.total_cost_ms, self.options.first_option[:-1])
+        return float(dearest @ self.options.multiplicity)
+
+    @cached_property
+    def fits_alone(self) -> Bools:
+        """Whether each shard of an option, alone, fits where it may go: ``[O]``."""
+        fits = (self.memory_bytes <= self._room_bytes()).all(axis=1)
+        return np.logical_and.reduceat(fits, self.options.first_shard[:-1])
+
+    def _room_bytes(self) -> Ints:
+        """What the smallest rank that a shard of each run may have to live on can hold: ``[S, M]``."""
+        most, least = self.capacity_bytes.max(axis=0), self.capacity_bytes.min(axis=0)
+        room = np.broadcast_to(most, self.memory_bytes.shape)
+        if (most == least).all():
+            return room
+        room = room.copy()
+        fixed = np.flatnonzero(self.options.rank != FREE)
+        places = np.stack([self.options.rank[fixed], self.options.count[fixed]])
+        distinct, inverse = np.unique(places, axis=1, return_inverse=True)
+        smallest = [self.capacity_bytes[first : first + count].min(axis=0) for first, count in distinct.T]
+        room[fixed] = np.array(smallest)[inverse.reshape(-1)] if len(fixed) else room[fixed]
+        return room
+
+
+def estimate_costs(
+    options: Options, topology: Topology, performance: Estimator, storage: Estimator, capacity_bytes: Ints
+) -> SearchSpace:
+    """The options with what the estimators say.
+
+    Raises:
+        PlanningError: an estimator returned no mapping, columns of another length, negative numbers, or an unknown
+            memory tier.
+    """
+    by_tier = _estimated(storage, options, topology)
+    memory = np.zeros((options.num_shards, len(topology.tiers)), dtype=np.int64)
+    for tier, column in by_tier.items():
+        checked = _checked(storage, tier, column, options)
+        whole = np.ceil(np.minimum(checked, _MOST_BYTES)).astype(np.int64)
+        memory[:, topology.tiers.index(topology.tier_of(tier))] += whole
+    phases = {
+        phase: _checked(performance, phase, column, options)
+        for phase, column in _estimated(performance, options, topology).items()
+    }
+    return SearchSpace(options, topology, phases, memory, capacity_bytes)
+
+
+def _estimated(estimator: Estimator, options: Options, topology: Topology) -> Mapping[str, Floats]:
+    with (
+        np.errstate(over="ignore", divide="ignore", invalid="ignore"),  # such estimates are refused in words
+        calling(f"estimator {estimator.name!r}"),
+    ):
+        columns: object = estimator.estimate(options, topology)
+    if not isinstance(columns, Mapping) or not columns or not all(isinstance(key, str) for key in columns):
+        keys = "memory tier" if estimator.measures == STORAGE else "phase"
+        raise PlanningError(
+            f"estimator {estimator.name!r} broke its contract: estimate() returned {brief(columns)}; it must "
+            f"return a mapping from each {keys} to one value for each of the {options.num_shards} runs of shards"
+        )
+    return columns
+
+
+def _checked(estimator: Estimator, what: str, column: Floats, options: Options) -> Floats:
+    try:
+        values = np.asarray(column, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise PlanningError(
+            f"estimator {estimator.name!r} broke its contract: {what!r} must be one number for each of the "
+            f"{options.num_shards} runs of shards, it is {brief(column)}"
+        ) from None
+    if values.shape != (options.num_shards,):
+        raise PlanningError(
+            f"estimator {estimator.name!r} returned {values.shape} values of {what!r} "
+            f"for {options.num_shards} shards"
+        )
+    wrong = np.flatnonzero(~(values >= 0) | np.isinf(values))
+    if len(wrong):
+        table = options.tables[options.shard_table[wrong[0]]]
+        raise PlanningError(
+            f"estimator {estimator.name!r} returned {values[wrong[0]]} as {what!r} for a shard of table "
+            f"{table.describe()}; estimates must be finite and not negative"
+        )
+    return values
+
+
+def vector_bytes(options: Options) -> tuple[Floats, Floats]:
+    """What a vector of each shard takes on its way between ranks, as a result and as its gradient: ``[S]`` each.
+
+    Kernels sum in float32, and float32 is what travels, whatever the type of the weights; or what a table's codecs make
+    of it.
+    """
+    columns = options.num_columns
+    results = (FLOAT_BYTES * columns).astype(np.float64)
+    gradients = results.copy()
+    by_config: dict[QCommsConfig, list[int]] = {}
+    for table, spec in enumerate(options.tables):
+        if spec.qcomms_config is not None:
+            by_config.setdefault(spec.qcomms_config, []).append(table)
+    for config, tables in by_config.items():
+        mine = np.flatnonzero(np.isin(options.shard_table, tables))
+        widths, place = np.unique(columns[mine], return_inverse=True)
+        results[mine] = np.array([config.result_row_bytes(width) for width in widths.tolist()])[place]
+        gradients[mine] = np.array([config.gradient_row_bytes(width) for width in widths.tolist()])[place]
+    return results, gradients
+
+
+def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
+    """What each shard of a run receives and sends in a step: ``[S]`` each, in bytes.
+
+    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, of cut rows only those
+    of bags with ids (:func:`filled_bags`); if they are added inside the host, those of all bags, and then also the sums
+    for this rank's counterparts on all hosts. A copy of the whole table has its own rank's ids and vectors only. A
+    shard without rows has neither, but where sums are made inside the host: all ranks of it take part in them, those
+    without rows with zeros.
+    """
+    table = options.shard_table
+    fraction = options.id_fraction
+    pooled = options.is_pooled[table]
+    num_batches = np.where(options.is_copy, 1, topology.world_size)
+    ids = options.ids_per_batch[table] * num_batches * fraction
+    crossing = topology.num_hosts if topology.num_hosts > 1 else 0
+    crosses = options.sums_inside_host[options.option] & ~options.is_copy
+    num_sums = num_batches + np.where(crosses, crossing, 0)
+    sends = (options.num_rows > 0) | (crosses & (crossing > 0))
+    bags = options.bags_per_batch[table] * filled_bags(options, topology)
+    vectors = np.where(pooled, bags * num_sums * sends, ids)
+    input_bytes = ids * _input_bytes_of_id(options)
+    return input_bytes, vectors * vector_bytes(options)[0]
+
+
+def filled_bags(options: Options, topology: Topology) -> Floats:
+    """The part of the bags that travel between a shard and the ranks: ``[S]``.
+
+    Where rows are cut, bags without ids in the shard's rows stay at home, unless sums are made inside the host. Of bags
+    of ``n`` ids, each of which falls into the shard's rows with probability ``f``, ``1 - (1 - f)^n`` have any.
+    """
+    table, option = options.shard_table, options.option
+    is_whole = ~options.cuts_rows[option] | ~options.is_pooled[table] | options.is_copy
+    if topology.num_hosts > 1:
+        is_whole |= options.sums_inside_host[option]
+    num_bags = options.bags_per_batch[table]
+    num_ids = np.divide(
+        options.ids_per_batch[table], num_bags, where=num_bags > 0, out=np.ones_like(num_bags)
+    )
+    missed = np.log1p(-np.minimum(options.id_fraction, 1 - 1e-12)) * num_ids
+    return np.where(is_whole, 1.0, -np.expm1(missed))
+
+
+def synchronised_bytes(options: Options, topology: Topology) -> Floats:
+    """What a copy receives to stay equal to the others: ``[S]``, in bytes; 0 for shards that are no copies.
+
+    Either the ids of all ranks with the 32-bit gradients of their vectors, or the gradient of all rows, whichever is
+    less.
+    """
+    table = options.shard_table
+    ids = options.ids_per_batch[table] * options.id_fraction
+    vectors = np.where(options.is_pooled[table], options.bags_per_batch[table], ids)
+    row_bytes = vector_bytes(options)[1]
+    of_a_batch = ids * _input_bytes_of_id(options) + vectors * row_bytes
+    least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
+    return np.where(options.is_copy, least, 0.0)
+
+
+def _input_bytes_of_id(options: Options) -> Ints:
+    """Bytes of an id, with its 32-bit weight where it has one: ``[S]``."""
+    return ID_BYTES + 4 * options.is_weighted[options.shard_table].astype(np.int64)

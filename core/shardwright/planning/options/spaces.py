@@ -1,0 +1,61 @@
+"""The options that a model of costs was published with, for those who ask for that model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import field, frozen
+
+from shardwright.arguments import brief, typed
+from shardwright.errors import InvalidInputError
+from shardwright.planning.tables.constraints import ParameterConstraints
+
+
+def _positive(instance: Any, attribute: Any, value: Any) -> None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise InvalidInputError(f"min_partition must be a positive number of columns, got {brief(value)}")
+
+
+@frozen(field_transformer=typed)
+class OptionSpace:
+    """What is offered for a table where its own constraints say nothing.
+
+    Args:
+        kernels: sharding type -> the names of the compute kernels offered with it, the preferred first, those that show
+            gradients among them; none: the type is offered only to those who name it. Sharding types that are not in
+            it are offered as ever.
+        min_partition: the fewest columns of a block, where columns are cut.
+    """
+
+    kernels: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    min_partition: int | None = field(default=None, validator=_positive)
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> OptionSpace:
+        """The space in JSON data, see :meth:`to_data`."""
+        kernels = {name: tuple(kernels) for name, kernels in data.get("kernels", {}).items()}
+        return cls(kernels, data.get("min_partition"))
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data."""
+        kernels = {name: list(kernels) for name, kernels in self.kernels.items()}
+        return {"kernels": kernels, "min_partition": self.min_partition}
+
+    def fill(self, rule: ParameterConstraints) -> ParameterConstraints:
+        """What is asked of a table, with the space's own defaults."""
+        if self.min_partition is None:
+            return rule
+        return rule.filled_from(ParameterConstraints(min_partition=self.min_partition))
+
+    def has(self, sharding_type: str, rule: ParameterConstraints) -> bool:
+        """Whether a sharding type is offered to a table of which ``rule`` is asked."""
+        return rule.sharding_types is not None or self.kernels.get(sharding_type) != ()
+
+    def kernels_of(self, sharding_type: str, rule: ParameterConstraints) -> Sequence[str] | None:
+        """The kernels offered with a sharding type; ``None``: those that are offered without a space."""
+        return None if rule.compute_kernels is not None else self.kernels.get(sharding_type) or None
+
+
+EVERYTHING = OptionSpace()
+"""Whatever is loaded and serves a table."""

@@ -1,0 +1,82 @@
+"""What a plan document says was asked of its tables: their specifications and constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from shardwright.errors import InvalidInputError, PlanError, ShardwrightError
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.tables.workload import table_from_data
+
+
+@frozen(eq=False)
+class AskedTables:
+    """The tables that a planner was given, and what was asked of them.
+
+    Args:
+        tables: path of the module and name -> the table; none where the document does not say.
+        constraints: of all of them.
+    """
+
+    tables: Mapping[tuple[str, str], TableSpec]
+    constraints: Constraints
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> AskedTables:
+        """What a document says in its ``inputs``.
+
+        Raises:
+            PlanError: it is not as a planner writes it, or has a table twice.
+        """
+        inputs = document.get("inputs", {})
+        try:
+            with reading_inputs():
+                entries = inputs.get("tables", {}).get("value", ())
+                specs = [table_from_data(entry, f"table {index}") for index, entry in enumerate(entries)]
+                constraints = Constraints.from_data(inputs.get("constraints", {}).get("value", {}))
+        except InvalidInputError as error:
+            raise PlanError(f"the plan document's inputs: {error}") from error
+        tables = {(spec.module, spec.name): spec for spec in specs}
+        if len(tables) < len(specs):
+            raise PlanError(
+                f"the plan document's inputs.tables has {len(specs)} tables with {len(tables)} different names; each "
+                "needs its own name in its module"
+            )
+        return cls(tables, constraints)
+
+    def of_table(
+        self, module: str, name: str, num_rows: int, dim: int
+    ) -> tuple[TableSpec, ParameterConstraints] | None:
+        """A table of these sizes and what was asked of it; ``None`` where the document does not say."""
+        spec = self.tables.get((module, name))
+        if spec is None:
+            return None
+        rule = self.constraints.of(spec)
+        asked = rule.applied_to(spec)
+        if (spec.num_embeddings, spec.embedding_dim) != (num_rows, dim):
+            asked = attrs.evolve(asked, num_embeddings=num_rows, embedding_dim=dim)
+        return asked, rule
+
+
+@contextmanager
+def reading_inputs() -> Iterator[None]:
+    """Within this, what has not the form that the planner gave it is an error of the document.
+
+    Raises:
+        PlanError: instead of what went wrong; errors of ours are left as they are.
+    """
+    try:
+        yield
+    except ShardwrightError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise PlanError(
+            f"the plan document's inputs are not as a planner writes them ({type(error).__name__}: {error}): undo "
+            "what was edited in them, or plan again"
+        ) from error

@@ -1,0 +1,1 @@
+"""The language of certificates, and the checker of proofs."""

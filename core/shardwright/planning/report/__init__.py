@@ -1,0 +1,1 @@
+"""What people read of a plan: the report, the page, checks, comparisons, explanations."""

@@ -1,0 +1,173 @@
+"""A plan document checked: its value and memory are added up again, its bound is proven again.
+
+Nothing of the search is used, and nothing that it computed: the sharding types are asked for their options and the
+estimators for their costs again; the rest is arithmetic, here and in the proof of the bound. Legend: S runs of equal
+shards, W ranks, M memory tiers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+from shardwright.errors import PlanError
+from shardwright.planning.options.options import Ints
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.proof.checker import TOLERANCE, why_unproven
+from shardwright.planning.report.rederived import Rederived
+from shardwright.planning.search.objectives import OBJECTIVES
+from shardwright.planning.text import bytes_text
+from shardwright.planning.watch import gap_of
+
+_GAP_TOLERANCE = 1e-6
+
+
+@frozen
+class CheckedPlan:
+    """What a check found.
+
+    Args:
+        problems: what is wrong, a sentence each; none if the plan is what its document says.
+        misstatements: those of them that are of the document's numbers alone; :func:`restate` puts them right.
+        value_ms: the objective as added up again; ``None`` if it could not be.
+        lower_bound_ms: what is proven again that no plan is better than; 0 if nothing is.
+    """
+
+    problems: list[str] = field(factory=list)
+    misstatements: list[str] = field(factory=list)
+    value_ms: float | None = None
+    lower_bound_ms: float = 0.0
+
+
+def check_plan(plan: ShardingPlan) -> CheckedPlan:
+    """Check a loaded plan: its costs, its memory, and its bound.
+
+    Args:
+        plan: from :meth:`ShardingPlan.from_json`, which has checked its form and that it covers its tables.
+
+    Raises:
+        PlanError: the document does not say what the planner was asked.
+        ShardwrightError: what it was asked cannot be asked here, for a plugin is missing, say.
+    """
+    again = Rederived.of(plan)
+    claims = plan.document.get("objective", {})
+    added = _AddedUp.of(again)
+    problems = [*added.unknown]
+    misstatements: list[str] = []
+    if added.value_ms is not None:
+        problems += [*_memory_problems(again, added.used_bytes), *_rule_problems(again, added.ranks)]
+        misstatements += _value_misstatements(claims, added.value_ms)
+    bound = float(claims.get("lower_bound_ms") or 0.0)
+    if bound > 0:
+        reason = why_unproven(again.space, bound, claims.get("certificate") or {})
+        if reason:
+            misstatements.append(f"the bound of {bound} ms is not proven: {reason}")
+            bound = 0.0
+    misstatements += _gap_misstatements(claims)
+    if added.value_ms is not None and bound > added.value_ms * (1 + TOLERANCE):
+        misstatements.append(f"the bound of {bound} ms is above the plan's own value of {added.value_ms} ms")
+        bound = 0.0
+    return CheckedPlan([*problems, *misstatements], misstatements, added.value_ms, bound)
+
+
+def real_value_ms(plan: ShardingPlan) -> float | None:
+    """What a plan's placement costs, added up again; ``None`` where the document does not say what was asked.
+
+    Raises:
+        ShardwrightError: what it was asked cannot be asked here, for a plugin is missing, say.
+    """
+    return _AddedUp.of(Rederived.of(plan)).value_ms if "tables" in plan.document.get("inputs", {}) else None
+
+
+def is_stated(value_ms: float, plan: ShardingPlan) -> bool:
+    """Whether a plan's document says that this is its value."""
+    return not list(_value_misstatements(plan.document.get("objective", {}), value_ms))
+
+
+def restate(plan: ShardingPlan, found: CheckedPlan) -> ShardingPlan:
+    """The plan with a document that says of it what a check found: its value, and the bound as far as it is proven.
+
+    Raises:
+        PlanError: its value is not known.
+    """
+    if found.value_ms is None:
+        raise PlanError("the plan's value is not known, so that its document cannot say it")
+    gap = gap_of(found.value_ms, found.lower_bound_ms)
+    objective = {
+        **plan.document.get("objective", {}),
+        "value_ms": found.value_ms,
+        "lower_bound_ms": found.lower_bound_ms,
+        "gap": gap if math.isfinite(gap) else None,
+    }
+    if found.lower_bound_ms == 0:
+        objective.pop("certificate", None)
+    return evolve(plan, document={**plan.document, "objective": objective})
+
+
+def _value_misstatements(claims: Mapping[str, Any], value: float) -> Iterator[str]:
+    claimed = claims.get("value_ms")
+    if not (isinstance(claimed, int | float) and abs(claimed - value) <= TOLERANCE * max(abs(value), 1e-300)):
+        yield f"the document says value_ms = {claimed}; the shards' costs add up to {value}"
+
+
+def _gap_misstatements(claims: Mapping[str, Any]) -> Iterator[str]:
+    """That the gap that is claimed is not that of the value and the bound that are."""
+    value, bound, gap = (claims.get(key) for key in ("value_ms", "lower_bound_ms", "gap"))
+    if value is None or bound is None or gap is None:
+        return
+    real = gap_of(value, bound)
+    if abs(gap - real) > _GAP_TOLERANCE:
+        yield f"the document says gap = {gap}; its value_ms and lower_bound_ms make {real}"
+
+
+@frozen(eq=False)
+class _AddedUp:
+    """The costs and the memory of a plan's shards, added up again.
+
+    Args:
+        ranks: of all shards of each table.
+        used_bytes: what each rank holds: ``[W, M]``.
+        value_ms: the objective; ``None`` where shards are those of no option.
+        unknown: of which tables, a sentence each.
+    """
+
+    ranks: list[list[int]]
+    used_bytes: Ints
+    value_ms: float | None = None
+    unknown: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, again: Rederived) -> _AddedUp:
+        chosen, ranks = again.match()
+        tables = again.options.all_tables
+        unknown = [again.unknown_text(t) for t, option in zip(tables, chosen, strict=True) if option is None]
+        used = np.zeros_like(again.space.capacity_bytes)
+        if unknown:
+            return cls(ranks, used, unknown=tuple(unknown))
+        options, world_size = again.options, len(used)
+        runs = [options.shards_of(option) for option in chosen if option is not None]
+        shard = np.concatenate([np.repeat(np.arange(r.start, r.stop), options.count[r]) for r in runs])
+        places = np.concatenate([np.asarray(own, dtype=np.int64) for own in ranks])
+        np.add.at(used, places, again.space.memory_bytes[shard])
+        phases = {
+            phase: np.bincount(places, weights=cost[shard], minlength=world_size).astype(np.float64)
+            for phase, cost in again.space.phases.items()
+        }
+        return cls(ranks, used, OBJECTIVES[again.space.objective](phases))
+
+
+def _memory_problems(again: Rederived, used: Any) -> Iterator[str]:
+    for rank, tier in np.argwhere(used > again.space.capacity_bytes).tolist():
+        yield (
+            f"rank {rank} holds {bytes_text(used[rank, tier])} of {again.space.tiers[tier]}; it may use "
+            f"{bytes_text(again.space.capacity_bytes[rank, tier])}"
+        )
+
+
+def _rule_problems(again: Rederived, ranks: list[list[int]]) -> list[str]:
+    broken = again.space.rules.broken(dict(enumerate(ranks))) if again.space.rules else ""
+    return [f"the constraints are not kept: {broken}"] if broken else []

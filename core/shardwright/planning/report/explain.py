@@ -1,0 +1,210 @@
+"""Why a table is sharded as it is: its option, the runner-up, and what ruled the others out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+from attrs import frozen
+
+from shardwright.errors import UnknownNameError, nearest
+from shardwright.planning.options.options import Ints, Refusal
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.report.rederived import Rederived
+from shardwright.planning.report.statistics import Statistics
+from shardwright.planning.search.objectives import OBJECTIVES, Phases, phase_loads
+from shardwright.planning.search.placement import Misfit, PlacedPlan, fixed_misfit, propose
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.text import bytes_text
+
+
+@frozen
+class ExplainedOption:
+    """One way to shard the table, all other tables as they are in the plan.
+
+    Args:
+        sharding_type: its name.
+        variant: of the layout; empty where there is one only.
+        compute_kernel: its name.
+        num_shards: into how many blocks the table is cut.
+        total_ms: time of all its shards together.
+        largest_ms: time of its dearest shard.
+        largest_bytes: memory tier -> what its largest shard needs.
+        value_ms: the objective of the plan with this option in place of the table's own, on the ranks where that is
+            least; infinite where it does not fit.
+        reason: what rules it out, or makes it worse than the plan.
+    """
+
+    sharding_type: str
+    variant: str
+    compute_kernel: str
+    num_shards: int
+    total_ms: float
+    largest_ms: float
+    largest_bytes: Mapping[str, int]
+    value_ms: float
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """``row_wise / fused``."""
+        variant = f" ({self.variant})" if self.variant else ""
+        return f"{self.sharding_type}{variant} / {self.compute_kernel}"
+
+
+@frozen
+class Explanation:
+    """Why a table is sharded as it is.
+
+    Args:
+        table: the table.
+        value_ms: the objective of the plan.
+        chosen: its option in the plan.
+        others: the other options, those first that would make the best plans.
+        refusals: what was not even an option, and why.
+    """
+
+    table: TableSpec
+    value_ms: float
+    chosen: ExplainedOption
+    others: tuple[ExplainedOption, ...]
+    refusals: tuple[Refusal, ...]
+
+    @property
+    def runner_up(self) -> ExplainedOption | None:
+        """The best of the other options that fit, if one does."""
+        return next((option for option in self.others if math.isfinite(option.value_ms)), None)
+
+
+def explain_table(plan: ShardingPlan, table: str) -> Explanation:
+    """Explain the choice for one table of a plan from a planner's document.
+
+    Args:
+        plan: the plan.
+        table: the table's name, or its path.
+
+    Raises:
+        UnknownNameError: the plan has no such table; the text has the nearest.
+        PlanError: the document does not say what the planner was asked, or a table's shards are those of no option.
+    """
+    again = Rederived.of(plan)
+    return _Explainer(again, again.placed_plan(), _position(again, table)).explanation()
+
+
+def _position(again: Rederived, name: str) -> int:
+    tables = again.options.all_tables
+    known = [table.path for table in tables]
+    if name in known:
+        return known.index(name)
+    named = [position for position, table in enumerate(tables) if table.name == name]
+    if len(named) > 1:
+        paths = ", ".join(repr(known[position]) for position in named)
+        raise UnknownNameError(
+            f"{len(named)} tables of the plan are named {name!r}: {paths}. Give the path of one."
+        )
+    if named:
+        return named[0]
+    raise UnknownNameError(
+        f"the plan has no table {name!r}. It has {len(known)}: {', '.join(known[:8])}"
+        f"{', ...' if len(known) > 8 else ''}.{nearest(name, known)}"
+    )
+
+
+class _Explainer:
+    """Puts each option of one table in the place of its own."""
+
+    def __init__(self, again: Rederived, plan: PlacedPlan, table: int) -> None:
+        self._again, self._plan, self._table = again, plan, table
+        self._space, self._options = again.space, again.options
+        self._own = int(plan.proposal[table])
+        self._rest_phases, self._rest_bytes = self._without()
+
+    def explanation(self) -> Explanation:
+        """All options, the best first."""
+        distinct = int(self._options.alike[self._table])
+        explained = {option: self._explained(option) for option in self._options.of_table(distinct)}
+        others = sorted(
+            (explained[option] for option in explained if option != self._own),
+            key=lambda option: (option.value_ms, option.total_ms, option.name),
+        )
+        own = attrs.evolve(explained[self._own], value_ms=self._plan.value_ms, reason="in the plan")
+        spec = self._options.all_tables[self._table]
+        refusals = tuple(attrs.evolve(r, table=spec.path) for r in self._options.refused[distinct])
+        return Explanation(spec, self._plan.value_ms, own, tuple(others), refusals)
+
+    def _without(self) -> tuple[Phases, Ints]:
+        """Time of each rank in each phase, and its memory, without this table: ``[W]``, ``[W, M]``."""
+        statistics = Statistics(self._space, self._plan)
+        others = statistics.shard_table != self._table
+        run, rank = statistics.shard_run[others], statistics.shard_rank[others]
+        used = np.zeros_like(self._space.capacity_bytes)
+        np.add.at(used, rank, self._space.memory_bytes[run])
+        return {
+            phase: np.bincount(rank, weights=cost[run], minlength=len(used)).astype(np.float64)
+            for phase, cost in self._space.phases.items()
+        }, used
+
+    def _explained(self, option: int) -> ExplainedOption:
+        space, options = self._space, self._options
+        value, reason = self._placed(option)
+        return ExplainedOption(
+            sharding_type=options.type_of(option).name,
+            variant=options.layouts[option].variant,
+            compute_kernel=options.kernel_of(option).name,
+            num_shards=int(options.shards_per_option[option]),
+            total_ms=float(space.total_cost_ms[option]),
+            largest_ms=float(space.largest_cost_ms[option]),
+            largest_bytes=dict(zip(space.tiers, space.largest_bytes[option].tolist(), strict=True)),
+            value_ms=value,
+            reason=reason or self._comparison(value),
+        )
+
+    def _placed(self, option: int) -> tuple[float, str]:
+        """The objective with this option, all other tables as they are; or why it does not fit."""
+        alone = np.array([option])
+        shards = propose(self._space, alone)
+        shards = attrs.evolve(
+            shards,
+            fixed_ms=shards.fixed_ms + sum(self._rest_phases.values()),
+            fixed_bytes=shards.fixed_bytes + self._rest_bytes,
+        )
+        misfit = fixed_misfit(self._space, alone, shards)
+        placed = misfit or self._again.parts.partitioner.place(shards)
+        if isinstance(placed, Misfit):
+            return math.inf, self._why_misfit(option, placed)
+        own = phase_loads(self._space, alone, shards, placed)
+        phases = {phase: own[phase] + rest for phase, rest in self._rest_phases.items()}
+        return OBJECTIVES[self._space.objective](phases), ""
+
+    def _why_misfit(self, option: int, misfit: Misfit) -> str:
+        tier = self._space.tiers.index(misfit.tier)
+        needs = f"a shard needs {bytes_text(self._space.largest_bytes[option, tier])} of {misfit.tier}"
+        most = int(self._space.capacity_bytes[:, tier].max())
+        if self._space.largest_bytes[option, tier] > most:
+            return f"does not fit: {needs}, no rank has more than {bytes_text(most)}"
+        left = bytes_text(self._space.capacity_bytes[misfit.rank, tier] - self._rest_bytes[misfit.rank, tier])
+        return f"does not fit beside the other tables: {needs}; they leave {left} on rank {misfit.rank}"
+
+    def _comparison(self, value_ms: float) -> str:
+        plan_ms = self._plan.value_ms
+        told = f"the plan would take {value_ms:.4g} ms"
+        if value_ms > 2 * plan_ms:
+            return f"{told}, {value_ms / max(plan_ms, 1e-300):.3g} times as long"
+        if value_ms > plan_ms * (1 + 1e-9):
+            return f"{told}, {value_ms / plan_ms - 1:.2%} more"
+        if value_ms < plan_ms * (1 - 1e-9):
+            return f"{told}, {1 - value_ms / plan_ms:.2%} less"
+        return "as good: the plan would take as long"
+
+
+def explanation_lines(explanation: Explanation) -> Sequence[str]:
+    """An explanation in words, without the table of all options."""
+    chosen, runner_up = explanation.chosen, explanation.runner_up
+    lines = [
+        f"{explanation.table.describe()}: {chosen.name}, {chosen.num_shards} shards, {chosen.total_ms:.4g} ms "
+        f"together, the dearest {chosen.largest_ms:.4g} ms; the plan takes {explanation.value_ms:.4g} ms",
+        f"runner-up: {runner_up.name}: {runner_up.reason}" if runner_up else "runner-up: none fits",
+    ]
+    return [*lines, *(f"not an option: {refusal}" for refusal in dict.fromkeys(explanation.refusals))]

@@ -1,0 +1,264 @@
+"""Options and costs had again from a plan document: what was asked stands in it, sharding types and estimators answer.
+
+Nothing here searches. Legend: A tables, N shards that may move.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from attrs import frozen
+
+from shardwright.errors import PlanError
+from shardwright.planning.layouts.layout import Layout
+from shardwright.planning.machines.reservations import reservation_from_data
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.inputs import Request
+from shardwright.planning.options.options import FREE, Ints, Options
+from shardwright.planning.options.parts import Choice, Parts
+from shardwright.planning.options.preparation import prepare
+from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.options.spaces import OptionSpace
+from shardwright.planning.plan.inputs import AskedTables, reading_inputs
+from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
+from shardwright.planning.search.objectives import (
+    LARGEST_RANK_TIME,
+    OBJECTIVES,
+    checked_objective,
+    phase_loads,
+)
+from shardwright.planning.search.placement import PlacedPlan, propose
+from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.tables.spec import TableSpec
+
+
+@frozen(eq=False)
+class Rederived:
+    """What a plan document says of its making.
+
+    Args:
+        plan: the plan.
+        space: options and costs, as they were when it was made.
+        parts: the plugins that plan.
+    """
+
+    plan: ShardingPlan
+    space: SearchSpace
+    parts: Parts
+
+    @classmethod
+    def of(cls, plan: ShardingPlan) -> Rederived:
+        """Ask sharding types and estimators again what the planner asked.
+
+        Raises:
+            PlanError: the document does not say what was asked, or speaks of other tables than its plan.
+            ShardwrightError: what :func:`~shardwright.planning.options.preparation.prepare` raises.
+        """
+        document = plan.document
+        inputs = document.get("inputs")
+        if not isinstance(inputs, Mapping) or "tables" not in inputs:
+            raise PlanError(
+                "the plan document has no inputs.tables: only a planner's document says what was asked of it, so that "
+                "options and costs can be had again"
+            )
+        asked = AskedTables.of(document)
+        tables = list(asked.tables.values())
+        _check_same_tables(asked, plan)
+        with reading_inputs():
+            parts = _parts_of(inputs)
+            request = _request_of(document, asked.constraints)
+        space = prepare(tables, request, parts)
+        objective = document.get("objective", {}).get("name", LARGEST_RANK_TIME)
+        return cls(plan, attrs.evolve(space, objective=checked_objective(objective)), parts)
+
+    @property
+    def options(self) -> Options:
+        """All options."""
+        return self.space.options
+
+    def sharding(self, table: TableSpec) -> ParameterSharding:
+        """How the plan shards a table."""
+        return self.plan.plan[table.module][table.name]
+
+    def match(self) -> tuple[list[int | None], list[list[int]]]:
+        """Which option each table has in the plan, if it is one, and where its shards are, in that option's order."""
+        found = [
+            self._option_of(table, distinct)
+            for table, distinct in zip(self.options.all_tables, self.options.alike.tolist(), strict=True)
+        ]
+        return [option for option, _ in found], [ranks for _, ranks in found]
+
+    def placed_plan(self) -> PlacedPlan:
+        """The plan with its loads.
+
+        Raises:
+            PlanError: the shards of a table are those of no option, so that they have no cost.
+        """
+        chosen, ranks = self.match()
+        for table, option in zip(self.options.all_tables, chosen, strict=True):
+            if option is None:
+                raise PlanError(self.unknown_text(table))
+        return placed_plan(self.space, np.array(chosen, dtype=np.int64), ranks)
+
+    def unknown_text(self, table: TableSpec) -> str:
+        """That the shards of a table are those of no option."""
+        sharding = self.sharding(table)
+        return (
+            f"table {table.describe()}: no option has the plan's {len(sharding.layout.blocks)} shards on ranks "
+            f"{_some(sharding.ranks)} as {sharding.sharding_type!r} with kernel {sharding.compute_kernel!r}, so "
+            "their cost is not known"
+        )
+
+    def _option_of(self, table: TableSpec, distinct: int) -> tuple[int | None, list[int]]:
+        sharding = self.sharding(table)
+        placed = _ranks_by_cut(sharding.layout)
+        for option in self.options.of_table(distinct):
+            if (self.options.type_of(option).name, self.options.kernel_of(option).name) != (
+                sharding.sharding_type,
+                sharding.compute_kernel,
+            ):
+                continue
+            ranks = _ranks_in_order(self.options.layouts[option], placed)
+            if ranks is not None:
+                return option, ranks
+        return None, []
+
+
+def placed_plan(space: SearchSpace, proposal: Ints, ranks: Sequence[Sequence[int]]) -> PlacedPlan:
+    """A placement with its loads.
+
+    Args:
+        space: options and costs.
+        proposal: the option of each table: ``[A]``.
+        ranks: of all shards of each table.
+    """
+    moved = [
+        rank
+        for option, own in zip(proposal.tolist(), ranks, strict=True)
+        for rank, fixed in zip(own, _fixed_ranks(space.options, option), strict=True)
+        if fixed == FREE
+    ]
+    places = np.array(moved, dtype=np.int64)
+    shards = propose(space, proposal)
+    value_ms = OBJECTIVES[space.objective](phase_loads(space, proposal, shards, places))
+    return PlacedPlan(proposal, places, shards.loads_ms(places), shards.used_bytes(places), value_ms)
+
+
+def _proposer(document: Mapping[str, Any]) -> str:
+    """The proposer that a document names; empty where it names none."""
+    names = (
+        plugin.get("name") for plugin in document.get("plugins", ()) if plugin.get("kind") == "proposers"
+    )
+    return next(names, None) or ""
+
+
+def _fixed_ranks(options: Options, option: int) -> list[int]:
+    """The rank that each shard of an option must live on, or ``FREE``."""
+    runs = options.shards_of(option)
+    ranks: list[int] = []
+    for first, count in zip(options.rank[runs].tolist(), options.count[runs].tolist(), strict=True):
+        ranks += [FREE] * count if first == FREE else range(first, first + count)
+    return ranks
+
+
+_Cut = tuple[Any, int, int]
+
+
+def _cut_of(block: Any) -> _Cut:
+    """Which rows and columns a block has: parts of equal bounds are the same rows."""
+    return block.rows.bounds or (block.rows.row_map, block.rows.index), *_columns(block)
+
+
+def _columns(block: Any) -> tuple[int, int]:
+    return block.columns.start, block.columns.stop
+
+
+def _ranks_by_cut(layout: Layout) -> dict[_Cut, list[int]]:
+    found: dict[_Cut, list[int]] = {}
+    for block in layout.blocks:
+        assert block.rank is not None  # a plan's blocks have ranks
+        found.setdefault(_cut_of(block), []).append(block.rank)
+    return found
+
+
+def _ranks_in_order(layout: Layout, placed: Mapping[_Cut, Sequence[int]]) -> list[int] | None:
+    """The plan's ranks in the order of a layout's blocks; ``None`` if these are other blocks, or live elsewhere."""
+    if len(layout.blocks) != sum(len(ranks) for ranks in placed.values()):
+        return None
+    left = {cut: Counter(reversed(ranks)) for cut, ranks in placed.items()}
+    ranks: list[int] = []
+    for block in layout.blocks:
+        rank = _taken(left.get(_cut_of(block), Counter()), block.rank)
+        if rank is None:
+            return None
+        ranks.append(rank)
+    return ranks
+
+
+def _taken(left: Counter[int], rank: int | None) -> int | None:
+    """A rank taken out of those that are left, any of them for ``None``; ``None`` if it is not among them.
+
+    In constant time: a plan of many ranks may have as many empty parts, which are all cut alike.
+    """
+    if not left or (rank is not None and rank not in left):
+        return None
+    taken, count = left.popitem() if rank is None else (rank, left.pop(rank))
+    if count > 1:
+        left[taken] = count - 1
+    return taken
+
+
+def _value(inputs: Mapping[str, Any], name: str) -> Any:
+    entry = inputs.get(name)
+    if not isinstance(entry, Mapping) or "value" not in entry:
+        raise PlanError(f"the plan document's inputs.{name} must be an object with a value, got {entry!r}")
+    return entry["value"]
+
+
+def _check_same_tables(asked: AskedTables, plan: ShardingPlan) -> None:
+    listed = set(asked.tables)
+    planned = {(path, name) for path, module in plan.plan.items() for name in module}
+    for missing, where, other in (
+        (listed - planned, "inputs.tables", "modules"),
+        (planned - listed, "modules", "inputs.tables"),
+    ):
+        if missing:
+            names = [f"{path}.{name}" if path else name for path, name in sorted(missing)]
+            raise PlanError(
+                f"the plan document has tables in {where} that are not in {other}: {_some(names)}"
+            )
+
+
+def _parts_of(inputs: Mapping[str, Any]) -> Parts:
+    space = _value(inputs, "option_space") if "option_space" in inputs else None
+    return Choice(
+        estimator=_value(inputs, "estimator"),
+        storage_estimator=_value(inputs, "storage_estimator"),
+        option_space=OptionSpace.from_data(space) if isinstance(space, Mapping) else space,
+    ).resolve()
+
+
+def _request_of(document: Mapping[str, Any], constraints: Constraints) -> Request:
+    inputs = document["inputs"]
+    return Request(
+        topology=Topology.from_data(document["topology"]),
+        constraints=constraints,
+        given_batch_size=_batch_size(inputs),
+        given_reservation=reservation_from_data(_value(inputs, "storage_reservation")),
+    )
+
+
+def _batch_size(inputs: Mapping[str, Any]) -> int:
+    value = _value(inputs, "batch_size")
+    if type(value) is not int or value < 1:
+        raise PlanError(f"the plan document's inputs.batch_size must be a positive integer, got {value!r}")
+    return value
+
+
+def _some(values: Sequence[object]) -> str:
+    listed = ", ".join(map(str, values[:8]))
+    return f"{listed} and {len(values) - 8} more" if len(values) > 8 else listed

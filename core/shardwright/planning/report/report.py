@@ -1,0 +1,251 @@
+"""The report of a plan: what was tried, what each rank and table takes, how good it is, and what was assumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from attrs import frozen
+
+from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.plan.plan import aligned, codecs_text
+from shardwright.planning.report.statistics import RankStatistics, Statistics
+from shardwright.planning.search.placement import PlacedPlan
+from shardwright.planning.search.search import SearchResult
+from shardwright.planning.text import bytes_text, percent_at_most
+from shardwright.planning.watch import gap_of
+
+_MB = 1e6
+_LEAST_GAP = 1e-6  # smaller ones are of arithmetic
+_MORE = (
+    "the search ended with its time or budget of work: more may narrow the gap (seconds=..., --seconds ...)"
+)
+
+
+@frozen(eq=False, slots=False)
+class Report:
+    """What a plan takes, as text, as JSON data and as an HTML page.
+
+    Args:
+        space: options and costs.
+        result: what the search found.
+        inputs: what went into it, with provenance.
+        seconds: how long planning took.
+    """
+
+    space: SearchSpace
+    result: SearchResult
+    inputs: Mapping[str, Any]
+    seconds: float
+
+    @cached_property
+    def plan(self) -> PlacedPlan:
+        """The plan with its loads."""
+        return self.result.plan
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """What each rank and table takes."""
+        return Statistics(self.space, self.plan)
+
+    @property
+    def gap(self) -> float:
+        """By what part of the bound the plan exceeds it, at most; infinite where nothing is proven."""
+        return gap_of(self.plan.value_ms, self.plan.proven.bound_ms)
+
+    @property
+    def headline(self) -> str:
+        """``fits; 1.69 ms; proven within 0.1 %``."""
+        proof = (
+            "no bound proven"
+            if not math.isfinite(self.gap)
+            else f"proven within {percent_at_most(max(self.gap, _LEAST_GAP))}"
+            if self.gap
+            else "proven best"
+        )
+        return f"fits; {self.plan.value_ms:.4g} ms; {proof}"
+
+    @property
+    def summary(self) -> list[str]:
+        """The headline, what was tried and how good it is, a sentence a line."""
+        result = self.result
+        tried = (
+            f"{result.num_proposals} proposals tried, {result.num_placed} fitted, "
+            f"best by {result.proposer!r}, {self.seconds:.3f} s"
+        )
+        told = [
+            self.headline,
+            tried,
+            f"{self.space.objective}: {self.plan.value_ms:.4g} ms",
+            self._bound_text(),
+            self._models_text(),
+            *result.refused,
+        ]
+        return [*told, _MORE] if result.is_cut_short and self.gap > 0 else told
+
+    def _models_text(self) -> str:
+        """Which models of costs were used, and what was offered to tables that ask for nothing."""
+        names = [self.inputs[name]["value"] for name in ("estimator", "storage_estimator")]
+        space = self.inputs.get("option_space", {}).get("value", "")
+        offered = (
+            f"the option space {space!r}" if isinstance(space, str) else "an option space of the caller's"
+        )
+        return f"time by {names[0]!r}, memory by {names[1]!r}, options: {offered if space else 'all that is offered'}"
+
+    def _bound_text(self) -> str:
+        bound = self.plan.proven.bound_ms
+        if not math.isfinite(self.gap):
+            return "no bound is proven: a better plan may exist"
+        if self.gap == 0:
+            return f"no plan is better under these costs (bound {bound:.4g} ms)"
+        within = f"this one is within {percent_at_most(self.gap)} of it"
+        found = f"no plan is better than {bound:.4g} ms under these costs: {within}"
+        return f"{found} (the proof leaves out the rules on ranks)" if self.space.rules else found
+
+    def __str__(self) -> str:
+        lines = [
+            "--- Sharding plan ---",
+            *self.summary,
+            "",
+            *self._ranks(),
+            "",
+            *self._tables(),
+            "",
+            *self.kernel_lines,
+            "",
+            *self.assumption_lines,
+        ]
+        return "\n".join(lines)
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data."""
+        result = self.result
+        return {
+            "objective": objective_data(self.plan, self.space.objective),
+            "search": {
+                "seconds": self.seconds,
+                "num_proposals": result.num_proposals,
+                "num_placed": result.num_placed,
+                "proposer": result.proposer,
+            },
+            **self.statistics.to_data(),
+            "refusals": self.refusal_lines,
+            "inputs": dict(self.inputs),
+        }
+
+    def to_html(self, title: str = "Sharding plan") -> str:
+        """As one page of HTML that needs nothing else: pictures of memory and time per rank, and all tables."""
+        from shardwright.planning.report.html_page import page
+
+        return page(self, title)
+
+    def _ranks(self) -> Iterator[str]:
+        header = ("rank", *self.space.tiers, "time (ms)", "input (MB)", "output (MB)", "shards")
+        yield aligned(header, [rank_cells(rank) for rank in self.statistics.ranks])
+        yield (
+            f"  memory: weights, optimizer state, input and output; {self.reserved_text} is kept free\n"
+            "  input, output: per step, MB = 10^6 bytes; time: of all shards together"
+        )
+
+    @property
+    def reserved_text(self) -> str:
+        """``15% of hbm``: what no shard may take."""
+        usable, capacity = self.space.capacity_bytes, self.space.topology.capacity_bytes
+        parts = [
+            f"{1 - usable[:, tier].sum() / capacity[:, tier].sum():.0%} of {name}"
+            for tier, name in enumerate(self.space.tiers)
+            if capacity[:, tier].any() and (usable[:, tier] < capacity[:, tier]).any()
+        ]
+        return " and ".join(parts) or "nothing"
+
+    def _tables(self) -> Iterator[str]:
+        header = ["table", "sharding", "compute kernel", "time (ms)", "ranks"]
+        tables = self.statistics.tables
+        rows = [
+            [table.path, table.sharding, table.compute_kernel, f"{table.time_ms:.4g}", table.ranks_text]
+            for table in tables
+        ]
+        if any(table.qcomms_config for table in tables):
+            header.append("codecs of results / gradients")
+            rows = [[*row, codecs_text(table.qcomms_config)] for row, table in zip(rows, tables, strict=True)]
+        yield aligned(header, rows)
+
+    @property
+    def kernel_lines(self) -> list[str]:
+        """Which kernels were taken, and what was refused."""
+        counts = ", ".join(f"{name}: {count}" for name, count in self.statistics.kernels.items())
+        return [f"compute kernels: {counts}", *(f"  {line}" for line in self.refusal_lines)]
+
+    @cached_property
+    def refusal_lines(self) -> list[str]:
+        """What was refused for which tables, why, and what was taken instead; a line for each reason."""
+        tables: dict[tuple[str, str, str], list[str]] = {}
+        for refusal in self.space.options.refusals:
+            tables.setdefault((refusal.kind, refusal.name, refusal.reason), []).append(refusal.table)
+        taken_by = {table.path: table.compute_kernel for table in self.statistics.tables}
+        lines = []
+        for (kind, name, reason), paths in tables.items():
+            took = (
+                _taken_instead(name, {taken_by[path] for path in paths}) if kind == "compute kernel" else ""
+            )
+            whom = repr(paths[0]) if len(paths) == 1 else f"{len(paths)} tables ({paths[0]!r}, ...)"
+            lines.append(f"{kind} {name!r} refused for {whom}: {reason}{took}")
+        return lines
+
+    @property
+    def assumption_lines(self) -> list[str]:
+        """What was assumed, with the source."""
+        assumed = [
+            f"  {name} = {value_text(name, data['value'])} ({data.get('source', '')})"
+            for name, data in self.inputs.items()
+            if data["provenance"] == "assumed"
+        ]
+        return ["assumed, because not given:", *assumed]
+
+
+def objective_data(plan: PlacedPlan, objective: str) -> dict[str, Any]:
+    """The objective of a plan, its value, its bound and the certificate of that, as JSON data."""
+    value, bound = plan.value_ms, plan.proven.bound_ms
+    gap = gap_of(value, bound)
+    return {
+        "name": objective,
+        "value_ms": value,
+        "lower_bound_ms": bound,
+        "gap": gap if math.isfinite(gap) else None,
+        "certificate": dict(plan.proven.certificate),
+    }
+
+
+def rank_cells(rank: RankStatistics) -> tuple[str, ...]:
+    """A rank's row of a table: its number, memory tiers, time, input, output, shards."""
+    counts = ", ".join(f"{name}: {count}" for name, count in rank.num_shards.items())
+    return (
+        str(rank.rank),
+        *(_share(used, rank.capacity_bytes[tier]) for tier, used in rank.used_bytes.items()),
+        f"{rank.time_ms:.4g}",
+        f"{rank.input_bytes / _MB:.2f}",
+        f"{rank.output_bytes / _MB:.2f}",
+        counts or "none",
+    )
+
+
+def _taken_instead(refused: str, taken: set[str]) -> str:
+    """What was taken; a kernel that was refused for some layouts may have been taken with another."""
+    others = ", ".join(repr(name) for name in sorted(taken - {refused}))
+    return f"; {others} taken" if others else f"; {refused!r} taken with another layout"
+
+
+def value_text(name: str, value: Any) -> str:
+    """An input's value with its unit."""
+    if name.endswith("_cap") and not isinstance(value, list):
+        return bytes_text(value)
+    if name.endswith("_bw"):
+        return f"{bytes_text(1000 * value)}/s"
+    return str(value)
+
+
+def _share(used: float, capacity: float) -> str:
+    percent = 100 * used / capacity if capacity else 0.0
+    return f"{bytes_text(used)} ({percent:.0f}%)"

@@ -1,0 +1,1 @@
+"""Running proposers and partitioners, rating what they propose, and saying why there is no plan."""

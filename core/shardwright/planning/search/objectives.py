@@ -1,0 +1,74 @@
+"""What a plan is rated by: functions of the ranks' times, in milliseconds.
+
+Legend: W ranks, N shards to be placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from shardwright.errors import UnknownNameError, nearest
+from shardwright.planning.options.options import FREE, Floats, Ints
+from shardwright.planning.search.placement import Chosen, fixed_loads
+
+if TYPE_CHECKING:
+    from shardwright.planning.options.search_space import SearchSpace
+    from shardwright.planning.search.placement import ProposedShards
+
+Phases: TypeAlias = Mapping[str, Floats]
+"""Phase of a step -> milliseconds of each rank: ``[W]``."""
+
+
+def largest_rank_time(phases: Phases) -> float:
+    """The time of the rank that takes longest, all phases together (what TorchRec minimises)."""
+    return float(np.sum(list(phases.values()), axis=0).max())
+
+
+def step_time(phases: Phases) -> float:
+    """The step as it really happens: each phase ends with a collective, and lasts as long as on its slowest rank.
+
+    It is never less than :func:`largest_rank_time`, so a bound of that is one of this.
+    """
+    return float(sum(loads.max() for loads in phases.values()))
+
+
+OBJECTIVES: Mapping[str, Callable[[Phases], float]] = {
+    "largest_rank_time": largest_rank_time,
+    "step_time": step_time,
+}
+LARGEST_RANK_TIME = "largest_rank_time"
+
+
+def checked_objective(name: str) -> str:
+    """The name of an objective.
+
+    Raises:
+        UnknownNameError: there is none of that name; the text has those there are.
+    """
+    if not isinstance(name, str) or name not in OBJECTIVES:
+        raise UnknownNameError(
+            f"no objective {name!r}. Known: {', '.join(OBJECTIVES)}.{nearest(str(name), OBJECTIVES)}"
+        )
+    return name
+
+
+def phase_loads(space: SearchSpace, proposal: Ints, shards: ProposedShards, ranks: Ints) -> Phases:
+    """How long each phase takes on each rank.
+
+    Args:
+        space: options and costs.
+        proposal: the option of each of all tables: ``[A]``.
+        shards: its shards that have no rank by their layout.
+        ranks: of these: ``[N]``.
+    """
+    runs = Chosen.of(space, proposal).run
+    fixed = runs[space.options.rank[runs] != FREE]
+    world_size = shards.world_size
+    return {
+        phase: fixed_loads(space, fixed, cost_ms=cost)[0]
+        + np.bincount(ranks, weights=cost[shards.shard], minlength=world_size)
+        for phase, cost in space.phases.items()
+    }

@@ -1,0 +1,382 @@
+"""What passes between proposers, partitioners and the search: proposed shards, misfits, feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import Factory, field, frozen
+
+from shardwright.planning.distinct import without
+from shardwright.planning.options.options import FREE, NO_GANG, Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    from shardwright.planning.options.search_space import SearchSpace
+
+
+@frozen(eq=False)
+class ProposedShards:
+    """The shards of a proposal that are to be placed, as columns over ``N`` shards, ``W`` ranks and ``M`` memory tiers.
+
+    Shards that live on given ranks by their layout need not be among them: ``fixed_ms`` and ``fixed_bytes`` say what
+    they take.
+
+    Args:
+        shard: the run of equal shards it is of: ``[N]``.
+        table: the table it belongs to, of all tables: ``[N]``.
+        cost_ms: what it adds to its rank's time: ``[N]``.
+        memory_bytes: what it takes of each tier: ``[N, M]``.
+        tiers: the names of the tiers.
+        capacity_bytes: what each rank has: ``[W, M]``.
+        rank: the rank that a shard must live on all the same, or ``FREE``: ``[N]``; by default all are free.
+        fixed_ms: time that each rank has already, of shards that are not among these: ``[W]``; none by default.
+        fixed_bytes: memory taken on each rank already, by the same: ``[W, M]``; none by default.
+        gang: shards of one number must go to ranks of one host; ``NO_GANG``: no other shard matters. ``[N]``; by
+            default there are no gangs.
+        local_rank: the rank inside its host that a shard of a gang must have, or ``FREE``: ``[N]``.
+        local_world_size: ranks of one host, neighbours; by default all.
+    """
+
+    shard: Ints
+    table: Ints
+    cost_ms: Floats
+    memory_bytes: Ints
+    tiers: tuple[str, ...]
+    capacity_bytes: Ints
+    rank: Ints = Factory(lambda self: np.full(len(self.table), FREE), takes_self=True)
+    fixed_ms: Floats = Factory(lambda self: np.zeros(len(self.capacity_bytes)), takes_self=True)
+    fixed_bytes: Ints = Factory(lambda self: np.zeros_like(self.capacity_bytes), takes_self=True)
+    gang: Ints = Factory(lambda self: np.full(len(self.table), NO_GANG), takes_self=True)
+    local_rank: Ints = Factory(lambda self: np.full(len(self.table), FREE), takes_self=True)
+    local_world_size: int = Factory(lambda self: len(self.capacity_bytes), takes_self=True)
+
+    def __len__(self) -> int:
+        """``N``."""
+        return len(self.table)
+
+    @property
+    def world_size(self) -> int:
+        """``W``."""
+        return len(self.capacity_bytes)
+
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts the ranks are on."""
+        return self.world_size // self.local_world_size
+
+    def ranks_of(self, host: int) -> range:
+        """The ranks of a host."""
+        return range(host * self.local_world_size, (host + 1) * self.local_world_size)
+
+    def loads_ms(self, ranks: Ints) -> Floats:
+        """Each rank's time when the shards live on ``ranks``: ``[W]``."""
+        loads: Floats = self.fixed_ms + np.bincount(ranks, weights=self.cost_ms, minlength=self.world_size)
+        return loads
+
+    def used_bytes(self, ranks: Ints) -> Ints:
+        """What each rank holds of each tier when the shards live on ``ranks``: ``[W, M]``."""
+        used = self.fixed_bytes.copy()
+        np.add.at(used, ranks, self.memory_bytes)
+        return used
+
+    @property
+    def is_fixed(self) -> Bools:
+        """Which shards must live on a given rank: ``[N]``."""
+        return np.not_equal(self.rank, FREE)
+
+    def misfit(self, shard: int, used_bytes: Ints, *, host: int | None = None) -> Misfit:
+        """Why a free shard fits on no rank, or a shard of a gang on no rank of a host where it may be.
+
+        Args:
+            shard: its position among these.
+            used_bytes: what the ranks hold without it: ``[W, M]``. Where it is of a gang, those of ``host`` also
+                hold what was placed of the gang before it.
+            host: the host that came nearest to having room for the gang.
+        """
+        free = self.capacity_bytes - used_bytes
+        short = self.memory_bytes[shard] - free
+        ranks = np.arange(self.world_size) if host is None else np.array(self.ranks_of(host))
+        if self.local_rank[shard] != FREE:
+            ranks = ranks[ranks % self.local_world_size == self.local_rank[shard]]
+        rank = int(ranks[np.argmin(short[ranks].max(axis=1))])
+        tier = int(np.argmax(short[rank]))
+        return self._misfit(shard, rank, tier, self.memory_bytes[shard, tier], free[rank, tier])
+
+    def fixed_misfit(self) -> Misfit | None:
+        """Why the shards among these that have a rank do not fit there together, if they do not."""
+        fixed = np.flatnonzero(self.is_fixed)
+        used = self.fixed_bytes.copy()
+        np.add.at(used, self.rank[fixed], self.memory_bytes[fixed])
+        over = used - self.capacity_bytes
+        over[without(np.arange(len(over)), self.rank[fixed])] = 0
+        rank, tier = (int(index) for index in np.unravel_index(np.argmax(over), over.shape))
+        if over[rank, tier] <= 0:
+            return None
+        here = np.flatnonzero(self.rank == rank)
+        shard = int(here[np.argmax(self.memory_bytes[here, tier])])
+        return self._misfit(shard, rank, tier, used[rank, tier], self.capacity_bytes[rank, tier])
+
+    def _misfit(self, shard: int, rank: int, tier: int, needed_bytes: int, free_bytes: int) -> Misfit:
+        return Misfit(
+            table=int(self.table[shard]),
+            shard=shard,
+            rank=rank,
+            is_fixed=bool(self.rank[shard] != FREE),
+            gang_size=1 if self.gang[shard] == NO_GANG else int((self.gang == self.gang[shard]).sum()),
+            tier=self.tiers[tier],
+            needed_bytes=int(needed_bytes),
+            free_bytes=int(free_bytes),
+            capacity_bytes=int(self.capacity_bytes[rank, tier]),
+        )
+
+
+@frozen(eq=False)
+class Placed:
+    """A proposal that brings its placement, so that no partitioner is asked.
+
+    Args:
+        proposal: the option of each of all tables: ``[A]``.
+        ranks: of its shards that have none by their layout, in the order of tables and shards: ``[N]``.
+    """
+
+    proposal: Ints
+    ranks: Ints
+
+
+@frozen(eq=False)
+class Proven:
+    """That no plan's largest rank takes less than a time, and the proof of that.
+
+    Args:
+        bound_ms: the time.
+        certificate: the proof, JSON data: ``{"z_ms": time, ...}`` in the language of
+            :mod:`shardwright.planning.proof.checker`, which goes through it before it is believed.
+    """
+
+    bound_ms: float = 0.0
+    certificate: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen
+class Misfit:
+    """Which shard did not fit where, and why.
+
+    Args:
+        table: index of its table, of all tables; the one with the largest shard of those that must live on
+            ``rank``, where these do not fit together.
+        shard: its position among the shards to be placed; -1 if it lives on ``rank`` by its layout.
+        rank: the rank that came nearest to having room, or the one it must live on.
+        is_fixed: whether it must live there.
+        tier: the memory tier that is short.
+        needed_bytes: what the shard needs of it; where ``is_fixed``, what all that must live on ``rank``
+            need.
+        free_bytes: what is left of it on ``rank``, for that.
+        capacity_bytes: what ``rank`` has of it.
+        gang_size: how many shards, it among them, had to go to one host; 1 for a shard on its own.
+        rule: the rules of the constraints that it is under, for an error; empty for none.
+    """
+
+    table: int
+    shard: int
+    rank: int
+    is_fixed: bool
+    tier: str
+    needed_bytes: int
+    free_bytes: int
+    capacity_bytes: int
+    gang_size: int = 1
+    rule: str = ""
+
+    @property
+    def short_bytes(self) -> int:
+        """How many bytes were missing."""
+        return self.needed_bytes - self.free_bytes
+
+
+@frozen(eq=False)
+class Feedback:
+    """What became of a proposal.
+
+    Args:
+        ranks: where its shards went that have no rank by their layout, in the order of tables and shards: ``[N]``;
+            ``None`` if they did not fit. :func:`ranks_of_tables` gives those of all shards.
+        load_ms: time of each rank: ``[W]``; ``None`` if they did not fit.
+        used_bytes: memory used on each rank: ``[W, M]``; ``None`` if they did not fit.
+        value_ms: the objective, the largest rank's time; infinite if they did not fit.
+        misfit: which shard did not fit, and where.
+    """
+
+    ranks: Ints | None = None
+    load_ms: Floats | None = None
+    used_bytes: Ints | None = None
+    value_ms: float = float("inf")
+    misfit: Misfit | None = None
+
+
+@frozen(eq=False)
+class PlacedPlan:
+    """A plan with its loads: what a report tells of, and a check adds up.
+
+    Args:
+        proposal: the option of each of all tables: ``[A]``.
+        ranks: of its shards that have no rank by their layout, in the order of tables and shards: ``[N]``.
+        load_ms: time of each rank: ``[W]``.
+        used_bytes: memory used on each rank: ``[W, M]``.
+        value_ms: the objective.
+        proven: what is proven that no plan is better than.
+    """
+
+    proposal: Ints
+    ranks: Ints
+    load_ms: Floats
+    used_bytes: Ints
+    value_ms: float
+    proven: Proven = Factory(Proven)
+
+
+@frozen(eq=False)
+class Chosen:
+    """The runs of shards of a proposal, as columns over ``K`` runs.
+
+    Args:
+        run: index into the runs of all options: ``[K]``.
+        table: of all tables: ``[K]``.
+    """
+
+    run: Ints
+    table: Ints
+
+    @classmethod
+    def of(cls, space: SearchSpace, proposal: Ints) -> Chosen:
+        """The runs of the options that a proposal ``[A]`` chooses, in the order of tables and shards."""
+        first = space.options.first_shard
+        counts = first[proposal + 1] - first[proposal]
+        table = np.repeat(np.arange(len(proposal), dtype=np.int64), counts)
+        return cls(_spread(first[proposal], counts), table)
+
+
+def _spread(starts: Ints, counts: Ints) -> Ints:
+    """``starts[i], starts[i] + 1, ...``, ``counts[i]`` of them, one after the other."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum(), dtype=np.int64)
+
+
+def propose(space: SearchSpace, proposal: Ints, *, with_fixed: bool = False) -> ProposedShards:
+    """The shards of a proposal, gathered from the columns of all options.
+
+    Args:
+        space: options and costs.
+        proposal: one option for each of all tables: ``[A]``.
+        with_fixed: shards that live on given ranks by their layout are among them too, with their ``rank``; else
+            there is only the sum of what they take.
+    """
+    options, chosen = space.options, Chosen.of(space, proposal)
+    fixed = options.rank[chosen.run] != FREE
+    fixed_ms, fixed_bytes = fixed_loads(space, chosen.run[fixed & (not with_fixed)])
+    kept = ~fixed | with_fixed
+    run, table = chosen.run[kept], chosen.table[kept]
+    count = options.count[run]
+    shard = np.repeat(run, count)
+    place = _spread(np.zeros_like(count), count)  # of each shard in its run
+    rank, local = options.rank[shard], options.local_rank[shard]
+    return ProposedShards(
+        shard=shard,
+        table=np.repeat(table, count),
+        cost_ms=space.cost_ms[shard],
+        memory_bytes=space.memory_bytes[shard],
+        tiers=space.tiers,
+        capacity_bytes=space.capacity_bytes,
+        rank=np.where(rank == FREE, FREE, rank + place),
+        fixed_ms=fixed_ms,
+        fixed_bytes=fixed_bytes,
+        gang=np.repeat(_gangs(options.gang[run], table), count),
+        local_rank=np.where(local == FREE, FREE, local + place),
+        local_world_size=space.topology.local_world_size,
+    )
+
+
+def _gangs(gang: Ints, table: Ints) -> Ints:
+    """The gangs of runs, with numbers that no other table's have: ``[K]``."""
+    in_gang = gang != NO_GANG
+    if not in_gang.any():
+        return gang
+    numbered = np.full(len(gang), NO_GANG)
+    key = table[in_gang] * (int(gang.max()) + 1) + gang[in_gang]
+    numbered[in_gang] = np.unique(key, return_inverse=True)[1]
+    return numbered
+
+
+def fixed_loads(space: SearchSpace, runs: Ints, *, cost_ms: Floats | None = None) -> tuple[Floats, Ints]:
+    """Time and memory on each rank of runs whose shards must live on given ranks: ``[W]``, ``[W, M]``.
+
+    Runs over the same ranks are added first, so that the work does not grow with the number of ranks.
+
+    Args:
+        space: options and costs.
+        runs: indices of runs.
+        cost_ms: the time of each shard of all runs, if not that of all phases: ``[S]``.
+    """
+    loads, used = np.zeros(len(space.capacity_bytes)), np.zeros_like(space.capacity_bytes)
+    first, count = space.options.rank[runs], space.options.count[runs]
+    _, leader, place = np.unique(first * (len(loads) + 1) + count, return_index=True, return_inverse=True)
+    times = space.cost_ms if cost_ms is None else cost_ms
+    cost = np.bincount(place, weights=times[runs], minlength=len(leader))
+    memory = np.zeros((len(leader), used.shape[1]), dtype=np.int64)
+    np.add.at(memory, place, space.memory_bytes[runs])
+    for index, run in enumerate(leader.tolist()):
+        ranks = slice(int(first[run]), int(first[run] + count[run]))
+        loads[ranks] += cost[index]
+        used[ranks] += memory[index]
+    return loads, used
+
+
+def fixed_misfit(space: SearchSpace, proposal: Ints, shards: ProposedShards) -> Misfit | None:
+    """Why the shards that must live on given ranks do not fit there together, if they do not."""
+    over = shards.fixed_bytes - shards.capacity_bytes
+    rank, tier = (int(index) for index in np.unravel_index(np.argmax(over), over.shape))
+    if over[rank, tier] <= 0:
+        return None
+    options, chosen = space.options, Chosen.of(space, proposal)
+    first = options.rank[chosen.run]
+    here = (first != FREE) & (first <= rank) & (rank < first + options.count[chosen.run])
+    largest = int(np.argmax(np.where(here, space.memory_bytes[chosen.run, tier], -1)))
+    return Misfit(
+        table=int(chosen.table[largest]),
+        shard=-1,
+        rank=rank,
+        is_fixed=True,
+        tier=space.tiers[tier],
+        needed_bytes=int(shards.fixed_bytes[rank, tier]),
+        free_bytes=int(shards.capacity_bytes[rank, tier]),
+        capacity_bytes=int(shards.capacity_bytes[rank, tier]),
+    )
+
+
+def ranks_of_tables(space: SearchSpace, proposal: Ints, ranks: Ints) -> list[tuple[int, ...]]:
+    """The rank of every shard of each of all tables, in the order of its layout's blocks: ``A`` tuples.
+
+    Args:
+        space: options and costs.
+        proposal: one option for each of all tables: ``[A]``.
+        ranks: of the shards that have none by their layout, as :class:`Feedback` has them: ``[N]``.
+    """
+    options, moved, start = space.options, ranks.tolist(), 0
+    known: dict[int, tuple[int, ...]] = {}
+    tables = []
+    for option in proposal.tolist():
+        runs = options.shards_of(option)
+        first, count = options.rank[runs].tolist(), options.count[runs].tolist()
+        if FREE not in first:
+            if option not in known:
+                spans = (range(begin, begin + size) for begin, size in zip(first, count, strict=True))
+                known[option] = tuple(chain.from_iterable(spans))
+            tables.append(known[option])
+            continue
+        mine: list[int] = []
+        for begin, size in zip(first, count, strict=True):
+            mine += range(begin, begin + size) if begin != FREE else moved[start : start + size]
+            start += 0 if begin != FREE else size
+        tables.append(tuple(mine))
+    return tables

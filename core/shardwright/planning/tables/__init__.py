@@ -1,0 +1,1 @@
+"""Tables and what is asked for them: specifications, constraints, optimizers, caches, codecs; workloads."""

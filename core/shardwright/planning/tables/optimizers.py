@@ -1,0 +1,166 @@
+"""The optimizer of a table, as data: known when planning, given to the kernel when building."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from attrs import field, frozen
+
+from shardwright.arguments import brief, typed
+from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.planning.tables.caching import FUSED_PARAMS as CACHE_PARAMS
+
+# FBGEMM's EmbOptimType values and the common spellings, to the one name kernels declare.
+_ALIASES = {
+    "sgd": "sgd",
+    "exact_sgd": "sgd",
+    "adagrad": "adagrad",
+    "exact_adagrad": "adagrad",
+    "row_wise_adagrad": "row_wise_adagrad",
+    "rowwise_adagrad": "row_wise_adagrad",
+    "exact_row_wise_adagrad": "row_wise_adagrad",
+    "exact_rowwise_adagrad": "row_wise_adagrad",
+    "adam": "adam",
+}
+
+_RENAMED = {"lr": "learning_rate"}
+
+
+# What the optimizers above understand, or take no notice of, as FBGEMM does; from 0, up to but not including the limit.
+_LIMITS: Mapping[str, float] = {"eps": math.inf, "beta1": 1.0, "beta2": 1.0, "weight_decay": math.inf}
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str | bool):
+        raise InvalidInputError(f"learning_rate must be a number, got {value!r}")
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInputError(f"learning_rate must be a number, got {brief(value)}") from None
+
+
+def _rate(instance: Any, attribute: Any, value: Any) -> None:
+    if not 0 <= value < math.inf:
+        must = "be finite" if value == math.inf else "not be negative"
+        raise InvalidInputError(f"learning_rate must {must}, got {value!r}")
+
+
+def _canonical(name: Any) -> Any:
+    return _ALIASES.get(name.lower(), name.lower()) if isinstance(name, str) else name
+
+
+def _named(instance: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise InvalidInputError(f"the name of an optimizer must be a text, got {brief(value)}")
+
+
+def _items(values: Mapping[str, Any] | tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+    pairs = values.items() if isinstance(values, Mapping) else values
+    plain = {name: _as_plain(value) for name, value in pairs}
+    for name in plain:
+        if not isinstance(name, str):
+            raise InvalidInputError(f"parameters must have texts for names, got {brief(name)}")
+    return tuple(sorted(plain.items()))
+
+
+def _as_plain(value: Any) -> Any:
+    """A value that can be hashed and written: numbers of NumPy and torch become Python's, lists tuples."""
+    if getattr(value, "ndim", None) == 0:
+        return value.item()
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _known_parameters(instance: Any, attribute: Any, values: tuple[tuple[str, Any], ...]) -> None:
+    """Parameters of the optimizers known here are known and within range; those of others are plain data."""
+    for name, value in values:
+        if instance.name in _ALIASES.values():
+            _check_known(instance.name, name, value)
+        elif not _is_plain(value):
+            raise InvalidInputError(
+                f"parameters of an optimizer are numbers, texts or lists of them; {name!r} of {instance.name!r} is "
+                f"{brief(value)}"
+            )
+
+
+def _check_known(optimizer: str, name: str, value: Any) -> None:
+    known = ["optimizer", "learning_rate", *_LIMITS, *sorted(CACHE_PARAMS)]
+    if name not in _LIMITS:
+        raise UnknownNameError(
+            f"optimizer {optimizer!r} has no parameter {name!r}. Known: {', '.join(known)}.{nearest(name, known)}"
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LIMITS[name]:
+        below = " below 1" if _LIMITS[name] == 1 else ""
+        raise InvalidInputError(
+            f"{name} of optimizer {optimizer!r} must be a finite number from 0{below}, got {brief(value)}"
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | bool | int | float)
+
+
+@frozen(field_transformer=typed)
+class OptimizerSpec:
+    """An optimizer by name, its learning rate and its other parameters; hashable.
+
+    Names are open: a kernel declares which it can run. The built-in ones are ``sgd``, ``adagrad``,
+    ``row_wise_adagrad`` and ``adam`` (rows that get no gradient in a step are left alone by all of them).
+
+    Args:
+        name: the optimizer's name; FBGEMM's ``EmbOptimType`` values are understood as well.
+        learning_rate: the initial learning rate; 0.01 as in FBGEMM.
+        parameters: the rest (``eps``, ``beta1``, ``beta2``, ``weight_decay``, ...), sorted by name.
+
+    Raises:
+        InvalidInputError: a value is of the wrong form or out of range.
+        UnknownNameError: a built-in optimizer has no such parameter; the text has the nearest.
+    """
+
+    name: str = field(default="sgd", converter=_canonical, validator=_named)
+    learning_rate: float = field(default=0.01, converter=_number, validator=_rate)
+    parameters: tuple[tuple[str, Any], ...] = field(default=(), converter=_items, validator=_known_parameters)
+
+    @classmethod
+    def from_fused_params(cls, fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
+        """The optimizer that ``fused_params`` describe; SGD at 0.01 where they name none, as in FBGEMM.
+
+        Args:
+            fused_params: ``{"optimizer": name or EmbOptimType, "learning_rate": ..., "eps": ..., ...}``; what is in it
+                about a cache is left to :class:`~shardwright.planning.tables.caching.CacheParams`.
+
+        Raises:
+            InvalidInputError: the optimizer is neither a name nor an enum member with a string value, or a value is out
+                of range.
+            UnknownNameError: a built-in optimizer has no such parameter; the text has the nearest.
+        """
+        values = {
+            _RENAMED.get(name, name): value
+            for name, value in (fused_params or {}).items()
+            if name not in CACHE_PARAMS
+        }
+        if len(values) < sum(name not in CACHE_PARAMS for name in fused_params or {}):
+            raise InvalidInputError(
+                f"fused_params have lr and learning_rate, which are one: {brief(fused_params)}"
+            )
+        optimizer = values.pop("optimizer", "sgd")
+        name = optimizer.value if isinstance(optimizer, Enum) else optimizer
+        if not isinstance(name, str) or not name:
+            raise InvalidInputError(
+                f"fused_params['optimizer'] must be a name such as 'sgd' or an EmbOptimType, got {brief(optimizer)}"
+            )
+        rate = values.pop("learning_rate", 0.01)
+        return cls(name=name, learning_rate=rate, parameters=values)
+
+    def get(self, parameter: str, default: Any) -> Any:
+        """The value of ``parameter``, or ``default`` if it was not given."""
+        return dict(self.parameters).get(parameter, default)
+
+    def __str__(self) -> str:
+        """``row_wise_adagrad(learning_rate=0.02, eps=1e-08)``."""
+        pairs = [("learning_rate", self.learning_rate), *self.parameters]
+        return f"{self.name}({', '.join(f'{name}={value}' for name, value in pairs)})"

@@ -1,0 +1,373 @@
+"""What a table is: configurations users write, and the specification the planner and the engine read.
+
+Nothing here imports torch, so that plans can be made on a machine without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from enum import Enum, unique
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attrs import converters, field, frozen, validators
+
+from shardwright.arguments import brief, typed
+from shardwright.errors import InvalidInputError
+from shardwright.planning.documents.limits import MOST_ROWS
+from shardwright.planning.tables.caching import CacheParams
+from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
+from shardwright.planning.tables.optimizers import OptimizerSpec
+
+if TYPE_CHECKING:
+    from shardwright.planning.layouts.layout import ColumnRange
+    from shardwright.planning.layouts.row_maps import RowPart
+
+
+@unique
+class PoolingType(Enum):
+    """How the embeddings of one bag become one vector; ``NONE`` keeps one vector per id (sequence output)."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+    NONE = "NONE"
+
+
+@unique
+class DataType(Enum):
+    """The element type of a table's weights, under TorchRec's names."""
+
+    FP32 = "FP32"
+    FP16 = "FP16"
+    BF16 = "BF16"
+    INT8 = "INT8"
+    UINT8 = "UINT8"
+    INT4 = "INT4"
+    INT2 = "INT2"
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element."""
+        return _BITS[self.value]
+
+    @property
+    def torch_name(self) -> str:
+        """The name of the torch dtype (``"float32"``); raises for types torch cannot train."""
+        try:
+            return _TORCH_NAMES[self.value]
+        except KeyError:
+            raise InvalidInputError(
+                f"data type {self.value} has no trainable torch dtype; trainable: {', '.join(_TORCH_NAMES)}"
+            ) from None
+
+
+_E = TypeVar("_E", bound=Enum)
+_BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2}
+_TORCH_NAMES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}
+
+
+def _positive(instance: Any, attribute: Any, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise InvalidInputError(
+            f"table {getattr(instance, 'name', '')!r}: {attribute.name} must be a positive integer, got {value!r}"
+        )
+    if value > MOST_ROWS:
+        raise InvalidInputError(
+            f"table {getattr(instance, 'name', '')!r}: {attribute.name} is {value}; it can be "
+            f"{MOST_ROWS} at most, the largest of 64-bit integers"
+        )
+
+
+def is_answer(instance: Any, attribute: Any, value: Any) -> None:
+    """A validator: yes, no, or nothing said."""
+    if value is not None and not isinstance(value, bool):
+        raise InvalidInputError(f"{attribute.name} must be true or false, got {value!r}")
+
+
+def _member(kind: type[_E], value: Any) -> _E:
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind(str(value).upper())
+    except ValueError:
+        known = ", ".join(str(member.value) for member in kind)
+        raise InvalidInputError(f"{brief(value)} is no {kind.__name__}. Known: {known}.") from None
+
+
+def _pooling(value: PoolingType | str) -> PoolingType:
+    return _member(PoolingType, value)
+
+
+def _data_type(value: DataType | str) -> DataType:
+    return _member(DataType, value)
+
+
+def _tuple(value: Iterable[str]) -> tuple[str, ...]:
+    return tuple(_listed_names(value))
+
+
+def _listed_names(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        raise InvalidInputError(f"feature_names must be a list of names, got the string {value!r}")
+    if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping | Set):
+        raise InvalidInputError(f"feature_names must be a list of names, got {brief(value)}")
+    return list(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool | str):
+        raise InvalidInputError(f"an initial weight must be a number, got {value!r}")
+    return float(value)
+
+
+_Allowed = tuple[tuple[str, tuple[str, ...] | None], ...]
+
+
+def _allowed(value: Any) -> _Allowed | None:
+    """A mapping from sharding types to compute kernels as pairs, which can be hashed."""
+    if value is None or isinstance(value, tuple):
+        return value
+    if not isinstance(value, Mapping) or not all(
+        kernels is None or (isinstance(kernels, list | tuple) and all(isinstance(k, str) for k in kernels))
+        for kernels in value.values()
+    ):
+        raise InvalidInputError(
+            f"allowed must map each sharding type to a list of compute kernels, or to none for any; got {value!r}"
+        )
+    return tuple((str(name), None if kernels is None else tuple(kernels)) for name, kernels in value.items())
+
+
+def _names(value: Any) -> list[str]:
+    names = _listed_names(value)
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidInputError(f"feature_names must be a list of names, got {brief(name)} in it")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise InvalidInputError(f"feature_names repeats {repeated[0]!r}: {names}")
+    return names
+
+
+@frozen(hash=False, field_transformer=typed)
+class EmbeddingConfig:
+    """One table of an ``EmbeddingCollection``.
+
+    Args:
+        num_embeddings: rows of the table.
+        embedding_dim: columns of the table.
+        name: the table's name, unique in its collection.
+        data_type: element type of the weights.
+        feature_names: the features looked up in this table.
+        weight_init_max: upper end of the uniform initial weights; ``sqrt(1 / num_embeddings)`` by default.
+        weight_init_min: lower end; ``-sqrt(1 / num_embeddings)`` by default.
+        init_fn: initialises a ``[rows, embedding_dim]`` tensor in place, instead of the uniform default.
+
+    Raises:
+        InvalidInputError: a size is no positive integer, a feature is no text or named twice, ``init_fn`` cannot
+            be called, or the ends of the initial weights are the wrong way round.
+    """
+
+    num_embeddings: int = field(validator=_positive)
+    embedding_dim: int = field(validator=_positive)
+    name: str = field(default="", validator=validators.instance_of(str))
+    data_type: DataType = field(default=DataType.FP32, converter=_data_type)
+    feature_names: list[str] = field(factory=list, converter=_names)
+    weight_init_max: float | None = field(default=None, converter=converters.optional(_number))
+    weight_init_min: float | None = field(default=None, converter=converters.optional(_number))
+    init_fn: Callable[[Any], Any] | None = field(default=None, eq=False)
+
+    @init_fn.validator
+    def _is_function(self, attribute: Any, value: Any) -> None:
+        if value is not None and not callable(value):
+            raise InvalidInputError(f"table {self.name!r}: init_fn must be a function, got {value!r}")
+
+    @weight_init_min.validator
+    def _is_interval(self, attribute: Any, value: Any) -> None:
+        low, high = self.get_weight_init_min(), self.get_weight_init_max()
+        if not low <= high:
+            raise InvalidInputError(
+                f"table {self.name!r}: weight_init_min is {low}, above weight_init_max, which is {high}"
+            )
+        if math.inf in (-low, high):
+            raise InvalidInputError(
+                f"table {self.name!r}: weight_init_min is {low}, weight_init_max is {high}; both must be finite"
+            )
+
+    @property
+    def pooling(self) -> PoolingType:
+        """``NONE``: one vector per id."""
+        return PoolingType.NONE
+
+    def get_weight_init_max(self) -> float:
+        """The upper end of the uniform initial weights."""
+        return math.sqrt(1 / self.num_embeddings) if self.weight_init_max is None else self.weight_init_max
+
+    def get_weight_init_min(self) -> float:
+        """The lower end of the uniform initial weights."""
+        return -math.sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
+
+    def num_features(self) -> int:
+        """How many features are looked up in this table."""
+        return len(self.feature_names)
+
+
+@frozen(hash=False, field_transformer=typed)
+class EmbeddingBagConfig(EmbeddingConfig):
+    """One table of an ``EmbeddingBagCollection``: an ``EmbeddingConfig`` with a pooling type."""
+
+    pooling: PoolingType = field(  # a field where the base derives it
+        default=PoolingType.SUM, converter=_pooling
+    )
+
+    @pooling.validator
+    def _pooled(self, attribute: Any, value: PoolingType) -> None:
+        if value is PoolingType.NONE:
+            raise InvalidInputError(
+                f"table {self.name!r}: an EmbeddingBagCollection pools (SUM or MEAN); "
+                "for one vector per id use an EmbeddingCollection"
+            )
+
+
+@frozen(field_transformer=typed)
+class TableSpec:
+    """All that planner and engine know of one table of one module; hashable, without weights and without torch.
+
+    Args:
+        name: the table's name, unique in its module.
+        num_embeddings: rows.
+        embedding_dim: columns.
+        feature_names: the features looked up in it, in the module's order.
+        data_type: element type of the weights.
+        pooling: how a bag becomes a vector; ``NONE`` for sequences.
+        is_weighted: ids carry a weight each.
+        module: path of the module in the model ("" for the model itself).
+        optimizer: the optimizer that updates it in the backward pass; ``None`` if gradients are to be visible.
+        qcomms_config: the codecs that its results and gradients travel by; float32 as they are by default.
+        cache: the cache on the device, should the table be kept in host memory.
+        allowed: the sharding types that its module's sharder allows, each with the compute kernels that it allows with
+            it (``None``: those that are offered anyway); ``None``: the sharder leaves the choice to the planner.
+    """
+
+    name: str
+    num_embeddings: int = field(validator=_positive)
+    embedding_dim: int = field(validator=_positive)
+    feature_names: tuple[str, ...] = field(default=(), converter=_tuple)
+    data_type: DataType = field(default=DataType.FP32, converter=_data_type)
+    pooling: PoolingType = field(default=PoolingType.SUM, converter=_pooling)
+    is_weighted: bool = field(default=False, validator=is_answer)
+    module: str = ""
+    optimizer: OptimizerSpec | None = field(factory=OptimizerSpec)
+    qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
+    cache: CacheParams = field(factory=CacheParams)
+    allowed: _Allowed | None = field(default=None, converter=_allowed)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: EmbeddingConfig,
+        *,
+        module: str = "",
+        is_weighted: bool = False,
+        optimizer: OptimizerSpec | None = None,
+        qcomms_config: QCommsConfig | None = None,
+        cache: CacheParams | None = None,
+    ) -> TableSpec:
+        """The specification of a configured table in the module at path ``module``."""
+        return cls(
+            name=config.name,
+            num_embeddings=config.num_embeddings,
+            embedding_dim=config.embedding_dim,
+            feature_names=tuple(config.feature_names),
+            data_type=config.data_type,
+            pooling=config.pooling,
+            is_weighted=is_weighted,
+            module=module,
+            optimizer=optimizer,
+            qcomms_config=qcomms_config,
+            cache=cache or CacheParams(),
+        )
+
+    @property
+    def path(self) -> str:
+        """Module path and name joined by a dot, unique in the model."""
+        return f"{self.module}.{self.name}" if self.module else self.name
+
+    @property
+    def num_features(self) -> int:
+        """How many features are looked up in it."""
+        return len(self.feature_names)
+
+    def kernels_allowed(self, sharding_type: str) -> tuple[str, ...] | None:
+        """Compute kernels that its module's sharder allows with a sharding type; ``None``: whatever is offered."""
+        return None if self.allowed is None else dict(self.allowed).get(sharding_type, ())
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the weights of one row."""
+        return -(-self.embedding_dim * self.data_type.bits // 8)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.num_embeddings * self.row_bytes
+
+    @property
+    def all_rows(self) -> RowPart:
+        """The one part that holds every row."""
+        from shardwright.planning.layouts.row_maps import RowsRange
+
+        return RowsRange(self.num_embeddings, parts=1)[0]
+
+    @property
+    def all_columns(self) -> ColumnRange:
+        """The range of every column."""
+        return self.columns(0, self.embedding_dim)
+
+    def columns(self, start: int, stop: int) -> ColumnRange:
+        """The columns ``start <= c < stop``."""
+        from shardwright.planning.layouts.layout import ColumnRange
+
+        return ColumnRange(start, stop)
+
+    def describe(self) -> str:
+        """``'user_id' (4_000_000 x 128 FP16)``, for messages."""
+        return f"'{self.path}' ({self.num_embeddings:_} x {self.embedding_dim} {self.data_type.value})"
+
+
+def embedding_names(features_by_table: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The output names of each table, in TorchRec's form.
+
+    A feature's output bears the feature's name; where the feature is looked up in several tables, it is
+    ``feature@table``, so that each name occurs once.
+
+    Args:
+        features_by_table: the feature names of each table, in table order.
+
+    Returns:
+        The output names of each table, as many as it has features.
+    """
+    uses = Counter(feature for features in features_by_table.values() for feature in features)
+    return {
+        table: [f"{feature}@{table}" if uses[feature] > 1 else feature for feature in features]
+        for table, features in features_by_table.items()
+    }
+
+
+def check_tables(tables: Iterable[EmbeddingConfig]) -> None:
+    """Check that tables can stand in one collection.
+
+    Raises:
+        InvalidInputError: a table has no name or no features, or two have one name.
+    """
+    seen: set[str] = set()
+    for index, table in enumerate(tables):
+        if not table.name:
+            raise InvalidInputError(f"table {index} has no name; each table of a collection needs its own")
+        if table.name in seen:
+            raise InvalidInputError(f"two tables are named {table.name!r}; each needs its own name")
+        if not table.feature_names:
+            raise InvalidInputError(
+                f"table {table.name!r} has no feature_names: nothing would be looked up in it"
+            )
+        seen.add(table.name)

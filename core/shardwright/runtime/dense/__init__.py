@@ -1,0 +1,1 @@
+"""What is not sharded: data parallelism, sums of gradients, scaled losses."""

@@ -1,0 +1,159 @@
+"""What is replicated is kept alike by ``DistributedDataParallel``; here its failures get names.
+
+It makes three kinds of collectives: it copies rank 0's values when it is made, it sums buckets of gradients while a
+backward pass goes on, and once, before the second forward pass, it agrees on these buckets. Where a rank is lost, its
+own errors say at most that a connection was closed, and dtypes that differ end the process. So the values are copied
+here, after they were compared; the agreement follows a meeting of all ranks; and sums are started by a hook, and waited
+for by a callback at the end of the backward pass, before those of ``DistributedDataParallel`` itself. Nothing of that
+runs on another thread; a bucket takes some 30 microseconds more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from functools import partial
+from itertools import chain
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+
+from shardwright.errors import DistributedError
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.ranks.lockstep import by_rank
+from shardwright.runtime.step.compiling import untraced
+
+COPIES = "the copying of dense parameters from rank 0"
+GRADIENTS = "the sum of the dense gradients"
+BUCKETS = "the agreement on buckets of dense gradients"
+_NOT_LOST = "Expected to have finished reduction"  # what a user is to do about parameters without gradients
+
+
+@final
+class DenseDataParallel(DistributedDataParallel):
+    """``DistributedDataParallel`` whose errors name the collective and the ranks that are lost.
+
+    Args:
+        module: what is replicated; on the CPU, where collectives are waited for by the host.
+        env: the ranks, with a process group.
+        options: of ``DistributedDataParallel``.
+
+    Raises:
+        DistributedError: a rank was lost before it copied rank 0's values.
+    """
+
+    def __init__(self, module: torch.nn.Module, env: ShardingEnv, **options: Any) -> None:
+        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        for _, value in _dense_values(module, ignored):
+            _copy_from_first(value.detach(), env)
+        super().__init__(module, process_group=env.process_group, init_sync=False, **options)
+        # Not this module itself: what holds hooks is not seen by the garbage collector.
+        self._env, self._sums = env, _Sums(env)
+        self.register_comm_hook(self._sums, lambda sums, bucket: sums.start(bucket))
+
+    @untraced
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self._sums.are_to_be_dealt_anew and torch.is_grad_enabled():
+            self._sums.are_to_be_dealt_anew = False
+            _meet(self._env, BUCKETS)
+        started = time.monotonic()
+        try:
+            return super()._pre_forward(*inputs, **kwargs)
+        except RuntimeError as error:
+            if str(error).startswith(_NOT_LOST):
+                raise
+            with self._env.communicator.named(BUCKETS, started):
+                raise
+
+
+def compare_dense_values(module: torch.nn.Module, env: ShardingEnv, ignored: Collection[str]) -> None:
+    """Check that what is replicated is of one form on all ranks; else copying and summing it would go wrong.
+
+    Args:
+        module: what is replicated.
+        env: the ranks.
+        ignored: names of parameters and buffers that are not.
+
+    Raises:
+        DistributedError: naming the first parameter or buffer that differs, and what it is on which ranks; on all. Or
+            a rank was lost before.
+    """
+    _meet(env, COPIES)
+    mine = {name: _form(value) for name, value in _dense_values(module, ignored)}
+    told = env.communicator.all_gather_objects(mine)
+    for name in dict.fromkeys(chain.from_iterable(told)):
+        forms = [forms.get(name, "missing") for forms in told]
+        if len(set(forms)) > 1:
+            raise DistributedError(
+                f"the dense part of the model differs between ranks: {name!r} is {by_rank(forms)}. Build the same "
+                "model, with the same dtypes and the same parameters frozen, on every rank"
+            )
+
+
+def _dense_values(module: torch.nn.Module, ignored: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    """Names of the parameters and buffers that are replicated, and these."""
+    for name, value in chain(module.named_parameters(), module.named_buffers()):
+        if name not in ignored:
+            yield name, value
+
+
+def _copy_from_first(value: Tensor, env: ShardingEnv) -> None:
+    """Give a tensor rank 0's values, as bytes: not all backends send all dtypes."""
+    if value.numel():
+        copied = value.contiguous()
+        env.communicator.broadcast(copied.view(-1).view(torch.uint8), 0)
+        value.copy_(copied)
+
+
+def _form(value: Tensor) -> str:
+    """Dtype and shape, and whether it is trained."""
+    frozen = "" if value.requires_grad or not isinstance(value, torch.nn.Parameter) else ", frozen"
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{frozen}"
+
+
+def _meet(env: ShardingEnv, what: str) -> None:
+    """Wait, without a collective, until every rank is here: that ends in time to ask who is missing."""
+    env.communicator.meet(env.lockstep.place(what), what)
+
+
+@final
+class _Sums:
+    """The sums of one module's buckets.
+
+    Args:
+        env: the ranks.
+
+    Attributes:
+        are_to_be_dealt_anew: all were made once, and the ranks have not agreed on the buckets to come.
+    """
+
+    def __init__(self, env: ShardingEnv) -> None:
+        self._communicator, self._group = env.communicator, env.process_group
+        self._world_size = env.world_size
+        self._is_first_pass, self.are_to_be_dealt_anew = True, False
+
+    @untraced
+    def start(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Begin to average a bucket's gradients as torch does without a hook: divided first, then summed, in place.
+
+        Returns:
+            The bucket, as if it were done: it is when the backward pass ends.
+        """
+        values = bucket.buffer().div_(self._world_size)
+        with self._communicator.named(GRADIENTS):
+            work = self._group.allreduce([values])
+        # Each callback waits for one, so that a backward pass that fails leaves nothing to the next.
+        Variable._execution_engine.queue_callback(partial(self._finish, work))
+        if self._is_first_pass and bucket.is_last():
+            self._is_first_pass, self.are_to_be_dealt_anew = False, True
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(values)
+        return done
+
+    @untraced
+    def _finish(self, work: Any) -> None:
+        with self._communicator.named(GRADIENTS):
+            self._communicator.wait_for(work)

@@ -1,0 +1,1 @@
+"""Training pipelines: batches that are moved and exchanged ahead."""

@@ -1,0 +1,411 @@
+"""Every rank's batches in step: ids exchanged before the forward pass they are for, and one end of data for all.
+
+What a rank has to say of its next batch (that it is there, wrong, the last was the last, ...) travels in the header of
+the exchange of that batch's ids, which is made before the forward pass. So the ranks part nowhere, and it takes no
+collective of its own, once it is known where in a batch the collections' inputs stand. That is learnt in the first
+step, by watching what they are given.
+
+A pipeline begins the exchange of the next batch as soon as this one's results are on their way, before anybody waits
+for them; so a status word after the forward pass says whether it failed.
+
+The collectives that are not those of the step itself, by every rank: 1. before the first batch, what each has, and
+what its user chose; 2. after the first forward pass, where inputs stand; 3. before each batch a status word, where no
+input is exchanged ahead; 4. after each forward pass in which the next batch was begun, a status word.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from attrs import evolve, frozen
+from torch import nn
+from torch.profiler import record_function
+
+from shardwright.errors import DistributedError, InvalidInputError
+from shardwright.runtime.pipeline.batch_settings import BatchSettings
+from shardwright.runtime.pipeline.batch_tree import (
+    Path,
+    follow,
+    is_same,
+    leaves,
+    path_text,
+    record_stream,
+)
+from shardwright.runtime.pipeline.fetching import NO_FORM, Fetched, Fetcher
+from shardwright.runtime.pipeline.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.ranks.status_word import StatusWord
+from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
+from shardwright.runtime.sharded.sharded_collection import ShardedCollection
+from shardwright.runtime.step.inputs import Status, goes_on
+from shardwright.sparse import KeyedJaggedTensor
+
+_log = logging.getLogger("shardwright")
+
+
+_STOPPED = Fetched(None, Status.STOPPED)
+
+
+@frozen(eq=False)
+class _Coming:
+    """The next step, as far as all ranks know of it: a batch, an error, or the end, or an error and then the end."""
+
+    batch: Any
+    error: Exception | None
+    is_over: bool
+
+
+@frozen(eq=False)
+class _Call:
+    """A forward pass of a collection, by its path in the model, and where in the batch its input stands."""
+
+    name: str
+    path: Path
+
+
+class _Exchange(Protocol):
+    """A step of the engine, or a status word alone."""
+
+    statuses: Sequence[Status]
+
+    def send(self) -> bool:
+        """Wait for what the ranks say; returns whether the batch goes on."""
+
+
+class BatchesInStep:
+    """This rank's batches, one after the other, in step with the other ranks'.
+
+    Args:
+        model: the model with its sharded collections.
+        settings: what its user chose.
+    """
+
+    def __init__(self, model: nn.Module, settings: BatchSettings) -> None:
+        self._settings = settings
+        inner = model.module if isinstance(model, DistributedModelParallel) else model
+        self._collections = {
+            path: module for path, module in inner.named_modules() if isinstance(module, ShardedCollection)
+        }
+        # Collections have these, and so must not come to have this object: nothing would be freed at once.
+        self._made: list[tuple[str, KeyedJaggedTensor]] = []
+        self._ahead = {
+            name: InputsAhead(
+                partial(_note, self._made, name),
+                is_strict=settings.is_strict,
+                looked_up=partial(_call_weakly, weakref.WeakMethod(self._has_looked_up)),
+            )
+            for name in self._collections
+        }
+        self._env = _env_of(model, list(self._collections.values()))
+        self._side = SideStream.on(settings.device or torch.device(self._env.device_type))
+        self._fetcher = Fetcher(settings, self._env, self._side)
+        self._begun: list[tuple[str, Begun]] = []  # for the batch that is taken next
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all batches under way and where inputs stand; every rank makes this call, or none."""
+        self.drop_unused()
+        for _, begun in self._begun:
+            begun.arrive()
+        self._begun = []
+        self._iterator: Iterator[Any] | None = None  # while a forward pass is to begin the next batch
+        self._to_look_up = 0
+        self._calls: list[_Call] | None = None if self._settings.is_ahead and self._collections else []
+        self._expected = list(self._collections)
+        self._made.clear()
+        self._fetched: Fetched | None = None
+        self._coming: _Coming | None = None
+        self._batch: Any = None
+
+    def take(self, iterator: Iterator[Any]) -> Any:
+        """The next batch, on the device, its ids under way.
+
+        Raises:
+            StopIteration: the end of data, on all ranks.
+            Exception: what the iterator raised, or what is wrong with any rank's batch; on all ranks.
+        """
+        if self._coming is None:
+            self.advance(iterator)
+        coming, self._coming = self._coming, None
+        assert coming is not None  # advance
+        if coming.error is not None:
+            if coming.is_over:  # said first; then comes the end
+                self._coming = evolve(coming, error=None)
+            raise coming.error
+        if coming.is_over:
+            raise StopIteration
+        for name, begun in self._begun:
+            self._ahead[name].put(begun)
+        self._begun = []
+        current = self._side.join()
+        if current is not None:
+            record_stream(coming.batch, current)
+        if self.learns:
+            self._batch = coming.batch
+        return coming.batch
+
+    def advance(self, iterator: Iterator[Any]) -> None:
+        """Read the next batch and send its ids, now; :meth:`take` has it, and what is wrong with it.
+
+        Raises:
+            DistributedError: a rank failed in its forward pass; on all ranks. The batch read is there for later.
+        """
+        if self._fetched is None:
+            self._fetched = self._fetcher.fetch(iterator)
+        self._fetched = self._fetcher.meet(self._fetched)  # collective 1
+        coming, statuses = self._exchange(self._fetched)
+        _raise_if_stopped(statuses)
+        self._fetched, self._coming = None, coming
+
+    # Where inputs stand
+
+    def serve(self) -> None:
+        """Let the collections take what was begun for the batch last taken, and see what they are given."""
+        self._made.clear()
+        for name, collection in self._collections.items():
+            collection.inputs_ahead = self._ahead[name]
+
+    def release(self) -> None:
+        """Leave the collections to others."""
+        for name, collection in self._collections.items():
+            if collection.inputs_ahead is self._ahead[name]:
+                collection.inputs_ahead = None
+
+    def drop_unused(self) -> None:
+        """Forget exchanges that no forward pass used."""
+        self.release()
+        for ahead in self._ahead.values():
+            ahead.discard()
+
+    @property
+    def learns(self) -> bool:
+        """Whether the forward pass that was made tells where inputs stand: :meth:`learn` comes next."""
+        return self._calls is None
+
+    def learn(self) -> None:
+        """Collective 2: agree on where the collections' inputs stand, from the forward pass just made.
+
+        Raises:
+            DistributedError: that pass failed on a rank; on all ranks.
+        """
+        mine = [(name, self._path_of(features)) for name, features in self._made]
+        if not self._settings.is_strict:  # other batches may have come between
+            mine = [call for call in mine if call[1] is not None]
+        told = self._env.communicator.all_gather_objects(mine)
+        _raise_if_stopped([Status.FINE if calls is not None else Status.STOPPED for calls in told])
+        if any(told):
+            self._expected = [name for name, _ in mine]
+            self._calls = [_Call(name, path) for name, path in _agreed(told)]
+            self._tell_who_stays({call.name for call in self._calls})
+        self._batch = None
+        self._made.clear()
+
+    def _path_of(self, features: KeyedJaggedTensor) -> Path | None:
+        for path, leaf in leaves(self._batch):
+            if isinstance(leaf, KeyedJaggedTensor) and is_same(leaf, features):
+                return path
+        return None
+
+    def _tell_who_stays(self, ahead: set[str]) -> None:
+        stays = sorted({name for name, _ in self._made} - ahead)
+        if stays:
+            _log.warning(
+                "the input of %s is not in the batch, or stands elsewhere on other ranks (the model makes it): its ids "
+                "are exchanged in the forward pass, not ahead of it",
+                ", ".join(map(repr, stays)),
+            )
+
+    # Exchanges
+
+    def _exchange(self, fetched: Fetched) -> tuple[_Coming, Sequence[Status]]:
+        """Begin all exchanges of a batch, then go on with each: so they are under way together."""
+        with self._side.active():
+            begun = [(call, *self._begin(call, fetched)) for call in self._calls or ()]
+            exchanges: list[_Exchange] = [step for _, _, step in begun]
+            if not exchanges:
+                exchanges = [StatusWord(self._env, fetched)]
+            error, sent = _send_all(exchanges)
+        statuses = exchanges[0].statuses
+        is_over = bool(statuses) and not goes_on(statuses)
+        if error is None and not is_over:
+            self._begun = [(call.name, Begun(features, step, self._side)) for call, features, step in begun]
+        else:
+            self._discard([step for _, _, step in begun if step in sent])
+        return _Coming(fetched.batch, error and (fetched.error or error), is_over), statuses
+
+    def _begin(self, call: _Call, fetched: Fetched) -> tuple[Any, Any]:
+        features, error = None, fetched.error
+        if fetched.batch is not None:
+            try:
+                features = follow(fetched.batch, call.path)
+            except Exception as problem:
+                error = InvalidInputError(
+                    f"the first batch had the input of a collection at {path_text(call.path)}, where this batch has "
+                    f"none ({type(problem).__name__}: {problem}): give all batches the same form"
+                )
+        elif fetched.status is Status.EMPTY_BATCH:
+            error = InvalidInputError(NO_FORM)
+        prepare = None if error is None else partial(_raise, error)
+        step = self._collections[call.name].begin_input_dist(features, status=fetched.status, prepare=prepare)
+        return features, step
+
+    def _discard(self, steps: Sequence[Any]) -> None:
+        with self._side.active():
+            for step in steps:
+                step.receive()
+
+    # The forward pass
+
+    @contextmanager
+    def forward(self, iterator: Iterator[Any]) -> Iterator[None]:
+        """Around the forward pass of a batch taken: what it raises, all ranks raise in this step.
+
+        The next batch is begun inside, once the last results are on their way, or, where that is not known, after it.
+
+        Args:
+            iterator: has the next batch.
+
+        Raises:
+            DistributedError: the pass did not use what was exchanged for it, or failed on another rank.
+        """
+        self.serve()
+        self._to_look_up = len(self._calls or ())
+        self._iterator = iterator if self._calls else None
+        try:
+            yield
+            self._check_used()
+        except Exception as error:
+            self._give_up(error)
+            raise
+        finally:
+            self.release()
+            self._iterator = None
+            if not self.learns:
+                self._made.clear()
+        if self._calls:
+            _raise_if_stopped(self._say(Status.FINE))
+            return
+        if self.learns:
+            self.learn()
+        with record_function("## next batch ##"):
+            self.advance(iterator)
+
+    def _has_looked_up(self) -> None:
+        """One of the collections' results are on their way: after the last, the next batch may be begun."""
+        self._to_look_up -= 1
+        if self._to_look_up == 0 and self._iterator is not None:
+            with record_function("## next batch ##"):
+                self.advance(self._iterator)
+
+    def _say(self, status: Status) -> Sequence[Status]:
+        """Tell all ranks how the forward pass went; returns what they say."""
+        word = StatusWord(self._env, Fetched(None, status))
+        word.send()
+        return word.statuses
+
+    def _check_used(self) -> None:
+        for name, ahead in self._ahead.items():
+            if len(ahead):
+                raise DistributedError(
+                    f"the collection at {name!r} was called in the first forward pass but not in this one: call it for "
+                    "every batch, or train with TrainPipelineBase"
+                )
+
+    def _give_up(self, error: Exception) -> None:
+        """Tell the other ranks; where they are not to be reached, ``error`` says so."""
+        if _is_lost(error):
+            return
+        try:
+            self._finish_for_others()
+        except Exception as further:
+            error.add_note(f"The other ranks could not be told of it: {type(further).__name__}: {further}")
+
+    def _finish_for_others(self) -> None:
+        """Do this rank's part of the step's remaining collectives of the forward pass, then say that it stopped."""
+        made = Counter(name for name, _ in self._made)
+        for name in self._expected:
+            if made[name]:
+                made[name] -= 1
+            elif len(self._ahead[name]):
+                self._ahead[name].next().lookup()
+                self._has_looked_up()
+            else:
+                self._collections[name].begin_input_dist(None, status=Status.STOPPED).send()
+        if self.learns:
+            self._env.communicator.all_gather_objects(None)  # as in learn
+        elif self._calls:
+            self._say(Status.STOPPED)
+        else:
+            self._exchange(_STOPPED)
+
+
+def _call_weakly(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call a method of what still is."""
+    own = method()
+    if own is not None:
+        own()
+
+
+def _note(made: list[tuple[str, KeyedJaggedTensor]], name: str, features: KeyedJaggedTensor) -> None:
+    made.append((name, features))
+
+
+def _send_all(exchanges: Sequence[_Exchange]) -> tuple[Exception | None, list[_Exchange]]:
+    """Go on with all; returns the first error, and those whose ids are under way."""
+    first: Exception | None = None
+    sent = []
+    for exchange in exchanges:
+        try:
+            if exchange.send():
+                sent.append(exchange)
+        except Exception as error:
+            if _is_lost(error):
+                raise
+            first = first or error
+    return first, sent
+
+
+def _agreed(told: Sequence[Sequence[tuple[str, Path | None]]]) -> list[tuple[str, Path]]:
+    """The calls of collections whose calls all ranks made with inputs at the same places, in the same order."""
+
+    def calls_of(calls: Sequence[tuple[str, Path | None]], name: str) -> list[Path | None]:
+        return [path for other, path in calls if other == name]
+
+    names = {
+        name
+        for name, _ in told[0]
+        if None not in calls_of(told[0], name)
+        and all(calls_of(calls, name) == calls_of(told[0], name) for calls in told)
+    }
+    kept = [[call for call in calls if call[0] in names] for calls in told]
+    if any(calls != kept[0] for calls in kept):
+        return []
+    return [(name, path) for name, path in kept[0] if path is not None]
+
+
+def _raise_if_stopped(statuses: Sequence[Status]) -> None:
+    if Status.STOPPED in statuses:
+        raise DistributedError(
+            f"{who_ended(statuses)}. The step was given up on all ranks, nothing was updated"
+        )
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether a collective failed, so that others would fail too, or wait for their time-out."""
+    return isinstance(error, DistributedError) and isinstance(error.__cause__, RuntimeError)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _env_of(model: nn.Module, collections: Sequence[ShardedCollection]) -> ShardingEnv:
+    env = collections[0].env if collections else getattr(model, "env", None)
+    return env if isinstance(env, ShardingEnv) else ShardingEnv.from_process_group()

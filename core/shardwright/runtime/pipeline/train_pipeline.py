@@ -1,0 +1,224 @@
+"""Train pipelines: the ids of the next batch travel while this one computes.
+
+A step of :class:`TrainPipelineSparseDist`, by every rank in this order: 1. lookups, whose ids are there already; 2.
+while their results travel, the next batch is read and copied, and its ids are sent; 3. the rest of the forward pass,
+and a status word that says whether it failed; 4. backward pass and update, while ids travel. Nothing of the model is
+traced: where in a batch the collections' inputs stand is seen in the first step, which is made as without a pipeline.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from shardwright.arguments import checked
+from shardwright.errors import DistributedError, InvalidInputError
+from shardwright.runtime.pipeline.batch_settings import BatchSettings
+from shardwright.runtime.pipeline.batches import BatchesInStep
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class TrainPipeline(ABC, Generic[In, Out]):
+    """Trains a model, one batch a call.
+
+    The model is given a batch and returns ``(losses, output)``. In training mode the sum of ``losses`` goes backward
+    and the optimizer makes a step; in evaluation mode neither.
+
+    What fails on one rank fails on all, and nothing hangs: a batch that is wrong, an iterator that raises (both in the
+    step of that batch; the next ones train) and a model whose forward pass raises (the step is given up; the next one
+    trains). What raises in the backward pass or the optimizer closes the pipeline on its rank: the update is then half
+    made, and other ranks wait for its rest until the process ends or their time-out.
+
+    Args:
+        model: the model, sharded; usually a ``DistributedModelParallel``.
+        optimizer: of the dense parameters, or a ``CombinedOptimizer`` of all.
+        device: where batches go.
+        end_of_data: ``"first_rank"``: all ranks end with the first whose data ends; ``"last_rank"``: with the last,
+            and a rank whose data has ended goes on with empty batches (its gradients are zero, and averages are over
+            all ranks as before). The same on all ranks.
+        empty_batch: makes a batch without examples; by default one of the form of the first batch of any rank.
+        custom_model_fwd: called instead of the model.
+
+    Raises:
+        InvalidInputError: no such ``end_of_data``.
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Any,
+        device: torch.device | str,
+        *,
+        end_of_data: str = "first_rank",
+        empty_batch: Callable[[], In] | None = None,
+        custom_model_fwd: Callable[[In], tuple[Tensor, Out]] | None = None,
+    ) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._forward: Callable[[In], Any] = custom_model_fwd or model
+        self._closed_by: BaseException | None = None
+        self._batches = BatchesInStep(
+            model,
+            BatchSettings(
+                device=torch.device(device),
+                end_of_data=end_of_data,
+                empty_batch=empty_batch,
+                is_ahead=self._sends_ahead(),
+                is_strict=True,
+            ),
+        )
+
+    @abstractmethod
+    def _sends_ahead(self) -> bool:
+        """Whether ids are sent before their forward pass."""
+
+    def progress(self, dataloader_iter: Iterator[In]) -> Out:
+        """Make the next step; every rank makes this call. Its parts have names in a profile: ``## backward ##``, ...
+
+        Args:
+            dataloader_iter: this rank's batches. One batch ahead of the step is read.
+
+        Returns:
+            The model's output for the batch.
+
+        Raises:
+            StopIteration: the end of data, on all ranks in the same step. Another call, with another iterator, begins
+                anew.
+            InvalidInputError: a rank's batch is wrong; the same text on every rank.
+            DistributedError: another rank failed, or this pipeline is closed.
+        """
+        if self._closed_by is not None:
+            raise DistributedError(
+                f"this pipeline was closed by {type(self._closed_by).__name__} in the update of a step: load a "
+                "checkpoint and call reset() on all ranks"
+            ) from self._closed_by
+        batch = self._batches.take(dataloader_iter)
+        if self._model.training:
+            self._optimizer.zero_grad()
+        with self._batches.forward(dataloader_iter), record_function("## forward ##"):
+            losses, output = self._pair(self._forward(batch))
+        if self._model.training:
+            self._update(losses)
+        return output
+
+    def _pair(self, result: Any) -> tuple[Tensor, Out]:
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise InvalidInputError(
+                f"the model returned a {type(result).__name__}; a pipeline wants (losses, output): wrap the model, or "
+                "give custom_model_fwd"
+            )
+        losses, output = result
+        return losses, output
+
+    def _update(self, losses: Tensor) -> None:
+        try:
+            with record_function("## backward ##"):
+                losses.sum().backward()
+            with record_function("## optimizer ##"):
+                self._optimizer.step()
+        except BaseException as error:
+            self._closed_by = error
+            raise
+
+    def reset(self) -> None:
+        """Drop the batches under way and begin anew; every rank makes this call."""
+        self._batches.reset()
+        self._closed_by = None
+
+
+class TrainPipelineBase(TrainPipeline[In, Out]):
+    """Copies the next batch to the device while this one computes; ids are exchanged in the forward pass.
+
+    For models whose collections are given other inputs from batch to batch. Before each step the ranks exchange a
+    status word.
+    """
+
+    def _sends_ahead(self) -> bool:
+        return False
+
+
+class TrainPipelineSparseDist(TrainPipeline[In, Out]):
+    """Copies the next batch and exchanges its ids while this one computes.
+
+    What the collections are given in the first forward pass is looked for in the batch: they are to be given what
+    stands there in every batch. A collection whose input the model makes itself exchanges its ids in the forward
+    pass, which is logged.
+
+    Example:
+        >>> pipeline = TrainPipelineSparseDist(model, optimizer, device)  # doctest: +SKIP
+        >>> batches = iter(loader)  # doctest: +SKIP
+        >>> while True:  # doctest: +SKIP
+        ...     try:
+        ...         output = pipeline.progress(batches)
+        ...     except StopIteration:
+        ...         break
+    """
+
+    def _sends_ahead(self) -> bool:
+        return True
+
+
+class _LockstepIterator(Iterator[In]):
+    def __init__(self, model: nn.Module, batches: Iterable[In], settings: BatchSettings) -> None:
+        self._batches = BatchesInStep(model, settings)
+        self._iterator = iter(batches)
+        self._has_begun = self._is_over = False
+
+    def __next__(self) -> In:
+        if self._is_over:
+            raise StopIteration
+        if self._has_begun and self._batches.learns:
+            self._batches.learn()
+        self._batches.drop_unused()
+        self._has_begun = True
+        try:
+            batch: In = self._batches.take(self._iterator)
+        except StopIteration:
+            self._is_over = True
+            raise
+        self._batches.serve()
+        return batch
+
+
+def lockstep_batches(
+    model: nn.Module,
+    batches: Iterable[In],
+    *,
+    device: torch.device | str | None = None,
+    end_of_data: str = "first_rank",
+    empty_batch: Callable[[], In] | None = None,
+) -> Iterator[In]:
+    """Batches for a training loop of one's own, with one end of data for all ranks; every rank makes this call.
+
+    Ranks may have different numbers of batches, and some none at all. The ids of a batch are exchanged before it is
+    given out, so that it is known whether every rank has one; that takes no further collective, but for the first
+    batch and for models that make their collections' inputs themselves.
+
+    Args:
+        model: the sharded model, which is given every batch once.
+        batches: this rank's.
+        device: where they go; by default they stay.
+        end_of_data: as in :class:`TrainPipeline`.
+        empty_batch: as there.
+
+    Returns:
+        An iterator over the batches.
+
+    Raises:
+        InvalidInputError: no such ``end_of_data``; from the iterator, a rank's batch is wrong, the same text on every
+            rank.
+
+    Example:
+        >>> for batch in lockstep_batches(model, loader, end_of_data="last_rank"):  # doctest: +SKIP
+        ...     model(batch).sum().backward()
+    """
+    place = None if device is None else torch.device(device)
+    settings = BatchSettings(place, end_of_data, empty_batch)
+    return _LockstepIterator(model, batches, settings)

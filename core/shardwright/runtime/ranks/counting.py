@@ -1,0 +1,32 @@
+"""Counting the collectives that a piece of work makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwright.runtime.ranks.comm import EXCHANGE_EVENT
+
+_EVENT_BEGINS = "profiler::_record_function_enter_new"  # what torch.profiler.record_function calls
+
+
+class CollectiveCounter(TorchDispatchMode):
+    """Counts the operators of torch.distributed, as torch's CommDebugMode does, which is slow to import.
+
+    And all-to-alls that are made without them, by the events that they record while they are watched.
+
+    Attributes:
+        count: how many there were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Count and call."""
+        self.count += func.namespace == "c10d" or (func.name() == _EVENT_BEGINS and args[0] == EXCHANGE_EVENT)
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,244 @@
+"""The ranks that share a model: their number, this one's place, and how they talk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from attrs import field, frozen
+
+from shardwright.arguments import brief
+from shardwright.contracts.comm_backend import CommBackend, Communicator
+from shardwright.errors import DistributedError, InvalidInputError
+from shardwright.fingerprint import compare_fingerprints
+from shardwright.planning.asked import made
+from shardwright.plugins import host
+from shardwright.runtime.ranks.alone import LoneCommunicator
+from shardwright.runtime.ranks.lockstep import Lockstep, by_rank
+from shardwright.runtime.ranks.phases import Phases
+
+# All collections over one process group make their calls in one order, whoever made their environments.
+_LOCKSTEPS: WeakKeyDictionary[Any, Lockstep] = WeakKeyDictionary()
+
+
+@frozen
+class ShardingEnv:
+    """The ranks a module is sharded over, as one of them sees them.
+
+    Args:
+        communicator: the collectives among them.
+        device_type: type of the devices whose tensors the communicator sends.
+        process_group: the process group behind it; ``None`` for one process alone, and for simulated ranks.
+        local_world_size: ranks on this rank's host; all of them unless the launcher says otherwise.
+        lockstep: the calls that this rank makes, in order.
+    """
+
+    communicator: Communicator = field(repr=False)
+    device_type: str = "cpu"
+    process_group: Any = field(default=None, repr=False)
+    local_world_size: int = 1
+    lockstep: Lockstep = field(factory=Lockstep, repr=False, eq=False)
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.communicator.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.communicator.world_size
+
+    @property
+    def header_channel(self) -> tuple[Communicator, str]:
+        """What carries headers, and the type of the devices whose memory it sends."""
+        on_host = self.communicator.on_host()
+        return (self.communicator, self.device_type) if on_host is None else (on_host, "cpu")
+
+    @classmethod
+    def from_process_group(
+        cls,
+        process_group: Any = None,
+        *,
+        device_type: str | None = None,
+        comm_backend: str | CommBackend | None = None,
+    ) -> ShardingEnv:
+        """The ranks of a process group; every rank of it makes this call.
+
+        All ranks compare what plugins they have, since a job whose ranks differ there would hang later, and how many
+        ranks they take a host to have, since ranks that differ there would add up other sums.
+
+        Args:
+            process_group: the group; the world by default.
+            device_type: ``"cpu"``, ``"cuda"``, ...; by default the accelerator if the group's backend and this
+                machine have one, else the CPU.
+            comm_backend: the comm backend, by name or as an object, the same on every rank; by default that of the
+                name of the group's own backend.
+
+        Raises:
+            UnknownPluginError: no comm backend has that name.
+            DistributedError: no process group, or no comm backend for it; ranks differ in ``LOCAL_WORLD_SIZE``; or
+                another rank failed in this call.
+            PluginMismatchError: the ranks' plugins differ; names ranks and plugins, on every rank.
+        """
+        if not dist.is_initialized():
+            raise DistributedError(_NO_GROUP)
+        group = dist.group.WORLD if process_group is None else process_group
+        phases = Phases.of(group)
+        with phases.phase("connecting the ranks"):
+            if comm_backend is None:
+                backend, device_type = _choose_backend(group, device_type)
+            else:
+                backend, device_type = _asked_backend(comm_backend, device_type)
+            communicator = _connected(backend, group)
+            local = _local_world_size(communicator.world_size)
+        # Apart: what fails before a collective leaves the group as it was.
+        with phases.phase("comparing plugins and sizes of hosts"):
+            _compare_ranks(communicator, local)
+        return cls(communicator, device_type, group, local, _LOCKSTEPS.setdefault(group, Lockstep()))
+
+    @classmethod
+    def local(cls, *, device_type: str | None = None) -> ShardingEnv:
+        """This process alone, as in a notebook: one rank, without a process group and without ``torchrun``.
+
+        Args:
+            device_type: ``"cpu"``, ``"cuda"``, ...; by default the accelerator if this machine has one, else the CPU.
+
+        Example:
+            >>> import torch, shardwright as sw
+            >>> table = sw.EmbeddingBagConfig(
+            ...     name="user_id", num_embeddings=1000, embedding_dim=8, feature_names=["user"]
+            ... )
+            >>> bags = sw.EmbeddingBagCollection([table], device="meta")
+            >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+            >>> batch = sw.KeyedJaggedTensor.from_lists({"user": [[7, 8], [], [9]]})
+            >>> model(batch).values().shape
+            torch.Size([3, 8])
+        """
+        return cls(LoneCommunicator(), device_type or [*_accelerators(), "cpu"][0])
+
+    def phase(self, what: str) -> AbstractContextManager[None]:
+        """Around what every rank does before training: all end it well, or all raise, soon after one does.
+
+        Args:
+            what: is done, for the error of those that did not fail.
+
+        Raises:
+            DistributedError: another rank failed, with its text, or did not come in time.
+        """
+        return nullcontext() if self.process_group is None else Phases.of(self.process_group).phase(what)
+
+
+def environment_of(
+    env: ShardingEnv | None, process_group: Any = None, comm_backend: str | CommBackend | None = None
+) -> ShardingEnv:
+    """The environment that was given, or that of a process group.
+
+    Raises:
+        InvalidInputError: there is an environment, and a comm backend or a process group that it would not use.
+        DistributedError, PluginMismatchError, UnknownPluginError: of ``from_process_group``.
+    """
+    if env is None:
+        return ShardingEnv.from_process_group(process_group, comm_backend=comm_backend)
+    if comm_backend is not None or process_group is not None:
+        raise InvalidInputError(
+            "env has its process group and comm backend already: leave env out, or make it by "
+            "ShardingEnv.from_process_group(process_group, comm_backend=...)"
+        )
+    return env
+
+
+_NO_GROUP = (
+    "no process group: start the processes with torchrun and call torch.distributed.init_process_group first; or, to "
+    "train in this process alone (as in a notebook), give DistributedModelParallel(model, env=ShardingEnv.local())"
+)
+
+
+def _local_world_size(world_size: int) -> int:
+    """Ranks on this host: what the launcher says, or all."""
+    told = os.environ.get("LOCAL_WORLD_SIZE") or str(world_size)
+    if not told.isdecimal() or int(told) == 0:
+        raise DistributedError(
+            f"LOCAL_WORLD_SIZE is {told!r}; it must be the number of ranks on this host, at least 1"
+        )
+    return min(int(told), world_size)
+
+
+def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, str]:
+    """The comm backend that serves ``group`` on ``device_type``, and the device type."""
+    name_of = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
+    candidates = [device_type] if device_type else [*_accelerators(), "cpu"]
+    backends = host().comm_backends
+    for device in candidates:
+        name = name_of.get(device, "")
+        if name in backends and device in backends[name].devices:
+            return backends.create(name), device
+    wanted = sorted(set(name_of.values()))
+    known = [f"{name} ({', '.join(backends[name].devices)})" for name in sorted(backends)]
+    raise DistributedError(
+        f"no comm backend for the process group's {wanted} on {device_type or 'this machine'}. "
+        f"Known: {', '.join(known)}."
+    )
+
+
+def _asked_backend(asked: str | CommBackend, device_type: str | None) -> tuple[CommBackend, str]:
+    """The comm backend that was asked for, and the type of the devices that it is to send from."""
+    backend = made(host().comm_backends, asked, "comm_backend")
+    possible = [device_type] if device_type else [*_accelerators(), "cpu"]
+    for device in possible:
+        if device in backend.devices:
+            return backend, device
+    raise DistributedError(
+        f"comm backend {backend.name!r} sends from {', '.join(backend.devices)}, not from {' or '.join(possible)}"
+    )
+
+
+def _connected(backend: CommBackend, group: Any) -> Communicator:
+    communicator = backend.connect(group)
+    if not isinstance(communicator, Communicator):
+        raise DistributedError(
+            f"comm backend {backend.name!r} broke its contract: connect() must return a Communicator, it returned "
+            f"{brief(communicator)}"
+        )
+    return communicator
+
+
+def _accelerators() -> list[str]:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return [accelerator.type] if accelerator else []
+
+
+def _compare_ranks(communicator: Communicator, local_world_size: int) -> None:
+    """Compare plugins, and how many ranks a host has, with the other ranks."""
+    # A rank whose plugins cannot even be read takes part all the same, so that nobody waits for it.
+    try:
+        mine, problem = host().fingerprint(), None
+    except Exception as error:
+        mine, problem = None, f"{type(error).__name__}: {error}"
+    gathered = communicator.all_gather_objects((local_world_size, mine, problem))
+    problems = [f"rank {rank}: {problem}" for rank, (_, _, problem) in enumerate(gathered) if problem]
+    if problems:
+        raise DistributedError("plugins could not be loaded: " + "; ".join(problems))
+    compare_fingerprints([fingerprint for _, fingerprint, _ in gathered])
+    check_local_world_sizes([size for size, _, _ in gathered])
+
+
+def check_local_world_sizes(sizes: Sequence[int]) -> None:
+    """Check that all ranks take a host to have equally many ranks.
+
+    Args:
+        sizes: what each rank takes, in rank order.
+
+    Raises:
+        DistributedError: they differ; the same text on every rank.
+    """
+    if len(set(sizes)) > 1:
+        raise DistributedError(
+            f"the ranks differ in how many of them a host has: {by_rank([f'LOCAL_WORLD_SIZE {n}' for n in sizes])}. "
+            "Give every rank the same; where hosts differ, 1, so that each rank stands for a host"
+        )

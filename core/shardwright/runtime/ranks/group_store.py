@@ -1,0 +1,194 @@
+"""A process group's store, every call of which ends in time.
+
+torch's stores wait for whoever serves them, without a limit: a ``TCPStore`` for bytes of a connection that a stopped
+process keeps open, whatever time-out it was given; a ``FileStore`` for a lock that a stopped process holds. So each
+call is made on a thread of its own, which is left behind when time is up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from shardwright.runtime.ranks.lockstep import name_ranks
+from shardwright.runtime.ranks.processes import Neighbours
+from shardwright.runtime.ranks.store_log import get_all
+
+T = TypeVar("T")
+
+_LEAST_S = 0.25  # a store that answers is not given up for a busy processor, however late it is asked
+_ALIVE_S = 0.5  # whoever waits longer looks whether the others live
+_SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 0.5e-3, 0.05, 1.3
+
+
+class StoreError(RuntimeError):
+    """The store did not answer, or not in time."""
+
+
+class GroupStore:
+    """The store of a process group, for all in this process who use it; made by :meth:`of`.
+
+    Args:
+        store: the group's own part of the store.
+        timeout_s: how long the group's collectives may take.
+        neighbours: the processes of the group's ranks.
+
+    Attributes:
+        timeout_s: see there.
+    """
+
+    _known: WeakKeyDictionary[Any, GroupStore] = WeakKeyDictionary()
+
+    def __init__(self, store: Any, timeout_s: float, neighbours: Neighbours) -> None:
+        self._store, self.timeout_s, self._neighbours = store, timeout_s, neighbours
+        self._is_introduced = False
+        self._left_behind: threading.Thread | None = None
+
+    @classmethod
+    def of(cls, process_group: Any) -> GroupStore:
+        """The one of a process group."""
+        known = cls._known.get(process_group)
+        if known is None:
+            neighbours = Neighbours(dist.get_rank(process_group), dist.get_world_size(process_group))
+            known = cls(store_of(process_group), _timeout_of(process_group).total_seconds(), neighbours)
+            cls._known[process_group] = known
+        return known
+
+    def ask(self, question: Callable[[Any], T], deadline: float) -> T:
+        """What ``question``, called with torch's store, returns.
+
+        Args:
+            question: makes calls of the store that do not wait for other ranks.
+            deadline: on the monotonic clock; a quarter of a second is always given.
+
+        Raises:
+            StoreError: the store did not answer until then, or what serves it is gone.
+        """
+        started = time.monotonic()
+        end = started + min(max(deadline - started, _LEAST_S), self.timeout_s)
+        if self._left_behind is not None:  # it has the connection; when it has ended, all is well again
+            self._left_behind.join(end - started)
+        if self._left_behind is None or not self._left_behind.is_alive():
+            call = _Call(partial(self._answer, question), self._store)
+            self._left_behind = call.thread
+            call.thread.join(max(end - time.monotonic(), 0.0))
+            if not call.thread.is_alive():
+                self._left_behind = None
+                return call.result()
+        waited_s = time.monotonic() - started
+        raise StoreError(f"the process group's store has given no answer for {waited_s:.1f} s; {_WHO}")
+
+    def _answer(self, question: Callable[[Any], T], store: Any) -> T:
+        """Put a question to the store, after this process was introduced."""
+        if not self._is_introduced:
+            self._neighbours.introduce(store)
+            self._is_introduced = True
+        return question(store)
+
+    def set(self, key: str, value: str, deadline: float) -> None:
+        """Have a key say something; raises as :meth:`ask`."""
+        self.ask(lambda store: store.set(key, value), deadline)
+
+    def add(self, key: str, number: int, deadline: float) -> int:
+        """Add to a number, 0 at first, and return it; raises as :meth:`ask`."""
+        return self.ask(lambda store: int(store.add(key, number)), deadline)
+
+    def find(self, key: str, deadline: float) -> str | None:
+        """What a key says, if anything; raises as :meth:`ask`."""
+        return self.ask(lambda store: store.get(key).decode() if store.check([key]) else None, deadline)
+
+    def read(
+        self, keys: Sequence[str], deadline: float, look: Callable[[], None] = lambda: None
+    ) -> list[str]:
+        """What keys say, once all are there.
+
+        Args:
+            keys: other ranks set them.
+            deadline: on the monotonic clock.
+            look: called from time to time; what it raises ends the wait.
+
+        Raises:
+            StoreError: as of :meth:`ask`.
+            RuntimeError: not all were set in time, or the process of a rank on this host has ended.
+        """
+        started, reason = time.monotonic(), ""
+        deadline = min(deadline, started + self.timeout_s)
+        for nap_s in _naps():
+            told = self.ask(lambda store: get_all(store, keys) if store.check(list(keys)) else None, deadline)
+            if told is not None:
+                return told
+            look()
+            if reason:  # which was so before the keys were last looked for
+                raise RuntimeError(reason)
+            reason = self._reason_to_end(started, deadline)
+            time.sleep(nap_s)
+        raise AssertionError("naps have no end")
+
+    def _reason_to_end(self, started: float, deadline: float) -> str:
+        """Why there is nothing to wait for, if so."""
+        waited_s = time.monotonic() - started
+        ended = self.ask(self._neighbours.ended, deadline) if waited_s > _ALIVE_S else []
+        if ended:
+            return f"the process of {name_ranks(ended)} has ended"
+        if time.monotonic() > deadline:
+            return f"what was to come through the store had not come after {waited_s:.1f} s"
+        return ""
+
+
+_WHO = "the process that serves it (rank 0's, or the launcher's) may be stopped, or have ended"
+
+
+def _naps() -> Iterator[float]:
+    """Seconds between looks, ever more."""
+    nap_s = _SHORTEST_NAP_S
+    while True:
+        yield nap_s
+        nap_s = min(nap_s * _LONGER, _LONGEST_NAP_S)
+
+
+class _Call(Generic[T]):
+    """A question being asked, on a thread of its own that nobody has to wait for."""
+
+    def __init__(self, question: Callable[[Any], T], store: Any) -> None:
+        self._question, self._store = question, store
+        self._answer: list[T] = []
+        self._error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._answer.append(self._question(self._store))
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> T:
+        """What was answered; raises what was raised."""
+        if isinstance(self._error, RuntimeError):  # as torch's errors of stores are
+            reason = str(self._error).split("\n", 1)[0]
+            raise StoreError(f"the process group's store does not answer ({reason}); {_WHO}") from self._error
+        if self._error is not None:
+            raise self._error
+        return self._answer[0]
+
+
+def store_of(process_group: Any) -> Any:
+    """A process group's own part of the store, as torch has it. torch has no public way to it."""
+    return dist.distributed_c10d._world.pg_map[process_group][1]
+
+
+def _timeout_of(process_group: Any) -> timedelta:
+    """How long the group's collectives may take; torch's default where its backends do not say."""
+    for device in process_group._device_types:
+        options: Any = getattr(process_group._get_backend(device), "options", None)
+        if hasattr(options, "_timeout"):
+            timeout: timedelta = options._timeout
+            return timeout
+    return dist.distributed_c10d.default_pg_timeout

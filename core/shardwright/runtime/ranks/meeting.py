@@ -1,0 +1,42 @@
+"""Calls of a collection that are right only if every rank makes them: ranks meet first, without a collective."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from shardwright.runtime.ranks.environment import ShardingEnv
+
+
+@frozen(eq=False)
+class Meeting:
+    """Where the ranks meet before the state of one collection is saved or loaded.
+
+    Args:
+        env: the ranks.
+        number: the collection's, as in :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
+    """
+
+    env: ShardingEnv
+    number: int
+
+    def to_gather(self, what: str) -> None:
+        """Wait until every rank calls ``what``, which gathers tables.
+
+        Raises:
+            DistributedError: one does not within the time-out.
+        """
+        self._meet(what, "gathers tables")
+
+    def to_load(self, what: str) -> None:
+        """Wait until every rank calls ``what``, without which copies would differ from rank to rank.
+
+        Raises:
+            DistributedError: one does not within the time-out.
+        """
+        self._meet(what, "changes the parts and copies that all ranks have")
+
+    def _meet(self, what: str, why: str) -> None:
+        lockstep = self.env.lockstep
+        name = lockstep.name(self.number)
+        told = f"{what} of {name}, which {why} and so is to be called on every rank,"
+        self.env.communicator.meet(lockstep.place(f"gathering/{self.number}"), told)

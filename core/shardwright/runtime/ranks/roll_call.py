@@ -1,0 +1,194 @@
+"""After a collective failed: which ranks came to it and failed as well, and of which there is no word.
+
+A backend says at most that a connection was closed, or that time ran out, not whose fault it is. So each rank whose
+collective fails writes that into a log in the group's store, and looks who else did: a rank that was killed, or is
+stuck elsewhere, does not. That takes each rank a few requests, however many ranks there are. While nothing fails,
+nothing is written or read.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from shardwright.errors import DistributedError
+from shardwright.last_words import Listener, listen
+from shardwright.runtime.ranks.group_store import GroupStore, StoreError
+from shardwright.runtime.ranks.lockstep import name_ranks
+from shardwright.runtime.ranks.store_log import LogReader, write_line
+
+_LONGEST_GRACE_S = 5.0
+_LEAST_GRACE_S = 0.3  # where torch alone waited, until the group's time-out
+_SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 0.02, 0.5, 1.5
+_MOST_ASKED = 16  # ranks of which each is asked for by itself: those that did not come to the roll call
+_WORD_S = 0.5  # to leave a word
+LONGEST_WORD = 1000  # characters
+
+
+class RollCall(Listener):
+    """What the ranks of a process group tell each other of a failure, through the group's store.
+
+    Args:
+        process_group: the group.
+
+    Attributes:
+        patience: how long a collective may take, so that the roll can be called inside the group's time-out.
+    """
+
+    def __init__(self, process_group: Any) -> None:
+        self._rank, self._world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
+        self._group, self._store = weakref.ref(process_group), GroupStore.of(process_group)
+        self._timeout_s = self._store.timeout_s
+        self._grace_s = min(_LONGEST_GRACE_S, self._timeout_s / 4)
+        self.patience = timedelta(seconds=self._timeout_s - self._grace_s)
+        listen(self)
+
+    def hear(self, text: str) -> None:
+        """Leave a word in the store for those that may wait for this rank in vain; see :mod:`last_words`."""
+        if self._group() not in dist.distributed_c10d._world.pg_map:  # destroyed, and its store may be gone
+            return
+        with suppress(StoreError):  # what is raised here is that error, not that the store is gone
+            word = f"{time.time()} {text[:LONGEST_WORD]}"
+            self._store.set(_word_key(self._rank), word, time.monotonic() + _WORD_S)
+
+    def failure(self, collective: str, error: RuntimeError, since: float) -> DistributedError:
+        """The error that says which collective failed here, and which ranks were not in it.
+
+        Args:
+            collective: its name.
+            error: what it failed with.
+            since: when it was begun, on the monotonic clock: others are waited for within the group's time-out.
+        """
+        became = "" if isinstance(error, StoreError) else self._after(collective, since)
+        return DistributedError(f"rank {self._rank}: {collective} failed: {became}{became and ': '}{error}")
+
+    def _after(self, label: str, since: float) -> str:
+        """Tell the others that ``label`` failed here, wait for their word, and say in a text what became of whom.
+
+        Returns:
+            ``"no word from rank 1; rank 2 failed in ids"``; nothing where there is no store to ask.
+        """
+        started = time.monotonic()
+        grace_s = min(self._grace_s, max(since + self._timeout_s - started, _LEAST_GRACE_S))
+        try:
+            told = self._exchange(label, started + grace_s)
+            others = [rank for rank in range(self._world_size) if rank != self._rank]
+            missing = [rank for rank in others if rank not in told]
+            words = self._last_words_of(missing, started + grace_s)
+        except StoreError as error:  # the rank that serves the store is gone, or stuck, too
+            return str(error)
+        parts = [f"no word from {name_ranks(missing)} in {grace_s:.1f} s"] if missing else []
+        parts += [f"rank {rank} had raised {word}" for rank, word in words.items()]
+        for seen in dict.fromkeys(told.values()):
+            parts.append(f"{name_ranks([rank for rank in told if told[rank] == seen])} failed in {seen}")
+        return "; ".join(parts)
+
+    def _last_words_of(self, ranks: list[int], deadline: float) -> dict[int, str]:
+        """What each of these ranks raised of its batch, if it did since this rank may have begun to wait for it."""
+        words = {}
+        for rank in ranks[:_MOST_ASKED]:
+            when, _, text = (self._store.find(_word_key(rank), deadline) or "0").partition(" ")
+            if time.time() - float(when) < 2 * self._timeout_s:
+                words[rank] = text
+        return words
+
+    def meet(self, place: str, what: str, look: Callable[[], None]) -> None:
+        """Wait until every rank has come to ``place``, by the store alone; those that fail elsewhere hear of ``what``.
+
+        The rank that leaves last takes what was written out of the store.
+
+        Args:
+            place: a name that no other meeting has.
+            what: is done there.
+            look: called from time to time; what it raises ends the wait.
+
+        Raises:
+            RuntimeError: one did not in time, or the store does not answer.
+        """
+        count = f"shardwright/meeting/{place}"
+        everybody = f"{count}/all"
+        deadline = time.monotonic() + self.patience.total_seconds()
+
+        def come(store: Any) -> None:
+            store.set(_key(self._rank), what)
+            if store.add(count, 1) == self._world_size:
+                store.set(everybody, "here")
+
+        def leave(store: Any) -> None:
+            store.delete_key(_key(self._rank))
+            if store.add(count, 1) == 2 * self._world_size:
+                store.delete_key(everybody)
+                store.delete_key(count)
+
+        self._store.ask(come, deadline)
+        self._store.read([everybody], deadline, look)
+        with suppress(StoreError):  # all were here: what serves the store may go
+            self._store.ask(leave, time.monotonic())
+
+    def _exchange(self, label: str, deadline: float) -> dict[int, str]:
+        """What each other rank failed in, of those that say so before time is up."""
+        self._store.ask(partial(_tell, self._rank, label), deadline)
+        log, told = LogReader(_LOG), dict[int, str]()
+        nap_s = _SHORTEST_NAP_S
+        while True:
+            is_late = time.monotonic() > deadline
+            lines = self._store.ask(log.read_on, deadline)
+            told |= {rank: said for rank, said in self._recent(lines) if rank != self._rank}
+            if is_late or not lines:  # those that are still missing may be elsewhere, and say so
+                missing = [
+                    rank for rank in range(self._world_size) if rank not in told and rank != self._rank
+                ]
+                told |= self._store.ask(partial(_said, missing[:_MOST_ASKED]), deadline)
+            if is_late or len(told) == self._world_size - 1:
+                return dict(sorted(told.items()))
+            time.sleep(min(nap_s, max(deadline - time.monotonic(), 0.0)))
+            nap_s = min(nap_s * _LONGER, _LONGEST_NAP_S)
+
+    def _recent(self, lines: list[str]) -> Iterator[tuple[int, str]]:
+        """What ranks said in the log, as far as it may be of this failure and no earlier one."""
+        for line in lines:
+            rank, when, said = line.split(" ", 2)
+            if time.time() - float(when) < 2 * self._timeout_s:
+                yield int(rank), said
+
+
+def tell_at_end(error: str) -> None:
+    """Answer all roll calls to come: this rank's program ends with an error."""
+    for group in list(dist.distributed_c10d._world.pg_map):
+        key = _key(dist.get_rank(group))
+
+        def answer(store: Any, key: str = key) -> None:
+            if not store.check([key]):  # else what it failed in says more
+                store.set(key, f"its program: {error[:LONGEST_WORD]}")
+
+        with suppress(RuntimeError):  # what serves the store is gone
+            GroupStore.of(group).ask(answer, time.monotonic() + _WORD_S)
+
+
+def _tell(rank: int, label: str, store: Any) -> None:
+    """Say what failed here, where those look who call the roll, and those who ask for this rank."""
+    store.set(_key(rank), label)
+    write_line(store, _LOG, f"{rank} {time.time()} {label}")
+
+
+def _said(ranks: list[int], store: Any) -> dict[int, str]:
+    """What each of these ranks says that it failed in, if it does."""
+    return {rank: store.get(_key(rank)).decode() for rank in ranks if store.check([_key(rank)])}
+
+
+_LOG = "shardwright/roll call"
+
+
+def _key(rank: int) -> str:
+    return f"shardwright/failed/{rank}"
+
+
+def _word_key(rank: int) -> str:
+    return f"shardwright/word/{rank}"

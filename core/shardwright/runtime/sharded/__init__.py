@@ -1,0 +1,1 @@
+"""Sharded modules: models, collections, tables, parameters, their state and their optimizers."""

@@ -1,0 +1,130 @@
+"""A collection of tables as the engine sees it: its features, and its outputs in order.
+
+Legend: F features, B batch size, N ids, D columns of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from functools import cached_property
+from itertools import accumulate
+
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.tables.spec import PoolingType, TableSpec, embedding_names
+from shardwright.runtime.step.segments import starts_of
+
+
+@frozen
+class Output:
+    """One feature of one table: in a pooled collection, the output's columns ``start <= c < stop``."""
+
+    name: str
+    table: int
+    feature: int
+    start: int
+    stop: int
+
+    @property
+    def dim(self) -> int:
+        """``D``."""
+        return self.stop - self.start
+
+
+@frozen(eq=False)
+class Collection:
+    """Tables, features and outputs of one module."""
+
+    tables: tuple[TableSpec, ...]
+    features: tuple[str, ...]
+    outputs: tuple[Output, ...]
+
+    @classmethod
+    def of(cls, tables: Sequence[TableSpec]) -> Collection:
+        """The collection of ``tables``, in the module's order."""
+        features = tuple(dict.fromkeys(name for table in tables for name in table.feature_names))
+        position = {name: index for index, name in enumerate(features)}
+        names = embedding_names({table.name: table.feature_names for table in tables})
+        pairs = [
+            (names[table.name][i], index, position[feature], table.embedding_dim)
+            for index, table in enumerate(tables)
+            for i, feature in enumerate(table.feature_names)
+        ]
+        stops = list(accumulate(dim for *_, dim in pairs))
+        outputs = tuple(
+            Output(name, table, feature, stop - dim, stop)
+            for (name, table, feature, dim), stop in zip(pairs, stops, strict=True)
+        )
+        return cls(tuple(tables), features, outputs)
+
+    @property
+    def name(self) -> str:
+        """What errors call it: its path in the model, or its tables where it is the model."""
+        names = ", ".join(repr(table.name) for table in self.tables[:3])
+        more = ", ..." if len(self.tables) > 3 else ""
+        return repr(self.tables[0].module) if self.tables[0].module else f"the tables {names}{more}"
+
+    @property
+    def is_pooled(self) -> bool:
+        """One vector per bag, else one per id; tables of both kinds do not mix."""
+        return self.tables[0].pooling is not PoolingType.NONE
+
+    @property
+    def width(self) -> int:
+        """Columns of the pooled output."""
+        return self.outputs[-1].stop
+
+    @cached_property
+    def outputs_by_table(self) -> list[list[int]]:
+        """The outputs of each table, by index."""
+        outputs: list[list[int]] = [[] for _ in self.tables]
+        for index, output in enumerate(self.outputs):
+            outputs[output.table].append(index)
+        return outputs
+
+    def smallest_table(self, feature: int, *, but: AbstractSet[int] = frozenset()) -> TableSpec | None:
+        """Of the tables that a feature is looked up in, without some, the one with the fewest rows, if there is any."""
+        places = [output.table for output in self.outputs if output.feature == feature]
+        tables = [self.tables[place] for place in places if place not in but]
+        return min(tables, key=lambda table: table.num_embeddings, default=None)
+
+
+@frozen(eq=False)
+class FeatureBatch:
+    """A checked batch, its features in the collection's order.
+
+    Args:
+        lengths: ``[F, B]`` int32.
+        values: ``[N]`` int64 ids, feature after feature.
+        weights: ``[N]`` float32 weights of the ids, or ``None``.
+        num_ids: ids of each feature, ``[F]``, in host memory.
+    """
+
+    lengths: Tensor
+    values: Tensor
+    weights: Tensor | None
+    num_ids: Ints
+
+    @property
+    def batch_size(self) -> int:
+        """``B``."""
+        return self.lengths.shape[1]
+
+    @cached_property
+    def starts(self) -> Ints:
+        """Where each feature's ids begin: ``[F]``."""
+        return starts_of(self.num_ids)
+
+    @cached_property
+    def ids(self) -> tuple[Tensor, ...]:
+        """The ids of each feature."""
+        return self.values.split_with_sizes(self.num_ids.tolist())
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it consists of."""
+        weights = () if self.weights is None else (self.weights,)
+        return [self.lengths, self.values, *weights]

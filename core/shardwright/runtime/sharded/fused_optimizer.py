@@ -1,0 +1,237 @@
+"""The optimizers inside kernels, seen as one ``KeyedOptimizer``: learning rates in, state in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError
+from shardwright.optim._keyed_state import check_names, write_groups
+from shardwright.optim.fused import spec_to_torch
+from shardwright.optim.keyed import KeyedOptimizer
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.runtime.ranks.meeting import Meeting
+from shardwright.runtime.sharded.learning_rates import LearningRates
+from shardwright.runtime.sharded.sharded_parameter import ShardedParameter
+
+if TYPE_CHECKING:
+    from shardwright.runtime.sharded.sharded_table import ShardedTable
+    from shardwright.runtime.sharded.table_state import LocalBlock, TableState
+
+_STEP = "step"
+_FIXED = ("betas", "eps", "weight_decay")
+"""Hyperparameters that kernels are built with; only learning rates can change."""
+
+
+class FusedOptimizer(KeyedOptimizer):
+    """What runs in the backward pass of a sharded module.
+
+    Parameters are grouped by optimizer. A learning rate set in ``param_groups`` (by hand or by a scheduler) holds from
+    the next forward pass on: a step keeps, in every kernel, the rate with which its forward pass began. There is
+    nothing else for :meth:`step` to do. State dicts are those of the unsharded tables and the torch optimizers of the
+    same names; ``state_dict()`` gathers and must be called on every rank.
+
+    Args:
+        tables: the module's tables by parameter name; those whose kernel fuses no optimizer are left out.
+        rates: of the module's local kernel groups.
+        meeting: where the ranks meet before tables are gathered or loaded.
+    """
+
+    def __init__(self, tables: Mapping[str, ShardedTable], rates: LearningRates, meeting: Meeting) -> None:
+        self._tables = {name: table for name, table in tables.items() if table.is_fused}
+        self._rates, self._meeting = rates, meeting
+        by_optimizer: dict[OptimizerSpec, list[str]] = {}
+        for name, table in self._tables.items():
+            assert table.state.table.optimizer is not None  # ShardedTable.is_fused
+            by_optimizer.setdefault(table.state.table.optimizer, []).append(name)
+        params = {name: _representative(table) for name, table in self._tables.items()}
+        groups = [
+            {"params": [params[name] for name in names], **_group_of(spec)}
+            for spec, names in by_optimizer.items()
+        ]
+        super().__init__(params, {}, groups)
+        self._specs = list(by_optimizer)
+        self._names_of = list(by_optimizer.values())
+        self._applied = [spec.learning_rate for spec in self._specs]
+        self._fixed = [{name: group[name] for name in _FIXED if name in group} for group in groups]
+
+    def __repr__(self) -> str:
+        lines = [
+            f"  {spec.name}({_listed(group)}): {', '.join(names)}"
+            for spec, group, names in zip(self._specs, self.param_groups, self._names_of, strict=True)
+        ]
+        return "\n".join([f"{type(self).__name__}(", *lines, ")"])
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Hand changed learning rates to the kernels; updates happened in the backward pass."""
+        loss = closure() if closure is not None else None
+        self.apply_learning_rates()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Hand changed learning rates to the kernels; there are no gradients to clear."""
+        self.apply_learning_rates()
+
+    def apply_learning_rates(self) -> None:
+        """Hand changed learning rates to the kernels."""
+        for group, fixed in zip(self.param_groups, self._fixed, strict=True):
+            _check_fixed(group, fixed)
+        rates = [float(group["lr"]) for group in self.param_groups]
+        if rates != self._applied:
+            self._rates.set(dict(zip(self._specs, rates, strict=True)).get)
+            self._applied = rates
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state under parameter names, whole, in host memory; a collective, every rank makes this call.
+
+        Returns:
+            ``{"state": {parameter name: {state name: tensor}}, "param_groups": [...]}``; groups name parameters.
+        """
+        self._meeting.to_gather("the optimizer's state_dict()")
+        state = {name: self._gather(table) for name, table in self._tables.items()}
+        # The base class packs the groups; the state it would pack is in the kernels.
+        return {**super().state_dict(), "state": {name: values for name, values in state.items() if values}}
+
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that a state dict of whole tables fits, changing nothing.
+
+        Raises:
+            UnknownNameError: it names a parameter that the optimizer does not have.
+            InvalidInputError: state is missing, or entries, shapes or groups differ.
+            UnsupportedError: a group has other values of what kernels are built with.
+        """
+        groups = {name: value for name, value in state_dict.items() if name != "state"}
+        super().check_state_dict({**groups, "state": {}} if "state" in state_dict else groups)
+        for names, fixed in zip(self._names_of, self._fixed, strict=True):
+            for group in state_dict.get("param_groups", ()):
+                if set(names) & set(group["params"]):
+                    _check_fixed({**fixed, **group}, fixed)
+        given = state_dict["state"]
+        check_names(self.params, given)
+        for name, table in self._tables.items():
+            _check_entries(name, table, given.get(name, {}))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over the state of an unsharded or differently sharded optimizer; every rank makes this call.
+
+        Raises:
+            UnknownNameError: it names a parameter that the optimizer does not have.
+            InvalidInputError: state is missing, or entries, shapes or groups differ; nothing is changed then.
+        """
+        self.check_state_dict(state_dict)
+        self._meeting.to_load("the optimizer's load_state_dict()")
+        for name, table in self._tables.items():
+            _scatter(table, state_dict["state"].get(name, {}))
+        if self._saves_param_groups and "param_groups" in state_dict:
+            write_groups(self.params, self.param_groups, state_dict["param_groups"])
+        self.apply_learning_rates()
+        self.post_load_state_dict()
+
+    def _gather(self, table: ShardedTable) -> dict[str, Tensor]:
+        # Ranks without a block of the table learn from an owner which states there are.
+        communicator, owner = table.state.communicator, _first_owner(table.state)
+        step, columns = communicator.broadcast_object(_outline(table), owner)
+        gathered = {} if step is None else {_STEP: torch.tensor(step)}
+        for name, width in columns.items():
+
+            def values(local: LocalBlock, name: str = name) -> Tensor:
+                return table.lookup_of(local).optimizer_state(local.index)[name]
+
+            gathered[name] = table.state.gather(values, columns=width, dtype=torch.float32)
+        return gathered
+
+
+def _scatter(table: ShardedTable, given: Mapping[str, Any]) -> None:
+    """Copy the local blocks' parts of the whole state into the kernels."""
+    for local in table.state.local:
+        if _STEP in given:
+            table.lookup_of(local).load_step(float(given[_STEP]))
+    for name in _entries(table) - {_STEP}:
+
+        def target(local: LocalBlock, name: str = name) -> Tensor:
+            return table.lookup_of(local).optimizer_state(local.index)[name]
+
+        table.state.scatter(given[name], target, table.loaded_rows)
+
+
+def _entries(table: ShardedTable) -> set[str]:
+    """The names of the states of a table with a block here."""
+    return {
+        name for local in table.state.local for name in table.lookup_of(local).optimizer_state(local.index)
+    }
+
+
+def _check_entries(name: str, table: ShardedTable, given: Mapping[str, Any]) -> None:
+    own = _entries(table)
+    if not table.state.local:
+        return
+    loaded = {entry for entry, value in given.items() if value is not None}
+    if own != loaded:
+        raise InvalidInputError(
+            f"the state of {name!r} has the entries {sorted(own)}; the state dict has {sorted(loaded)}. "
+            "Was it saved by another optimizer?"
+        )
+    spec, lookup = table.state.table, table.lookup_of(table.state.local[0])
+    for entry in own - {_STEP}:
+        expected = (spec.num_embeddings, 1 if entry in lookup.states_per_row else spec.embedding_dim)
+        if tuple(given[entry].shape) != expected:
+            raise InvalidInputError(
+                f"state {entry!r} of {name!r} has shape {list(expected)}; the state dict has "
+                f"{list(given[entry].shape)}"
+            )
+
+
+def _representative(table: ShardedTable) -> Tensor:
+    """This rank's weights of the table, or an empty parameter where it has none."""
+    own = next(iter(table.parameters()), None)
+    if own is not None:
+        return own
+    return ShardedParameter.of(
+        torch.nn.Parameter(torch.empty(0)), table.state.table.describe(), is_fused=True
+    )
+
+
+def _first_owner(state: TableState) -> int:
+    rank = next(block.rank for block in state.sharding.layout.blocks if block.num_rows)
+    assert rank is not None  # the plan's validator
+    return rank
+
+
+def _outline(table: ShardedTable) -> tuple[float | None, dict[str, int]]:
+    """The number of updates and, for each other state, the columns of the whole table's; of a local block."""
+    if not table.state.local:
+        return None, {}
+    local = table.state.local[0]
+    lookup = table.lookup_of(local)
+    states = lookup.optimizer_state(local.index)
+    dim = table.state.table.embedding_dim
+    columns = {name: 1 if name in lookup.states_per_row else dim for name in states if name != _STEP}
+    return (float(states[_STEP]) if _STEP in states else None), columns
+
+
+def _group_of(spec: OptimizerSpec) -> dict[str, Any]:
+    """The hyperparameters as the unsharded torch optimizer has them, so that either can load the other's."""
+    try:
+        group = spec_to_torch(spec, [torch.nn.Parameter(torch.zeros(1, 1))]).param_groups[0]
+    except (UnknownNameError, InvalidInputError):  # a plugin's own optimizer
+        return {"lr": spec.learning_rate, **dict(spec.parameters)}
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _check_fixed(group: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    for name, value in fixed.items():
+        given = group[name]
+        if (tuple(given) if isinstance(given, list | tuple) else given) != value:
+            raise UnsupportedError(
+                f"{name} was changed from {value!r} to {given!r}, but kernels are built with it: only learning rates "
+                "can change. Shard again with other fused_params"
+            )
+
+
+def _listed(group: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name}={group[name]}" for name in ("lr", "betas", "eps", "weight_decay") if group.get(name)
+    )

@@ -1,0 +1,165 @@
+"""Initial weights that do not depend on the plan.
+
+A table that is drawn evenly gets each value from its row and column, by a hash, so that a rank makes those of its own
+blocks and no others. Where the user gave an ``init_fn``, each run of rows has a generator of its own and is made whole.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from shardwright.modules.embedding_configs import dtype_of
+from shardwright.planning.layouts.layout import Block
+from shardwright.planning.tables.spec import EmbeddingConfig
+
+_CHUNK_ELEMENTS = 1 << 20
+_HASHED_AT_ONCE = 1 << 16  # elements, which a near cache holds
+_MASK = (1 << 63) - 1
+
+
+def initialize(weights: Tensor, config: EmbeddingConfig, block: Block, *, path: str, seed: int) -> None:
+    """Fill a block's weights.
+
+    Args:
+        weights: ``[rows, columns]`` of the block, filled in place.
+        config: its table; an ``init_fn`` is called once for each run of rows ``[run, embedding_dim]`` (one run
+            for tables of up to 2^20 elements).
+        block: which rows and columns.
+        path: path of the table in the model, so that tables differ.
+        seed: the same on all ranks.
+    """
+    if config.init_fn is None:
+        _fill_evenly(weights, config, block, key=_mix(seed, path, 0))
+        return
+    columns = slice(block.columns.start, block.columns.stop)
+    for number, start, stop in _chunks(config):
+        chosen, here = _rows_within(block.rows.rows, start, stop, config.num_embeddings)
+        if len(here):
+            values = _chunk(config, stop - start, seed=_mix(seed, path, number))
+            weights[here] = values[chosen, columns].to(weights.device, weights.dtype)
+
+
+def _fill_evenly(weights: Tensor, config: EmbeddingConfig, block: Block, *, key: int) -> None:
+    """Fill a block with values drawn evenly from the table's range."""
+    low, high = config.get_weight_init_min(), config.get_weight_init_max()
+    rows = block.rows.rows
+    columns = np.arange(block.columns.start, block.columns.stop, dtype=np.uint32)
+    at_once = max(1, _HASHED_AT_ONCE // len(columns))
+    for start in range(0, block.num_rows, at_once):
+        stop = min(start + at_once, block.num_rows)
+        own = _members(rows, start, stop, config.num_embeddings)
+        values = torch.from_numpy(hashed(key, own, columns)).mul_(high - low).add_(low)
+        weights[start:stop] = values.clamp_(low, high).to(weights.device, weights.dtype)
+
+
+def _members(rows: slice | npt.NDArray[Any], start: int, stop: int, num_rows: int) -> npt.NDArray[np.uint64]:
+    """Some of the rows that a part holds, by their places among them."""
+    if isinstance(rows, slice):
+        every = range(*rows.indices(num_rows))[start:stop]
+        return np.arange(every.start, every.stop, every.step, dtype=np.uint64)
+    return rows[start:stop].astype(np.uint64)
+
+
+def hashed(
+    key: int, rows: npt.NDArray[np.uint64], columns: npt.NDArray[np.uint32]
+) -> npt.NDArray[np.float32]:
+    """Numbers from 0 to below 1 that follow from a key, a row and a column: ``[rows, columns]``.
+
+    Each row's 64 bits are the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", 2014) of key and row; each value is 24 bits of two rounds of MurmurHash3's 32-bit finalizer (Appleby,
+    public domain) over the column, keyed with one half of these and then with the other.
+    """
+    with np.errstate(over="ignore"):
+        row = rows * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+        row = (row ^ row >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        row = (row ^ row >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        row ^= row >> np.uint64(31)
+        low, high = ((row >> np.uint64(shift)).astype(np.uint32)[:, None] for shift in (0, 32))
+        values = _finished(_finished(columns * np.uint32(0x9E3779B1) ^ low) ^ high)
+    values >>= np.uint32(8)
+    return values.astype(np.float32) * np.float32(2.0**-24)
+
+
+def _finished(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """MurmurHash3's 32-bit finalizer, in place."""
+    values ^= values >> np.uint32(16)
+    values *= np.uint32(0x85EBCA6B)
+    values ^= values >> np.uint32(13)
+    values *= np.uint32(0xC2B2AE35)
+    values ^= values >> np.uint32(16)
+    return values
+
+
+def _chunks(config: EmbeddingConfig) -> Iterator[tuple[int, int, int]]:
+    """Number, first row and row after the last of each run."""
+    size = max(1, _CHUNK_ELEMENTS // config.embedding_dim)
+    for number, start in enumerate(range(0, config.num_embeddings, size)):
+        yield number, start, min(start + size, config.num_embeddings)
+
+
+def _rows_within(
+    rows: slice | np.ndarray[Any, Any], start: int, stop: int, num_rows: int
+) -> tuple[Tensor, Tensor]:
+    """The members of ``rows`` in ``[start, stop)``: as rows of the run, and their places in ``rows``."""
+    if isinstance(rows, slice):
+        return _range_within(range(*rows.indices(num_rows)), start, stop)
+    wanted = torch.as_tensor(rows)
+    here = ((wanted >= start) & (wanted < stop)).nonzero().squeeze(1)
+    return wanted[here] - start, here
+
+
+def _range_within(rows: range, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    first = max(0, -(-(start - rows.start) // rows.step))
+    last = max(first, min(len(rows), -(-(stop - rows.start) // rows.step)))
+    members = rows[first:last]
+    return torch.arange(members.start, members.stop, members.step) - start, torch.arange(first, last)
+
+
+def _chunk(config: EmbeddingConfig, num_rows: int, *, seed: int) -> Tensor:
+    """A run of rows as the user's function makes it."""
+    assert config.init_fn is not None  # others are drawn evenly
+    values = torch.empty(num_rows, config.embedding_dim, dtype=dtype_of(config.data_type))
+    with seeded(seed), torch.no_grad():
+        config.init_fn(values)
+    return values
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Random numbers from ``seed`` while this lasts; after it all generators are as they were before.
+
+    Not by ``torch.manual_seed``, which seeds those of all accelerators too, and for good: every rank would then drop
+    out the same elements.
+
+    Args:
+        seed: of the CPU's generator and, if a device is given, of that device's.
+        device: where numbers are drawn beside the CPU.
+    """
+    if device is None or device.type == "cpu":
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            yield
+        return
+    index = torch.accelerator.current_device_index() if device.index is None else device.index
+    with (
+        torch.random.fork_rng(devices=[index], device_type=device.type),
+        torch.accelerator.device_index(index),
+    ):
+        torch.default_generator.manual_seed(seed)
+        torch.get_device_module(device).manual_seed(seed)
+        yield
+
+
+def _mix(seed: int, path: str, number: int) -> int:
+    """A seed for one run of one table (CRC-32 of the three; any good hash would do)."""
+    low = zlib.crc32(f"{seed}/{path}/{number}".encode())
+    high = zlib.crc32(f"{number}/{path}/{seed}".encode())
+    return (high << 32 | low) & _MASK

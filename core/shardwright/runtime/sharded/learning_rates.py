@@ -1,0 +1,60 @@
+"""The learning rates of fused optimizers: a step keeps, to its end, those with which its forward pass began.
+
+So it is in FBGEMM, whose forward pass takes the rate along for its backward pass (measured with 1.8, on the CPU), and
+in TorchRec, where a scheduler or ``zero_grad()`` between the two changes the next step only. Kernels need not know:
+whether they read the rate in one pass or in the other, and whatever was set between, it is that of the forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.runtime.step.lookup import Lookup
+
+Rates: TypeAlias = tuple[float | None, ...]
+
+
+class LearningRates:
+    """The rates that the lookups of one rank have.
+
+    Args:
+        lookups: in the engine's order; those whose optimizer is the user's have none.
+
+    Attributes:
+        now: the rate of each lookup.
+    """
+
+    def __init__(self, lookups: Sequence[Lookup]) -> None:
+        self._specs = [_fused_spec(lookup) for lookup in lookups]
+        self._lookups = list(lookups)
+        self.now: Rates = tuple(None if spec is None else spec.learning_rate for spec in self._specs)
+
+    def set(self, rate_of: Callable[[OptimizerSpec], float | None]) -> None:
+        """Give each lookup the rate of its optimizer, from the next forward pass on; ``None`` leaves it."""
+        self._hand_over(tuple(None if spec is None else rate_of(spec) for spec in self._specs))
+
+    @contextmanager
+    def held(self, rates: Rates) -> Iterator[None]:
+        """While this lasts, lookups have the rates that :attr:`now` was before; for the backward pass of that time."""
+        later = self.now
+        self._hand_over(rates)
+        try:
+            yield
+        finally:
+            self._hand_over(later)
+
+    def _hand_over(self, rates: Rates) -> None:
+        if rates == self.now:
+            return
+        for lookup, old, new in zip(self._lookups, self.now, rates, strict=True):
+            if new is not None and new != old:
+                lookup.set_learning_rate(new)
+        self.now = tuple(old if new is None else new for old, new in zip(self.now, rates, strict=True))
+
+
+def _fused_spec(lookup: Lookup) -> OptimizerSpec | None:
+    """The optimizer that runs in a lookup's backward pass; ``None`` where it is the user's."""
+    return None if lookup.parameters() else lookup.blocks[0].request.optimizer

@@ -1,0 +1,299 @@
+"""``DistributedModelParallel``: finds the collections of a model, shards them, and wraps the rest."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardwright.arguments import checked, checked_only
+from shardwright.contracts.comm_backend import CommBackend
+from shardwright.errors import InvalidInputError, UnsupportedError, nearest
+from shardwright.optim.combined import CombinedOptimizer
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.runtime.dense.data_parallel import leave_out_tables
+from shardwright.runtime.dense.dense_sync import DenseDataParallel, compare_dense_values
+from shardwright.runtime.ranks.environment import ShardingEnv, environment_of
+from shardwright.runtime.sharded.initialization import seeded
+from shardwright.runtime.sharded.sharded_collection import ShardedCollection
+from shardwright.runtime.sharded.sharders import ModuleSharder, default_sharders, shardable_modules
+
+# Buffers are copied when the model is wrapped, not in each step: under its new name where torch has it.
+_BUFFERS_ONCE: Mapping[str, Any] = (
+    {"forward_sync_buffers": False}
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else {"broadcast_buffers": False}
+)
+
+
+class DistributedModelParallel(nn.Module):
+    """A model whose embedding collections are sharded and whose rest is replicated.
+
+    1. Every rank: the collections of ``module`` are found (nested ones too), and planned if no plan is given.
+    2. Every rank: each is replaced by its sharded form; what is left on ``meta`` is allocated and initialised by
+       ``reset_parameters``.
+    3. The rest is wrapped in ``DistributedDataParallel``, which copies rank 0's values to all.
+
+    Args:
+        module: the model; changed in place.
+        env: the ranks; the world's process group by default. ``ShardingEnv.local()`` is this process alone.
+        device: this rank's device; the environment's by default.
+        plan: how to shard; planned collectively by default.
+        sharders: one for each class of collections in the model; the registered ones by default.
+        init_data_parallel: wrap the rest now; else call :meth:`init_data_parallel` later, or leave it to a
+            ``DistributedDataParallel`` around this model, as Accelerate and Lightning make it.
+        comm_backend: what carries the tables' collectives, by name or as an object; by default the comm backend of the
+            name of the process group's own backend. Instead of ``env``, which has one.
+
+    Raises:
+        UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
+        PlanError, InvalidInputError: the plan does not fit the model; naming module and table.
+    """
+
+    @checked_only("env", "device")
+    def __init__(
+        self,
+        module: nn.Module,
+        env: ShardingEnv | None = None,
+        device: torch.device | str | None = None,
+        plan: ShardingPlan | None = None,
+        sharders: Sequence[ModuleSharder] | None = None,
+        init_data_parallel: bool = True,
+        *,
+        comm_backend: str | CommBackend | None = None,
+    ) -> None:
+        super().__init__()
+        self._env = environment_of(env, comm_backend=comm_backend)
+        self.device = torch.device(device if device is not None else _default_device(self._env))
+        self._sharded: dict[str, nn.Module] = {}
+        # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
+        self._wrapper: tuple[DistributedDataParallel, ...] = ()
+        with self._env.phase("sharding the model"):
+            self._build(module, plan, sharders, init_data_parallel)
+        # One object, since learning-rate schedulers mark the optimizer that they are given.
+        self._fused_optimizer = CombinedOptimizer(
+            [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
+        )
+        leave_out_tables(self)  # should somebody else wrap it
+
+    @checked
+    def _build(
+        self,
+        module: nn.Module,
+        plan: ShardingPlan | None,
+        sharders: Sequence[ModuleSharder] | None,
+        init_data_parallel: bool,
+    ) -> None:
+        sharders = default_sharders() if sharders is None else list(sharders)
+        self._plan = self._make_plan(module, sharders) if plan is None else plan
+        self._model = self._shard(module, sharders)
+        self._materialise()
+        if init_data_parallel:
+            self.init_data_parallel()
+
+    def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
+        from shardwright.planning.planner import EmbeddingShardingPlanner
+
+        if next(shardable_modules(module, sharders), None) is None:
+            return ShardingPlan({})
+        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, env=self._env)
+        return plan
+
+    def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> nn.Module:
+        found = list(shardable_modules(module, sharders))
+        paths = [path for path, _, _ in found]
+        for path in self._plan.plan:
+            if path not in paths:
+                raise InvalidInputError(
+                    f"the plan is for a module at {path!r}, where the model has no collection of embedding tables."
+                    f"{nearest(path, paths)}"
+                )
+        _refuse_wrapped(module, paths)
+        for path, child, sharder in found:
+            if path not in self._plan.plan:
+                raise InvalidInputError(
+                    f"the plan has nothing for {type(child).__name__} at {path!r}; it is for {sorted(self._plan.plan)}"
+                )
+            sharded = sharder.shard(child, self._plan.plan[path], self._env, self.device, path)
+            self._sharded[path] = sharded
+            if not path:
+                return sharded
+            _replace(module, child, sharded)
+        return module
+
+    def _materialise(self) -> None:
+        """Allocate and initialise what is on ``meta``, from rank 0's seed; move the rest to the device."""
+        seed = self._env.communicator.broadcast_object(torch.initial_seed())
+        own = [path + "." if path else "" for path in self._sharded]
+        tied = _shared_parameters(self.module)
+        with seeded(seed, self.device):
+            for path, child in self.module.named_modules():
+                if any((path + ".").startswith(prefix) for prefix in own):
+                    continue
+                _initialise_if_meta(path, child, self.device)
+        for (first, name), *others in tied:
+            for holder, other in others:
+                setattr(holder, other, getattr(first, name))
+        self.module.to(self.device)
+
+    def init_data_parallel(self) -> None:
+        """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
+        if self._wrapper or self._env.process_group is None:
+            return
+        with self._env.phase("wrapping the dense part of the model"):
+            self._wrap_dense()
+
+    def _wrap_dense(self) -> None:
+        ignored = leave_out_tables(self.module)
+        compare_dense_values(self.module, self._env, ignored)
+        if all(name in ignored or not p.requires_grad for name, p in self.module.named_parameters()):
+            return
+        options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE}
+        if self.device.type == "cpu":
+            self._wrapper = (DenseDataParallel(self.module, self._env, **options),)
+            return
+        options |= {"device_ids": [self.device], "process_group": self._env.process_group}
+        self._wrapper = (DistributedDataParallel(self.module, **options),)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward; every rank makes this call in the same step."""
+        outermost = self._wrapper[0] if self._wrapper else self._model
+        return outermost(*args, **kwargs)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model with its sharded modules, without the data-parallel wrapper."""
+        return self._model
+
+    @property
+    def env(self) -> ShardingEnv:
+        """The ranks."""
+        return self._env
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """How the model is sharded."""
+        return self._plan
+
+    @property
+    def fused_optimizer(self) -> CombinedOptimizer:
+        """The optimizers that run in the backward pass, those of each sharded module under its path."""
+        return self._fused_optimizer
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters; those of sharded tables are this rank's blocks.
+
+        A table's first block here bears the unsharded name, further ones ``..._1`` and so on; a table without a block
+        here is not named. Optimizer state made for these parameters is per block as well.
+        """
+        yield from self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Names, as in the unsharded model, and buffers."""
+        yield from self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """The parameters of :meth:`named_parameters`.
+
+        Raises:
+            UnsupportedError: on all ranks, if a function asks that takes gradients of tables for whole, and clips them.
+        """
+        # This line runs when the first parameter is asked for, by whoever goes through them.
+        self._refuse_reader(sys._getframe(1))
+        for _, parameter in self.named_parameters(recurse=recurse):
+            yield parameter
+
+    def _refuse_reader(self, reader: FrameType) -> None:
+        for sharded in self._sharded.values():
+            if isinstance(sharded, ShardedCollection):
+                sharded.refuse_reader(reader)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Keys, shapes and dtypes of the unsharded model; tables are gathered, so every rank makes this call."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take over the state of an unsharded or differently sharded model; every rank makes this call.
+
+        Each rank takes its blocks of the tables.
+
+        Raises:
+            InvalidInputError: dense parameters were to be replaced, while their gradients are averaged over the ranks.
+            DistributedError: another rank does not make this call within the time-out.
+        """
+        if assign and self._wrapper:
+            raise InvalidInputError(
+                "load_state_dict(assign=True) would replace dense parameters, and gradients of new ones would not be "
+                "averaged over the ranks: load with assign=False, which copies values; or build the model with "
+                "DistributedModelParallel(..., init_data_parallel=False), load, and call init_data_parallel()"
+            )
+        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """For ``torch.distributed.checkpoint``: by the model's own names, the attribute that they leave out."""
+        own = (self._model._modules, self._model._parameters, self._model._buffers)
+        return {name: "_model" for names in own for name in names}
+
+
+def _refuse_wrapped(model: nn.Module, paths: Sequence[str]) -> None:
+    """Check that no collection at ``paths`` is inside a ``DistributedDataParallel``, which has taken its tables in.
+
+    Raises:
+        InvalidInputError: one is.
+    """
+    for outer, module in model.named_modules():
+        inside = [path for path in paths if not outer or path.startswith(outer + ".")]
+        if inside and isinstance(module, DistributedDataParallel):
+            raise InvalidInputError(
+                f"the collection at {inside[0]!r} is inside a DistributedDataParallel ({outer!r}), which "
+                "copies and averages whole tables: give DistributedModelParallel the model unwrapped; it wraps what is "
+                "not sharded by itself"
+            )
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put ``new`` wherever ``old`` stands in ``model``: a collection may be shared by several parents."""
+    for path in [path for path, child in model.named_modules(remove_duplicate=False) if child is old]:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, new)
+
+
+def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """The places of each parameter that stands in more than one; materialising would tear them apart."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(parameter), []).append((module, name))
+    return [own for own in places.values() if len(own) > 1]
+
+
+def _default_device(env: ShardingEnv) -> torch.device:
+    if env.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(env.device_type, torch.accelerator.current_device_index())
+
+
+def _initialise_if_meta(path: str, module: nn.Module, device: torch.device) -> None:
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if not any(tensor.is_meta for tensor in tensors):
+        return
+    reset = getattr(module, "reset_parameters", None)
+    if reset is None:
+        raise UnsupportedError(
+            f"{type(module).__name__} at {path!r} is on 'meta' and has no reset_parameters() to initialise it: "
+            "build it on a real device, or add that method"
+        )
+    module.to_empty(device=device, recurse=False)
+    reset()

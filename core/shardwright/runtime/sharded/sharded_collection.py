@@ -1,0 +1,337 @@
+"""What the sharded forms of all collections share: engine, tables, optimizer, state, anatomy."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+from attrs import frozen
+from torch import nn
+
+from shardwright.errors import DistributedError, UnsupportedError
+from shardwright.modules.embedding_modules import TableCollection
+from shardwright.optim.fused import optimizer_spec_of
+from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
+from shardwright.runtime.dense.data_parallel import watch_data_parallel
+from shardwright.runtime.dense.scaled_losses import watch_scalers
+from shardwright.runtime.pipeline.inputs_ahead import InputsAhead, who_ended
+from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes
+from shardwright.runtime.ranks.meeting import Meeting
+from shardwright.runtime.sharded import anatomy
+from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer
+from shardwright.runtime.sharded.initialization import initialize
+from shardwright.runtime.sharded.sharded_module import ModuleSharder, check_plan_covers
+from shardwright.runtime.sharded.sharded_parameter import ShardedParameter, refuse_reader
+from shardwright.runtime.sharded.sharded_table import ShardedTable
+from shardwright.runtime.sharded.table_state import LocalBlock, TableState
+from shardwright.runtime.step.engine import CollectionEngine, EngineStep
+from shardwright.runtime.step.inputs import InputChecks, Status
+from shardwright.sparse import KeyedJaggedTensor
+
+
+@frozen(eq=False)
+class ShardingInputs:
+    """What a sharded collection is made from.
+
+    Args:
+        configs: the tables' configurations.
+        specs: their specifications, with optimizers.
+        params: how each is sharded, by name.
+        env: the ranks.
+        device: where this rank's blocks are.
+        is_weighted: ids carry weights.
+        checks: how closely batches are looked at.
+    """
+
+    configs: Sequence[EmbeddingConfig]
+    specs: Sequence[TableSpec]
+    params: Mapping[str, ParameterSharding]
+    env: ShardingEnv
+    device: torch.device
+    is_weighted: bool = False
+    checks: InputChecks = InputChecks.STANDARD
+
+
+class ShardedCollection(nn.Module, ABC):
+    """A collection over many ranks.
+
+    Gradients are averaged over ranks. State dicts have the keys, shapes and dtypes of the unsharded module;
+    ``state_dict()`` gathers and must be called on every rank.
+
+    Args:
+        inputs: what it is made from.
+        tables_name: the attribute that holds the tables, part of the state-dict keys.
+
+    Attributes:
+        inputs_ahead: the exchanges of ids that were begun before the forward passes to come; a pipeline's, while it
+            makes them.
+    """
+
+    def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
+        super().__init__()
+        _compare_plans(inputs)  # first: what one rank alone would raise leaves the others waiting
+        check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
+        self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.configs)
+        self._engine = CollectionEngine(
+            inputs.specs,
+            inputs.params,
+            env=inputs.env,
+            device=inputs.device,
+            is_weighted=inputs.is_weighted,
+            checks=inputs.checks,
+        )
+        local = _local_blocks(self._engine)
+        self._tables: dict[str, ShardedTable] = {}
+        for spec in inputs.specs:
+            own = local.get(spec.name, [])
+            state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
+            self._tables[spec.name] = ShardedTable(state, self._engine.lookups)
+        self.add_module(tables_name, nn.ModuleDict(self._tables))
+        # Those that the kernels update here; listed once, since each batch begins with a look at them.
+        self._updated = [
+            parameter
+            for parameter in self.parameters()
+            if isinstance(parameter, ShardedParameter) and parameter.is_fused
+        ]
+        self._input_dists = anatomy.input_dists(self._engine)
+        self._lookups = anatomy.lookups(self._engine)
+        self._output_dists = anatomy.output_dists(self._engine)
+        self._meeting = Meeting(inputs.env, self._engine.number)
+        self._fused_optimizer = FusedOptimizer(
+            {f"{tables_name}.{name}.weight": table for name, table in self._tables.items()},
+            self._engine.rates,
+            self._meeting,
+        )
+        # Functions of the module that they are called with: one that held it would keep it from being freed at once.
+        self.register_state_dict_pre_hook(_meet_to_save)
+        self.register_load_state_dict_pre_hook(_meet_to_load)
+        watch_data_parallel()
+        watch_scalers()
+        self.inputs_ahead: InputsAhead | None = None
+
+    def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
+        """Send the ids to the ranks that own their rows (headers and payload), if that was not done ahead.
+
+        Raises:
+            InvalidInputError: a rank's batch is wrong; the same text on every rank.
+            DistributedError: a rank has no batch for this step; the same text on every rank that has.
+        """
+        if self.inputs_ahead is not None:
+            self._prepare()
+            ahead = self.inputs_ahead.take(features)
+            if ahead is not None:
+                return ahead
+        step = self.begin_input_dist(features, prepare=self._prepare)
+        if not step.send():
+            raise DistributedError(f"{who_ended(step.statuses)}: this step is not made")
+        return step
+
+    def begin_input_dist(
+        self,
+        features: KeyedJaggedTensor | None,
+        *,
+        status: Status = Status.FINE,
+        prepare: Callable[[], None] | None = None,
+    ) -> EngineStep:
+        """Start the headers of a batch, before its forward pass; ``send()`` of what is returned comes next.
+
+        Args:
+            features: the batch; ``None`` where there is none, and ``status`` says why.
+            status: what the other ranks are told if the batch is fine.
+            prepare: called first; what it raises, the other ranks learn from the header.
+        """
+        return self._engine.begin(features, status=status, prepare=prepare)
+
+    def compute(self, step: EngineStep) -> EngineStep:
+        """Look up all local blocks and start to send the results home."""
+        step.lookup()
+        if self.inputs_ahead is not None:
+            self.inputs_ahead.has_looked_up()
+        return step
+
+    def _prepare(self) -> None:
+        """See what has changed since the last batch: learning rates, and what is trained.
+
+        Raises:
+            UnsupportedError: a table was frozen that is updated in the backward pass.
+        """
+        self._fused_optimizer.apply_learning_rates()
+        if torch.is_grad_enabled():
+            for parameter in self._updated:
+                parameter.check_trained()
+
+    def refuse_reader(self, reader: FrameType) -> None:
+        """Check that gradients are not read by a function that takes those of a rank's blocks for whole.
+
+        Args:
+            reader: the frame that reads.
+
+        Raises:
+            UnsupportedError: they are, and there is a table of which that is wrong; the same on every rank.
+        """
+        for table in self._tables.values():
+            if table.state.is_parted or table.is_fused:
+                refuse_reader(reader, table.state.table.describe(), is_fused=table.is_fused)
+
+    @property
+    def fused_optimizer(self) -> FusedOptimizer:
+        """The optimizer that runs in the backward pass, as a ``KeyedOptimizer``."""
+        return self._fused_optimizer
+
+    def embedding_names(self) -> list[str]:
+        """The names of the outputs, in order."""
+        return [output.name for output in self._engine.collection.outputs]
+
+    @property
+    def env(self) -> ShardingEnv:
+        """The ranks it is sharded over."""
+        return self._env
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's blocks are."""
+        return self._device
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Copies and pickles would have to bring the other ranks' blocks and the process group along.
+        raise UnsupportedError(
+            f"a {type(self).__name__} lives on {self._env.world_size} ranks and cannot be copied or pickled: save its "
+            "state_dict(), and load it into a model sharded anew"
+        )
+
+    def take_weights(self, module: TableCollection) -> None:
+        """Take the unsharded module's weights over, or make them anew, the same for any plan, if it is on ``meta``."""
+        if module.device.type == "meta":
+            self.initialize(self._env.communicator.broadcast_object(torch.initial_seed()))
+            return
+        for name, table in self._tables.items():
+            table.state.scatter(module.table_weight(name).detach(), table.weight_of)
+            layout = table.state.sharding.layout
+            for local in table.state.local:
+                if layout.dataflow_of(local.block).is_replicated:  # copies begin alike, as rank 0's
+                    self._env.communicator.broadcast(table.weight_of(local), 0)
+
+    def initialize(self, seed: int) -> None:
+        """Give all tables new initial weights, the same for any plan; ``seed`` must be the same on every rank."""
+        for config in self._configs:
+            table = self._tables[config.name]
+            for local in table.state.local:
+                path = table.state.table.path
+                initialize(table.weight_of(local), config, local.block, path=path, seed=seed)
+
+
+def _meet_to_save(module: ShardedCollection, *_: Any) -> None:
+    module._meeting.to_gather("state_dict()")
+
+
+def _meet_to_load(module: ShardedCollection, *_: Any) -> None:
+    module._meeting.to_load("load_state_dict()")
+
+
+def _compare_plans(inputs: ShardingInputs) -> None:
+    """Check that all ranks shard the same tables in the same way; else they would not meet in their collectives.
+
+    They compare one hash of everything; only where these differ, one of each table.
+
+    Raises:
+        DistributedError: naming the ranks that differ from rank 0, and the first table in which they do.
+    """
+    communicator, mine = inputs.env.communicator, _digests(inputs)
+    together = hashlib.sha256(repr(sorted(mine.items())).encode()).digest()
+    locals_, hashes = zip(
+        *communicator.all_gather_objects((inputs.env.local_world_size, together)), strict=True
+    )
+    check_local_world_sizes(locals_)
+    if len(set(hashes)) == 1:
+        return
+    gathered = communicator.all_gather_objects(mine)
+    different = [rank for rank, other in enumerate(gathered) if other != gathered[0]]
+    other = gathered[different[0]]
+    names = [name for name in {**gathered[0], **other} if gathered[0].get(name) != other.get(name)]
+    raise DistributedError(
+        f"the ranks shard differently: rank {', '.join(map(str, different))} differs from rank 0 in "
+        f"{len(names)} tables, {names[0]!r} first. Plan once, with collective_plan, and give every rank the same "
+        "tables, plan and fused_params"
+    )
+
+
+def _digests(inputs: ShardingInputs) -> dict[str, str]:
+    """A hash of each table and of how it is sharded, by name: a plan may leave tables out or name others."""
+    specs = {spec.name: spec for spec in inputs.specs}
+    digests = {}
+    for name in {**specs, **inputs.params}:
+        sharding = inputs.params.get(name)
+        planned = sharding.digest() if sharding is not None else b""
+        digests[name] = hashlib.sha256(repr(specs.get(name)).encode() + planned).hexdigest()
+    return digests
+
+
+def _local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:
+    local: dict[str, list[LocalBlock]] = {}
+    for lookup, group in enumerate(engine.groups):
+        for index, spec in enumerate(group.blocks):
+            local.setdefault(spec.table.name, []).append(LocalBlock(spec.block, index, lookup))
+    return {name: sorted(blocks, key=_by_place) for name, blocks in local.items()}
+
+
+def _by_place(local: LocalBlock) -> tuple[int, int]:
+    """The order of a table's blocks, whatever groups they are in."""
+    return local.block.rows.index, local.block.columns.start
+
+
+def specs_of(
+    sharder: ModuleSharder, module: TableCollection, path: str, *, is_weighted: bool
+) -> list[TableSpec]:
+    """The specifications of a collection's tables, with their optimizers.
+
+    An optimizer applied to a table's parameter in the backward pass goes before the sharder's.
+
+    Raises:
+        UnsupportedError: a table is frozen.
+    """
+    for config in module.tables:
+        if not module.table_weight(config.name).requires_grad:
+            raise UnsupportedError(
+                f"table {config.name!r} at {path!r} is frozen (requires_grad is False), but a sharded table is "
+                "trained: unfreeze it, and give it a learning rate of 0 with apply_optimizer_in_backward"
+            )
+    return [
+        TableSpec.from_config(
+            config,
+            module=path,
+            is_weighted=is_weighted,
+            optimizer=optimizer_spec_of(module.table_weight(config.name), config.name) or sharder.optimizer,
+            qcomms_config=sharder.qcomm_codecs_registry,
+            cache=sharder.cache,
+        )
+        for config in module.tables
+    ]
+
+
+_Sharded = TypeVar("_Sharded", bound=ShardedCollection)
+
+
+def shard_collection(
+    kind: type[_Sharded],
+    sharder: ModuleSharder,
+    module: TableCollection,
+    params: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    device: torch.device | str | None,
+    *,
+    path: str,
+    is_weighted: bool = False,
+) -> _Sharded:
+    """The sharded form of ``module``, with its weights; see :meth:`ModuleSharder.shard`."""
+    with env.phase(f"sharding {type(module).__name__}"):
+        specs = sharder.tables(module, path)
+        place = torch.device(device if device is not None else env.device_type)
+        inputs = ShardingInputs(module.tables, specs, params, env, place, is_weighted, sharder.input_checks)
+        sharded = kind(inputs)  # type: ignore[call-arg]
+        sharded.take_weights(module)
+        return sharded

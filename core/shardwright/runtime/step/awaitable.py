@@ -1,0 +1,115 @@
+"""Results that are waited for on first use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch.utils._pytree as pytree
+
+from shardwright.runtime.step.compiling import untraced
+
+T = TypeVar("T")
+
+
+class Awaitable(ABC, Generic[T]):
+    """Something under way; :meth:`wait` returns its result, the same one each time."""
+
+    _result: T
+    _error: Exception
+
+    @abstractmethod
+    def _wait_impl(self) -> T:
+        """Wait for the result and return it; called once."""
+
+    @untraced
+    def wait(self) -> T:
+        """Wait for the result and return it; an error is raised by each call."""
+        if "_error" in self.__dict__:
+            raise self._error
+        if "_result" not in self.__dict__:
+            try:
+                self._result = self._wait_impl()
+            except Exception as error:
+                self._error = error  # what is under way cannot be waited for twice
+                raise
+        return self._result
+
+
+class NoWait(Awaitable[T]):
+    """A result that is there already."""
+
+    def __init__(self, result: T) -> None:
+        self._result = result
+
+    def _wait_impl(self) -> T:
+        return self._result
+
+
+class LazyAwaitable(Awaitable[T]):
+    """An awaitable that waits by itself on first use.
+
+    Reading an attribute or item of it, or passing it to a torch function, waits and goes on with the result, so that
+    code written for the unsharded module runs on a sharded one, and waits as late as it can.
+
+    Subclasses implement ``_wait_impl`` and call ``super().__init__()``.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is started here."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for names that are not found; private ones must not start a wait (copy and pickle probe for them).
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.wait(), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.wait()[key]  # type: ignore[index]  # whether the result has items is the caller's knowledge
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Wait for every awaitable among the arguments, then call ``func``."""
+        args, kwargs = pytree.tree_map_only(
+            LazyAwaitable, lambda item: item.wait(), (args, dict(kwargs or {}))
+        )
+        return func(*args, **kwargs)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def operate(self: LazyAwaitable[Any], *operands: Any) -> Any:
+        operands = pytree.tree_map_only(LazyAwaitable, lambda item: item.wait(), operands)
+        return getattr(self.wait(), name)(*operands)
+
+    operate.__name__ = name
+    return operate
+
+
+# Python looks operators up on the class, so __getattr__ does not see them.
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+for _name in (
+    *(f"__{prefix}{operator}__" for operator in _BINARY for prefix in ("", "r")),
+    *(f"__{operator}__" for operator in ("neg", "abs", "len", "iter", "lt", "le", "gt", "ge", "contains")),
+):
+    setattr(LazyAwaitable, _name, _operator(_name))
+
+
+class LazyCall(LazyAwaitable[T]):
+    """A lazy awaitable over a function without arguments."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__()
+        self._function: Callable[[], T] | None = function
+
+    def _wait_impl(self) -> T:
+        assert self._function is not None  # called once
+        result = self._function()
+        self._function = None  # lets go of what the step no longer needs
+        return result

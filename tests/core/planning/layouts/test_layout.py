@@ -1,0 +1,394 @@
+"""Row maps as bijections, layouts as exact covers."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from attrs import frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.errors import InvalidInputError
+from shardwright.planning.layouts.layout import (
+    DATAFLOWS,
+    Block,
+    BlockRun,
+    ColumnRange,
+    Exchange,
+    Hierarchical,
+    Layout,
+    Replicate,
+    from_data,
+    to_data,
+)
+from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap, RowPart, RowsModulo, RowsRange, RowsSplit
+from shardwright.planning.tables.spec import TableSpec
+
+
+@frozen
+class RowsShuffled(RowMap):
+    """A plugin's row map that is no slice: row ``r`` in part ``7 r mod rows mod parts`` (rows not divisible by 7)."""
+
+    name = "shuffled"
+    num_rows: int
+    parts: int
+
+    @property
+    def num_parts(self):
+        return self.parts
+
+    def _place(self, ids):
+        return ids * 7 % self.num_rows
+
+    def part_of(self, ids):
+        return self._place(ids) % self.parts
+
+    def local_row_of(self, ids):
+        return self._place(ids) // self.parts
+
+    def rows_of(self, part):
+        rows = np.arange(self.num_rows)
+        own = rows[self.part_of(rows) == part]
+        return own[np.argsort(self.local_row_of(own))]
+
+
+@st.composite
+def row_maps(draw):
+    kind = draw(st.sampled_from([*ROW_MAPS, RowsShuffled]))
+    rows = draw(st.integers(0, 60))
+    if kind is RowsSplit:
+        inner = sorted(draw(st.lists(st.integers(0, rows), max_size=6)))
+        return RowsSplit((0, *inner, rows))
+    if kind is RowsShuffled:
+        rows += 1 + (rows % 7 == 6)
+    return kind(rows, parts=draw(st.integers(1, 9)))
+
+
+def rows_held(row_map, part):
+    rows = row_map.rows_of(part)
+    return list(range(*rows.indices(row_map.num_rows))) if isinstance(rows, slice) else rows.tolist()
+
+
+@settings(max_examples=300)
+@given(row_maps())
+def test_row_map_numpy_ids_go_to_the_place_that_rows_of_tells(row_map):
+    ids = np.arange(row_map.num_rows)
+    places = list(zip(row_map.part_of(ids).tolist(), row_map.local_row_of(ids).tolist(), strict=True))
+    told = {
+        (part, local): row
+        for part in range(row_map.num_parts)
+        for local, row in enumerate(rows_held(row_map, part))
+    }
+    # Each row has one place, each place one row: the bijection and its inverse.
+    assert {place: row for row, place in enumerate(places)} == told
+    assert len(told) == row_map.num_rows
+
+
+@settings(max_examples=200)
+@given(row_maps(), st.randoms(use_true_random=False), st.sampled_from([torch.int32, torch.int64]))
+def test_row_map_torch_ids_are_placed_as_numpy_ids(row_map, random, dtype):
+    ids = [random.randrange(row_map.num_rows) for _ in range(20)] if row_map.num_rows else []
+    array, tensor = np.array(ids, dtype=np.int64), torch.tensor(ids, dtype=dtype)
+    for method in (row_map.part_of, row_map.local_row_of):
+        assert method(tensor).tolist() == method(array).tolist()
+        assert isinstance(method(tensor), torch.Tensor)
+        assert isinstance(method(array), np.ndarray)
+
+
+@settings(max_examples=200)
+@given(row_maps())
+def test_row_map_parts_know_their_sizes_and_bounds(row_map):
+    parts = list(row_map)
+    assert len(parts) == len(row_map) == row_map.num_parts
+    assert [part.num_rows for part in parts] == [len(rows_held(row_map, i)) for i in range(len(parts))]
+    assert sum(part.num_rows for part in parts) == row_map.num_rows
+    for index, part in enumerate(parts):
+        assert part == row_map[index]
+        if part.bounds is not None:
+            start, stop = part.bounds
+            assert list(range(start, stop)) == rows_held(row_map, index)
+
+
+@pytest.mark.parametrize("index", [-1, 3, 99])
+def test_row_map_part_that_does_not_exist_raises(index):
+    with pytest.raises(IndexError, match=f"part {index} of a row map with 3 parts"):
+        RowsRange(7, parts=3)[index]
+
+
+def test_rows_range_of_fewer_rows_than_parts_leaves_the_last_empty():
+    assert [part.num_rows for part in RowsRange(3, parts=5)] == [1, 1, 1, 0, 0]
+    assert [part.bounds for part in RowsRange(5, parts=3)] == [(0, 2), (2, 4), (4, 5)]
+    assert [part.num_rows for part in RowsRange(0, parts=2)] == [0, 0]
+
+
+def test_rows_modulo_parts_are_no_runs():
+    parts = list(RowsModulo(7, parts=3))
+    assert [part.bounds for part in parts] == [None, None, None]
+    assert [rows_held(part.row_map, part.index) for part in parts] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert RowsModulo(7, parts=1)[0].bounds == (0, 7)
+
+
+def test_rows_split_may_have_empty_parts_anywhere():
+    row_map = RowsSplit((0, 0, 4, 4, 9))
+    assert [part.num_rows for part in row_map] == [0, 4, 0, 5]
+    assert row_map.part_of(np.arange(9)).tolist() == [1] * 4 + [3] * 5
+
+
+@pytest.mark.parametrize("bounds", [(), (0,), (1, 5), (0, 5, 4)])
+def test_rows_split_bounds_that_do_not_rise_from_zero_raise(bounds):
+    with pytest.raises(InvalidInputError, match=re.escape(f"got {bounds}")):
+        RowsSplit(bounds)
+
+
+@pytest.mark.parametrize("kind", [RowsRange, RowsModulo])
+def test_row_map_negative_rows_or_no_parts_raise(kind):
+    with pytest.raises(InvalidInputError, match="num_rows must not be negative, got -1"):
+        kind(-1, parts=2)
+    with pytest.raises(ValueError, match="parts must be 1 at least, got 0"):
+        kind(5, parts=0)
+
+
+@settings(max_examples=100)
+@given(row_maps())
+def test_row_map_data_is_json_and_comes_back(row_map):
+    known = (*ROW_MAPS, RowsShuffled)
+    data = json.loads(json.dumps(to_data(row_map)))
+    assert data["name"] == row_map.name
+    assert from_data(data, known) == row_map
+
+
+def test_dataflow_data_comes_back():
+    assert to_data(Exchange()) == {"name": "exchange"}
+    assert from_data({"name": "exchange"}, DATAFLOWS) == Exchange()
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (
+            {"name": "rangge", "num_rows": 3},
+            "unknown name 'rangge'. Known: modulo, range, split. Did you mean 'range'?",
+        ),
+        ({"num_rows": 3}, "unknown name None. Known: modulo, range, split."),
+        ({"name": "range"}, "'range': "),
+        ({"name": "range", "num_rows": 3, "colour": 1}, "'colour'"),
+        ({"name": "range", "num_rows": -3}, "num_rows must not be negative, got -3"),
+        (
+            {"name": "split", "bounds": [0, 5, 2]},
+            "bounds must rise from 0 to the number of rows, got (0, 5, 2)",
+        ),
+    ],
+)
+def test_from_data_wrong_data_raises_naming_what_is_wrong(data, text):
+    with pytest.raises(InvalidInputError, match=re.escape(text)):
+        from_data(data, ROW_MAPS)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "text"),
+    [
+        (-1, 3, "start must not be negative, got -1"),
+        (4, 4, r"\[4, 4\) are empty"),
+        (4, 2, r"\[4, 2\) are empty"),
+    ],
+)
+def test_column_range_wrong_bounds_raise(start, stop, text):
+    with pytest.raises(InvalidInputError, match=text):
+        ColumnRange(start, stop)
+
+
+def test_block_knows_its_size():
+    block = Block(RowsRange(7, parts=2)[1], ColumnRange(2, 6), rank=3)
+    assert (block.num_rows, block.num_columns, len(block.columns)) == (3, 4, 4)
+    with pytest.raises(InvalidInputError, match="rank must not be negative, got -1"):
+        Block(RowsRange(7)[0], ColumnRange(0, 1), rank=-1)
+
+
+TABLE = TableSpec("items", 10, 8, ("item",), module="sparse.bags")
+TEXT = "table 'sparse.bags.items' (10 x 8 FP32)"
+
+
+def blocks_of(row_map, *spans, rank=0):
+    return [Block(part, ColumnRange(*span), rank=rank) for part in row_map for span in spans]
+
+
+@settings(max_examples=200)
+@given(
+    rows=st.integers(1, 30),
+    parts=st.integers(1, 5),
+    kind=st.sampled_from([RowsRange, RowsModulo]),
+    cuts=st.sets(st.integers(1, 7)),
+    random=st.randoms(use_true_random=False),
+)
+def test_layout_check_takes_every_exact_cover_in_any_order_and_refuses_it_with_a_block_less_or_twice(
+    rows, parts, kind, cuts, random
+):
+    table = TableSpec("t", rows, 8)
+    edges = [0, *sorted(cuts), 8]
+    blocks = blocks_of(kind(rows, parts=parts), *pairwise(edges))
+    random.shuffle(blocks)
+    Layout(blocks).check(table, world_size=1)
+    with pytest.raises(InvalidInputError, match="covered twice"):
+        Layout([*blocks, random.choice(blocks)]).check(table)
+    if len(blocks) > 1:
+        with pytest.raises(InvalidInputError, match=r"not covered|reach column"):
+            Layout(blocks[1:]).check(table)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "text"),
+    [
+        (blocks_of(RowsRange(9), (0, 8)), f"{TEXT}: the row map covers 9 rows"),
+        (blocks_of(RowsRange(10, parts=2), (0, 4)), f"{TEXT}, row part 0: blocks reach column 4 of 8"),
+        (blocks_of(RowsRange(10), (0, 3), (5, 8)), f"{TEXT}, row part 0: columns [3, 5) are not covered"),
+        (blocks_of(RowsRange(10), (0, 5), (3, 8)), f"{TEXT}, row part 0: columns [3, 5) are covered twice"),
+        (blocks_of(RowsRange(10), (0, 12)), f"{TEXT}, row part 0: blocks reach column 12 of 8"),
+        (blocks_of(RowsRange(10, parts=2), (0, 8))[:1], f"{TEXT}, row part 1: blocks reach column 0 of 8"),
+        (blocks_of(RowsRange(10), (0, 8), rank=3), f"{TEXT}: a block is placed on rank 3 of 2 ranks"),
+    ],
+)
+def test_layout_check_wrong_cover_raises_with_table_and_numbers(blocks, text):
+    with pytest.raises(InvalidInputError, match=f"^{re.escape(text)}$"):
+        Layout(blocks).check(TABLE, world_size=2)
+
+
+def test_layout_check_row_map_whose_parts_lose_rows_raises_with_the_number():
+    @frozen
+    class Loses(RowsRange):
+        def rows_of(self, part):
+            return slice(0, 3)
+
+    with pytest.raises(InvalidInputError, match="the parts of the row map hold 6 rows together"):
+        Layout(blocks_of(Loses(10, parts=2), (0, 8))).check(TABLE)
+
+
+def test_layout_without_blocks_or_of_two_row_maps_raises():
+    with pytest.raises(InvalidInputError, match="at least one block"):
+        Layout([])
+    with pytest.raises(InvalidInputError, match="parts of one row map"):
+        Layout([*blocks_of(RowsRange(4), (0, 1)), *blocks_of(RowsModulo(4), (0, 1))])
+    with pytest.raises(InvalidInputError, match="string keys, got the key 3"):
+        Layout(blocks_of(RowsRange(4), (0, 1)), extras={3: "three"})
+
+
+def test_layout_placed_gives_each_block_its_rank_and_keeps_the_rest():
+    layout = Layout(blocks_of(RowsRange(4, parts=2), (0, 1), rank=None), variant="v", extras={"a": 1})
+    placed = layout.placed([5, 2])
+    assert [block.rank for block in placed.blocks] == [5, 2]
+    assert (placed.variant, placed.extras, placed.row_map) == ("v", {"a": 1}, layout.row_map)
+    assert [block.rank for block in layout.blocks] == [None, None]
+    with pytest.raises(ValueError, match="1 ranks were given for 2 blocks"):
+        layout.placed([5])
+
+
+def test_layout_cuts_rows_where_a_part_is_less_than_the_table():
+    assert not Layout(blocks_of(RowsRange(4), (0, 1), (1, 2))).cuts_rows
+    assert Layout(blocks_of(RowsRange(4, parts=2), (0, 1))).cuts_rows
+
+
+def test_table_spec_makes_its_own_parts():
+    assert TABLE.all_rows == RowPart(RowsRange(10), 0)
+    assert TABLE.all_columns == ColumnRange(0, 8)
+    assert TABLE.columns(2, 4) == ColumnRange(2, 4)
+    Layout([Block(TABLE.all_rows, TABLE.all_columns)]).check(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ({"rank": 1, "host_group": 0}, "rank 1 and host_group 0; with a rank its host is given"),
+        ({"local_rank": 2}, "local_rank 2 and no host_group"),
+        ({"host_group": -1}, "Block.host_group must not be negative, got -1"),
+        ({"host_group": 0, "local_rank": -3}, "Block.local_rank must not be negative, got -3"),
+    ],
+)
+def test_block_place_that_contradicts_itself_raises_with_the_numbers(place, text):
+    with pytest.raises(InvalidInputError, match=re.escape(text)):
+        Block(RowsRange(4)[0], ColumnRange(0, 1), **place)
+
+
+def test_layout_placed_gives_blocks_of_a_host_their_ranks_only():
+    parts, columns = enumerate(RowsRange(4, 2)), ColumnRange(0, 8)
+    layout = Layout([Block(part, columns, host_group=1, local_rank=place) for place, part in parts])
+    assert [block.rank for block in layout.placed([4, 5]).blocks] == [4, 5]
+    assert {(block.host_group, block.local_rank) for block in layout.placed([4, 5]).blocks} == {(None, None)}
+
+
+def copies(ranks, row_map=None, columns=(0, 8)):
+    blocks = [Block((row_map or RowsRange(10))[0], ColumnRange(*columns), rank=rank) for rank in ranks]
+    return Layout(blocks, dataflow=Replicate())
+
+
+def test_layout_check_takes_a_copy_on_every_rank_and_says_what_dataflows_do():
+    copies([1, 0, 2]).check(TABLE, world_size=3)
+    copies([0]).check(TABLE)
+    assert [d().is_replicated for d in (Exchange, Hierarchical, Replicate)] == [False, False, True]
+    assert [d().sums_inside_host for d in (Exchange, Hierarchical, Replicate)] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (copies([0, 1]), "rank 2 has 0 copies; dataflow 'replicate' needs one on each of 3 ranks"),
+        (copies([0, 1, 1, 2]), "rank 1 has 2 copies"),
+        (copies([0, 1, 2, 3]), "a block is placed on rank 3 of 3 ranks"),
+        (
+            copies([0, 1, 2], columns=(0, 4)),
+            "the copy on rank 0 has 10 rows and 4 columns; dataflow 'replicate'",
+        ),
+        (copies([0, 1], RowsRange(10, parts=2)), "rank 2 has 0 copies of row part 0; dataflow 'replicate'"),
+    ],
+)
+def test_layout_check_copies_that_are_not_one_on_each_rank_raise_with_the_numbers(layout, text):
+    with pytest.raises(InvalidInputError, match=f"^{re.escape(TEXT)}: {re.escape(text)}"):
+        layout.check(TABLE, world_size=3)
+
+
+HOT_AND_COLD = RowsSplit((0, 3, 7, 10))
+
+
+def hot_and_cold(ranks=(0, 1), rows=HOT_AND_COLD):
+    """Part 0 on every rank, the others on one each."""
+    return Layout(
+        [
+            *(Block(rows[0], TABLE.all_columns, rank, dataflow=Replicate()) for rank in ranks),
+            *(Block(rows[part], TABLE.all_columns, part - 1) for part in (1, 2)),
+        ]
+    )
+
+
+def test_layout_of_two_dataflows_covers_the_table_and_parts_by_dataflow():
+    layout = hot_and_cold().placed([0, 1, 0, 1])
+    layout.check(TABLE, world_size=2)
+    assert layout.dataflows == (Replicate(), Exchange())
+    assert not layout.is_replicated
+    assert [block.rows.index for block in layout.distinct_blocks()] == [0, 1, 2]
+    hot, cold = layout.served_by([Replicate()]), layout.served_by([Exchange()])
+    assert [(block.rows.index, block.rank) for block in hot.blocks] == [(0, 0), (0, 1)]
+    assert [(block.rows.index, block.rank) for block in cold.blocks] == [(1, 0), (2, 1)]
+    assert layout.served_by([Exchange(), Replicate()]) is layout
+
+
+def test_layout_of_two_dataflows_made_of_runs_has_the_same_blocks():
+    runs = [
+        BlockRun(HOT_AND_COLD, TABLE.all_columns, 2, is_copied=True, rank=0, dataflow=Replicate()),
+        BlockRun(HOT_AND_COLD, TABLE.all_columns, 2, first_part=1, rank=0),
+    ]
+    assert Layout(runs) == hot_and_cold()
+    assert Layout(runs).dataflows == (Replicate(), Exchange())
+    Layout(runs).check(TABLE, world_size=2)
+
+
+def test_layout_of_two_dataflows_with_a_copy_missing_raises_naming_rank_and_part():
+    with pytest.raises(InvalidInputError, match="rank 1 has 0 copies of row part 0; dataflow 'replicate'"):
+        hot_and_cold([0]).check(TABLE, world_size=2)
+
+
+def test_layout_without_a_row_part_raises_naming_it():
+    with pytest.raises(InvalidInputError, match="row part 1: blocks reach column 0 of 8"):
+        copies([0, 1, 2], RowsRange(10, parts=2)).check(TABLE, world_size=3)

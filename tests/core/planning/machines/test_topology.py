@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from shardwright.errors import InvalidInputError, UnknownNameError
+from shardwright.planning.machines.topology import GIB, Topology
+
+
+def test_topology_defaults_are_assumed_and_say_their_source():
+    topology = Topology(world_size=4, compute_device="cuda")
+    assert topology.tiers == ("hbm", "ddr")
+    np.testing.assert_array_equal(topology.capacity_bytes, [[32 * GIB, 128 * GIB]] * 4)
+    assert topology.provenance["hbm_cap"].origin == "assumed"
+    assert "TorchRec" in topology.provenance["hbm_cap"].source
+    assert topology.provenance["world_size"].origin == "given"
+
+
+def test_topology_given_values_are_used_and_noted():
+    topology = Topology(
+        2,
+        "cuda",
+        hbm_cap=5 * GIB,
+        ddr_cap=[7, 8],
+        intra_host_bw=1.0,
+        inter_host_bw=2.0,
+        hbm_to_ddr_mem_bw=2.5,
+        hbm_mem_bw=3.0,
+        ddr_mem_bw=4.0,
+    )
+    np.testing.assert_array_equal(topology.capacity_bytes, [[5 * GIB, 7], [5 * GIB, 8]])
+    assert dict(topology.link_bandwidths) == {"intra_host": 1.0, "inter_host": 2.0, "hbm_to_ddr": 2.5}
+    assert dict(topology.memory_bandwidths) == {"hbm": 3.0, "ddr": 4.0}
+    assert {name for name, value in topology.provenance.items() if value.origin == "assumed"} == {
+        "local_world_size",
+        "intra_host_latency_ms",
+        "inter_host_latency_ms",
+    }
+
+
+def test_topology_of_the_host_device_has_host_memory_only():
+    topology = Topology(2, "cpu", ddr_cap=10)
+    assert topology.tiers == ("ddr",)
+    assert topology.tier_of("device") == topology.tier_of("host") == "ddr"
+
+
+def test_topology_of_an_accelerator_tells_device_from_host():
+    topology = Topology(2, "cuda")
+    assert (topology.tier_of("device"), topology.tier_of("host")) == ("hbm", "ddr")
+
+
+@pytest.mark.parametrize("argument", ["hbm_cap", "hbm_mem_bw"])
+def test_topology_hbm_for_the_host_device_raises(argument):
+    with pytest.raises(InvalidInputError, match=rf"{argument}=10.* host memory only; give ddr_cap"):
+        Topology(2, "cpu", **{argument: 10})
+
+
+def test_topology_can_be_sent_to_other_processes():
+    topology = Topology(2, "cuda", hbm_cap=[1, 2])
+    again = pickle.loads(pickle.dumps(topology))
+    assert again == topology
+    assert again.provenance == topology.provenance
+
+
+def test_topology_further_tiers_and_links_are_names():
+    topology = Topology(
+        2, "cuda", memory_bytes={"ssd": 99}, memory_bandwidths={"ssd": 1.5}, link_bandwidths={"rack": 0.5}
+    )
+    assert topology.tiers == ("hbm", "ddr", "ssd")
+    assert topology.tier_of("ssd") == "ssd"
+    assert topology.to_data()["memory_bytes"]["ssd"] == 99
+    assert topology.link_bandwidths["rack"] == 0.5
+
+
+def test_topology_unknown_tier_raises_with_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"no memory tier 'hdm'.*Did you mean 'hbm'\?"):
+        Topology(2, "cuda").tier_of("hdm")
+
+
+def test_topology_unknown_device_raises_with_the_nearest():
+    with pytest.raises(
+        UnknownNameError, match=r"no compute_device 'cudda'. Known: cpu, cuda. Did you mean 'cuda'\?"
+    ):
+        Topology(2, "cudda")
+
+
+def test_topology_hosts_and_links():
+    topology = Topology(8, "cuda", local_world_size=4)
+    assert topology.num_hosts == 2
+    assert [topology.host_of(rank) for rank in (0, 3, 4, 7)] == [0, 0, 1, 1]
+    assert topology.link_between(4) == "intra_host"
+    assert topology.link_between(5) == "inter_host"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"world_size": 0}, "world_size must be a positive integer, got 0"),
+        ({"world_size": 2.0}, "world_size must be a positive integer, got 2.0"),
+        ({"local_world_size": 3}, "4 ranks do not divide into hosts of 3"),
+        ({"local_world_size": 8}, "4 ranks do not divide into hosts of 8"),
+        ({"hbm_cap": -1}, "hbm_cap must be bytes"),
+        ({"hbm_cap": [1, 2]}, "hbm_cap has 2 values for 4 ranks"),
+        ({"hbm_cap": "1G"}, "hbm_cap must be bytes, whole and not negative, got '1G'"),
+        ({"hbm_cap": float("inf")}, "hbm_cap must be bytes"),
+        ({"hbm_cap": 10**30}, "hbm_cap is a rank's memory in bytes, 1125899906842624 at most, got 10"),
+        ({"ddr_cap": [1, 2, 3, None]}, "ddr_cap must be bytes"),
+        ({"intra_host_bw": 0}, "bandwidth of 'intra_host' must be positive"),
+        ({"intra_host_bw": "fast"}, "bandwidth of 'intra_host' must be positive and finite .*, got 'fast'"),
+        ({"inter_host_bw": float("inf")}, "bandwidth of 'inter_host' must be positive and finite"),
+    ],
+)
+def test_topology_wrong_value_raises(arguments, text):
+    with pytest.raises(InvalidInputError, match=text):
+        Topology(**{"world_size": 4, "compute_device": "cuda", **arguments})
+
+
+def test_topology_detected_values_are_noted_so():
+    topology = Topology(2, "cpu", local_world_size=2, detected=("world_size", "local_world_size"))
+    assert topology.provenance["world_size"].origin == "detected"
+    assert topology.provenance["compute_device"].origin == "given"
+
+
+def test_topology_reads_the_hosts_memory_through_the_link_from_it():
+    topology = Topology(2, "cuda", hbm_mem_bw=9.0, ddr_mem_bw=5.0, hbm_to_ddr_mem_bw=3.0)
+    assert [topology.read_bandwidth(tier) for tier in ("device", "host", "hbm", "ddr")] == [
+        9.0,
+        3.0,
+        9.0,
+        3.0,
+    ]
+    assert Topology(2, "cpu", ddr_mem_bw=5.0).read_bandwidth("host") == 5.0
+
+
+def test_topology_reads_a_further_tier_at_its_own_bandwidth_or_through_its_link():
+    further = {"memory_bytes": {"ssd": 10}, "memory_bandwidths": {"ssd": 2.0}}
+    assert Topology(1, "cuda", **further).read_bandwidth("ssd") == 2.0
+    assert Topology(1, "cuda", **further, link_bandwidths={"hbm_to_ssd": 1.0}).read_bandwidth("ssd") == 1.0
+    with pytest.raises(UnknownNameError, match=r"memory_bandwidths=\{'ssd'"):
+        Topology(1, "cuda", memory_bytes={"ssd": 10}).read_bandwidth("ssd")
+
+
+def test_topology_latencies_are_given_by_link_or_assumed():
+    topology = Topology(4, "cuda", link_latencies_ms={"inter_host": 0.5, "pcie": 0.1})
+    assert topology.link_latencies_ms == {"intra_host": 0.02, "inter_host": 0.5, "pcie": 0.1}
+    assert topology.provenance["intra_host_latency_ms"].origin == "assumed"
+    assert topology.provenance["inter_host_latency_ms"].origin == "given"
+
+
+@pytest.mark.parametrize("latency", [-1, float("inf"), "fast", True])
+def test_topology_wrong_latency_raises(latency):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"latency of 'intra_host' must be finite|link_latencies_ms.'intra_host'. must be a number",
+    ):
+        Topology(1, "cuda", link_latencies_ms={"intra_host": latency})
+
+
+def test_topology_of_hosts_assumes_what_was_measured_on_one():
+    provenance = Topology(2, "cpu").provenance
+    for name in ("ddr_mem_bw", "intra_host_bw", "intra_host_latency_ms"):
+        assert provenance[name].origin == "assumed"
+        assert "measured" in provenance[name].source
+    assert "hbm_to_ddr_mem_bw" not in provenance

@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import pytest
+from tests.core.planning.conftest import Whole
+
+from shardwright.contracts import ShardingType
+from shardwright.errors import PlanningError, UnknownPluginError
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.options import FREE, NO_GANG, fold_requests
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import PoolingType, TableSpec
+from shardwright.plugins import host
+
+TABLE = TableSpec("t", 10, 8, ["f"])
+
+
+def options_of(*tables, ranks=2, device="cpu", batch_size=4, **rules):
+    rules = {name: ParameterConstraints(**rule) for name, rule in rules.items()}
+    topology = Topology(ranks, device)
+    return enumerate_options(tables, topology, Constraints(rules), host(), batch_size=batch_size)
+
+
+def described(options):
+    return [
+        (
+            options.tables[options.table[option]].name,
+            options.type_of(option).name,
+            options.layouts[option].variant,
+            options.kernel_of(option).name,
+        )
+        for option in range(options.num_options)
+    ]
+
+
+def test_enumerate_offers_types_by_layouts_by_kernels_in_a_fixed_order():
+    assert described(options_of(TABLE)) == [
+        ("t", "only_pairs", "", "plain"),
+        ("t", "only_pairs", "", "thorough"),
+        ("t", "slices", "range", "plain"),
+        ("t", "slices", "range", "thorough"),
+        ("t", "slices", "modulo", "plain"),
+        ("t", "slices", "modulo", "thorough"),
+        ("t", "whole", "", "plain"),
+        ("t", "whole", "", "thorough"),
+    ]
+
+
+def ranks_of(options, option):
+    """The rank of each shard: of a run the first has the run's, the next the next."""
+    runs = options.shards_of(option)
+    pairs = zip(options.rank[runs].tolist(), options.count[runs].tolist(), strict=True)
+    return [FREE if rank == FREE else rank + i for rank, count in pairs for i in range(count)]
+
+
+def test_enumerate_columns_describe_the_blocks_of_each_layout():
+    options = options_of(TABLE, TableSpec("u", 3, 6, ["g"]), ranks=4)
+    for option in range(options.num_options):
+        blocks = options.layouts[option].blocks
+        assert options.spread(options.num_rows, option).tolist() == [block.num_rows for block in blocks]
+        assert options.spread(options.num_columns, option).tolist() == [block.num_columns for block in blocks]
+        assert ranks_of(options, option) == [FREE if b.rank is None else b.rank for b in blocks]
+        assert (options.option[options.shards_of(option)] == option).all()
+        assert options.shards_per_option[option] == len(blocks)
+        for code, block in zip(options.spread(options.request, option).tolist(), blocks, strict=True):
+            kernel, request = options.requests[code]
+            assert kernel == options.compute_kernel[option]
+            assert (request.num_columns, request.embedding_dim) == (
+                block.num_columns,
+                options.tables[options.table[option]].embedding_dim,
+            )
+    assert options.first_option.tolist() == [0, 6, 12]
+    assert options.first_shard[-1] == options.num_shards
+
+
+def test_enumerate_counts_ids_and_bags_of_all_features():
+    table = TableSpec("t", 10, 8, ["a", "b"])
+    options = options_of(
+        table,
+        batch_size=100,
+        t={"pooling_factors": [20, 0.5], "num_poolings": [1, 2], "batch_sizes": [100, 10]},
+    )
+    assert options.ids_per_batch.tolist() == [20 * 1 * 100 + 0.5 * 2 * 10]
+    # Of the second feature's bags half are empty.
+    assert options.bags_per_batch.tolist() == [1 * 100 + 0.5 * 2 * 10]
+
+
+def test_enumerate_sequences_return_a_vector_for_each_id():
+    table = TableSpec("t", 10, 8, ["a"], pooling=PoolingType.NONE)
+    options = options_of(table, batch_size=100, t={"pooling_factors": [20]})
+    assert options.bags_per_batch.tolist() == [2000]
+
+
+def test_enumerate_refused_kernel_is_recorded_and_another_taken():
+    options = options_of(TableSpec("t", 10, 8, ["f"], optimizer=OptimizerSpec("adam")))
+    assert {kernel for *_, kernel in described(options)} == {"thorough"}
+    assert ("plain", "plain knows no adam") in {(r.name, r.reason) for r in options.refusals}
+
+
+def test_enumerate_without_optimizer_offers_the_kernels_that_show_gradients():
+    options = options_of(TableSpec("t", 10, 8, ["f"], optimizer=None))
+    assert "visible" in {kernel for *_, kernel in described(options)}
+
+
+def test_enumerate_kernel_that_shows_gradients_is_taken_when_named():
+    options = options_of(TABLE, t={"compute_kernels": ["visible"]})
+    assert {kernel for *_, kernel in described(options)} == {"visible"}
+
+
+def test_enumerate_aliases_name_the_same_plugins():
+    options = options_of(TABLE, t={"sharding_types": ["entire"], "compute_kernels": ["simple"]})
+    assert described(options) == [("t", "whole", "", "plain")]
+
+
+def test_enumerate_type_that_does_not_apply_is_refused_with_its_reason():
+    options = options_of(TABLE, ranks=3)
+    assert "only_pairs" not in {kind for _, kind, *_ in described(options)}
+    assert [r.reason for r in options.refusals if r.name == "only_pairs"] == ["needs 2 ranks, there are 3"]
+
+
+def test_enumerate_nothing_left_raises_with_every_reason():
+    table = TableSpec("t", 10, 8, ["f"], optimizer=OptimizerSpec("adam"))
+    with pytest.raises(PlanningError) as caught:
+        options_of(
+            table, ranks=3, t={"sharding_types": ["whole", "only_pairs"], "compute_kernels": ["plain"]}
+        )
+    text = str(caught.value)
+    for part in (
+        "table 't' (10 x 8 FP32)",
+        "sharding_types=['whole', 'only_pairs']",
+        "compute_kernels=['plain']",
+        "plain knows no adam",
+        "needs 2 ranks, there are 3",
+        "adam(learning_rate=0.01)",
+        "Known sharding types: only_pairs, slices, whole",
+        "constraints['t']",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (
+            {"sharding_types": ["wohle"]},
+            r"constraints for table 't' .*: no sharding type 'wohle'.*Did you mean 'whole'\?",
+        ),
+        ({"compute_kernels": ["plane"]}, r"no compute kernel 'plane'.*Did you mean 'plain'\?"),
+    ],
+)
+def test_enumerate_unknown_name_raises_with_the_nearest(rule, text):
+    with pytest.raises(UnknownPluginError, match=text):
+        options_of(TABLE, t=rule)
+
+
+def test_enumerate_device_group_of_another_device_raises():
+    with pytest.raises(
+        PlanningError, match="device_group 'cuda', but the topology's compute_device is 'cpu'"
+    ):
+        options_of(TABLE, t={"device_group": "cuda"})
+
+
+def test_enumerate_is_weighted_of_the_constraint_reaches_the_kernel():
+    options = options_of(TABLE, t={"is_weighted": True})
+    assert all(request.is_weighted for _, request in options.requests)
+    assert options.is_weighted.tolist() == [True]
+
+
+def test_row_fraction_of_a_table_smaller_than_the_ranks_is_zero_for_empty_shards():
+    options = options_of(TableSpec("t", 2, 8, ["f"]), ranks=3, t={"sharding_types": ["slices"]})
+    assert options.spread(options.row_fraction, 0).tolist() == [0.5, 0.5, 0.0]
+
+
+def test_fold_requests_covers_each_shard_once():
+    options = options_of(TABLE, TableSpec("u", 3, 6, ["g"]), ranks=4)
+    folded = fold_requests(options)
+    assert sorted(np.concatenate(list(folded.values())).tolist()) == list(range(options.num_shards))
+    for (request, rows), shards in folded.items():
+        assert set(options.request[shards].tolist()) == {request}
+        assert set(options.num_rows[shards].tolist()) == {rows}
+
+
+@pytest.mark.parametrize(("by_shape", "asked"), [(True, ["a", "c"]), (False, ["a", "b", "c"])])
+def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_with, by_shape, asked):
+    seen = []
+
+    class Asked(ShardingType):
+        name, abbreviation, answers_by_shape = "asked", "AS", by_shape
+        offered = "always"
+
+        def layouts(self, table, topology, constraints):
+            seen.append(table.name)
+            yield Layout([Block(table.all_rows, table.all_columns)])
+
+    tables = [TableSpec("a", 10, 8, ["f"]), TableSpec("b", 10, 8, ["g", "h"]), TableSpec("c", 11, 8, ["i"])]
+    with host_with(sharding_types=[Asked]):
+        options = options_of(*tables)
+    assert seen == asked
+    assert options.num_rows[options.first_shard[options.first_option[options.alike]]].tolist() == [10, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("other", "rules", "by_shape", "alike"),
+    [
+        ({}, {}, True, [0, 0]),
+        ({}, {}, False, [0, 0]),
+        ({"num_embeddings": 11}, {}, True, [0, 1]),
+        ({"feature_names": ["f", "g"]}, {}, True, [0, 1]),
+        ({}, {"u": {"pooling_factors": [2]}}, True, [0, 1]),
+        ({}, {"t": {"pooling_factors": [2]}, "u": {"pooling_factors": [2]}}, True, [0, 0]),
+    ],
+)
+def test_enumerate_tables_that_nothing_tells_apart_stand_once(host_with, other, rules, by_shape, alike):
+    class Asked(ShardingType):
+        name, abbreviation, answers_by_shape = "asked", "AS", by_shape
+        offered = "always"
+
+        def layouts(self, table, topology, constraints):
+            yield Layout([Block(table.all_rows, table.all_columns)])
+
+    with host_with(sharding_types=[Asked]):
+        options = options_of(TABLE, attrs.evolve(TABLE, name="u", **other), **rules)
+    assert options.alike.tolist() == alike
+    assert [table.name for table in options.all_tables] == ["t", "u"]
+    assert options.multiplicity.tolist() == [alike.count(index) for index in sorted(set(alike))]
+    assert {refusal.table for refusal in options.refusals} == {"t", "u"}
+
+
+def test_enumerate_tables_that_a_type_tells_apart_stand_apart(host_with):
+    """What a type that looks at names answers is compared, whatever else tables have in common."""
+
+    class ByName(ShardingType):
+        name, abbreviation, offered = "by_name", "BN", "always"
+
+        def layouts(self, table, topology, constraints):
+            yield Layout([Block(table.all_rows, table.all_columns, rank=int(table.name == "u"))])
+
+    with host_with(sharding_types=[ByName]):
+        options = options_of(*(attrs.evolve(TABLE, name=name) for name in "tuv"))
+    assert options.alike.tolist() == [0, 1, 0]
+    assert options.rank.tolist() == [0, 0, 1, 1]  # each table with two kernels
+
+
+def test_enumerate_offers_a_type_by_name_only_unless_it_says_always(host_with):
+    class Unasked(ShardingType):
+        name, abbreviation = "unasked", "UN"
+
+        def layouts(self, table, topology, constraints):
+            yield Layout([Block(table.all_rows, table.all_columns)])
+
+    with host_with(sharding_types=[Unasked, Whole]):
+        tables = [TABLE, attrs.evolve(TABLE, name="u")]
+        offered = described(options_of(*tables, u={"sharding_types": ["unasked", "whole"]}))
+        assert {name for _, name, _, _ in offered[:2]} == {"whole"}
+        assert {name for _, name, _, _ in offered[2:]} == {"unasked", "whole"}
+    text = r"no option is left.*Offered only to tables whose sharding_types name them: unasked\."
+    with host_with(sharding_types=[Unasked]), pytest.raises(PlanningError, match=text):
+        options_of(TABLE)
+
+
+def test_enumerate_layouts_that_no_variant_tells_apart_raise_naming_it(host_with):
+    class Twice(ShardingType):
+        name, abbreviation, offered = "twice", "TW", "always"
+
+        def layouts(self, table, topology, constraints):
+            return [Layout([Block(table.all_rows, table.all_columns, rank)]) for rank in (0, 1)]
+
+    text = r"'twice' failed for table 't' .*gave 2 layouts, of which several have the variant ''; give each"
+    with host_with(sharding_types=[Twice]), pytest.raises(PlanningError, match=text):
+        options_of(TABLE)
+
+
+def test_enumerate_type_that_raises_is_named_with_the_table(host_with):
+    class Raises(ShardingType):
+        name, abbreviation = "raises", "RA"
+        offered = "always"
+
+        def layouts(self, table, topology, constraints):
+            raise KeyError("no such shape")
+
+    with (
+        host_with(sharding_types=[Raises]),
+        pytest.raises(PlanningError, match=r"sharding type 'raises' failed for table 't' .*KeyError"),
+    ):
+        options_of(TABLE)
+
+
+def test_enumerate_type_that_places_a_block_on_no_rank_is_named(host_with):
+    class Beyond(ShardingType):
+        name, abbreviation = "beyond", "BE"
+        offered = "always"
+
+        def layouts(self, table, topology, constraints):
+            yield Layout([Block(table.all_rows, table.all_columns, rank=topology.world_size)])
+
+    with (
+        host_with(sharding_types=[Beyond]),
+        pytest.raises(
+            PlanningError, match=r"sharding type 'beyond' broke its contract: .* on rank 2 of 2 ranks"
+        ),
+    ):
+        options_of(TABLE)
+
+
+class Hosted(ShardingType):
+    """Two columns blocks on hosts with labels 5 and 2, the first with a place there."""
+
+    name, abbreviation = "hosted", "HO"
+    offered = "always"
+
+    def layouts(self, table, topology, constraints):
+        yield Layout(
+            [
+                Block(table.all_rows, table.columns(0, 4), host_group=5, local_rank=1),
+                Block(table.all_rows, table.columns(4, 8), host_group=2),
+            ]
+        )
+
+
+def test_enumerate_gangs_have_numbers_that_no_other_option_has(host_with):
+    tables = [TABLE, TableSpec("u", 3, 8, ["g"])]
+    with host_with(sharding_types=[Hosted]):
+        topology = Topology(4, "cpu", local_world_size=2)
+        options = enumerate_options(tables, topology, Constraints(), host(), batch_size=4)
+    assert options.gang.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
+    assert options.local_rank.tolist() == [1, FREE] * 4
+    assert set(options_of(TABLE).gang.tolist()) == {NO_GANG}
+
+
+def test_enumerate_on_a_single_host_the_rank_inside_it_is_the_rank(host_with):
+    with host_with(sharding_types=[Hosted]):
+        options = options_of(TABLE)
+    assert options.rank.tolist() == [1, FREE] * 2
+    assert set(options.gang.tolist()) == {NO_GANG}
+    assert set(options.local_rank.tolist()) == {FREE}
+
+
+def test_enumerate_type_that_names_a_rank_its_hosts_do_not_have_is_named(host_with):
+    with (
+        host_with(sharding_types=[Hosted]),
+        pytest.raises(PlanningError, match=r"'hosted' broke its contract: .* on rank 1 of 1 ranks of a host"),
+    ):
+        enumerate_options(
+            [TABLE], Topology(2, "cpu", local_world_size=1), Constraints(), host(), batch_size=1
+        )

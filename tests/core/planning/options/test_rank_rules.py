@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.contracts import Partitioner
+from shardwright.errors import InvalidInputError, NoPlanError
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.layouts.row_maps import RowsRange
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.options import FREE, NO_GANG
+from shardwright.planning.options.rank_rules import RankRules
+from shardwright.planning.search.placement import Misfit, ProposedShards
+from shardwright.planning.search.seating import broken_rule, place_within
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
+
+
+class FirstFit(Partitioner):
+    name = "first_fit"
+
+    def place(self, shards):
+        used, ranks = shards.fixed_bytes.copy(), np.zeros(len(shards), dtype=np.int64)
+        for shard in range(len(shards)):
+            room = (used + shards.memory_bytes[shard] <= shards.capacity_bytes).all(axis=1)
+            if not room.any():
+                return shards.misfit(shard, used)
+            ranks[shard] = np.argmax(room)
+            used[ranks[shard]] += shards.memory_bytes[shard]
+        return ranks
+
+
+TABLES = [TableSpec(name, 8, 8, ["f"]) for name in "abcdef"]
+
+
+def rules_of(ranks=3, local=None, **asked):
+    topology = Topology(ranks, "cpu", local_world_size=local)
+    return RankRules.of(
+        Constraints({k: ParameterConstraints(**v) for k, v in asked.items()}), TABLES, topology
+    )
+
+
+def shards_of(tables, *, costs=None, sizes=None, ranks=3, room=100, gang=None, local_rank=None, local=None):
+    count = len(tables)
+    optional = {}
+    if gang is not None:
+        optional["gang"] = np.array(gang)
+    if local_rank is not None:
+        optional["local_rank"] = np.array(local_rank)
+    if local is not None:
+        optional["local_world_size"] = local
+    return ProposedShards(
+        shard=np.arange(count),
+        table=np.array(tables),
+        cost_ms=np.array(costs or [1.0] * count),
+        memory_bytes=np.array(sizes or [1] * count)[:, None],
+        tiers=("ddr",),
+        capacity_bytes=np.full((ranks, 1), room),
+        **optional,
+    )
+
+
+def test_rank_rules_of_constraints_without_any_are_none():
+    assert rules_of(a={"pooling_factors": [3]}) is None
+
+
+def test_place_within_no_rules_is_the_partitioners_answer():
+    shards = shards_of(range(6))
+    np.testing.assert_array_equal(place_within(None, FirstFit(), shards), FirstFit().place(shards))
+
+
+def test_place_within_pins_keeps_together_and_apart():
+    rules = rules_of(
+        a={"ranks": 2}, b={"together": "x"}, c={"together": "x", "apart": ["y"]}, d={"apart": "y"}
+    )
+    ranks = place_within(rules, FirstFit(), shards_of(range(6)))
+    assert ranks[0] == 2
+    assert ranks[1] == ranks[2] != ranks[3]
+    assert ranks[4] == ranks[5] == 0  # no rule is for them: where the partitioner puts them
+    assert broken_rule(rules, shards_of(range(6)), ranks) == ""
+
+
+def test_place_within_a_set_of_ranks_takes_the_least_loaded_of_them():
+    rules = rules_of(**{name: {"ranks": [1, 2]} for name in "abc"})
+    ranks = place_within(rules, FirstFit(), shards_of(range(6), costs=[5.0, 3.0, 1.0, 1.0, 1.0, 1.0]))
+    assert ranks[:3].tolist() == [1, 2, 2]
+
+
+def test_place_within_apart_tables_leave_ranks_for_one_another():
+    # Two shards each: spread over all ranks, the first table would leave none for the others.
+    rules = rules_of(**{name: {"apart": "y"} for name in "abc"})
+    ranks = place_within(rules, FirstFit(), shards_of([0, 0, 1, 1, 2, 2]))
+    assert broken_rule(rules, shards_of([0, 0, 1, 1, 2, 2]), ranks) == ""
+
+
+def test_place_within_a_gang_shares_an_allowed_host():
+    rules = rules_of(4, 2, a={"ranks": [2, 3]})
+    shards = shards_of([0, 0, 1], ranks=4, local=2, gang=[0, 0, NO_GANG], local_rank=[0, 1, FREE])
+    assert place_within(rules, FirstFit(), shards).tolist() == [2, 3, 0]
+
+
+def test_place_within_pinned_beyond_the_memory_is_a_misfit_that_says_by_which_rule():
+    rules = rules_of(a={"ranks": 0}, b={"ranks": 0})
+    misfit = place_within(rules, FirstFit(), shards_of(range(6), sizes=[60] * 6))
+    assert isinstance(misfit, Misfit)
+    assert (misfit.table, misfit.rank, misfit.needed_bytes, misfit.free_bytes) == (1, 0, 60, 40)
+    assert misfit.rule == "it may use the ranks 0 only"
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_place_within_never_breaks_a_rule_or_a_capacity(data):
+    asked = {}
+    for name in "abcdef":
+        fields = {
+            "ranks": data.draw(st.none() | st.sets(st.integers(0, 2), min_size=1).map(sorted)),
+            "together": data.draw(st.none() | st.sampled_from("xz")),
+            "apart": data.draw(st.none() | st.sampled_from("yw")),
+        }
+        asked[name] = {key: value for key, value in fields.items() if value is not None}
+    try:
+        rules = rules_of(**asked)
+    except NoPlanError:
+        return  # what contradicts itself has tests of its own
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=6, max_size=6))
+    shards = shards_of(range(6), sizes=sizes, room=data.draw(st.integers(5, 12)))
+    placed = place_within(rules, FirstFit(), shards)
+    if not isinstance(placed, Misfit):
+        assert broken_rule(rules, shards, placed) == ""
+        assert (shards.used_bytes(placed) <= shards.capacity_bytes).all()
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (
+            {
+                "a": {"together": "x", "ranks": [0, 1]},
+                "b": {"together": "x"},
+                "c": {"together": "x", "ranks": 2},
+                "d": {"together": "x", "ranks": [1, 2]},
+            },
+            r"'a', 'c' are kept together on one rank, and pinned to ranks of which none is common: "
+            r"'a' to ranks 0, 1; 'c' to ranks 2\.",
+        ),
+        (
+            {"a": {"together": "x", "apart": "y"}, "b": {"together": "x", "apart": ["y", "z"]}},
+            "'a', 'b' are kept together on one rank, and apart",
+        ),
+        (
+            {"a": {"apart": "y"}, "b": {"apart": "y", "ranks": 1}, "c": {"apart": "y", "ranks": 1}},
+            r"2 tables, '[bc]', '[bc]', are kept apart and may use 1 ranks together \(1\)",
+        ),
+        ({"*": {"apart": "y"}}, r"4 tables, 'd', 'a', 'b', 'c', are kept apart and may use 3 ranks"),
+    ],
+)
+def test_rank_rules_that_contradict_each_other_raise_naming_a_smallest_set(asked, text):
+    with pytest.raises(NoPlanError, match=f"contradict each other: {text}"):
+        rules_of(**asked)
+
+
+def test_rank_rules_rank_that_does_not_exist_raises():
+    with pytest.raises(
+        InvalidInputError, match=r"table 'a' .* ranks has 3; the topology has 3 ranks, 0 to 2"
+    ):
+        rules_of(a={"ranks": [1, 3]})
+
+
+@pytest.mark.parametrize(
+    ("asked", "refusal"),
+    [
+        ({"a": {"together": "x"}, "b": {"together": "x"}}, "has 3 blocks, and is kept together with 'b'"),
+        ({"a": {"ranks": [0, 1]}}, "has blocks on the ranks 2, which 'ranks' does not allow"),
+        (
+            {"a": {"apart": "y"}, "b": {"apart": "y"}},
+            "has blocks that must live on given ranks, and is kept apart",
+        ),
+        ({"a": {"apart": "y"}}, ""),
+        ({"b": {"ranks": 1}}, ""),
+    ],
+)
+def test_rank_rules_refuse_layouts_that_cannot_follow_them(asked, refusal):
+    rows = RowsRange(8, parts=3)
+    layout = Layout([Block(part, TABLES[0].all_columns, rank) for rank, part in enumerate(rows)])
+    rules = rules_of(**asked)
+    answer = rules.refusal(0, layout) if rules else ""
+    assert answer.startswith(refusal)
+    assert bool(answer) == bool(refusal)
+
+
+def test_rank_rules_refuse_gangs_that_no_host_can_take():
+    rows = RowsRange(8, parts=2)
+    layout = Layout(
+        [Block(part, TABLES[0].all_columns, host_group=0, local_rank=i) for i, part in enumerate(rows)]
+    )
+    assert rules_of(4, 2, a={"ranks": [1, 2]}).refusal(0, layout).startswith("has blocks that share a host")
+    assert rules_of(4, 2, a={"ranks": [2, 3]}).refusal(0, layout) == ""

@@ -1,0 +1,541 @@
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.as_asked import AsAsked, AsAskedByShape
+from tests.core.planning.conftest import make_host
+
+import shardwright as sw
+from shardwright.contracts import ShardingType
+from shardwright.errors import PlanError
+from shardwright.planning.layouts.layout import Block, BlockRun, ColumnRange, Layout, Replicate
+from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.planning.report.check import check_plan
+from shardwright.planning.report.explain import explain_table
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.text import plain_json
+from shardwright.plugins import use_host
+
+
+def planned(*tables, **rules):
+    rules = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in rules.items()}
+    return EmbeddingShardingPlanner(Topology(3, "cuda"), constraints=rules).plan_tables(tables)
+
+
+def document_of(plan):
+    return json.loads(plan.to_json())
+
+
+def hand_written(shards, **more):
+    return {
+        "format": "shardwright-plan",
+        "version": 1,
+        "topology": {"world_size": 3, "compute_device": "cpu"},
+        "modules": {
+            "m": {
+                "t": {
+                    "sharding_type": "slices",
+                    "compute_kernel": "plain",
+                    "num_embeddings": 10,
+                    "embedding_dim": 8,
+                    "shards": shards,
+                    **more,
+                }
+            }
+        },
+    }
+
+
+def shard(rank, rows, columns):
+    return {"rank": rank, "rows": rows, "columns": columns}
+
+
+WHOLE = [shard(0, [0, 10], [0, 8])]
+TABLES = [
+    TableSpec("a", 10, 8, ["f"]),
+    TableSpec("b", 2, 4, ["g"], module="tower"),
+    TableSpec("c", 9, 8, ["h"]),
+]
+
+
+@pytest.mark.parametrize("kind", ["whole", "slices"])
+def test_json_round_trip_is_the_identity(kind):
+    plan = planned(*TABLES, a=kind, b=kind)
+    again = ShardingPlan.from_json(plan.to_json())
+    assert again == plan
+    assert again.to_json() == plan.to_json()
+
+
+def test_json_has_the_documented_form():
+    plan = planned(TABLES[0], a="whole")
+    document = document_of(plan)
+    assert (document["format"], document["version"]) == ("shardwright-plan", 1)
+    assert document["objective"]["name"] == "largest_rank_time"
+    assert document["topology"]["world_size"] == 3
+    assert document["modules"] == {
+        "": {
+            "a": {
+                "sharding_type": "whole",
+                "compute_kernel": "plain",
+                "num_embeddings": 10,
+                "embedding_dim": 8,
+                "shards": [{"rank": 0, "rows": [0, 10], "columns": [0, 8]}],
+            }
+        }
+    }
+
+
+def test_json_extras_and_variant_of_a_plugin_survive():
+    plan = planned(TABLES[0], a="slices")
+    entry = document_of(plan)["modules"][""]["a"]
+    assert entry["extras"] == {"made_by": "slices", "nested": {"numbers": [1, 2.5, None]}}
+    layout = ShardingPlan.from_json(plan.to_json()).plan[""]["a"].layout
+    assert (layout.extras, layout.variant) == (entry["extras"], entry["variant"])
+
+
+def test_json_keys_of_others_survive_at_every_level():
+    document = document_of(planned(*TABLES, a="slices"))
+    document["x-acme"] = {"secret": [1, {"two": 2}]}
+    document["objective"]["x-acme"] = 1
+    document["topology"]["x-acme"] = None
+    document["inputs"]["acme"] = {"value": {"mine": 1}, "acme": 2}
+    document["plugins"][0]["acme"] = {}
+    document["modules"][""]["a"]["x-acme"] = "kept"
+    document["modules"][""]["a"]["shards"][1]["x-acme"] = [3]
+    assert document_of(ShardingPlan.from_json(json.dumps(document))) == document
+
+
+def test_json_rows_that_are_no_runs_name_their_part():
+    class_of_rows = {"name": "modulo", "num_rows": 10, "parts": 3}
+    shards = [shard(rank, {"part": rank, "num_rows": n}, [0, 8]) for rank, n in enumerate((4, 3, 3))]
+    document = hand_written(shards, row_map=class_of_rows)
+    plan = ShardingPlan.from_json(json.dumps(document))
+    assert [block.num_rows for block in plan.plan["m"]["t"].layout.blocks] == [4, 3, 3]
+    assert document_of(plan)["modules"] == document["modules"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "row_map"),
+    [
+        ([(0, 4), (4, 8), (8, 10)], RowsRange(10, parts=3)),
+        ([(0, 3), (3, 8), (8, 10)], RowsSplit((0, 3, 8, 10))),
+        ([(8, 10), (0, 4), (4, 8)], RowsRange(10, parts=3)),
+        ([(0, 10), (10, 10), (10, 10)], RowsSplit((0, 10, 10, 10))),
+    ],
+)
+def test_from_json_derives_the_row_map_from_the_bounds(bounds, row_map):
+    shards = [shard(rank, list(rows), [0, 8]) for rank, rows in enumerate(bounds)]
+    layout = ShardingPlan.from_json(json.dumps(hand_written(shards))).plan["m"]["t"].layout
+    assert layout.row_map == row_map
+    assert [block.rows.bounds for block in layout.blocks] == bounds
+
+
+class Anyhow(ShardingType):
+    """Makes no layouts, so that there is nothing a plan could contradict."""
+
+    name, abbreviation = "anyhow", "AH"
+    offered = "always"
+
+    def layouts(self, table, topology, constraints):
+        return []
+
+
+HALVES = [shard(2, [0, 10], [0, 4]), shard(1, [0, 10], [4, 8])]
+
+
+def test_from_json_edited_by_hand_moves_the_shard():
+    document = document_of(planned(TABLES[0], a="whole"))
+    document["modules"][""]["a"]["shards"] = [shard(2, [0, 10], [0, 8])]
+    assert ShardingPlan.from_json(json.dumps(document)).plan[""]["a"].ranks == [2]
+
+
+def test_from_json_edited_by_hand_into_another_sharding_type_is_read_as_that(host_with):
+    document = document_of(planned(TABLES[0], a="whole"))
+    document["modules"][""]["a"].update(sharding_type="anyhow", shards=HALVES)
+    with host_with(sharding_types=[Anyhow]):
+        sharding = ShardingPlan.from_json(json.dumps(document)).plan[""]["a"]
+    assert sharding.ranks == [2, 1]
+    assert [s.placement for s in sharding.sharding_spec.shards] == ["rank:2/cuda:2", "rank:1/cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shards", "text"),
+    [
+        ("whole", HALVES, "'whole' keeps rows whole, keeps columns whole, .*2 shards: .* cuts columns"),
+        (
+            "slices",
+            [shard(0, [0, 10], [0, 8])],
+            "'slices' cuts rows, .*; the table's 1 shards: keeps rows whole",
+        ),
+        (
+            "whole",
+            [shard(0, [0, 4], [0, 8]), shard(1, [4, 10], [0, 8])],
+            "'whole' keeps rows whole, .*2 shards: cuts rows",
+        ),
+    ],
+)
+def test_from_json_shards_that_contradict_their_sharding_type_raise_naming_it(kind, shards, text):
+    document = document_of(planned(TABLES[0], a="whole"))
+    document["modules"][""]["a"].update(sharding_type=kind, shards=shards)
+    with pytest.raises(PlanError, match=f"module '', table 'a': sharding type {text}"):
+        ShardingPlan.from_json(json.dumps(document))
+
+
+LOOKED_AT = {
+    "extras": (TableSpec("t", 10, 8, ["f"]), {"extras": {"cut": True}}),
+    "data type": (TableSpec("t", 10, 8, ["f"], data_type="FP16"), {}),
+    "neither": (TableSpec("t", 10, 8, ["f"]), {"extras": {"cut": False}}),
+}
+
+
+@pytest.mark.parametrize("kind", [AsAsked, AsAskedByShape])
+@pytest.mark.parametrize("case", sorted(LOOKED_AT))
+def test_json_of_a_type_that_looks_at_extras_or_data_type_comes_back(host_with, kind, case):
+    table, more = LOOKED_AT[case]
+    rule = ParameterConstraints(sharding_types=[kind.name], **more)
+    with host_with(sharding_types=[kind]):
+        planner = EmbeddingShardingPlanner(Topology(3, "cuda"), constraints={"t": rule})
+        # A table of the same shape of which nothing is asked: what a type said of one is not said of the other.
+        other = attrs.evolve(table, name="u", data_type="FP32")
+        plan = planner.plan_tables([table, other])
+        again = ShardingPlan.from_json(plan.to_json())
+        assert again == plan
+        assert check_plan(again).problems == []
+        assert explain_table(again, "t").chosen.sharding_type == kind.name
+
+
+def test_json_of_a_hand_written_document_is_not_compared_with_what_nobody_asked(host_with):
+    """Without inputs nothing says what the type was told; blocks and dataflow say all that the engine needs."""
+    rows = [shard(rank, bounds, [0, 8]) for rank, bounds in enumerate(([0, 4], [4, 8], [8, 10]))]
+    with host_with(sharding_types=[AsAsked]):
+        plan = ShardingPlan.from_json(json.dumps(hand_written(rows, sharding_type="as_asked")))
+    assert plan.plan["m"]["t"].ranks == [0, 1, 2]
+
+
+def _alike(**changes):
+    """Two tables that are cut alike, on other ranks; and changes of the second's first shard."""
+    document = hand_written([shard(0, [0, 5], [0, 8]), shard(1, [5, 10], [0, 8])])
+    tables = document["modules"]["m"]
+    second = copy.deepcopy(tables["t"])
+    for entry, rank in zip(second["shards"], (2, 0), strict=True):
+        entry["rank"] = rank
+    second["shards"][0].update(changes)
+    tables["b"] = second
+    return json.dumps(document)
+
+
+def test_from_json_tables_that_are_cut_alike_have_their_own_ranks():
+    plan = ShardingPlan.from_json(_alike())
+    assert [plan.plan["m"][name].ranks for name in "tb"] == [[0, 1], [2, 0]]
+    assert document_of(plan)["modules"] == json.loads(_alike())["modules"]
+    assert [block.rows for block in plan.plan["m"]["b"].layout.blocks] == [
+        block.rows for block in plan.plan["m"]["t"].layout.blocks
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rank": 7}, "table 'b', shard 0: rank 7 is not one of"),
+        ({"rank": True}, "table 'b', shard 0: rank must be a whole number, got True"),
+        ({"rows": [0, 4]}, r"table 'b': rows \[4, 5\) are not covered"),
+        ({"rows": [0.5, 5]}, r"table 'b', shard 0: rows\[0\] must be a whole number, got 0.5"),
+        ({"columns": [0, 9]}, r"table 'b', shard 0: columns \[0, 9\) are empty or not within"),
+    ],
+)
+def test_from_json_table_almost_like_one_before_is_checked_itself(changes, text):
+    with pytest.raises(PlanError, match=text):
+        ShardingPlan.from_json(_alike(**changes))
+
+
+def test_from_json_rows_cut_elsewhere_than_a_planner_would_are_read():
+    document = document_of(planned(TABLES[0], a="slices"))
+    del document["modules"][""]["a"]["extras"]
+    document["modules"][""]["a"].pop("row_map", None)
+    document["modules"][""]["a"]["shards"] = [shard(2, [0, 1], [0, 8]), shard(0, [1, 10], [0, 8])]
+    assert ShardingPlan.from_json(json.dumps(document)).plan[""]["a"].ranks == [2, 0]
+
+
+@st.composite
+def grids(draw):
+    """A table cut at any rows and columns, each block on any of 3 ranks."""
+    rows, dim = draw(st.integers(1, 20)), draw(st.integers(1, 12))
+    row_cuts = sorted(draw(st.lists(st.integers(0, rows), max_size=4)))
+    column_cuts = sorted(draw(st.sets(st.integers(1, dim), max_size=3)) - {dim})
+    row_map = RowsSplit((0, *row_cuts, rows))
+    table = TableSpec("t", rows, dim)
+    spans = [table.columns(a, b) for a, b in zip([0, *column_cuts], [*column_cuts, dim], strict=True)]
+    blocks = [Block(part, span, rank=draw(st.integers(0, 2))) for part in row_map for span in spans]
+    return Layout(draw(st.permutations(blocks)), extras=draw(st.dictionaries(st.text(), st.integers())))
+
+
+@given(layout=grids())
+def test_json_round_trip_keeps_what_every_block_covers(layout):
+    plan = ShardingPlan({"m": EmbeddingModuleShardingPlan(t=ParameterSharding("anyhow", "plain", layout))})
+    with use_host(make_host(sharding_types=[Anyhow])):
+        again = ShardingPlan.from_json(plan.to_json())
+    assert again.to_json() == plan.to_json()
+    read = again.plan["m"]["t"].layout
+
+    def cover(blocks):
+        return [(block.rank, block.rows.bounds, block.columns) for block in blocks]
+
+    assert cover(read.blocks) == cover(layout.blocks)
+    assert read.extras == layout.extras
+
+
+@pytest.mark.parametrize(
+    ("shards", "text"),
+    [
+        ([], r": shards must have 1 item at least, got \[\]"),
+        ([shard(3, [0, 10], [0, 8])], "shard 0: rank 3 is not one of the 3 ranks"),
+        ([shard(-1, [0, 10], [0, 8])], "shard 0: rank must be 0 at least, got -1"),
+        ([shard(True, [0, 10], [0, 8])], "shard 0: rank must be a whole number, got True"),
+        ([shard(0, [0, 11], [0, 8])], r"shard 0: rows \[0, 11\) are not within the table's 10 rows"),
+        ([shard(0, [5, 4], [0, 8])], r"shard 0: rows \[5, 4\) are not within"),
+        ([shard(0, [0, 10], [0, 9])], r"shard 0: columns \[0, 9\) .* not within the table's 8 columns"),
+        ([shard(0, [0, 10], [4, 4])], r"shard 0: columns \[4, 4\) are empty"),
+        ([shard(0, [0, "10"], [0, 8])], r"shard 0: rows\[1\] must be a whole number, got '10'"),
+        ([shard(0, [0], [0, 8])], r"shard 0: rows must have 2 items at least, got \[0\]"),
+        ([shard(0, [0, 10], 8)], "shard 0: columns must be a list, got 8"),
+        (["everything"], "shard 0 must be an object, got 'everything'"),
+        ([shard(0, {"part": 0}, [0, 8])], "shard 0: rows are given by part, which needs the table's row_map"),
+        ([shard(0, [0, 4], [0, 8])], "the shards cover 4 of 10 rows"),
+        ([shard(0, [0, 4], [0, 8]), shard(1, [6, 10], [0, 8])], r"rows \[4, 6\) are not covered"),
+        ([shard(0, [0, 6], [0, 8]), shard(1, [4, 10], [0, 8])], r"rows \[4, 6\) are covered twice"),
+        ([*WHOLE, *WHOLE], r"shard 1: rows \[0, 10\) and columns \[0, 8\) are covered twice"),
+        ([shard(0, [0, 10], [0, 4])], "blocks reach column 4 of 8"),
+        ([shard(0, [0, 10], [0, 4]), shard(0, [0, 10], [2, 8])], r"columns \[2, 4\) are covered twice"),
+        ([shard(0, [0, 10], [0, 4]), shard(0, [0, 10], [6, 8])], r"columns \[4, 6\) are not covered"),
+    ],
+)
+def test_from_json_wrong_shards_raise_naming_module_and_table(shards, text):
+    with pytest.raises(PlanError, match=rf"module 'm', table 't'.*{text}"):
+        ShardingPlan.from_json(json.dumps(hand_written(shards)))
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"sharding_type": "wohle"}, r"no sharding type 'wohle'.*Did you mean 'whole'\?"),
+        ({"compute_kernel": "plane"}, r"no compute kernel 'plane'.*Did you mean 'plain'\?"),
+        ({"num_embeddings": 0}, "num_embeddings must be 1 at least, got 0"),
+        ({"embedding_dim": "8"}, "embedding_dim must be a whole number, got '8'"),
+        ({"row_map": {"name": "modul"}}, r"unknown name 'modul'.*Did you mean 'modulo'\?"),
+        (
+            {"row_map": {"name": "split", "bounds": [0, 4, 10]}},
+            "the row_map has 2 parts, and there are 1 shards for them",
+        ),
+        ({"dataflow": {"name": "exchang"}}, r"unknown name 'exchang'.*Did you mean 'exchange'\?"),
+        ({"extras": [1]}, r"extras must be an object, got \[1\]"),
+        ({"variant": 3}, "variant must be a text, got 3"),
+    ],
+)
+def test_from_json_wrong_entry_raises_naming_module_and_table(more, text):
+    with pytest.raises(PlanError, match=rf"module 'm', table 't'.*{text}"):
+        ShardingPlan.from_json(json.dumps(hand_written(WHOLE, **more)))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"format": "torchrec"}, 'has "format": "shardwright-plan", this one has \'torchrec\''),
+        ({"version": 2}, "has version 2; version 1 can be read"),
+        ({"topology": None}, "topology must be an object"),
+        (
+            {"topology": {"world_size": 0, "compute_device": "cpu"}},
+            "world_size must be 1 at least, got 0",
+        ),
+        ({"topology": {"world_size": 1}}, "topology has no 'compute_device'"),
+        ({"modules": []}, r"modules must be an object, got \[\]"),
+        ({"modules": {"m": []}}, r"module 'm' must be an object, got \[\]"),
+        ({"modules": {"m": {"t": 1}}}, "module 'm', table 't' must be an object, got 1"),
+        ({"objective": 3}, "objective must be an object, got 3"),
+        ({"objective": {"value_ms": "1"}}, r"objective\.value_ms must be null or a number, got '1'"),
+        (
+            {"objective": {"lower_bound_ms": True}},
+            r"objective\.lower_bound_ms must be null or a number, got True",
+        ),
+        ({"objective": {"certificate": []}}, r"certificate must be an object, got \[\]"),
+        ({"inputs": []}, r"inputs must be an object, got \[\]"),
+        ({"plugins": 5}, "plugins must be a list, got 5"),
+        ({"plugins": ["acme"]}, r"plugins\[0\] must be an object, got 'acme'"),
+    ],
+)
+def test_from_json_wrong_document_raises(change, text):
+    document = copy.deepcopy(hand_written(WHOLE))
+    with pytest.raises(PlanError, match=text):
+        ShardingPlan.from_json(json.dumps({**document, **change}))
+
+
+def test_from_json_no_json_says_where():
+    with pytest.raises(PlanError, match=r"no JSON: .* at line 2, column 1"):
+        ShardingPlan.from_json('{"format": 1,\n')
+
+
+def test_from_json_key_twice_raises():
+    with pytest.raises(PlanError, match="the key 'format' twice in one object"):
+        ShardingPlan.from_json('{"format": 1, "format": 2}')
+
+
+def test_to_json_has_a_line_for_each_shard_and_starts_with_the_format():
+    lines = planned(TABLES[0], a="slices").to_json().splitlines()
+    assert lines[1:3] == [' "format": "shardwright-plan",', ' "version": 1,']
+    assert sum(line.strip().startswith('{"rank"') for line in lines) == 3
+
+
+def test_str_of_a_plan_shows_tables_and_shards():
+    rows = [" ".join(line.split()) for line in str(planned(*TABLES, a="slices", b="whole")).splitlines()]
+    assert "module: tower" in rows
+    assert "a | slices | plain | 0-2" in rows
+    assert "b | [0, 0] | [2, 4] | rank:0/cuda:0" in rows
+
+
+def test_repr_of_a_plan_has_torchrecs_shape():
+    text = repr(planned(TABLES[0], a="whole").plan)
+    assert text == (
+        "{'': {'a': ParameterSharding(sharding_type='whole', compute_kernel='plain', ranks=[0], "
+        "sharding_spec=EnumerableShardingSpec(shards=[ShardMetadata(shard_offsets=[0, 0], shard_sizes=[10, 8], "
+        "placement='rank:0/cuda:0')]))}}"
+    )
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity"])
+def test_from_json_number_that_is_not_finite_is_an_error(number):
+    objective = f'{{"value_ms": {number}}}'
+    text = f'{{"format": "shardwright-plan", "version": 1, "objective": {objective}, "modules": {{}}}}'
+    with pytest.raises(PlanError, match="not finite"):
+        ShardingPlan.from_json(text)
+
+
+class Spread(ShardingType):
+    """Rows, or copies, on all ranks in turn."""
+
+    name, abbreviation, row_maps = "spread", "SP", (RowsModulo,)
+
+    def layouts(self, table, topology, constraints):
+        return []
+
+
+RANKS = 40
+
+
+def spread_over(blocks, **more):
+    kind = EmbeddingModuleShardingPlan({"t": ParameterSharding("spread", "plain", Layout(blocks, **more))})
+    topology = {"world_size": RANKS, "compute_device": "cpu"}
+    return ShardingPlan({"m": kind}, {"topology": topology})
+
+
+COLUMNS = ColumnRange(0, 8)
+PARTS = RowsModulo(100, parts=RANKS)
+EIGHTIETHS = RowsRange(100, parts=2 * RANKS)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "entries"),
+    [
+        ([BlockRun(PARTS, COLUMNS, RANKS, rank=0)], [{"ranks": [0, 39], "rows": {"parts": [0, 39]}}]),
+        (
+            [Block(part, COLUMNS, rank=rank) for rank, part in enumerate(PARTS)],
+            [{"ranks": [0, 39], "rows": {"parts": [0, 39]}}],
+        ),
+        (
+            [Block(PARTS[i], COLUMNS, rank=(i + 3) % RANKS) for i in range(RANKS)],
+            [
+                {"ranks": [3, 39], "rows": {"parts": [0, 36]}},
+                {"ranks": [0, 2], "rows": {"parts": [37, 39]}},
+            ],
+        ),
+        (
+            [
+                BlockRun(EIGHTIETHS, COLUMNS, 40, 0, is_copied=True, rank=0, dataflow=Replicate()),
+                BlockRun(EIGHTIETHS, COLUMNS, 39, 1, rank=1),
+                BlockRun(EIGHTIETHS, COLUMNS, 40, 40, rank=0),
+            ],
+            [
+                {"ranks": [0, 39], "rows": [0, 2], "dataflow": {"name": "replicate"}},
+                {"ranks": [1, 39], "rows": {"parts": [1, 39]}},
+                {"ranks": [0, 39], "rows": {"parts": [40, 79]}},
+            ],
+        ),
+    ],
+    ids=["run", "blocks", "turned", "copies and parts"],
+)
+def test_json_of_many_shards_on_neighbouring_ranks_is_one_entry_each(blocks, entries):
+    with use_host(make_host(sharding_types=[Spread])):
+        plan = spread_over(blocks)
+        text = plan.to_json()
+        assert json.loads(text)["modules"]["m"]["t"]["shards"] == [
+            {**own, "columns": [0, 8]} for own in entries
+        ]
+        again = ShardingPlan.from_json(text)
+        assert again.plan["m"]["t"].layout.blocks == plan.plan["m"]["t"].layout.blocks or len(entries) == 3
+        assert again.to_json() == text
+        assert again.plan["m"]["t"].digest() == plan.plan["m"]["t"].digest()
+
+
+def test_json_of_many_shards_reads_as_the_same_shards_one_by_one():
+    blocks = [Block(part, COLUMNS, rank=rank) for rank, part in enumerate(RowsRange(100, parts=RANKS))]
+    with use_host(make_host(sharding_types=[Spread])):
+        document = json.loads(spread_over(blocks).to_json())
+        entry = document["modules"]["m"]["t"]
+        (run,) = entry["shards"]
+        assert run == {"ranks": [0, 39], "rows": {"parts": [0, 39]}, "columns": [0, 8]}
+        entry["shards"] = [shard(rank, list(block.rows.bounds), [0, 8]) for rank, block in enumerate(blocks)]
+        del entry["row_map"]  # as documents were before
+        old = ShardingPlan.from_json(json.dumps(document))
+        assert old.plan["m"]["t"].layout.blocks == tuple(blocks)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"ranks": [0, 40]}, "shard 0: ranks 0 to 40 are not among the 40 ranks"),
+        ({"ranks": [0, 38]}, "shard 0: parts 0 to 39 of the 40 of the row_map are to be 39, one for each"),
+        ({"rows": {"parts": [1, 40]}}, "shard 0: parts 1 to 40 of the 40 of the row_map"),
+        ({"rows": {"parts": [0]}}, r"shard 0: rows\.parts must have 2 items"),
+        ({"rows": {"part": 0, "num_rows": 3}}, "covered|copies|row part"),
+        ({"columns": [0, 4]}, "blocks reach column 4 of 8"),
+    ],
+)
+def test_from_json_refuses_runs_of_shards_that_cannot_be(change, text):
+    with use_host(make_host(sharding_types=[Spread])):
+        document = json.loads(spread_over([BlockRun(PARTS, COLUMNS, RANKS, rank=0)]).to_json())
+        document["modules"]["m"]["t"]["shards"][0].update(change)
+        with pytest.raises(PlanError, match=text):
+            ShardingPlan.from_json(json.dumps(document))
+
+
+def test_from_json_refuses_runs_of_shards_without_a_row_map():
+    with use_host(make_host(sharding_types=[Spread])):
+        document = json.loads(spread_over([BlockRun(PARTS, COLUMNS, RANKS, rank=0)]).to_json())
+        del document["modules"]["m"]["t"]["row_map"]
+        with pytest.raises(PlanError, match="need the table's row_map"):
+            ShardingPlan.from_json(json.dumps(document))
+
+
+def test_numbers_of_numpy_are_written_as_numbers() -> None:
+    spec = sw.OptimizerSpec("adam", np.float32(0.5), {"eps": np.float32(0.25)})
+    topology = sw.Topology(2, "cpu", memory_bytes={"ddr": np.int64(1 << 34)})
+    plan = sw.EmbeddingShardingPlanner(topology).plan_tables(
+        [sw.TableSpec("t", 10, 8, ["f"], optimizer=spec)]
+    )
+    assert sw.ShardingPlan.from_json(plan.to_json()) == plan
+    assert json.loads(plan.to_json())["topology"]["memory_bytes"]["ddr"] == 1 << 34
+
+
+@pytest.mark.parametrize("value", [object(), float("nan")])
+def test_what_is_no_json_data_is_told(value: Any) -> None:
+    with pytest.raises(sw.ShardwrightError, match=r"a plan document holds JSON data, not"):
+        plain_json({"a": [value]})

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+from itertools import product
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.core.planning.conftest import Plain, make_host
+
+from shardwright.errors import PlanError
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.inputs import Request
+from shardwright.planning.options.parts import Choice
+from shardwright.planning.options.preparation import prepare
+from shardwright.planning.proof.checker import why_unproven
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.plugins import use_host
+
+
+def space_of(sizes, capacity=10**9, only=None):
+    """Two ranks; tables of these rows and columns, with one kernel."""
+    tables = [TableSpec(f"t{i}", rows, dim, ["f"] * 1) for i, (rows, dim) in enumerate(sizes)]
+    with use_host(make_host(compute_kernels=[Plain])):
+        rules = Constraints({"*": ParameterConstraints(sharding_types=only)})
+        request = Request(Topology(2, "cpu", ddr_cap=capacity), rules, 100, None)
+        space = prepare(tables, request, Choice().resolve())
+    return attrs.evolve(space, capacity_bytes=np.full((2, 1), capacity))
+
+
+def placements(space, option):
+    """Every way to place an option: what it adds to each rank, time and bytes."""
+    options, runs = space.options, space.options.shards_of(option)
+    cost = sum(space.phases.values())
+    shards = [
+        (run, options.rank[run] + place if options.rank[run] >= 0 else None)
+        for run in range(runs.start, runs.stop)
+        for place in range(options.count[run])
+    ]
+    for ranks in product(*[[fixed] if fixed is not None else range(2) for _, fixed in shards]):
+        time, memory = np.zeros(2), np.zeros(2)
+        for (run, _), rank in zip(shards, ranks, strict=True):
+            time[rank] += cost[run]
+            memory[rank] += space.memory_bytes[run, 0]
+        yield time, memory
+
+
+def best_value(space):
+    """The least largest-rank time of all plans, by trying all of them."""
+    ways = [
+        [way for option in space.options.of_table(distinct) for way in placements(space, option)]
+        for distinct in space.options.alike.tolist()
+    ]
+    best = np.inf
+    for chosen in product(*ways):
+        time = sum(way[0] for way in chosen)
+        memory = sum(way[1] for way in chosen)
+        if (memory <= space.capacity_bytes[:, 0]).all():
+            best = min(best, float(time.max()))
+    return best
+
+
+SIZES = st.lists(
+    st.tuples(st.integers(2, 12), st.sampled_from([2, 4, 6])), min_size=1, max_size=3, unique=True
+)
+PRICE = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0, 3.0])
+
+
+def leaves(z, names, num_options):
+    rounding = st.fixed_dictionaries(
+        {
+            "of": st.sampled_from(["time", "ddr"]),
+            "parts": st.integers(1, 3),
+            "multiplier": PRICE.map(lambda p: p * z),
+        }
+    )
+    positions = st.integers(0, num_options - 1).map(str)
+    of_runs = st.lists(PRICE.map(lambda p: p * z / 2), min_size=1, max_size=1)
+    prices = st.dictionaries(
+        st.sampled_from(names), st.dictionaries(positions, of_runs, max_size=2), max_size=3
+    )
+    return st.fixed_dictionaries(
+        {"multipliers": st.fixed_dictionaries({"ddr": PRICE.map(lambda p: p * z / 500)})},
+        optional={
+            "spread_multiplier": PRICE,
+            "spread_multipliers": st.fixed_dictionaries({"ddr": PRICE.map(lambda p: p * z / 500)}),
+            "roundings": st.lists(rounding, max_size=2),
+            "prices": prices,
+        },
+    )
+
+
+def trees(z, names, num_options):
+    def grown(children):
+        by_spread = st.fixed_dictionaries(
+            {"spread_ms": st.floats(0, z), "below": children, "above": children}
+        ) | st.fixed_dictionaries(
+            {
+                "spread_bytes": st.tuples(st.just("ddr"), st.integers(0, 500)),
+                "below": children,
+                "above": children,
+            }
+        )
+        by_table = st.fixed_dictionaries(
+            {
+                "table": st.sampled_from(names),
+                "options": st.lists(st.integers(0, num_options - 1), min_size=1, max_size=2),
+                "among": children,
+                "others": children,
+            }
+        )
+        return by_spread | by_table
+
+    return st.recursive(leaves(z, names, num_options), grown, max_leaves=4)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_proof_accepts_no_certificate_of_a_bound_above_the_best_plan(data):
+    sizes = data.draw(SIZES)
+    needed = sum(rows * dim * 4 for rows, dim in sizes)
+    capacity = int(needed * data.draw(st.sampled_from([0.55, 0.7, 1.0])))
+    only = data.draw(st.sampled_from([None, ["whole"], ["slices"], ["whole", "slices"]]))
+    space = space_of(sizes, capacity, only)
+    best = best_value(space)
+    assume(np.isfinite(best))
+    z = best * data.draw(st.sampled_from([1.0001, 1.01, 1.1, 1.3, 2.0]))
+    names = [table.path for table in space.options.all_tables]
+    num_options = int(np.diff(space.options.first_option).min())
+    certificate = {"z_ms": z, **data.draw(trees(z, names, num_options))}
+    assert why_unproven(space, z, certificate) != ""
+
+
+@pytest.mark.parametrize("only", [["whole"], ["slices"], ["whole", "slices"]])
+@pytest.mark.parametrize("times", [1e-3, 1.0, 1e3])
+def test_proof_by_high_prices_of_what_there_is_enough_of_proves_nothing(only, times):
+    # Each price is paid back for what the ranks have of it; left out, it would prove anything.
+    space = space_of([(4, 4), (6, 4), (9, 4)], only=only)
+    z = 1.1 * best_value(space)
+    options = space.options
+    each = {
+        table.path: {
+            str(place): [times * z] * (options.shards_of(option).stop - options.shards_of(option).start)
+            for place, option in enumerate(options.of_table(index))
+        }
+        for index, table in enumerate(options.tables)
+    }
+    nodes = [{"multipliers": {"ddr": times * z}}, {"prices": each}]
+    for of, parts in product(("time", "ddr"), (1, 2, 3, 5)):
+        nodes.append({"roundings": [{"of": of, "parts": parts, "multiplier": times * z}]})
+    for node in nodes:
+        assert "tables need" in why_unproven(space, z, {"z_ms": z, **node})
+
+
+@settings(max_examples=100)
+@given(SIZES)
+def test_proof_accepts_what_all_work_shared_evenly_would_take(sizes):
+    space = space_of(sizes)
+    least = np.minimum.reduceat(space.total_cost_ms, space.options.first_option[:-1])
+    z = float(least[space.options.alike].sum()) / 2
+    assert why_unproven(space, z * 0.999, {"z_ms": z * 0.999, "multipliers": {}}) == ""
+    assert z <= best_value(space) * (1 + 1e-9)
+
+
+def test_proof_by_memory_that_is_short_needs_its_price():
+    # Two ranks hold 3/4 of each table as it is cheapest; the dearer kernel is out, so 480 bytes must fit in 2 x 200.
+    space = space_of([(10, 6), (9, 6)], capacity=200)
+    z = 1e6
+    free = {"z_ms": z, "multipliers": {"ddr": 0.0}}
+    priced = {"z_ms": z, "multipliers": {"ddr": 1e5}}
+    assert why_unproven(space, z, free).startswith("tables need ")
+    assert why_unproven(space, z, priced) == ""
+    assert best_value(space) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("certificate", "text"),
+    [
+        ({}, "for z_ms = None"),
+        ({"z_ms": 1.0}, "for z_ms = 1.0"),
+        ({"z_ms": "9"}, "for z_ms = 9"),
+    ],
+)
+def test_proof_of_another_bound_is_none(certificate, text):
+    assert text in why_unproven(space_of([(4, 4)]), 2.0, certificate)
+
+
+@pytest.mark.parametrize("nodes", [-1, 10**30])
+def test_proof_by_a_program_of_absurd_nodes_is_tried_with_what_there_may_be(nodes):
+    space = space_of([(4, 4)])
+    claim = 1.01 * best_value(space)
+    data = {"z_ms": claim, "program": {"nodes": nodes, "precision": 2.5e-3}}
+    assert "the solver proves" in why_unproven(space, claim, data)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"multipliers": {"ddr": -1.0}},
+        {"multipliers": {"ddr": float("inf")}},
+        {"multipliers": {"flash": 1.0}},
+        {"multipliers": {"ddr": "much"}},
+        {"multipliers": [1.0]},
+        {"multipliers": None},
+        {"spread_ms": 1.0, "below": [], "above": {}},
+        {"spread_multiplier": -1},
+        {"roundings": [{"of": "time", "parts": 0, "multiplier": 1.0}]},
+        {"roundings": [{"of": "time"}]},
+        {"roundings": [{"of": "time", "parts": 10**400, "multiplier": 1}]},
+        {"spread_ms": 1.0, "above": {"multipliers": {}}},
+        {"spread_bytes": ["flash", 1.0], "below": {}, "above": {}},
+        {"spread_multipliers": {"flash": 1.0}},
+        {"prices": {"none": {"0": [1.0]}}},
+        {"prices": {"t0": {"99": [1.0]}}},
+        {"prices": {"t0": {"0": [-1.0]}}},
+        {"table": "none", "options": [0], "among": {}, "others": {}},
+        {"table": "t0", "options": [99], "among": {}, "others": {}},
+    ],
+)
+def test_proof_by_a_malformed_certificate_raises(node):
+    with pytest.raises(PlanError, match="certificate is malformed"):
+        why_unproven(space_of([(4, 4)]), 1e3, {"z_ms": 1e3, **node})
+
+
+def test_proof_by_numbers_that_overflow_proves_nothing():
+    space = space_of([(400, 4), (300, 4)])
+    assert "tables need" in why_unproven(space, 1e3, {"z_ms": 1e3, "multipliers": {"ddr": 1e308}})
+
+
+def test_proof_by_the_option_of_one_of_several_alike_raises():
+    space = space_of([(4, 4), (4, 4)])
+    if space.options.multiplicity.max() == 1:
+        space = attrs.evolve(space, options=attrs.evolve(space.options, alike=np.zeros(2, dtype=np.int64)))
+    node = {"table": "t0", "options": [0], "among": {}, "others": {}}
+    with pytest.raises(PlanError, match="'t0' is one of 2 alike"):
+        why_unproven(space, 1e3, {"z_ms": 1e3, **node})

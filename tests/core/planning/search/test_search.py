@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardwright.contracts import Partitioner, Proposer, ShardingType
+from shardwright.errors import PlanningError
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.options import FREE
+from shardwright.planning.options.search_space import estimate_costs
+from shardwright.planning.search.placement import ProposedShards, propose, ranks_of_tables
+from shardwright.planning.search.search import search
+from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.plugins import host
+
+TABLES = [TableSpec("a", 10, 8, ["f"]), TableSpec("b", 7, 4, ["g"]), TableSpec("c", 3, 8, ["h"])]
+
+
+def space_of(tables=TABLES, *, ddr_cap=10_000, ranks=2, local_world_size=None):
+    topology = Topology(ranks, "cpu", ddr_cap=ddr_cap, local_world_size=local_world_size)
+    options = enumerate_options(tables, topology, Constraints(), host(), batch_size=4)
+    make = host().estimators.create
+    return estimate_costs(options, topology, make("cells"), make("weights"), topology.capacity_bytes)
+
+
+def run(space, proposer, partitioner=None, **limits):
+    return search(space, [proposer], partitioner or host().partitioners.create("first_fit"), **limits)
+
+
+class Fixed(Proposer):
+    """Yields what it was made with, and keeps what it was told."""
+
+    name = "fixed"
+
+    def __init__(self, *proposals):
+        self.given, self.heard = proposals, []
+
+    def proposals(self, space):
+        for proposal in self.given:
+            self.heard.append((yield np.array(proposal)))
+
+
+class Unruly(Partitioner):
+    name = "unruly"
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def place(self, shards):
+        return self.answer(shards)
+
+
+def test_propose_gathers_the_shards_of_each_chosen_option():
+    space = space_of(ranks=4)
+    options, proposal = space.options, np.array([2, 8, 16])
+    shards = propose(space, proposal, with_fixed=True)
+    for column, of_shards in (
+        (np.arange(options.num_shards), shards.shard),
+        (space.cost_ms, shards.cost_ms),
+        (space.memory_bytes, shards.memory_bytes),
+    ):
+        expected = np.concatenate([options.spread(column, option) for option in proposal])
+        np.testing.assert_array_equal(of_shards, expected)
+    counts = options.shards_per_option[proposal]
+    np.testing.assert_array_equal(shards.table, np.repeat([0, 1, 2], counts))
+    expected = [block.rank for option in proposal for block in options.layouts[option].blocks]
+    assert shards.rank.tolist() == [FREE if rank is None else rank for rank in expected]
+
+
+def test_propose_folds_what_its_layout_places():
+    space = space_of(ranks=4)
+    proposal = np.array([2, 8, 14])
+    every, free = propose(space, proposal, with_fixed=True), propose(space, proposal)
+    fixed = every.is_fixed
+    assert fixed.any()
+    assert not free.is_fixed.any()
+    np.testing.assert_array_equal(free.shard, every.shard[~fixed])
+    ranks = np.where(fixed, every.rank, 1)
+    np.testing.assert_allclose(free.loads_ms(ranks[~fixed]), every.loads_ms(ranks))
+    np.testing.assert_array_equal(free.used_bytes(ranks[~fixed]), every.used_bytes(ranks))
+
+
+def test_search_keeps_the_best_of_all_proposals_as_recomputed_by_hand():
+    space = space_of()
+    result = run(space, host().proposers.create("each_alone"))
+    assert result.num_proposals == result.num_placed > 10
+    shards = propose(space, result.proposal, with_fixed=True)
+    ranks = np.concatenate(ranks_of_tables(space, result.proposal, result.feedback.ranks))
+    loads = [shards.cost_ms[ranks == rank].sum() for rank in range(2)]
+    assert result.feedback.value_ms == pytest.approx(max(loads))
+    np.testing.assert_allclose(result.feedback.load_ms, loads)
+
+
+def test_search_last_resort_places_what_the_partitioner_could_not():
+    space = space_of()
+    helpless = Unruly(lambda shards: shards.misfit(0, shards.capacity_bytes))
+    resort = Unruly(lambda shards: np.zeros(len(shards), dtype=np.int64))
+    proposal = [6, 14, 22]
+    assert run(space, Fixed(proposal), helpless).proposal is None
+    found = run(space, Fixed(proposal), helpless, last_resorts=[resort])
+    assert found.proposal.tolist() == proposal
+    assert set(found.feedback.ranks.tolist()) == {0}
+
+
+def test_search_last_resort_is_not_asked_where_a_plan_was_found():
+    def unasked(shards):
+        raise AssertionError("there is a plan")
+
+    assert run(space_of(), Fixed([6, 14, 22]), last_resorts=[Unruly(unasked)]).proposal is not None
+
+
+def test_search_more_proposals_are_never_worse():
+    space = space_of()
+    values = [
+        run(space, host().proposers.create("each_alone"), max_proposals=n).feedback.value_ms
+        for n in (1, 5, 99)
+    ]
+    assert values == sorted(values, reverse=True)
+
+
+def test_search_feedback_tells_placement_or_misfit():
+    space = space_of(ddr_cap=600)
+    whole = [6, 14, 22]
+    cheap = Fixed(whole, [7, 15, 23])
+    run(space, cheap)
+    fitted, misfit = cheap.heard
+    assert fitted.misfit is None
+    assert fitted.used_bytes.sum() == 320 + 112 + 96
+    assert misfit.ranks is None
+    assert misfit.value_ms == np.inf
+    assert (misfit.misfit.table, misfit.misfit.tier, misfit.misfit.needed_bytes) == (0, "ddr", 640)
+
+
+def test_search_same_proposal_twice_is_placed_once():
+    calls = []
+    partitioner = Unruly(lambda shards: calls.append(1) or np.zeros(len(shards.rank), dtype=np.int64))
+    result = run(space_of(), Fixed([6, 14, 22], [6, 14, 22]), partitioner)
+    assert (len(calls), result.num_proposals) == (1, 1)
+
+
+def test_search_endless_proposer_is_ended():
+    class Endless(Proposer):
+        name = "endless"
+
+        def proposals(self, space):
+            while True:
+                yield space.options.first_option[:-1].copy()
+
+    assert run(space_of(), Endless(), max_proposals=10).num_proposals == 1
+
+
+@pytest.mark.parametrize("proposal", [[6, 14], [14, 6, 22], [6, 14, 99]])
+def test_search_proposal_that_is_none_raises(proposal):
+    with pytest.raises(PlanningError, match="proposer 'fixed' broke its contract"):
+        run(space_of(), Fixed(proposal))
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (lambda s: np.full(len(s), 2), "a rank from 0 to 1"),
+        (lambda s: np.zeros(1, dtype=np.int64), "gave 1 ranks for 2 shards"),
+        (lambda s: np.zeros(len(s)), r"an array of whole numbers; it gave a ndarray of float64 \[2\]"),
+    ],
+)
+def test_search_placement_that_breaks_the_contract_raises(answer, text):
+    with pytest.raises(PlanningError, match=rf"partitioner 'unruly' broke its contract.*{text}"):
+        run(space_of(), Fixed([2, 14, 22]), Unruly(answer))
+
+
+def test_search_placement_over_capacity_raises():
+    with pytest.raises(PlanningError, match="rank 0 was given 528 bytes of ddr, it has 400"):
+        run(space_of(ddr_cap=400), Fixed([6, 14, 22]), Unruly(lambda s: np.zeros(len(s.rank), dtype=int)))
+
+
+def proposed(memory, rank, capacity):
+    memory = np.array(memory, dtype=np.int64)
+    return ProposedShards(
+        shard=np.arange(len(memory)),
+        table=np.arange(len(memory)),
+        cost_ms=np.ones(len(memory)),
+        memory_bytes=memory,
+        rank=np.array(rank),
+        tiers=("hbm", "ddr"),
+        capacity_bytes=np.array(capacity),
+    )
+
+
+def test_misfit_names_the_rank_that_came_nearest():
+    shards = proposed([[9, 1]], [-1], [[5, 9], [7, 9], [6, 9]])
+    misfit = shards.misfit(0, np.zeros((3, 2), dtype=np.int64))
+    assert (misfit.rank, misfit.tier, misfit.needed_bytes, misfit.free_bytes) == (1, "hbm", 9, 7)
+    assert not misfit.is_fixed
+
+
+def test_fixed_misfit_counts_what_must_live_on_a_rank_together():
+    shards = proposed([[4, 0], [3, 0], [1, 0]], [1, 1, -1], [[9, 9], [6, 9]])
+    misfit = shards.fixed_misfit()
+    assert (misfit.table, misfit.rank, misfit.needed_bytes, misfit.free_bytes) == (0, 1, 7, 6)
+    assert misfit.is_fixed
+    assert proposed([[4, 0], [3, 0]], [0, 1], [[9, 9], [6, 9]]).fixed_misfit() is None
+
+
+class Pair(ShardingType):
+    """Two column blocks on one host of two ranks, the second on its rank 1."""
+
+    name, abbreviation = "pair", "PA"
+    offered = "always"
+
+    def layouts(self, table, topology, constraints):
+        yield Layout(
+            [
+                Block(table.all_rows, table.columns(0, 2), host_group=0),
+                Block(table.all_rows, table.columns(2, table.embedding_dim), host_group=0, local_rank=1),
+            ]
+        )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([0, 1, 2, 3], None),
+        ([1, 1, 0, 1], None),
+        (
+            [0, 1, 3, 2],
+            "shard 3 must have rank 1 of the 2 of its host, and was placed on rank 2, which is 0 of host 1",
+        ),
+        (
+            [0, 3, 2, 3],
+            "shards 0 and 1 must be on one host, and were placed on ranks 0 and 3, of hosts 0 and 1",
+        ),
+    ],
+)
+def test_search_placement_that_parts_a_gang_raises(host_with, ranks, text):
+    with host_with(sharding_types=[Pair]):
+        space = space_of(TABLES[:2], ranks=4, local_world_size=2)
+        answer = Unruly(lambda shards: np.array(ranks))
+        if text is None:
+            assert run(space, Fixed([0, 2]), answer).feedback.ranks.tolist() == ranks
+        else:
+            with pytest.raises(PlanningError, match=f"partitioner 'unruly' broke its contract: {text}"):
+                run(space, Fixed([0, 2]), answer)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from enum import Enum
+
+import pytest
+
+from shardwright.errors import InvalidInputError, UnknownNameError
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
+
+
+class Kind(Enum):
+    WHOLE = "whole"
+
+
+def rule(factor: float) -> ParameterConstraints:
+    return ParameterConstraints(pooling_factors=[factor])
+
+
+def factor_of(constraints: Constraints, table: TableSpec) -> float:
+    return constraints.of(table).per_feature("pooling_factors", table, 1.0)[0]
+
+
+def test_constraints_exact_name_wins_over_an_earlier_pattern():
+    constraints = Constraints({"user_*": rule(2), "user_id": rule(3)})
+    assert factor_of(constraints, TableSpec("user_id", 4, 4, ["f"])) == 3
+    assert factor_of(constraints, TableSpec("user_age", 4, 4, ["f"])) == 2
+
+
+def test_constraints_first_matching_pattern_wins():
+    constraints = Constraints({"user_a*": rule(2), "user_*": rule(3), "*": rule(4)})
+    found = [factor_of(constraints, TableSpec(name, 4, 4, ["f"])) for name in ("user_age", "user_id", "item")]
+    assert found == [2, 3, 4]
+
+
+def test_constraints_path_wins_over_name():
+    constraints = Constraints({"t": rule(2), "towers.left.t": rule(3)})
+    assert factor_of(constraints, TableSpec("t", 4, 4, ["f"], module="towers.left")) == 3
+    assert factor_of(constraints, TableSpec("t", 4, 4, ["f"], module="towers.right")) == 2
+
+
+def test_constraints_pattern_matches_paths():
+    constraints = Constraints({"towers.left.*": rule(2)})
+    assert factor_of(constraints, TableSpec("t", 4, 4, ["f"], module="towers.left")) == 2
+    assert factor_of(constraints, TableSpec("t", 4, 4, ["f"], module="towers.right")) == 1
+
+
+@pytest.mark.parametrize(("key", "near"), [("user_idd", "Did you mean 'user_id'"), ("itm_*", "")])
+def test_constraints_key_for_no_table_raises_with_the_nearest(key, near):
+    tables = [TableSpec("user_id", 4, 4), TableSpec("item", 4, 4)]
+    with pytest.raises(UnknownNameError, match=rf"constraints\['{key[:4]}.*Tables: item, user_id\..*{near}"):
+        Constraints({key: rule(2)}).check(tables)
+
+
+def test_constraints_value_of_another_type_raises():
+    with pytest.raises(InvalidInputError, match="must be a ParameterConstraints"):
+        Constraints({"t": {"sharding_types": ["whole"]}})
+
+
+def test_parameter_constraints_accept_members_with_a_value():
+    assert ParameterConstraints(sharding_types=[Kind.WHOLE]).sharding_types == ("whole",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"sharding_types": "whole"}, "write \\['whole'\\]"),
+        ({"compute_kernels": []}, "leaves no option"),
+        ({"pooling_factors": [-1.0]}, "pooling_factors must be one number a feature"),
+        ({"min_partition": 0}, "min_partition must be a positive number of columns, got 0"),
+        ({"min_partition": "4"}, "min_partition must be a positive number of columns, got '4'"),
+        ({"sharding_types": 3}, "expected a list of names, got 3"),
+        ({"pooling_factors": 3.0}, r"expected a list of numbers, got 3\.0; write \[3\.0\]"),
+        ({"pooling_factors": "12"}, "expected a list of numbers, got '12'"),
+        ({"pooling_factors": ["many"]}, "expected a number, got 'many'"),
+        ({"pooling_factors": [float("nan")]}, "expected a finite number, got nan"),
+        ({"num_poolings": [float("inf")]}, "expected a finite number, got inf"),
+        ({"batch_sizes": [2.7]}, r"expected whole numbers, got 2\.7"),
+    ],
+)
+def test_parameter_constraints_wrong_value_raises(arguments, text):
+    with pytest.raises(InvalidInputError, match=text):
+        ParameterConstraints(**arguments)
+
+
+@pytest.mark.parametrize("rules", [[rule(1)], "user_id", rule(1)])
+def test_constraints_that_are_no_mapping_raise(rules):
+    with pytest.raises(InvalidInputError, match="must be a dict of table name"):
+        Constraints(rules)
+
+
+def test_parameter_constraints_has_no_option_that_would_be_ignored():
+    with pytest.raises(TypeError, match="enforce_hbm"):
+        ParameterConstraints(enforce_hbm=True)
+
+
+def test_per_feature_one_value_stands_for_all_features():
+    table = TableSpec("t", 4, 4, ["a", "b", "c"])
+    assert ParameterConstraints(pooling_factors=[2]).per_feature("pooling_factors", table, 1.0) == (2, 2, 2)
+
+
+def test_per_feature_another_number_of_values_raises_with_both():
+    table = TableSpec("t", 4, 4, ["a", "b", "c"])
+    with pytest.raises(InvalidInputError, match="pooling_factors has 2 values, the table has 3 features"):
+        ParameterConstraints(pooling_factors=[2, 3]).per_feature("pooling_factors", table, 1.0)

@@ -1,0 +1,94 @@
+"""`OptimizerSpec`: names, FBGEMM's values, aliases, refusals."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.errors import InvalidInputError
+from shardwright.planning.tables.optimizers import OptimizerSpec
+
+
+class EmbOptimType(Enum):
+    """FBGEMM's names and values (split_embedding_configs.py, 1.8.0)."""
+
+    SGD = "sgd"
+    EXACT_SGD = "exact_sgd"
+    EXACT_ADAGRAD = "exact_adagrad"
+    EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
+    ROWWISE_ADAGRAD = "row_wise_adagrad"
+    ADAM = "adam"
+    LAMB = "lamb"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        (EmbOptimType.SGD, "sgd"),
+        (EmbOptimType.EXACT_SGD, "sgd"),
+        (EmbOptimType.EXACT_ADAGRAD, "adagrad"),
+        (EmbOptimType.EXACT_ROWWISE_ADAGRAD, "row_wise_adagrad"),
+        (EmbOptimType.ROWWISE_ADAGRAD, "row_wise_adagrad"),
+        (EmbOptimType.ADAM, "adam"),
+        (EmbOptimType.LAMB, "lamb"),
+        ("rowwise_adagrad", "row_wise_adagrad"),
+        ("Exact_SGD", "sgd"),
+        ("ADAM", "adam"),
+        ("acme_shampoo", "acme_shampoo"),
+    ],
+)
+def test_spec_from_fused_params_understands_names_and_fbgemms_values(optimizer, name):
+    assert OptimizerSpec.from_fused_params({"optimizer": optimizer}).name == name
+
+
+@pytest.mark.parametrize("fused_params", [None, {}])
+def test_spec_from_nothing_is_fbgemms_default(fused_params):
+    assert OptimizerSpec.from_fused_params(fused_params) == OptimizerSpec("sgd", 0.01)
+
+
+@pytest.mark.parametrize("rate", ["lr", "learning_rate"])
+def test_spec_from_fused_params_takes_rate_and_the_rest_as_parameters(rate):
+    fused_params = {"optimizer": "adam", rate: 0.5, "eps": 1e-3, "beta1": 0.8}
+    spec = OptimizerSpec.from_fused_params(fused_params)
+    assert spec == OptimizerSpec("adam", 0.5, {"beta1": 0.8, "eps": 1e-3})
+    assert spec.parameters == (("beta1", 0.8), ("eps", 1e-3))
+    assert (spec.get("eps", None), spec.get("beta2", 0.9)) == (1e-3, 0.9)
+    assert str(spec) == "adam(learning_rate=0.5, beta1=0.8, eps=0.001)"
+    assert fused_params == {"optimizer": "adam", rate: 0.5, "eps": 1e-3, "beta1": 0.8}
+
+
+def test_spec_optimizer_that_is_no_name_raises():
+    with pytest.raises(InvalidInputError, match=r"must be a name such as 'sgd' or an EmbOptimType, got 3"):
+        OptimizerSpec.from_fused_params({"optimizer": 3})
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (-0.1, "must not be negative, got -0.1"),
+        (float("nan"), "must not be negative, got nan"),
+        ("fast", "must be a number, got 'fast'"),
+        (None, "must be a number, got None"),
+    ],
+)
+def test_spec_wrong_learning_rate_raises_with_it(rate, text):
+    with pytest.raises(InvalidInputError, match=f"learning_rate {text}"):
+        OptimizerSpec.from_fused_params({"learning_rate": rate})
+
+
+parameters = st.dictionaries(
+    st.sampled_from(["eps", "beta1", "momentum", "betas"]),
+    st.one_of(st.floats(allow_nan=False), st.lists(st.integers(), max_size=2)),
+)
+
+
+@given(parameters, st.randoms(use_true_random=False))
+def test_spec_equality_and_hash_do_not_depend_on_the_order_of_parameters(values, random):
+    items = list(values.items())
+    random.shuffle(items)
+    one, other = OptimizerSpec("own", 0.1, values), OptimizerSpec("own", 0.1, dict(items))
+    assert one == other
+    assert hash(one) == hash(other)

@@ -1,0 +1,192 @@
+"""Configurations and specifications of tables: what is taken, what is refused and how."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.errors import InvalidInputError
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    TableSpec,
+    check_tables,
+    embedding_names,
+)
+
+CONFIGS = [EmbeddingConfig, EmbeddingBagConfig]
+
+
+@pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
+@pytest.mark.parametrize("field", ["num_embeddings", "embedding_dim"])
+@pytest.mark.parametrize("value", [0, -3, 2.0, "4", True, None])
+def test_table_size_that_is_no_positive_integer_raises_naming_table_and_value(make, field, value):
+    sizes = {"num_embeddings": 4, "embedding_dim": 4, field: value}
+    with pytest.raises(
+        InvalidInputError,
+        match=re.escape(f"table 'items': {field} must be a positive integer, got {value!r}"),
+    ):
+        make(name="items", **sizes)
+
+
+@pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
+@pytest.mark.parametrize("data_type", list(DataType))
+def test_table_data_type_may_be_a_member_or_its_name_in_any_case(make, data_type):
+    for given_type in (data_type, data_type.value, data_type.value.lower()):
+        assert make(name="t", num_embeddings=1, embedding_dim=1, data_type=given_type).data_type is data_type
+
+
+def test_table_unknown_data_type_or_pooling_lists_the_known():
+    with pytest.raises(InvalidInputError, match=r"'FP31' is no DataType\. Known: FP32, FP16, BF16, INT8"):
+        EmbeddingConfig(1, 1, data_type="FP31")
+    with pytest.raises(InvalidInputError, match=r"'max' is no PoolingType\. Known: SUM, MEAN, NONE"):
+        EmbeddingBagConfig(1, 1, pooling="max")
+
+
+def test_bag_config_without_pooling_raises_naming_the_other_collection():
+    with pytest.raises(InvalidInputError, match=r"table 'items': .*use an EmbeddingCollection"):
+        EmbeddingBagConfig(1, 1, name="items", pooling=PoolingType.NONE)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ("user", "must be a list of names, got the string 'user'"),
+        (["a", "b", "a"], "repeats 'a': ['a', 'b', 'a']"),
+        (["a", 1], "must be a list of names, got 1 in it"),
+    ],
+)
+def test_config_wrong_feature_names_raise(names, text):
+    with pytest.raises(InvalidInputError, match=re.escape(f"feature_names {text}")):
+        EmbeddingBagConfig(1, 1, name="items", feature_names=names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"init_fn": 3}, "table 'items': init_fn must be a function, got 3"),
+        ({"weight_init_min": 1, "weight_init_max": 0}, "weight_init_min is 1.0, above weight_init_max"),
+        ({"weight_init_min": 1}, "weight_init_min is 1.0, above weight_init_max, which is 0.5"),
+        ({"weight_init_max": math.nan}, "above weight_init_max, which is nan"),
+    ],
+)
+def test_config_wrong_initialization_raises(arguments, text):
+    with pytest.raises(InvalidInputError, match=re.escape(text)):
+        EmbeddingBagConfig(4, 1, name="items", **arguments)
+
+
+def test_config_initial_weights_default_to_the_root_of_the_rows():
+    config = EmbeddingConfig(16, 2)
+    assert (config.get_weight_init_min(), config.get_weight_init_max()) == (-0.25, 0.25)
+    given_bounds = EmbeddingConfig(16, 2, weight_init_min=-1, weight_init_max=0)
+    assert (given_bounds.get_weight_init_min(), given_bounds.get_weight_init_max()) == (-1.0, 0.0)
+    assert EmbeddingConfig(3, 2).get_weight_init_max() == math.sqrt(1 / 3)
+
+
+def test_config_defaults_are_torchrecs():
+    config = EmbeddingBagConfig(num_embeddings=3, embedding_dim=2)
+    assert (config.name, config.data_type, config.feature_names) == ("", DataType.FP32, [])
+    assert (config.pooling, config.num_features()) == (PoolingType.SUM, 0)
+    assert EmbeddingConfig(3, 2).pooling is PoolingType.NONE
+
+
+def test_config_feature_names_are_its_own_list():
+    names = ["a"]
+    config = EmbeddingBagConfig(1, 1, feature_names=names)
+    names.append("b")
+    assert config.feature_names == ["a"]
+
+
+@pytest.mark.parametrize("make", CONFIGS)
+def test_table_spec_from_config_has_all_of_it(make):
+    config = make(5, 3, name="t", data_type="BF16", feature_names=["b", "a"])
+    spec = TableSpec.from_config(config, module="m.n", is_weighted=True, optimizer=OptimizerSpec("adam"))
+    assert spec == TableSpec(
+        "t",
+        5,
+        3,
+        ("b", "a"),
+        "BF16",
+        config.pooling,
+        is_weighted=True,
+        module="m.n",
+        optimizer=OptimizerSpec("adam"),
+    )
+    assert hash(spec) == hash(
+        TableSpec.from_config(config, module="m.n", is_weighted=True, optimizer=spec.optimizer)
+    )
+    assert (spec.path, spec.num_features) == ("m.n.t", 2)
+    assert TableSpec("t", 5, 3).path == "t"
+
+
+@pytest.mark.parametrize(
+    ("data_type", "row_bytes"), [("FP32", 28), ("BF16", 14), ("INT8", 7), ("INT4", 4), ("INT2", 2)]
+)
+def test_table_spec_bytes_round_a_row_up(data_type, row_bytes):
+    spec = TableSpec("t", 1000, 7, data_type=data_type)
+    assert (spec.row_bytes, spec.weight_bytes) == (row_bytes, 1000 * row_bytes)
+
+
+def test_table_spec_describes_itself_with_its_path_and_sizes():
+    assert (
+        TableSpec("u", 4_000_000, 128, data_type="FP16", module="m").describe()
+        == "'m.u' (4_000_000 x 128 FP16)"
+    )
+
+
+@pytest.mark.parametrize("data_type", ["INT8", "UINT8", "INT4", "INT2"])
+def test_data_type_that_torch_cannot_train_raises_with_those_it_can(data_type):
+    with pytest.raises(
+        InvalidInputError, match=f"{data_type} has no trainable torch dtype; trainable: FP32, FP16"
+    ):
+        _ = DataType(data_type).torch_name
+
+
+def test_embedding_names_feature_of_one_table_keeps_its_name_and_of_several_gets_the_table():
+    assert embedding_names({"t1": ["a", "b"], "t2": ["b", "c"], "t3": ["b"]}) == {
+        "t1": ["a", "b@t1"],
+        "t2": ["b@t2", "c"],
+        "t3": ["b@t3"],
+    }
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["t1", "t2", "t3", "t4"]),
+        st.lists(st.sampled_from("abcd"), unique=True, max_size=4),
+        max_size=4,
+    )
+)
+def test_embedding_names_are_one_for_each_feature_and_all_different(features_by_table):
+    names = embedding_names(features_by_table)
+    assert {table: [name.split("@")[0] for name in own] for table, own in names.items()} == features_by_table
+    everything = [name for own in names.values() for name in own]
+    assert len(set(everything)) == len(everything)
+
+
+def bag(name, *features):
+    return EmbeddingBagConfig(1, 1, name=name, feature_names=list(features))
+
+
+@pytest.mark.parametrize(
+    ("tables", "text"),
+    [
+        ([bag("a", "f"), bag("", "g")], "table 1 has no name"),
+        ([bag("a", "f"), bag("a", "g")], "two tables are named 'a'"),
+        ([bag("a")], "table 'a' has no feature_names"),
+    ],
+)
+def test_check_tables_that_cannot_stand_together_raise(tables, text):
+    with pytest.raises(InvalidInputError, match=text):
+        check_tables(tables)
+
+
+def test_check_tables_that_share_features_are_fine():
+    check_tables([bag("a", "f"), bag("b", "f", "g")])

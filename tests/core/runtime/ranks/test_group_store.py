@@ -1,0 +1,147 @@
+"""A process group's store: every call ends in time, whatever torch's store does."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+from shardwright.runtime.ranks.group_store import GroupStore, StoreError
+from shardwright.runtime.ranks.processes import Neighbours, this_host
+from shardwright.runtime.ranks.store_log import write_line
+
+SHORT_S, FAR_OFF_S = 0.05, 30.0
+ALONE = Neighbours(0, 1)
+
+
+class Stuck:
+    """A store of torch's whose server is stopped until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+
+    def set(self, key: str, value: str) -> None:
+        """It takes what is sent without an answer."""
+
+    def add(self, key: str, number: int) -> int:
+        assert self.goes_on.wait(FAR_OFF_S)
+        return number
+
+
+def soon() -> float:
+    return time.monotonic() + SHORT_S
+
+
+def later() -> float:
+    return time.monotonic() + FAR_OFF_S
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    store = Stuck()
+    yield store
+    store.goes_on.set()
+
+
+@pytest.fixture
+def store() -> GroupStore:
+    return GroupStore(dist.HashStore(), FAR_OFF_S, ALONE)
+
+
+def test_call_of_a_store_that_does_not_answer_is_given_up(stuck: Stuck) -> None:
+    with pytest.raises(StoreError, match=r"has given no answer for 0\.\d s; the process that serves it"):
+        GroupStore(stuck, FAR_OFF_S, ALONE).add("count", 1, soon())
+
+
+def test_call_takes_no_longer_than_the_group_s_collectives(stuck: Stuck) -> None:
+    with pytest.raises(StoreError, match="no answer"):
+        GroupStore(stuck, SHORT_S, ALONE).add("count", 1, later())
+
+
+def test_call_after_one_that_was_given_up_waits_for_that(stuck: Stuck) -> None:
+    store = GroupStore(stuck, FAR_OFF_S, ALONE)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="no answer"):
+            store.add("count", 1, soon())
+    stuck.goes_on.set()
+    assert store.add("count", 3, later()) == 3
+
+
+def test_file_that_another_process_has_locked_is_given_up(tmp_path: Path) -> None:
+    store = GroupStore(dist.FileStore(str(tmp_path / "store"), 1), FAR_OFF_S, ALONE)
+    store.set("a", "1", later())
+    with (tmp_path / "store").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as a process has it that is stopped while it writes
+        with pytest.raises(StoreError, match="no answer"):
+            store.find("a", soon())
+    assert store.find("a", later()) == "1"
+
+
+def test_error_of_torch_s_store_says_what_it_means() -> None:
+    broken = mock.Mock(add=mock.Mock(side_effect=dist.DistNetworkError("Broken pipe\nframe #0")))
+    with pytest.raises(StoreError, match=r"does not answer \(Broken pipe\); the process that serves it"):
+        GroupStore(broken, FAR_OFF_S, ALONE).add("count", 1, later())
+
+
+def test_error_of_the_question_itself_is_left_as_it_is(store: GroupStore) -> None:
+    with pytest.raises(ZeroDivisionError):
+        store.ask(lambda _: 1 // 0, later())
+
+
+def test_keys_are_read_when_all_are_there(store: GroupStore) -> None:
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(1)
+        store.set(f"key {len(looks)}", f"value {len(looks)}", later())
+
+    assert store.read(["key 1", "key 3"], later(), look) == ["value 1", "value 3"]
+    assert len(looks) == 3
+
+
+def test_keys_that_do_not_come_are_an_error_in_time(store: GroupStore) -> None:
+    with pytest.raises(RuntimeError, match=r"had not come after 0\.\d s") as error:
+        store.read(["key"], soon())
+    assert not isinstance(error.value, StoreError)  # which answers
+
+
+def test_look_ends_the_wait_for_keys(store: GroupStore) -> None:
+    with pytest.raises(ZeroDivisionError):
+        store.read(["key"], later(), lambda: print(1 // 0))
+
+
+def test_key_that_nobody_set_says_nothing(store: GroupStore) -> None:
+    assert store.find("key", later()) is None
+
+
+def test_process_that_ends_ends_the_wait_for_its_keys() -> None:
+    shared = dist.HashStore()
+    process = subprocess.Popen(["sleep", "infinity"])
+    write_line(shared, f"shardwright/processes/{this_host()}", f"1 {process.pid}")
+    store = GroupStore(shared, FAR_OFF_S, Neighbours(0, 2))
+
+    with pytest.raises(RuntimeError, match="the process of rank 1 has ended"):
+        store.read(["key"], later(), process.kill)
+    process.wait()
+
+
+def test_process_that_ended_after_its_keys_were_set_is_no_error() -> None:
+    shared = dist.HashStore()
+    process = subprocess.Popen(["true"])
+    process.wait()
+    for rank, host in ((1, "another host"), (2, this_host())):
+        write_line(shared, f"shardwright/processes/{host}", f"{rank} {process.pid}")
+    store = GroupStore(shared, FAR_OFF_S, Neighbours(0, 3))
+
+    def look_late() -> None:
+        time.sleep(0.6)
+        store.set("key", "told", later())
+
+    assert store.read(["key"], later(), look_late) == ["told"]

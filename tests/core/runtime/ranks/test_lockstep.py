@@ -1,0 +1,174 @@
+"""Two collections over the same ranks, called, waited for and gone back through in different orders."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import nullcontext
+
+import pytest
+import torch
+from tests.core.runtime.plans import Cut, Cuts, train_step, train_unsharded
+
+from shardwright.errors import DistributedError
+from shardwright.runtime.ranks.lockstep import Lockstep, by_rank, name_ranks
+from shardwright.testing.simulated import run_simulated
+
+FIRST = Cuts([Cut(7, 4, ("a",)), Cut(5, 4, ("b",), ranks=(1,))], 2)
+SECOND = Cuts([Cut(7, 4, ("a",), ranks=(1,)), Cut(5, 4, ("b",))], 2)
+
+
+def simulate(work, cases=(FIRST, SECOND)):
+    """Call `work(env, collections, batches)` on two ranks; batches of both collections are of one size."""
+    modules = [case.module() for case in cases]
+
+    def run(env):
+        sharded = [case.shard(env, module) for case, module in zip(cases, modules, strict=True)]
+        return work(env, sharded, [case.batch(3, seed=env.rank) for case in cases])
+
+    return run_simulated(run, 2, timeout_s=20)
+
+
+@pytest.mark.parametrize("orders", [((0, 1), (0, 1)), ((0, 1), (1, 0)), ((1, 0), (0, 1))])
+def test_collections_waited_for_in_any_order_get_their_own_gradients(orders):
+    def work(env, sharded, batches):
+        outputs = [collection(batch) for collection, batch in zip(sharded, batches, strict=True)]
+        gradient = torch.full((3, 8), 1.0 + env.rank)
+        values = {index: outputs[index].values() for index in orders[env.rank]}
+        sum(((index + 1) * values[index] * gradient).sum() for index in orders[env.rank]).backward()
+        return [collection.state_dict() for collection in sharded]
+
+    for states in simulate(work):
+        for index, (case, state) in enumerate(zip((FIRST, SECOND), states, strict=True)):
+            module = case.module()
+            for rank in range(2):
+                values = module(case.batch(3, seed=rank)).values()
+                ((index + 1) * values * (1.0 + rank)).sum().backward()
+            for name, parameter in module.named_parameters():
+                # The mean over two ranks, at the rate 0.5.
+                torch.testing.assert_close(state[name], (parameter - parameter.grad / 4).detach())
+
+
+def test_collections_called_in_different_orders_are_an_error_on_all_ranks():
+    def work(env, sharded, batches):
+        first = env.rank  # rank 1 begins with the second
+        with pytest.raises(DistributedError) as error:
+            sharded[first](batches[first])
+        return str(error.value)
+
+    larger = Cuts([Cut(7, 4, tuple("abcd"))], 2)
+    for cases in ((FIRST, larger), (larger, FIRST)):
+        texts = simulate(work, cases)
+        assert texts[0] == texts[1]
+        expected = ["the tables 't0'" if case is larger else "the tables 't0', 't1'" for case in cases]
+        assert texts[0].startswith(
+            f"the ranks called different collections: rank 0: {expected[0]}; rank 1: {expected[1]}. Every rank must"
+        )
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_rank_that_evaluates_alone_is_told_on_all_ranks(mode):
+    def work(env, sharded, batches):
+        with pytest.raises(DistributedError) as error, mode() if env.rank == 0 else nullcontext():
+            sharded[0](batches[0])
+        return str(error.value)
+
+    texts = simulate(work)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(
+        "the ranks called different collections: rank 0: the tables 't0', 't1' without gradients; rank 1: the tables "
+        "'t0', 't1'. Every rank must"
+    )
+
+
+def test_backward_passes_in_different_orders_are_an_error_on_all_ranks_with_the_next_batch():
+    def work(env, sharded, batches):
+        losses = [
+            collection(batch).values().sum() for collection, batch in zip(sharded, batches, strict=True)
+        ]
+        for index in (0, 1) if env.rank else (1, 0):
+            losses[index].backward()
+        with pytest.raises(DistributedError) as error:
+            sharded[0](batches[0])
+        return str(error.value)
+
+    texts = simulate(work, (FIRST, FIRST))  # gradients of one size: nothing else tells them apart
+    assert texts[0] == texts[1]
+    assert "the weights are wrong: rank 0: headers of the tables 't0', 't1', headers of" in texts[0]
+    one, two = "gradients of the tables 't0', 't1'", "gradients of the tables 't0', 't1' (no. 2)"
+    assert f"{two}, {one}, headers" in texts[0].split("rank 1: ")[0]
+    assert f"{one}, {two}, headers" in texts[0].split("rank 1: ")[1]
+
+
+def test_different_backward_orders_are_named_by_rank():
+    lockstep = [Lockstep(), Lockstep()]
+    for own in lockstep:
+        own.join("'one'", 6)
+        own.join("'two'", 9)
+        assert own.header_size == 9
+    for own, order in zip(lockstep, ((0, 1), (1, 0)), strict=True):
+        for number in order:
+            own.note("gradients", number)
+    words = [own.words(0) for own in lockstep]
+    lockstep[0].check_collections([tagged for tagged, _ in words])
+
+    def work(env):
+        with pytest.raises(DistributedError) as error:
+            lockstep[env.rank].check_calls([checksum for _, checksum in words], env.communicator)
+        return str(error.value)
+
+    texts = run_simulated(work, 2)
+    assert texts[0] == texts[1]
+    assert (
+        "rank 0: gradients of 'one', gradients of 'two'; rank 1: gradients of 'two', gradients of 'one'"
+        in texts[0]
+    )
+
+
+@pytest.mark.parametrize("garbage", [0, -1, 2**62, 0x53_48_52_44 << 24 | 7])
+def test_header_that_is_none_is_an_error_naming_its_rank(garbage):
+    lockstep = Lockstep()
+    number = lockstep.join("'one'", 6)
+    lockstep.note("headers", number)
+    tagged, _ = lockstep.words(number)
+    lockstep.check_collections([tagged, tagged])
+    with pytest.raises(DistributedError, match=r"what arrived from rank 1 .* is no header.*headers of 'one'"):
+        lockstep.check_collections([tagged, garbage])
+
+
+def test_ranks_are_named_in_runs_of_one_text():
+    assert by_rank(["x", "y", "x"]) == "ranks 0, 2: x; rank 1: y"
+    assert name_ranks([3]) == "rank 3"
+
+
+@pytest.mark.parametrize("waited_for", [False, True])
+def test_step_is_let_go_with_its_output(waited_for):
+    def work(env, sharded, batches):
+        step = sharded[0].compute(sharded[0].input_dist(batches[0]))
+        output, seen = sharded[0].output_dist(step), weakref.ref(step)
+        del step
+        if waited_for:
+            output = output.values()
+        alive = seen() is not None
+        del output
+        return alive, seen() is None
+
+    gc.disable()  # no cycle is left to be found
+    try:
+        assert simulate(work) == [(True, True)] * 2
+    finally:
+        gc.enable()
+
+
+def test_training_of_two_collections_equals_unsharded_step_by_step():
+    def work(env, sharded, batches):
+        for step in range(3):
+            for collection, case in zip(sharded, (FIRST, SECOND), strict=True):
+                train_step(case, collection, case.batch(3, seed=10 * step + env.rank), step, env.rank)
+        return [collection.state_dict() for collection in sharded]
+
+    for states in simulate(work):
+        for case, state in zip((FIRST, SECOND), states, strict=True):
+            batches = [[case.batch(3, seed=10 * step + rank) for rank in range(2)] for step in range(3)]
+            for name, expected in train_unsharded(case, batches).items():
+                torch.testing.assert_close(state[name], expected)

@@ -1,0 +1,112 @@
+"""Who is missing after a failure, among hundreds of ranks: each asks little, and no healthy one is blamed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+from shardwright.runtime.ranks import group_store, roll_call
+from shardwright.runtime.ranks.group_store import GroupStore
+from shardwright.runtime.ranks.processes import Neighbours
+from shardwright.runtime.ranks.roll_call import RollCall
+from shardwright.runtime.ranks.store_log import LogReader, write_line
+
+TIMEOUT_S = 60.0
+
+
+class Direct(GroupStore):
+    """Asks its store on the rank's own thread: a thread of each of hundreds of ranks for each question is too much."""
+
+    def ask(self, question: Callable[[Any], Any], deadline: float) -> Any:
+        return question(self._store)
+
+
+class Counting:
+    """A store that counts the requests made of it."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.num_requests = store, 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        self.num_requests += 1
+        return getattr(self._store, name)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, Any], RollCall]:
+    """Makes the roll call of one rank among many."""
+
+    def make(rank: int, world_size: int, store: Any) -> RollCall:
+        own = Direct(store, TIMEOUT_S, Neighbours(rank, world_size))
+        with (
+            mock.patch.object(dist, "get_rank", return_value=rank),
+            mock.patch.object(dist, "get_world_size", return_value=world_size),
+            mock.patch.object(group_store.GroupStore, "of", return_value=own),
+        ):
+            return RollCall(mock.Mock(spec=dist.ProcessGroup))
+
+    monkeypatch.setattr(roll_call, "listen", lambda _: None)
+    return make
+
+
+def called(
+    group: Callable[[int, int, Any], RollCall], world_size: int, dead: set[int]
+) -> tuple[dict[int, str], list[int]]:
+    """What each rank that lives says after a failure, and the requests of each."""
+    shared = dist.HashStore()
+    stores = {rank: Counting(shared) for rank in range(world_size) if rank not in dead}
+    rolls = {rank: group(rank, world_size, store) for rank, store in stores.items()}
+    texts: dict[int, str] = {}
+
+    all_started = threading.Barrier(len(rolls))
+
+    def fail(rank: int) -> None:
+        all_started.wait(TIMEOUT_S)
+        texts[rank] = str(rolls[rank].failure("it", RuntimeError("closed"), time.monotonic()))
+
+    threads = [threading.Thread(target=fail, args=(rank,)) for rank in rolls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    return texts, [store.num_requests for store in stores.values()]
+
+
+def test_512_ranks_find_the_one_that_is_missing_with_a_few_requests_each(group):
+    texts, requests = called(group, 512, {300})
+    assert len(texts) == 511
+    for rank, text in texts.items():
+        assert text.startswith(f"rank {rank}: it failed: no word from rank 300 in "), text
+    assert sum(requests) < 300 * len(requests)  # each asking for each, again and again, would be thousands
+
+
+def test_missing_ranks_that_are_many_are_not_each_asked_for(group):
+    few, most = (max(called(group, size, set(range(2, size)))[1]) for size in (128, 512))
+    assert most <= few * 2
+
+
+def test_roll_is_called_to_its_end_as_soon_as_all_have_answered(group):
+    texts, requests = called(group, 64, set())
+    assert len(texts) == 64
+    assert not any("no word" in text for text in texts.values())
+    assert all("failed in it" in text for text in texts.values())
+    assert sum(requests) < 300 * len(requests)
+
+
+def test_log_is_read_past_a_line_that_its_rank_did_not_live_to_write():
+    store = dist.HashStore()
+    log = LogReader("log")
+    write_line(store, "log", "one")
+    store.add("log", 1)
+    write_line(store, "log", "three")
+    assert log.read_on(store) == []  # rank may be just about to write
+    assert log.read_on(store) == ["one", "three"]
+    store.set("log/2", "two")
+    assert log.read_on(store) == ["two"]
+    assert log.read_on(store) == []

@@ -1,0 +1,385 @@
+"""`DistributedModelParallel` on simulated ranks, and on a process group of one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.core.runtime.plans import RATE, SHARDER, Cut, Cuts, Kernels
+from torch import nn
+
+from shardwright import DistributedModelParallel, ShardingEnv, hookimpl
+from shardwright.contracts import CommBackend
+from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
+from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from shardwright.planning.tables.spec import EmbeddingBagConfig
+from shardwright.plugins import PluginHost, use_host
+from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchExchange
+from shardwright.runtime.sharded.initialization import initialize, seeded
+from shardwright.testing.simulated import run_simulated
+
+CASE = Cuts([Cut(5, 2, ("a",), edges=(1,), ranks=(0, 1)), Cut(7, 3, ("b",), "MEAN", ranks=(1,))], 2)
+ALONE = Cuts([Cut(5, 2, ("a",)), Cut(7, 3, ("b",), "MEAN", edges=(1,))], 1)
+WIDTH = 5
+
+
+class Model(nn.Module):
+    def __init__(self, case, device="cpu"):
+        super().__init__()
+        self.bags = nn.ModuleList([case.module(device)])
+        torch.manual_seed(8)
+        self.over = nn.Linear(WIDTH, 1, device=device)
+
+    def forward(self, batch):
+        return self.over(self.bags[0](batch).values())
+
+
+def plan_of(case, *paths):
+    return ShardingPlan({path: EmbeddingModuleShardingPlan(case.shardings()) for path in paths})
+
+
+def wrapped(case, env, model=None, path="bags.0"):
+    return DistributedModelParallel(
+        model or Model(case), env=env, device="cpu", plan=plan_of(case, path), sharders=[SHARDER]
+    )
+
+
+class OneGloo(CommBackend):
+    name, devices = "gloo", ("cpu",)
+
+    def connect(self, process_group):
+        return TorchCommunicator(process_group, torch.device("cpu"))
+
+
+class Backends:
+    @hookimpl
+    def shardwright_comm_backends(self):
+        return [OneGloo]
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[ShardingEnv]:
+    """An environment over a gloo group of this process alone."""
+    plugins = {"loops": Kernels(), "backends": Backends()}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with use_host(PluginHost(entry_points=(), plugins=plugins, environment={})):
+            yield ShardingEnv.from_process_group()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_model_has_the_unsharded_names_whatever_wraps_it(group_of_one):
+    model = wrapped(ALONE, group_of_one)
+    expected = Model(ALONE)
+    assert list(model.state_dict()) == list(expected.state_dict())
+    names = [name for name, _ in model.named_parameters()]
+    assert names == [
+        "bags.0.embedding_bags.t0.weight",
+        "bags.0.embedding_bags.t1.weight",
+        "bags.0.embedding_bags.t1.weight_1",
+        "over.weight",
+        "over.bias",
+    ]
+    assert len(list(model.parameters())) == len(names)
+    assert str(model).count("ShardedEmbeddingBagCollection") == 1
+    assert isinstance(model.module, Model)
+
+
+def test_model_trains_as_the_unsharded_one(group_of_one):
+    model, expected = wrapped(ALONE, group_of_one), Model(ALONE)
+    dense = torch.optim.SGD(model.module.over.parameters(), lr=RATE)
+    reference = torch.optim.SGD(expected.parameters(), lr=RATE)
+    for step in range(3):
+        batch = ALONE.batch(4, seed=step)
+        for module, optimizer in ((model, dense), (expected, reference)):
+            module.zero_grad()
+            module(batch).square().mean().backward()
+            optimizer.step()
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+
+
+def test_model_on_meta_is_materialised_the_same_for_a_seed(group_of_one):
+    states = []
+    for _ in range(2):
+        model = Model(ALONE, "meta")
+        torch.manual_seed(4)
+        states.append(wrapped(ALONE, group_of_one, model).state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not any(value.is_meta for value in states[0].values())
+    assert states[0]["over.weight"].abs().max() <= WIDTH**-0.5
+
+
+def test_building_a_model_seeds_no_accelerator(group_of_one, monkeypatch):
+    """Each rank has seeded its own as it likes; seeded alike, all would drop out the same elements."""
+    model, seeds = Model(ALONE, "meta"), []
+    for accelerator in (torch.cuda, torch.xpu):
+        monkeypatch.setattr(accelerator, "manual_seed_all", seeds.append)
+    wrapped(ALONE, group_of_one, model)
+    initialize(
+        torch.empty(3, 2),
+        EmbeddingBagConfig(3, 2, name="t", init_fn=torch.nn.init.normal_),
+        ALONE.shardings()["t0"].layout.blocks[0],
+        path="t",
+        seed=1,
+    )
+    assert seeds == []
+
+
+@pytest.mark.gpu
+def test_building_a_model_leaves_the_accelerators_random_numbers_as_they_were():
+    device = torch.device("cuda", torch.accelerator.current_device_index())
+    before = torch.cuda.get_rng_state(device)
+    drawn = []
+    for _ in range(2):
+        with seeded(7, device):
+            drawn.append(torch.rand(4, device=device))
+    assert torch.equal(*drawn)
+    assert torch.equal(torch.cuda.get_rng_state(device), before)
+
+
+def test_module_on_meta_without_reset_parameters_raises_with_its_path():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.empty(2, device="meta"))
+
+    model = Model(CASE)
+    model.head = nn.Sequential(Plain())
+    with pytest.raises(
+        UnsupportedError, match=r"Plain at 'head\.0' is on 'meta' and has no reset_parameters\(\)"
+    ):
+        run_simulated(lambda env: wrapped(CASE, env, copy.deepcopy(model)), 2)
+
+
+def test_model_that_is_a_collection_itself_is_sharded_at_the_empty_path(group_of_one):
+    model = wrapped(ALONE, group_of_one, ALONE.module(), path="")
+    batch = ALONE.batch(3)
+    torch.testing.assert_close(model(batch).values(), ALONE.module()(batch).values())
+    assert list(model.state_dict()) == ["embedding_bags.t0.weight", "embedding_bags.t1.weight"]
+    assert list(model.fused_optimizer.params) == ["embedding_bags.t0.weight", "embedding_bags.t1.weight"]
+
+
+class Twice(nn.Module):
+    """One collection under two parents, and a second one."""
+
+    def __init__(self, case):
+        super().__init__()
+        self.first = case.module()
+        self.inner = nn.ModuleDict({"again": self.first, "other": case.module()})
+        self.over = nn.Linear(WIDTH, 1)
+
+    def forward(self, batch):
+        return sum(self.over(bags(batch).values()) for bags in (self.first, *self.inner.values()))
+
+
+def test_collection_shared_by_two_parents_is_sharded_once_and_used_by_both(group_of_one):
+    torch.manual_seed(1)
+    model = Twice(ALONE)
+    expected = copy.deepcopy(model)
+    sharded = DistributedModelParallel(
+        model, env=group_of_one, device="cpu", plan=plan_of(ALONE, "first", "inner.other"), sharders=[SHARDER]
+    )
+    assert sharded.module.first is sharded.module.inner["again"]
+    assert type(sharded.module.first).__name__ == "ShardedEmbeddingBagCollection"
+    assert list(sharded.state_dict()) == list(expected.state_dict())
+    optimizer = torch.optim.SGD(
+        [*expected.first.parameters(), *expected.inner["other"].parameters()], lr=RATE
+    )
+    for step in range(2):
+        optimizer.zero_grad()
+        batch = ALONE.batch(3, seed=step)
+        actual, reference = sharded(batch), expected(batch)
+        torch.testing.assert_close(actual, reference)
+        actual.sum().backward()
+        reference.sum().backward()
+        optimizer.step()
+    assert list(sharded.fused_optimizer.params) == [
+        f"{path}.embedding_bags.{table}.weight" for path in ("first", "inner.other") for table in ("t0", "t1")
+    ]
+
+
+def test_model_without_a_collection_and_an_empty_plan_is_data_parallel(group_of_one):
+    model = DistributedModelParallel(nn.Linear(2, 1), env=group_of_one, plan=ShardingPlan({}), device="cpu")
+    assert model(torch.ones(1, 2)).shape == (1, 1)
+    assert list(model.state_dict()) == ["weight", "bias"]
+
+
+def test_model_without_a_collection_and_without_a_plan_is_data_parallel(group_of_one):
+    model = DistributedModelParallel(nn.Linear(2, 1), env=group_of_one, device="cpu")
+    assert model.plan.plan == {}
+    assert list(model.state_dict()) == ["weight", "bias"]
+
+
+def test_frozen_table_is_refused_by_name(group_of_one):
+    model = Model(ALONE)
+    model.bags[0].table_weight("t1").requires_grad_(False)
+    with pytest.raises(UnsupportedError, match=r"table 't1' at 'bags\.0' is frozen"):
+        wrapped(ALONE, group_of_one, model)
+
+
+@pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
+def test_sharded_collection_that_is_copied_or_pickled_says_what_to_do(group_of_one, take):
+    sharded = wrapped(ALONE, group_of_one).module.bags[0]
+    with pytest.raises(UnsupportedError, match=r"cannot be copied or pickled: save its state_dict\(\)"):
+        take(sharded)
+
+
+def build(plan):
+    model = Model(CASE)
+    run_simulated(
+        lambda env: DistributedModelParallel(
+            copy.deepcopy(model), env=env, device="cpu", plan=plan, sharders=[SHARDER]
+        ),
+        2,
+    )
+
+
+def test_plan_for_a_path_that_is_no_collection_raises_with_the_nearest():
+    with pytest.raises(InvalidInputError, match=r"a module at 'bags\.00'.*Did you mean 'bags\.0'\?"):
+        build(plan_of(CASE, "bags.00", "bags.0"))
+
+
+def test_plan_that_leaves_a_module_out_raises_with_path_and_class():
+    with pytest.raises(
+        InvalidInputError, match=r"nothing for EmbeddingBagCollection at 'bags\.0'; it is for \[\]"
+    ):
+        build(ShardingPlan({}))
+
+
+def test_plan_that_leaves_a_table_out_raises_with_its_name():
+    plan = plan_of(CASE, "bags.0")
+    del plan.plan["bags.0"]["t1"]
+    with pytest.raises(InvalidInputError, match=r"plan of module 'bags\.0' leaves out 1 of 2 tables: t1"):
+        build(plan)
+
+
+def test_plan_for_a_table_that_is_not_there_raises_with_the_nearest():
+    plan = plan_of(CASE, "bags.0")
+    plan.plan["bags.0"]["t11"] = plan.plan["bags.0"]["t1"]
+    with pytest.raises(InvalidInputError, match=r"'bags\.0' names the table 't11', .* Did you mean 't1'\?"):
+        build(plan)
+
+
+def test_plan_of_another_table_raises_with_table_and_rows():
+    plan = plan_of(CASE, "bags.0")
+    plan.plan["bags.0"]["t1"] = plan.plan["bags.0"]["t0"]
+    with pytest.raises(ValueError, match=r"table 'bags\.0\.t1' \(cut\): .*7 x 3.*covers 5 rows"):
+        build(plan)
+
+
+def test_simulated_ranks_train_like_one_process():
+    torch.manual_seed(2)
+    model = Model(CASE)
+
+    def train(env):
+        sharded = wrapped(CASE, env, copy.deepcopy(model))
+        sharded(CASE.batch(3, seed=env.rank)).sum().backward()
+        return sharded.state_dict()
+
+    states = run_simulated(train, 2)
+    optimizer = torch.optim.SGD(model.bags.parameters(), lr=RATE)
+    for rank in range(2):
+        (model(CASE.batch(3, seed=rank)).sum() / 2).backward()
+    optimizer.step()
+    for state in states:
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(state[name], value)
+
+
+def test_learning_rate_of_a_group_holds_from_the_next_forward_pass(group_of_one):
+    model = wrapped(ALONE, group_of_one, ALONE.module(), path="")
+    moved = []
+    for rate in (1.0, 0.0, 2.0):
+        for group in model.fused_optimizer.param_groups:
+            group["lr"] = rate
+        before = model.state_dict()["embedding_bags.t0.weight"]
+        model(ALONE.batch(4)).values().sum().backward()
+        moved.append((before - model.state_dict()["embedding_bags.t0.weight"]).sum().item())
+    assert moved == pytest.approx([moved[0], 0.0, 2 * moved[0]], rel=1e-4)
+    assert moved[0] > 1
+
+
+def test_learning_rate_scheduler_and_step_of_the_fused_optimizer_belong_together(group_of_one):
+    model = wrapped(ALONE, group_of_one, ALONE.module(), path="")
+    assert model.fused_optimizer is model.fused_optimizer
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(model.fused_optimizer, gamma=0.5)
+    for _ in range(2):
+        model(ALONE.batch(2)).values().sum().backward()
+        model.fused_optimizer.step()  # else torch warns that the scheduler came first
+        scheduler.step()
+    assert [group["lr"] for group in model.fused_optimizer.param_groups] == [RATE / 4]
+
+
+def test_environment_of_a_group_of_one(group_of_one, monkeypatch):
+    env = group_of_one
+    assert (env.rank, env.world_size, env.device_type) == (0, 1, "cpu")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert ShardingEnv.from_process_group(dist.group.WORLD).local_world_size == 1
+
+
+def test_environment_without_process_group_says_what_to_call():
+    assert not dist.is_initialized()
+    with pytest.raises(DistributedError, match=r"call torch\.distributed\.init_process_group first"):
+        ShardingEnv.from_process_group()
+
+
+def test_environment_without_backend_for_the_group_names_it_and_the_known(group_of_one):
+    with (
+        use_host(PluginHost(entry_points=(), plugins={}, environment={})),
+        pytest.raises(DistributedError) as error,
+    ):
+        ShardingEnv.from_process_group()
+    assert "no comm backend for the process group's ['gloo']" in str(error.value)
+    with pytest.raises(DistributedError, match=r"on tpu\. Known: gloo \(cpu\)\."):
+        ShardingEnv.from_process_group(device_type="tpu")
+
+
+def test_communicator_of_a_group_of_one_hands_back_what_it_is_given(group_of_one):
+    communicator = group_of_one.communicator
+    output = torch.empty(3)
+    communicator.all_to_all(output, torch.arange(3.0), [3], [3], label="three").wait()
+    assert output.tolist() == [0, 1, 2]
+    assert [item.tolist() for item in communicator.all_gather(torch.ones(2))] == [[1, 1]]
+    assert communicator.all_gather_objects({"a": 1}) == [{"a": 1}]
+    assert communicator.broadcast_object("x") == "x"
+    tensor = torch.ones(2)
+    communicator.broadcast(tensor, 0)
+    communicator.barrier()
+    assert tensor.tolist() == [1, 1]
+
+
+def test_communicator_failing_exchange_says_what_and_who(group_of_one):
+    with pytest.raises(DistributedError, match="rank 0: the exchange of odd failed"):
+        group_of_one.communicator.all_to_all(torch.empty(3), torch.ones(2), [3], [2], label="odd").wait()
+
+
+class Watchful(TorchExchange):
+    """An exchange that is never made: how long starting it, and waiting for it, may take."""
+
+    def __init__(self):
+        self.patience = []
+
+    def start(self, call: AllToAll):
+        self.patience.append(call.patience)
+        return self
+
+    def wait(self, timeout):
+        self.patience.append(timeout)
+
+
+def test_communicator_waits_no_longer_than_leaves_time_to_ask_who_is_missing_within_the_time_out(
+    group_of_one,
+):
+    watchful = Watchful()
+    group = dist.new_group(timeout=timedelta(seconds=8))
+    communicator = TorchCommunicator(group, torch.device("cpu"), watchful)
+    communicator.all_to_all(torch.empty(1), torch.ones(1), [1], [1], label="one").wait()
+    asking = timedelta(seconds=2)  # a quarter of the group's time-out
+    assert watchful.patience == [timedelta(seconds=8) - asking] * 2

@@ -79,7 +79,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "Routed",
         ),
         "shardwright.planning.tables.optimizers": ("OptimizerSpec",),
-        "shardwright.planning.options.spaces": ("OptionSpace",),
+        "shardwright.planning.tables.option_space": ("OptionSpace",),
         "shardwright.planning.options.options": ("Options",),
         "shardwright.planning.search.placement": (
             "Feedback",

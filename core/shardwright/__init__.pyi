@@ -64,7 +64,7 @@ from shardwright.planning.layouts.layout import Layout as Layout
 from shardwright.planning.layouts.layout import Replicate as Replicate
 from shardwright.planning.layouts.layout import Routed as Routed
 from shardwright.planning.tables.optimizers import OptimizerSpec as OptimizerSpec
-from shardwright.planning.options.spaces import OptionSpace as OptionSpace
+from shardwright.planning.tables.option_space import OptionSpace as OptionSpace
 from shardwright.planning.options.options import Options as Options
 from shardwright.planning.search.placement import Feedback as Feedback
 from shardwright.planning.search.placement import Misfit as Misfit

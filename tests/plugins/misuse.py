@@ -20,8 +20,8 @@ from shardwright.planning.machines.reservations import (
     HeuristicalStorageReservation,
     InferenceStorageReservation,
 )
-from shardwright.planning.options.spaces import OptionSpace
 from shardwright.planning.tables.caching import EmbeddingOffloadStats
+from shardwright.planning.tables.option_space import OptionSpace
 
 
 def nothing(*arguments: Any, **keywords: Any) -> None:

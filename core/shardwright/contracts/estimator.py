@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from shardwright.planning.machines.topology import Topology
     from shardwright.planning.options.options import Options
-    from shardwright.planning.options.spaces import OptionSpace
+    from shardwright.planning.tables.option_space import OptionSpace
 
 PERFORMANCE = "performance"
 STORAGE = "storage"
@@ -67,7 +67,7 @@ class Estimator(ABC, metaclass=OpenNames):
         It holds whenever this is the performance estimator and the user asked for no other option space. What
         constraints ask of a table goes before.
         """
-        from shardwright.planning.options.spaces import EVERYTHING
+        from shardwright.planning.tables.option_space import EVERYTHING
 
         return EVERYTHING
 

@@ -17,17 +17,17 @@ from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
+from shardwright.planning.arrays import Ints
 from shardwright.planning.distinct import distinct
 from shardwright.planning.documents.limits import MOST_SAMPLES
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.reservations import DenseBytes, StorageReservation, as_reservation
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request, describe_inputs
-from shardwright.planning.options.options import Ints, Options
+from shardwright.planning.options.options import Options
 from shardwright.planning.options.parts import Choice, Parts, origin
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.options.spaces import OptionSpace
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.progress import shown
 from shardwright.planning.report.report import Report, objective_data
@@ -38,6 +38,7 @@ from shardwright.planning.search.search import SearchResult
 from shardwright.planning.search.unharmed import search_unharmed
 from shardwright.planning.tables.codecs import codecs_of
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Listener, Watch
 
@@ -63,8 +64,8 @@ class EmbeddingShardingPlanner:
             nothing but what times are.
         storage_estimator: the storage estimator, likewise.
         option_space: what is offered to tables whose constraints name no sharding types or kernels: an
-            :class:`~shardwright.planning.options.spaces.OptionSpace`, or the name of an estimator for the options that
-            its model was published with; by default all that is offered.
+            :class:`~shardwright.planning.tables.option_space.OptionSpace`, or the name of an estimator for the options
+            that its model was published with; by default all that is offered.
         proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if
             not given. As of estimators and partitioners, a name may be followed by arguments,
             ``"name:key=value,key=value"``, which stand in the plan document and hold for what reads it.

@@ -12,7 +12,7 @@ from shardwright.arguments import brief, problem
 from shardwright.errors import PlanningError, ShardwrightError
 
 if TYPE_CHECKING:
-    from shardwright.planning.options.options import Ints
+    from shardwright.planning.arrays import Ints
 
 
 @contextmanager

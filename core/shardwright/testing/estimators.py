@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from shardwright.contracts import Estimator
 from shardwright.contracts.estimator import PERFORMANCE, STORAGE
+from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
-from shardwright.planning.options.options import Floats, Options
+from shardwright.planning.options.options import Options
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec

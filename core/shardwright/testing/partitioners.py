@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardwright.contracts import Partitioner
 from shardwright.errors import UnknownPluginError
-from shardwright.planning.options.options import FREE, NO_GANG, Ints
+from shardwright.planning.arrays import FREE, NO_GANG, Ints
 from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.testing.drawing import LAWS, Cluster, clusters, run_drawn
 

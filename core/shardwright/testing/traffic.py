@@ -9,10 +9,11 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from shardwright.planning.arrays import Floats
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.options.enumeration import enumerate_options
-from shardwright.planning.options.options import Floats, Options
+from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import filled_bags, traffic_bytes
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec

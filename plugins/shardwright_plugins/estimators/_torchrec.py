@@ -12,8 +12,9 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.planning.arrays import Bools, Floats
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.options import Bools, Floats, Options
+from shardwright.planning.options.options import Options
 
 ROW_WISE = "row_wise"
 """TorchRec's models know this type by name: it has other costs than ``table_wise`` on one rank too."""

@@ -34,8 +34,9 @@ from attrs import frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
+from shardwright.planning.arrays import Bools, Floats
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.options import Bools, Floats, Options
+from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import ID_BYTES, filled_bags, synchronised_bytes, vector_bytes
 
 LENGTH_BYTES = 4

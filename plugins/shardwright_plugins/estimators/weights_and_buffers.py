@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.estimator import STORAGE, Estimator
+from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.options import Floats, Options, fold_requests
+from shardwright.planning.options.options import Options, fold_requests
 from shardwright.planning.options.search_space import synchronised_bytes, traffic_bytes
 
 

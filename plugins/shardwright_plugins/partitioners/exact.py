@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.partitioner import Partitioner
-from shardwright.planning.options.options import FREE, NO_GANG, Floats, Ints
+from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints
 from shardwright.planning.proof.solver import Entries, MixedProgram
 from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.planning.watch import Watch

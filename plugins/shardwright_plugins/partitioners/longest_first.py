@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.partitioner import Partitioner
-from shardwright.planning.options.options import FREE, Floats, Ints
+from shardwright.planning.arrays import FREE, Floats, Ints
 from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.planning.watch import Watch
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.partitioner import Partitioner
-from shardwright.planning.options.options import Floats, Ints
+from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright_plugins.partitioners.longest_first import as_bins
 

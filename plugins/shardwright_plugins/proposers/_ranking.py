@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.planning.options.options import Floats, Ints
+from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
 
 Measure: TypeAlias = Floats | Ints

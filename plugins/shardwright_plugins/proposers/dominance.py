@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.planning.options.options import NO_GANG, Bools
+from shardwright.planning.arrays import NO_GANG, Bools
 from shardwright.planning.options.search_space import SearchSpace
 
 

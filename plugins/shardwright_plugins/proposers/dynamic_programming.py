@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.proposer import Proposals, Proposer
-from shardwright.planning.options.options import Floats, Ints
+from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.dominance import efficient_options

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.proposer import Proposals, Proposer
-from shardwright.planning.options.options import FREE, Floats, Ints
+from shardwright.planning.arrays import FREE, Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import Chosen, Feedback, propose
 from shardwright.planning.watch import Watch

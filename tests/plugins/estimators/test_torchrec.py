@@ -23,13 +23,13 @@ from tests.plugins.estimators.torchrec_cases import (
 )
 
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.spaces import OptionSpace
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
 

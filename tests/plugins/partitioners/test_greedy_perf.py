@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planning.options.options import FREE, NO_GANG
+from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
 

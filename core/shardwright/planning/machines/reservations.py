@@ -17,9 +17,9 @@ from attrs import field, frozen
 
 from shardwright.arguments import typed
 from shardwright.errors import InvalidInputError, NoPlanError, UnknownNameError, nearest
+from shardwright.planning.arrays import Ints
 from shardwright.planning.assumptions import GIB
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.options import Ints
 from shardwright.planning.text import bytes_text
 
 ID_BYTES = 8

@@ -8,10 +8,11 @@ from operator import attrgetter
 
 import numpy as np
 
+from shardwright.planning.arrays import FREE, NO_GANG, Bools, Ints
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.offers import Offers
-from shardwright.planning.options.options import FREE, NO_GANG, Bools, Ints, Options, Refusal
+from shardwright.planning.options.options import Options, Refusal
 from shardwright.planning.options.shapes import Shape
 from shardwright.planning.tables.spec import TableSpec
 

@@ -15,9 +15,9 @@ from shardwright.planning.options.offers import Offers, Plugins
 from shardwright.planning.options.options import Options, Refusal
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.options.shapes import Shape
-from shardwright.planning.options.spaces import EVERYTHING, OptionSpace
 from shardwright.planning.tables.conflicts import smallest_conflict
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.option_space import EVERYTHING, OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import OutOfTime, Watch
 

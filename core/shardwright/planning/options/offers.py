@@ -19,9 +19,9 @@ from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Refusal
 from shardwright.planning.options.shapes import Shape
-from shardwright.planning.options.spaces import OptionSpace
 from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 

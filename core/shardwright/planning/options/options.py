@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,18 +26,9 @@ from attrs import evolve, frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.sharding_type import ShardingType
+from shardwright.planning.arrays import NO_GANG, Bools, Floats, Ints
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.tables.spec import TableSpec
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
-Bools: TypeAlias = npt.NDArray[np.bool_]
-
-FREE = -1
-"""The rank, or rank inside a host, of a shard that may go to any."""
-
-NO_GANG = -1
-"""The gang of a shard that needs no other on its host."""
 
 
 @frozen

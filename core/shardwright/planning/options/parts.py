@@ -13,8 +13,8 @@ from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, UnknownPluginError
 from shardwright.planning.asked import made
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.spaces import OptionSpace
 from shardwright.planning.plugin_calls import calling, check_answer
+from shardwright.planning.tables.option_space import OptionSpace
 
 if TYPE_CHECKING:
     from shardwright.registry import Registry

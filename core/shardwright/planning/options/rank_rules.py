@@ -13,9 +13,9 @@ import numpy as np
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError, NoPlanError
+from shardwright.planning.arrays import Bools
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.options import Bools
 from shardwright.planning.tables.conflicts import smallest_conflict, too_many_for_their_ranks
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec

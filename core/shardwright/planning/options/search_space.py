@@ -11,8 +11,9 @@ from attrs import frozen
 from shardwright.arguments import brief
 from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.errors import PlanningError
+from shardwright.planning.arrays import FREE, Bools, Floats, Ints
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.options import FREE, Bools, Floats, Ints, Options
+from shardwright.planning.options.options import Options
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.plugin_calls import calling
 from shardwright.planning.tables.codecs import FLOAT_BYTES, QCommsConfig

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from attrs import frozen
 
+from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.layouts.layout import Block, BlockRun, BlockRuns, Layout
-from shardwright.planning.options.options import FREE, NO_GANG
 
 
 @frozen(eq=False)

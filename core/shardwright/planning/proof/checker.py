@@ -29,7 +29,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from shardwright.errors import PlanError
-from shardwright.planning.options.options import FREE, Bools, Floats, Options
+from shardwright.planning.arrays import FREE, Bools, Floats
+from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.proof.prices import most_worth, prices_of
 from shardwright.planning.proof.program import why_not_empty

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from shardwright.planning.options.options import Floats, Options
+from shardwright.planning.arrays import Floats
+from shardwright.planning.options.options import Options
 from shardwright.planning.proof.solver import Entries, MixedProgram
 from shardwright.planning.watch import Watch
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.planning.options.options import FREE, NO_GANG, Floats
+from shardwright.planning.arrays import FREE, NO_GANG, Floats
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.proof.solver import Entries, MixedProgram, MixedSolution
 from shardwright.planning.watch import Watch

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options.options import Bools, Floats, Ints
+from shardwright.planning.arrays import Bools, Floats, Ints
 from shardwright.planning.watch import Watch
 
 # Microseconds of a program's root and of a node of its tree, for each column (measured); and the least time there is.

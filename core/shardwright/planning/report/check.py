@@ -15,7 +15,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from shardwright.errors import PlanError
-from shardwright.planning.options.options import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.proof.checker import TOLERANCE, why_unproven
 from shardwright.planning.report.rederived import Rederived

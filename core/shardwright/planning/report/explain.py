@@ -10,7 +10,8 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.errors import UnknownNameError, nearest
-from shardwright.planning.options.options import Ints, Refusal
+from shardwright.planning.arrays import Ints
+from shardwright.planning.options.options import Refusal
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.report.statistics import Statistics

@@ -12,7 +12,7 @@ from html import escape
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options.options import Floats
+from shardwright.planning.arrays import Floats
 from shardwright.planning.text import number_text
 
 _HEIGHT = 100.0  # of a plot, in its own units; its width is N

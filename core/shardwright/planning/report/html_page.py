@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options.options import Floats, Ints
+from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.plan.plan import codecs_text
 from shardwright.planning.report.html_charts import COUNT, Bins, Chart, Scale
 from shardwright.planning.report.html_tables import Cell, bar, dot, short_table, table

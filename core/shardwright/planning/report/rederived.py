@@ -14,15 +14,15 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.errors import PlanError
+from shardwright.planning.arrays import FREE, Ints
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.reservations import reservation_from_data
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
-from shardwright.planning.options.options import FREE, Ints, Options
+from shardwright.planning.options.options import Options
 from shardwright.planning.options.parts import Choice, Parts
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.options.spaces import OptionSpace
 from shardwright.planning.plan.inputs import AskedTables, reading_inputs
 from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
 from shardwright.planning.search.objectives import (
@@ -33,6 +33,7 @@ from shardwright.planning.search.objectives import (
 )
 from shardwright.planning.search.placement import PlacedPlan, propose
 from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 
 

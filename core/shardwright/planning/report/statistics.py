@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options.options import Floats, Ints
+from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace, traffic_bytes
 from shardwright.planning.plan.plan import ranks_text
 from shardwright.planning.search.placement import Chosen, PlacedPlan, ranks_of_tables

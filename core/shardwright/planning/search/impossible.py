@@ -11,7 +11,8 @@ from itertools import combinations
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options.options import Ints, Options
+from shardwright.planning.arrays import Ints
+from shardwright.planning.options.options import Options
 from shardwright.planning.options.rank_rules import some
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.text import bytes_text

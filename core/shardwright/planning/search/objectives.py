@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from shardwright.errors import UnknownNameError, nearest
-from shardwright.planning.options.options import FREE, Floats, Ints
+from shardwright.planning.arrays import FREE, Floats, Ints
 from shardwright.planning.search.placement import Chosen, fixed_loads
 
 if TYPE_CHECKING:

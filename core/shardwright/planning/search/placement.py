@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import Factory, field, frozen
 
+from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.distinct import without
-from shardwright.planning.options.options import FREE, NO_GANG, Bools, Floats, Ints
 
 if TYPE_CHECKING:
     from shardwright.planning.options.search_space import SearchSpace

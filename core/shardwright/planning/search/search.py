@@ -14,7 +14,7 @@ from attrs import define, evolve, field, frozen
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.errors import PlanError, PlanningError, UnknownPluginError
-from shardwright.planning.options.options import FREE, NO_GANG, Ints
+from shardwright.planning.arrays import FREE, NO_GANG, Ints
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plugin_calls import calling, check_answer, whole_numbers
 from shardwright.planning.proof.checker import why_unproven

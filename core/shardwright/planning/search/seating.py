@@ -15,7 +15,7 @@ from attrs import frozen
 
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.errors import PlanningError
-from shardwright.planning.options.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.options.rank_rules import RankRules, some
 from shardwright.planning.plugin_calls import calling, whole_numbers
 from shardwright.planning.search.placement import Misfit, ProposedShards

@@ -11,7 +11,8 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from shardwright.planning.options.options import Bools, Options
+from shardwright.planning.arrays import Bools
+from shardwright.planning.options.options import Options
 from shardwright.planning.options.parts import Parts
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import Placed

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from attrs import define, field, frozen
 
-from shardwright.planning.options.options import FREE, NO_GANG, Floats, Ints
+from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.proof.solver import Entries, MixedProgram
 from shardwright.planning.search.placement import Proven

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from shardwright.contracts.proposer import Proposals
-from shardwright.planning.options.options import FREE, Bools, Floats, Ints
+from shardwright.planning.arrays import FREE, Bools, Floats, Ints
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import Feedback, Misfit, Placed, Proven, propose

@@ -19,7 +19,7 @@ import numpy as np
 from attrs import define, field
 
 from shardwright.contracts.proposer import Proposals
-from shardwright.planning.options.options import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import Placed
 from shardwright.planning.watch import Watch

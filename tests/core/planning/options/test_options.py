@@ -7,10 +7,11 @@ from tests.core.planning.conftest import Whole
 
 from shardwright.contracts import ShardingType
 from shardwright.errors import PlanningError, UnknownPluginError
+from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
-from shardwright.planning.options.options import FREE, NO_GANG, fold_requests
+from shardwright.planning.options.options import fold_requests
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import PoolingType, TableSpec

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from shardwright.contracts import Partitioner
 from shardwright.errors import InvalidInputError, NoPlanError
+from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.options import FREE, NO_GANG
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.planning.search.seating import broken_rule, place_within

@@ -5,10 +5,10 @@ import pytest
 
 from shardwright.contracts import Partitioner, Proposer, ShardingType
 from shardwright.errors import PlanningError
+from shardwright.planning.arrays import FREE
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
-from shardwright.planning.options.options import FREE
 from shardwright.planning.options.search_space import estimate_costs
 from shardwright.planning.search.placement import ProposedShards, propose, ranks_of_tables
 from shardwright.planning.search.search import search

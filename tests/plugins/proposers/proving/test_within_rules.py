@@ -13,8 +13,8 @@ from tests.plugins.proposers.proving.test_proving import found_in, planner, tabl
 from tests.plugins.proposers.spaces import costed
 
 from shardwright.errors import NoPlanError
+from shardwright.planning.arrays import FREE
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.options import FREE
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.search.placement import Placed, propose

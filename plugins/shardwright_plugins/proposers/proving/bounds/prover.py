@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import define, field
 
-from shardwright.planning.options.options import Floats, Ints
+from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.search.placement import Proven
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.bounds.multipliers import Dual

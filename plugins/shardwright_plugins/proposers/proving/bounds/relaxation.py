@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options.options import FREE, Bools, Floats, Ints
+from shardwright.planning.arrays import FREE, Bools, Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
 
 TOLERANCE = 1e-9

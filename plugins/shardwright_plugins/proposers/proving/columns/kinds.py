@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
 
 _ROUNDING = 1e-9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.planning.options.options import Floats
+from shardwright.planning.arrays import Floats
 from shardwright.planning.proof.solver import Entries, silent_solver
 
 

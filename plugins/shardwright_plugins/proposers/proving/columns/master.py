@@ -18,8 +18,8 @@ from __future__ import annotations
 import numpy as np
 from attrs import evolve, frozen
 
+from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.distinct import distinct_rows, sorted_rows
-from shardwright.planning.options.options import Floats, Ints
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.columns.kinds import Kinds
 from shardwright_plugins.proposers.proving.columns.linear import LinearProgram

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import define, field
 
-from shardwright.planning.options.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright_plugins.proposers.proving.bounds.prover import Prover
 from shardwright_plugins.proposers.proving.columns.kinds import Kinds, kinds_of, spread_of
 from shardwright_plugins.proposers.proving.columns.master import Master, Patterns

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.options.options import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import fixed_loads, propose
 from shardwright.planning.watch import Watch

@@ -149,7 +149,7 @@ class EmbeddingShardingPlanner:
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
-        from shardwright.runtime.dense.dense_bytes import dense_bytes
+        from shardwright.runtime.sharded.dense_bytes import dense_bytes
         from shardwright.runtime.sharded.sharders import collect_tables
 
         topology = self._known_topology()
@@ -219,7 +219,7 @@ class EmbeddingShardingPlanner:
         return self._topology
 
     def _plan_for(self, env: Any, module: Any, sharders: Sequence[Any], watch: Watch) -> ShardingPlan:
-        from shardwright.runtime.dense.dense_bytes import dense_bytes
+        from shardwright.runtime.sharded.dense_bytes import dense_bytes
         from shardwright.runtime.sharded.sharders import collect_tables
 
         topology = self._topology or Topology(

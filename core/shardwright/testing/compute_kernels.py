@@ -13,7 +13,7 @@ import torch
 from shardwright.contracts import ComputeKernel
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
-from shardwright.runtime.sharded.learning_rates import LearningRates
+from shardwright.runtime.step.learning_rates import LearningRates
 from shardwright.runtime.step.lookup import BlockSpec
 from shardwright.testing.kernel_checks import (
     check_close,

@@ -22,12 +22,12 @@ from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
 from shardwright.plugins import PluginHost
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import Paths, RoutingPlan, plan_routing
-from shardwright.runtime.sharded.collection import Collection, FeatureBatch
 from shardwright.runtime.sharded.sharders import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
     ModuleSharder,
 )
+from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.inputs import BatchReader
 from shardwright.runtime.step.lookup import Lookup
 from shardwright.sparse import KeyedJaggedTensor

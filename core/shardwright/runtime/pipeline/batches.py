@@ -39,12 +39,12 @@ from shardwright.runtime.pipeline.batch_tree import (
     record_stream,
 )
 from shardwright.runtime.pipeline.fetching import NO_FORM, Fetched, Fetcher
-from shardwright.runtime.pipeline.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
+from shardwright.runtime.pipeline.status_word import StatusWord
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.ranks.status_word import StatusWord
 from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
 from shardwright.runtime.sharded.sharded_collection import ShardedCollection
 from shardwright.runtime.step.inputs import Status, goes_on
+from shardwright.runtime.step.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
 from shardwright.sparse import KeyedJaggedTensor
 
 _log = logging.getLogger("shardwright")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError
-from shardwright.runtime.step.gradient_order import GradientOrder
+from shardwright.runtime.ranks.gradient_order import GradientOrder
 
 _TAG = 0x53_48_52_44 << 24
 """Stands before the collection's number in a header, so that what is no header is known as such."""

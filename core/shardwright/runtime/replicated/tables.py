@@ -22,7 +22,7 @@ from shardwright.runtime.routed.plan import Paths, build_lookups, plan_routing
 from shardwright.runtime.routed.return_path import Answers
 from shardwright.runtime.routed.routing import Bucketed, bags_of_groups, routers_of
 from shardwright.runtime.routed.sections import SectionStep, sections_of
-from shardwright.runtime.sharded.collection import FeatureBatch
+from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.lookup import Bags
 from shardwright.runtime.step.part import Part, PartConfig, PartStep, Peers
 

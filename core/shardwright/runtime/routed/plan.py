@@ -24,7 +24,7 @@ from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
-from shardwright.runtime.sharded.collection import Collection
+from shardwright.runtime.step.collection import Collection
 from shardwright.runtime.step.lookup import BlockSpec, Lookup
 from shardwright.runtime.step.segments import order_of
 

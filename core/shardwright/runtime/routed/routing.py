@@ -18,7 +18,7 @@ from torch import Tensor
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.runtime.routed.plan import Bucketing, KernelGroup, Reading, RoutingPlan, SlotColumns
-from shardwright.runtime.sharded.collection import FeatureBatch
+from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.lookup import Bags
 from shardwright.runtime.step.segments import counts_of, numbered, order_of, repeated, starts_of, take
 

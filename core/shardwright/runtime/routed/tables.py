@@ -20,7 +20,7 @@ from shardwright.runtime.routed.plan import Paths, build_lookups, plan_routing
 from shardwright.runtime.routed.ragged import taking_ragged
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
 from shardwright.runtime.routed.routing import Bucketed, routers_of
-from shardwright.runtime.sharded.collection import FeatureBatch
+from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.part import Part, PartConfig, PartStep, Peers
 
 

@@ -14,8 +14,8 @@ from shardwright.optim.fused import spec_to_torch
 from shardwright.optim.keyed import KeyedOptimizer
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.runtime.ranks.meeting import Meeting
-from shardwright.runtime.sharded.learning_rates import LearningRates
 from shardwright.runtime.sharded.sharded_parameter import ShardedParameter
+from shardwright.runtime.step.learning_rates import LearningRates
 
 if TYPE_CHECKING:
     from shardwright.runtime.sharded.sharded_table import ShardedTable

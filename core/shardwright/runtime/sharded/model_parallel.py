@@ -17,9 +17,9 @@ from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.runtime.dense.data_parallel import leave_out_tables
-from shardwright.runtime.dense.dense_sync import DenseDataParallel, compare_dense_values
 from shardwright.runtime.ranks.environment import ShardingEnv, environment_of
+from shardwright.runtime.sharded.data_parallel import leave_out_tables
+from shardwright.runtime.sharded.dense_sync import DenseDataParallel, compare_dense_values
 from shardwright.runtime.sharded.initialization import seeded
 from shardwright.runtime.sharded.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.sharders import ModuleSharder, default_sharders, shardable_modules

@@ -17,12 +17,10 @@ from shardwright.modules.embedding_modules import TableCollection
 from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
-from shardwright.runtime.dense.data_parallel import watch_data_parallel
-from shardwright.runtime.dense.scaled_losses import watch_scalers
-from shardwright.runtime.pipeline.inputs_ahead import InputsAhead, who_ended
 from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded import anatomy
+from shardwright.runtime.sharded.data_parallel import watch_data_parallel
 from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.initialization import initialize
 from shardwright.runtime.sharded.sharded_module import ModuleSharder, check_plan_covers
@@ -31,6 +29,8 @@ from shardwright.runtime.sharded.sharded_table import ShardedTable
 from shardwright.runtime.sharded.table_state import LocalBlock, TableState
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
 from shardwright.runtime.step.inputs import InputChecks, Status
+from shardwright.runtime.step.inputs_ahead import InputsAhead, who_ended
+from shardwright.runtime.step.scaled_losses import watch_scalers
 from shardwright.sparse import KeyedJaggedTensor
 
 

@@ -18,7 +18,7 @@ from torch.optim.optimizer import _foreach_supported_types
 from shardwright.errors import UnsupportedError
 from shardwright.last_words import told
 from shardwright.plugins import host
-from shardwright.runtime.dense.scaled_losses import ADVICE, FUSED_REFUSAL, PARTED_REFUSAL
+from shardwright.runtime.step.scaled_losses import ADVICE, FUSED_REFUSAL, PARTED_REFUSAL
 
 _CLIPPING, _UNSCALING = "torch.nn.utils.clip_grad", "torch.amp.grad_scaler"
 _GRAD: Any = torch.Tensor.grad

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.tables.spec import PoolingType
-from shardwright.runtime.sharded.collection import Collection, FeatureBatch
+from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.columns import Columns, Move, Placement
 from shardwright.runtime.step.segments import starts_of
 

@@ -19,19 +19,19 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.dense.scaled_losses import FUSED_REFUSAL, PARTED_REFUSAL
-from shardwright.runtime.ranks.complaints import Complaint, complain
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import KernelGroup, check_layout, is_updated_in_backward, rows_of_parts
-from shardwright.runtime.sharded.collection import Collection, FeatureBatch
-from shardwright.runtime.sharded.learning_rates import LearningRates
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
+from shardwright.runtime.step.collection import Collection, FeatureBatch
+from shardwright.runtime.step.complaints import Complaint, complain
 from shardwright.runtime.step.headers import Header, HeaderFormat, Headers
 from shardwright.runtime.step.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
+from shardwright.runtime.step.learning_rates import LearningRates
 from shardwright.runtime.step.lookup import Lookup
 from shardwright.runtime.step.open_steps import OpenSteps
 from shardwright.runtime.step.part import Part, PartConfig, PartStep, parameters_of
+from shardwright.runtime.step.scaled_losses import FUSED_REFUSAL, PARTED_REFUSAL
 from shardwright.sparse import KeyedJaggedTensor
 
 

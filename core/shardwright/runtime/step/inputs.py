@@ -21,7 +21,7 @@ from torch import Tensor
 
 from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.sharded.collection import Collection, FeatureBatch
+from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.segments import starts_of, take
 from shardwright.settings import CHECKS_VARIABLE
 from shardwright.sparse import KeyedJaggedTensor

@@ -20,7 +20,7 @@ from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import KernelGroup
-from shardwright.runtime.sharded.collection import Collection, FeatureBatch
+from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.columns import Columns
 from shardwright.runtime.step.lookup import Lookup
 

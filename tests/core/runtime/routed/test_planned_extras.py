@@ -12,7 +12,7 @@ from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import PluginHost, use_host
 from shardwright.runtime.routed.plan import plan_routing
-from shardwright.runtime.sharded.collection import Collection
+from shardwright.runtime.step.collection import Collection
 
 
 class Remembering(Loop):

@@ -12,8 +12,8 @@ from tests.core.runtime.buckets import EXAMPLES
 from tests.core.runtime.plans import cuts
 
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.collection import Collection, FeatureBatch
 from shardwright.runtime.step.arrangement import PooledArrangement, SequenceArrangement
+from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.columns import Columns, Move, Placement
 
 

@@ -13,9 +13,9 @@ from shardwright.errors import DistributedError
 from shardwright.runtime.pipeline import batches
 from shardwright.runtime.pipeline.batch_settings import BatchSettings
 from shardwright.runtime.pipeline.batches import BatchesInStep
-from shardwright.runtime.pipeline.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
 from shardwright.runtime.step.engine import _sent_to
 from shardwright.runtime.step.inputs import Status
+from shardwright.runtime.step.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
 from shardwright.sparse import KeyedJaggedTensor
 
 

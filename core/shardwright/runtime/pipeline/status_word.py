@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from shardwright.runtime.pipeline.fetching import Fetched
-from shardwright.runtime.ranks.complaints import Complaint, complain
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.step.complaints import Complaint, complain
 from shardwright.runtime.step.inputs import Status, goes_on
 
 

@@ -1,1 +1,0 @@
-"""What is not sharded: data parallelism, sums of gradients, scaled losses."""

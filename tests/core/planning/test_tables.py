@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +35,14 @@ def test_table_size_that_is_no_positive_integer_raises_naming_table_and_value(ma
         match=re.escape(f"table 'items': {field} must be a positive integer, got {value!r}"),
     ):
         make(name="items", **sizes)
+
+
+@pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
+def test_table_sizes_may_be_integers_of_numpy(make):
+    ids = np.array([3, 41])
+    table = make(name="items", num_embeddings=ids.max() + 1, embedding_dim=np.uint8(4))
+    assert table == make(name="items", num_embeddings=42, embedding_dim=4)
+    assert type(table.num_embeddings) is type(table.embedding_dim) is int
 
 
 @pytest.mark.parametrize("make", [*CONFIGS, TableSpec])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from enum import Enum, unique
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -110,7 +110,8 @@ def _tuple(value: Iterable[str]) -> tuple[str, ...]:
 def _listed_names(value: Any) -> list[Any]:
     if isinstance(value, str):
         raise InvalidInputError(f"feature_names must be a list of names, got the string {value!r}")
-    if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping | Set):
+    is_unordered = isinstance(value, Mapping | Set) and not isinstance(value, KeysView)
+    if not isinstance(value, Iterable) or isinstance(value, bytes) or is_unordered:
         raise InvalidInputError(f"feature_names must be a list of names, got {brief(value)}")
     return list(value)
 

@@ -113,6 +113,12 @@ def test_config_feature_names_are_its_own_list():
     assert config.feature_names == ["a"]
 
 
+@pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
+def test_feature_names_may_be_keys_of_a_dict_whose_order_is_known(make):
+    sizes = {"name": "t", "num_embeddings": 4, "embedding_dim": 4}
+    assert list(make(**sizes, feature_names={"b": 1, "a": 2}.keys()).feature_names) == ["b", "a"]
+
+
 @pytest.mark.parametrize("make", CONFIGS)
 def test_table_spec_from_config_has_all_of_it(make):
     config = make(5, 3, name="t", data_type="BF16", feature_names=["b", "a"])

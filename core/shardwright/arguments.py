@@ -18,7 +18,7 @@ import attrs
 
 from shardwright.errors import InvalidInputError, ShardwrightError
 
-__all__ = ["brief", "checked", "checked_only", "problem", "typed"]
+__all__ = ["brief", "checked", "checked_only", "problem", "typed", "whole"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,6 +95,13 @@ def typed(cls: type[Any], fields: list[attrs.Attribute[Any]]) -> list[attrs.Attr
     both = validate if last.validator is None else attrs.validators.and_(last.validator, validate)
     named[last.name] = last.evolve(validator=both)
     return [named.get(field.name, field) for field in fields]
+
+
+def whole(value: Any) -> Any:
+    """An integer of any library (as ``column.max() + 1`` gives it) as Python's; what is none, as it is."""
+    if type(value) is int or isinstance(value, bool) or not isinstance(value, Integral):
+        return value
+    return int(value)
 
 
 def _naming_field(cls: type[Any], field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:

@@ -50,7 +50,7 @@ def test_new_plugin_of_a_name_that_is_taken_says_by_whom(run_python, tmp_path):
     output = ["--output", str(tmp_path / "out")]
     done = run_python("-m", "shardwright", "plugin", "new", "good", "--kind", "sharding_type", *output)
     assert done.returncode == 1
-    assert "there is a sharding type 'good' already: acme_good." in done.stderr
+    assert "the sharding type 'good' is there already: acme_good." in done.stderr
     assert "'acme_good' from acme-good 1.2.0. Two of one name cannot be used" in done.stderr
     done = run_python("-m", "shardwright", "plugin", "new", "plugins", "--kind", "codec", *output)
     assert done.returncode == 1

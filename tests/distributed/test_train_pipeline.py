@@ -57,9 +57,11 @@ def test_profile_shows_the_next_input_exchange_under_way_before_the_backward_pas
         for forward, ahead, backward in zip(*parts.values(), strict=True):
             begun = [start for start in exchanges if ahead[0] <= start <= ahead[1]]
             assert len(begun) == 2  # headers and ids of the next batch
-            assert forward[1] <= begun[0] <= begun[1] <= backward[0] < backward[1]
-            # What is left to the forward pass is to look up, and to bring results home.
-            assert len([start for start in exchanges if forward[0] <= start <= forward[1]]) == 1
+            # They begin while this batch's results travel, which are all that is left to the forward pass to send.
+            results = [start for start in exchanges if forward[0] <= start < ahead[0]]
+            assert len(results) == 1
+            assert ahead[1] <= forward[1] <= backward[0] < backward[1]
+            assert len([start for start in exchanges if ahead[1] < start <= forward[1]]) == 0
 
 
 @pytest.mark.parametrize(

@@ -359,8 +359,8 @@ entry(
     "EmbeddingOffloadStats",
     EmbeddingOffloadStats,
     cacheability=A(0.2, _NUMBER),
-    expected_lookups=A(10.0, _NUMBER.replace("huge", "")),
-    mrc_hist_counts=A([1.0, 2.0], "list ints array"),
+    expected_lookups=A(10.0, "zero one five float whole"),
+    mrc_hist_counts=A([1.0, 2.0], "list ints"),
     height=A(10, "zero one five huge"),
 )
 entry(
@@ -382,7 +382,7 @@ entry(
     is_weighted=A(True, "none true"),
     cache_params=A(None, "none nodict"),
     device_group=A("cpu", "none text"),
-    ranks=A([0], "none zero one five huge list ints"),
+    ranks=A([0], "none zero one five huge list ints array"),
     together=A("x", "none text"),
     apart=A("x", f"text {_NAMES}"),
     qcomms_config=A(None, "none nodict"),

@@ -153,7 +153,7 @@ def test_answer_against_the_contract_is_an_error_that_names_the_plugin(
 
 
 def test_proposer_that_returns_an_iterator_is_told_what_it_must_return() -> None:
-    proposer = broken.answering(broken.Search, "proposals", lambda space: iter([]))
+    proposer = broken.answering(broken.Search, "proposals", lambda *_: iter([]))
     text = r"'broken_search' broke its contract: what proposals\(\) returns must be a Generator, got <list_iterator"
     with pytest.raises(sw.PlanningError, match=text):
         planned(proposer=proposer)

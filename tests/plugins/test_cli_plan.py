@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -558,3 +559,24 @@ def test_readme_commands_of_planning_run_as_they_stand(tmp_path, monkeypatch):
     assert len(told) == 4
     assert "proven again" in told[1]
     assert (tmp_path / "plan.html").exists()
+
+
+def test_readme_example_of_constraints_leaves_a_plan(tmp_path):
+    (tables,) = [block for block in readme.blocks() if block.name == "tables.json"]
+    (tmp_path / "tables.json").write_text(tables.text)
+    example = re.search(r"from the next that matches: `(\{.*?\})`", readme.README.read_text(), re.DOTALL)
+    (tmp_path / "constraints.json").write_text(example[1])
+    plan = ["plan", tmp_path / "tables.json", "--ranks", 8, "--hbm-gib", 16]
+    assert "fits" in run(*plan, "--constraints", tmp_path / "constraints.json").stdout
+
+
+def test_plan_of_constraints_that_leave_nothing_names_no_key_that_is_not_there(tmp_path):
+    (tables,) = [block for block in readme.blocks() if block.name == "tables.json"]
+    (tmp_path / "tables.json").write_text(tables.text)
+    rules = {"user_*": {"sharding_types": ["row_wise"]}, "*": {"apart": "all"}}
+    (tmp_path / "constraints.json").write_text(json.dumps(rules))
+    plan = ["plan", tmp_path / "tables.json", "--ranks", 8, "--constraints", tmp_path / "constraints.json"]
+    told = run(*plan, code=1).stderr
+    assert "contradict each other" in told
+    assert "Loosen what is asked of 'user_id', or change what the refusals name" in told
+    assert "constraints['user_id']" not in told

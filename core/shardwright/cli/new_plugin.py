@@ -93,8 +93,8 @@ def _check_name_is_free(name: str, kind: str) -> None:
     if name in registry:
         entry = registry.entry(name)
         raise DuplicateNameError(
-            f"there is a {registry.kind.title} {name!r} already: {qualified(entry.item)} of plugin {entry.provenance}. "
-            "Two of one name cannot be used beside each other; give yours another."
+            f"the {registry.kind.title} {name!r} is there already: {qualified(entry.item)} of plugin "
+            f"{entry.provenance}. Two of one name cannot be used beside each other; give yours another."
         )
     package = f"shardwright_{name}"
     if importlib.util.find_spec(package) is not None:

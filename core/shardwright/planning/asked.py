@@ -66,8 +66,7 @@ def asked_name(registry: Registry[Any], asked: str) -> tuple[str, dict[str, Any]
         key, equals, value = text.partition("=")
         if not (equals and key.strip().isidentifier()) or key.strip() in arguments:
             raise InvalidInputError(
-                f"{asked!r}: arguments of a {registry.kind.title} are given as {name}:key=value,key=value, each once; "
-                f"got {text!r}"
+                f"{asked!r}: arguments are given as {name}:key=value,key=value, each once; got {text!r}"
             )
         arguments[key.strip()] = _value(value.strip())
     return name, arguments

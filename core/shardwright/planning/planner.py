@@ -8,11 +8,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from shardwright.arguments import brief, checked, checked_only
+from shardwright.arguments import brief, checked, checked_only, whole
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
@@ -108,6 +109,7 @@ class EmbeddingShardingPlanner:
         progress: bool | None = None,
         debug: bool = False,
     ) -> None:
+        batch_size = whole(batch_size)
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise InvalidInputError(f"batch_size must be a positive integer, got {batch_size!r}")
         if batch_size is not None and batch_size > MOST_SAMPLES:
@@ -119,7 +121,7 @@ class EmbeddingShardingPlanner:
         self._constraints = Constraints(constraints)
         self._choice = Choice(estimator, storage_estimator, proposer, partitioner, option_space)
         self._reservation = None if storage_reservation is None else as_reservation(storage_reservation)
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        is_number = isinstance(seconds, int | float | Real) and not isinstance(seconds, bool)
         if seconds is not None and not (is_number and seconds > 0):
             raise InvalidInputError(f"seconds is a limit above 0, or None for no limit; got {seconds!r}")
         self._objective = checked_objective(objective)

@@ -90,7 +90,10 @@ def test_arguments_stand_in_the_document_and_hold_for_what_reads_it():
             r"It takes: price, phases, label\. Did you mean 'price'\?",
         ),
         ({"estimator": "priced:price=-1"}, r"cannot be made with price=-1: a price of -1"),
-        ({"estimator": "priced:price"}, r"given as priced:key=value,key=value, each once; got 'price'"),
+        (
+            {"estimator": "priced:price"},
+            r"arguments are given as priced:key=value,key=value, each once; got 'price'",
+        ),
         ({"estimator": "priced:price=1,price=2"}, r"each once; got 'price=2'"),
         ({"estimator": "priced:"}, r"each once; got ''"),
         ({"estimator": "cells:a=1"}, r"estimator 'cells' .* cannot be made with a=1.*It takes: none"),

@@ -65,6 +65,15 @@ def test_plan_tables_document_says_what_went_in_and_from_where():
     assert inputs["constraints"]["value"] == {"a": {"pooling_factors": [3.0]}}
 
 
+def test_planner_takes_numbers_of_numpy():
+    numbers = {"batch_size": np.int64(64), "seconds": np.float32(5)}
+    plan = EmbeddingShardingPlanner(Topology(np.int64(2), "cpu"), **numbers).plan_tables(
+        [TableSpec("a", 100, 8)]
+    )
+    inputs = json.loads(plan.to_json())["inputs"]
+    assert [inputs[name]["value"] for name in ("batch_size", "seconds_limit")] == [64, 5]
+
+
 def test_plan_tables_batch_size_not_given_is_torchrecs_and_assumed():
     inputs = planner().plan_tables(TABLES).document["inputs"]
     assert (inputs["batch_size"]["value"], inputs["batch_size"]["provenance"]) == (512, "assumed")

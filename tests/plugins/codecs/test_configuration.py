@@ -117,8 +117,14 @@ def test_plan_document_has_codecs_and_gives_them_back() -> None:
     ("entry", "told"),
     [
         ({"forward_precision": "fp61"}, r"table 'a': no codec 'fp61'.*Did you mean 'fp16'"),
-        ({"forward": "fp16"}, r"table 'a': codecs are given as forward_precision and .* got 'forward'"),
-        ({"forward_precision": 16}, r"table 'a': a precision is the name of a codec, got 16"),
+        (
+            {"forward": "fp16"},
+            r"table 'a': qcomms_config has the key 'forward', which is not read. Known: .*forward_precision",
+        ),
+        (
+            {"forward_precision": 16},
+            r"table 'a': qcomms_config.forward_precision must be null or a text, got 16",
+        ),
         ("fp16", r"table 'a': qcomms_config must be an object"),
     ],
 )

@@ -11,6 +11,7 @@ from tests.plugins.proposers.spaces import costed
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.search.placement import Misfit, propose
 from shardwright.planning.search.search import search
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 from shardwright.plugins import host
@@ -18,9 +19,10 @@ from shardwright.plugins import host
 MIB = 1 << 20
 
 
-def space_of(tables, *, ranks=2, ddr_cap=1 << 30, batch_size=256):
+def space_of(tables, *, ranks=2, ddr_cap=1 << 30, batch_size=256, ids_per_bag=1.0):
     topology = Topology(ranks, "cpu", ddr_cap=ddr_cap)
-    return costed(tables, topology, batch_size=batch_size)
+    constraints = Constraints({"*": ParameterConstraints(pooling_factors=[ids_per_bag])})
+    return costed(tables, topology, constraints=constraints, batch_size=batch_size)
 
 
 def run(space, *names):
@@ -79,10 +81,10 @@ def test_greedy_cuts_the_table_that_no_rank_can_hold():
 
 
 def test_greedy_leaves_small_tables_whole_where_memory_is_tight():
-    # Cut over all ranks, each table's output would take room on each of them.
+    # Cut over all ranks, each table's output would take room on each of them: bags of so many ids have some everywhere.
     tables = [TableSpec(f"large{i}", 60_000, 64, [f"l{i}"]) for i in range(2)]
     tables += [TableSpec(f"small{i}", 100, 64, [f"s{i}"]) for i in range(10)]
-    space = space_of(tables, ranks=4, ddr_cap=14 * MIB, batch_size=1024)
+    space = space_of(tables, ranks=4, ddr_cap=14 * MIB, batch_size=1024, ids_per_bag=10.0)
     kinds = types_of(space, np.arange(space.options.num_options))
     first = space.options.first_option.tolist()
     all_cut = np.array([kinds.index("row_wise", start) for start in first[:-1]])[space.options.alike]

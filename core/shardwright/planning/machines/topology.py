@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
-from shardwright.arguments import brief, checked_only
+from shardwright.arguments import brief, checked_only, whole
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.assumptions import GIB, HOST_DEVICE, Assumption, assumptions_of
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
@@ -104,6 +104,7 @@ class Topology:
         link_latencies_ms: Mapping[str, float] = MappingProxyType({}),
         detected: Sequence[str] = (),
     ) -> None:
+        world_size, local_world_size = whole(world_size), whole(local_world_size)
         _check_count("world_size", world_size)
         if world_size > MOST_RANKS:
             raise InvalidInputError(

@@ -191,6 +191,6 @@ def _no_option(table: TableSpec, asked: _Asked, refusals: Iterable[Refusal], off
         f"constraints: {constraints or 'none'}. {_smallest_conflict(offers, table, asked)}Refused: {reasons}. "
         f"{unasked}Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "
         f"compute kernels: {', '.join(offers.plugins.compute_kernels.names) or 'none'}. "
-        + (f"Loosen constraints[{table.name!r}], or change" if asked.demands else "Change")
+        + (f"Loosen what is asked of {table.name!r}, or change" if asked.demands else "Change")
         + " what the refusals name."
     )

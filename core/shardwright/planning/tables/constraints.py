@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from shardwright.arguments import brief, typed
+from shardwright.arguments import brief, typed, whole
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.documents import CONSTRAINTS
 from shardwright.planning.documents.limits import MOST_RATE, MOST_SAMPLES
@@ -56,7 +56,7 @@ def _whole_numbers(values: Iterable[int] | None) -> tuple[int, ...] | None:
 
 
 def _listed(values: Any) -> Iterable[Any]:
-    if isinstance(values, int | float | str):
+    if isinstance(values, int | float | str) and not isinstance(values, bool):
         raise InvalidInputError(f"expected a list of numbers, got {values!r}; write [{values!r}]")
     if not isinstance(values, Iterable) or isinstance(values, bytes | Mapping | Set):
         raise InvalidInputError(f"expected a list of numbers, got {brief(values)}")
@@ -81,7 +81,8 @@ def _ranks(values: Any) -> tuple[int, ...] | None:
     """Ranks in ascending order; one number stands for itself."""
     if values is None:
         return None
-    listed = [values] if type(values) is int else list(_listed(values))
+    one = whole(values)
+    listed = [one] if type(one) is int else [whole(rank) for rank in _listed(values)]
     if isinstance(values, bytes) or not listed or any(type(rank) is not int or rank < 0 for rank in listed):
         raise InvalidInputError(f"ranks must be one rank or several, each a number from 0, got {values!r}")
     return tuple(sorted(set(listed)))
@@ -156,7 +157,7 @@ class ParameterConstraints:
 
     sharding_types: tuple[str, ...] | None = field(default=None, converter=_plain_names)
     compute_kernels: tuple[str, ...] | None = field(default=None, converter=_plain_names)
-    min_partition: int | None = field(default=None, validator=_positive)
+    min_partition: int | None = field(default=None, converter=whole, validator=_positive)
     pooling_factors: tuple[float, ...] | None = field(
         default=None, converter=_floats, validator=_up_to(MOST_RATE)
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from shardwright.arguments import brief, typed
+from shardwright.arguments import brief, typed, whole
 from shardwright.errors import InvalidInputError
 from shardwright.planning.tables.constraints import ParameterConstraints
 
@@ -29,7 +29,7 @@ class OptionSpace:
     """
 
     kernels: Mapping[str, tuple[str, ...]] = field(factory=dict)
-    min_partition: int | None = field(default=None, validator=_positive)
+    min_partition: int | None = field(default=None, converter=whole, validator=_positive)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> OptionSpace:

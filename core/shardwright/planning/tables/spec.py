@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from enum import Enum, unique
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import converters, field, frozen, validators
 
-from shardwright.arguments import brief, typed
+from shardwright.arguments import brief, typed, whole
 from shardwright.errors import InvalidInputError
 from shardwright.planning.documents.limits import MOST_ROWS
 from shardwright.planning.tables.caching import CacheParams
@@ -110,7 +110,8 @@ def _tuple(value: Iterable[str]) -> tuple[str, ...]:
 def _listed_names(value: Any) -> list[Any]:
     if isinstance(value, str):
         raise InvalidInputError(f"feature_names must be a list of names, got the string {value!r}")
-    if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping | Set):
+    is_unordered = isinstance(value, Mapping | Set) and not isinstance(value, KeysView)
+    if not isinstance(value, Iterable) or isinstance(value, bytes) or is_unordered:
         raise InvalidInputError(f"feature_names must be a list of names, got {brief(value)}")
     return list(value)
 
@@ -168,8 +169,8 @@ class EmbeddingConfig:
             be called, or the ends of the initial weights are the wrong way round.
     """
 
-    num_embeddings: int = field(validator=_positive)
-    embedding_dim: int = field(validator=_positive)
+    num_embeddings: int = field(converter=whole, validator=_positive)
+    embedding_dim: int = field(converter=whole, validator=_positive)
     name: str = field(default="", validator=validators.instance_of(str))
     data_type: DataType = field(default=DataType.FP32, converter=_data_type)
     feature_names: list[str] = field(factory=list, converter=_names)
@@ -250,8 +251,8 @@ class TableSpec:
     """
 
     name: str
-    num_embeddings: int = field(validator=_positive)
-    embedding_dim: int = field(validator=_positive)
+    num_embeddings: int = field(converter=whole, validator=_positive)
+    embedding_dim: int = field(converter=whole, validator=_positive)
     feature_names: tuple[str, ...] = field(default=(), converter=_tuple)
     data_type: DataType = field(default=DataType.FP32, converter=_data_type)
     pooling: PoolingType = field(default=PoolingType.SUM, converter=_pooling)

@@ -164,3 +164,9 @@ def test_topology_of_hosts_assumes_what_was_measured_on_one():
         assert provenance[name].origin == "assumed"
         assert "measured" in provenance[name].source
     assert "hbm_to_ddr_mem_bw" not in provenance
+
+
+def test_topology_takes_integers_of_numpy():
+    topology = Topology(np.int64(4), "cpu", local_world_size=np.int32(2))
+    assert topology == Topology(4, "cpu", local_world_size=2)
+    assert type(topology.world_size) is type(topology.local_world_size) is int

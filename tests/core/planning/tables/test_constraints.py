@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 from enum import Enum
 
+import numpy as np
 import pytest
 
 from shardwright.errors import InvalidInputError, UnknownNameError
@@ -76,11 +78,24 @@ def test_parameter_constraints_accept_members_with_a_value():
         ({"pooling_factors": [float("nan")]}, "expected a finite number, got nan"),
         ({"num_poolings": [float("inf")]}, "expected a finite number, got inf"),
         ({"batch_sizes": [2.7]}, r"expected whole numbers, got 2\.7"),
+        ({"ranks": True}, "expected a list of numbers, got True$"),
+        ({"ranks": np.array([0, -1])}, "ranks must be one rank or several, each a number from 0"),
     ],
 )
 def test_parameter_constraints_wrong_value_raises(arguments, text):
     with pytest.raises(InvalidInputError, match=text):
         ParameterConstraints(**arguments)
+
+
+def test_parameter_constraints_take_integers_of_numpy():
+    given = ParameterConstraints(ranks=np.arange(2), min_partition=np.int32(4), batch_sizes=[np.int64(8)])
+    assert given == ParameterConstraints(ranks=[0, 1], min_partition=4, batch_sizes=[8])
+    assert ParameterConstraints(ranks=np.int64(1)) == ParameterConstraints(ranks=1)
+    assert json.loads(json.dumps(given.to_data())) == {
+        "min_partition": 4,
+        "batch_sizes": [8],
+        "ranks": [0, 1],
+    }
 
 
 @pytest.mark.parametrize("rules", [[rule(1)], "user_id", rule(1)])

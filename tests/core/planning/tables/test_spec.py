@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +35,14 @@ def test_table_size_that_is_no_positive_integer_raises_naming_table_and_value(ma
         match=re.escape(f"table 'items': {field} must be a positive integer, got {value!r}"),
     ):
         make(name="items", **sizes)
+
+
+@pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
+def test_table_sizes_may_be_integers_of_numpy(make):
+    ids = np.array([3, 41])
+    table = make(name="items", num_embeddings=ids.max() + 1, embedding_dim=np.uint8(4))
+    assert table == make(name="items", num_embeddings=42, embedding_dim=4)
+    assert type(table.num_embeddings) is type(table.embedding_dim) is int
 
 
 @pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
@@ -102,6 +111,12 @@ def test_config_feature_names_are_its_own_list():
     config = EmbeddingBagConfig(1, 1, feature_names=names)
     names.append("b")
     assert config.feature_names == ["a"]
+
+
+@pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
+def test_feature_names_may_be_keys_of_a_dict_whose_order_is_known(make):
+    sizes = {"name": "t", "num_embeddings": 4, "embedding_dim": 4}
+    assert list(make(**sizes, feature_names={"b": 1, "a": 2}.keys()).feature_names) == ["b", "a"]
 
 
 @pytest.mark.parametrize("make", CONFIGS)

@@ -48,6 +48,7 @@ def check_never_worse(narrow, wide):
     assert wide["gap"] <= CLOSE * 1.1
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(shapes=SHAPES, few=KINDS, more=KINDS, parts=st.floats(0.3, 1.5), shape=TOPOLOGIES)
 def test_plan_with_more_sharding_types_is_never_worse(shapes, few, more, parts, shape):
@@ -56,6 +57,7 @@ def test_plan_with_more_sharding_types_is_never_worse(shapes, few, more, parts, 
     check_never_worse(narrow, objective_of(shapes, few | more, parts, *shape))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(shapes=SHAPES, kinds=KINDS, parts=st.floats(0.3, 1.2), times=st.floats(1, 2), shape=TOPOLOGIES)
 def test_plan_with_more_memory_is_never_worse(shapes, kinds, parts, times, shape):

@@ -71,7 +71,7 @@ class Effort:
     column_rounds: int = 300
     column_times: int = 12
     program_columns: int = 1000
-    program_nodes: int = 10_000
+    program_nodes: int = 2_000
     precision: float = 1e-4
 
     def has(self, stage: str) -> bool:

@@ -30,7 +30,7 @@ from shardwright_plugins.proposers.proving.effort import Effort
 # The solver is exact to a millionth; a bound is lowered by this part, so that the check comes to no other end.
 _TOLERANCE = 1e-5
 # The nodes of the solver's tree, times columns.
-_NODE_COLUMNS, _LEAST_NODES = 300_000, 50
+_NODE_COLUMNS, _LEAST_NODES = 150_000, 50
 
 
 @frozen(eq=False)

@@ -2,8 +2,8 @@
 
 No plan of the wider problem is better than its bound, and each plan of the narrower one is a plan of it. So for any
 two such problems ``bound(wider) <= value(narrower)``, and ``value(wider) <= (1 + gap(wider)) * value(narrower)`` with
-the gap that the wider problem's document reports. Small problems are solved to within 0.3 %, and so the law holds to
-that.
+the gap that the wider problem's document reports. How small that gap is, is no law: five tables of 50 rows over two
+hosts keep one of 6 to 10 %.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ def check_never_worse(narrow, wide):
     assert wide is not None
     assert wide["lower_bound_ms"] <= narrow["value_ms"] * ROUNDING
     assert wide["value_ms"] <= narrow["value_ms"] * (1 + wide["gap"]) * ROUNDING
-    assert wide["gap"] <= CLOSE * 1.1
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from attrs import evolve, field, frozen
 from hypothesis import strategies as st
+from torch import nn
 
 from shardwright import hookimpl
 from shardwright.contracts import ComputeKernel
@@ -199,6 +200,15 @@ class PathsHere(Paths):
         return path, not path.keeps_empty_bags
 
 
+def _seeded(module: Any) -> Any:
+    """A module with the same weights each time: ranks are threads, and draw from torch's own generator together."""
+    generator = torch.Generator().manual_seed(3)
+    for parameter in module.parameters():
+        if not parameter.is_meta:
+            nn.init.uniform_(parameter, -0.5, 0.5, generator=generator)
+    return module
+
+
 @frozen
 class Cuts:
     """Tables of one collection over some ranks."""
@@ -216,7 +226,6 @@ class Cuts:
         return self.tables[0].pooling != "NONE"
 
     def module(self, device: str = "cpu") -> EmbeddingBagCollection | EmbeddingCollection:
-        torch.manual_seed(3)
         common = [
             {
                 "name": f"t{index}",
@@ -227,12 +236,14 @@ class Cuts:
             for index, table in enumerate(self.tables)
         ]
         if not self.is_pooled:
-            return EmbeddingCollection([EmbeddingConfig(**config) for config in common], device=device)
+            return _seeded(
+                EmbeddingCollection([EmbeddingConfig(**config) for config in common], device=device)
+            )
         bags = [
             EmbeddingBagConfig(pooling=table.pooling, **config)
             for table, config in zip(self.tables, common, strict=True)
         ]
-        return EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device=device)
+        return _seeded(EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device=device))
 
     def shardings(self) -> dict[str, ParameterSharding]:
         return {

@@ -102,7 +102,8 @@ class RollCall(Listener):
     def meet(self, place: str, what: str, look: Callable[[], None]) -> None:
         """Wait until every rank has come to ``place``, by the store alone; those that fail elsewhere hear of ``what``.
 
-        The rank that leaves last takes what was written out of the store.
+        Rank 0 leaves last, and takes what was written out of the store: its process may serve that, and may end at
+        once, while others have still to read that all were here.
 
         Args:
             place: a name that no other meeting has.
@@ -113,7 +114,7 @@ class RollCall(Listener):
             RuntimeError: one did not in time, or the store does not answer.
         """
         count = f"shardwright/meeting/{place}"
-        everybody = f"{count}/all"
+        everybody, gone = f"{count}/all", f"{count}/gone"
         deadline = time.monotonic() + self.patience.total_seconds()
 
         def come(store: Any) -> None:
@@ -124,13 +125,19 @@ class RollCall(Listener):
         def leave(store: Any) -> None:
             store.delete_key(_key(self._rank))
             if store.add(count, 1) == 2 * self._world_size:
-                store.delete_key(everybody)
-                store.delete_key(count)
+                store.set(gone, "gone")
 
         self._store.ask(come, deadline)
         self._store.read([everybody], deadline, look)
         with suppress(StoreError):  # all were here: what serves the store may go
             self._store.ask(leave, time.monotonic())
+        if self._rank == 0:
+            with suppress(RuntimeError):  # one is late, or was ended
+                self._store.read([gone], time.monotonic() + self._grace_s)
+            with suppress(StoreError):
+                self._store.ask(
+                    lambda store: [store.delete_key(key) for key in (gone, everybody, count)], deadline
+                )
 
     def _exchange(self, label: str, deadline: float) -> dict[int, str]:
         """What each other rank failed in, of those that say so before time is up."""

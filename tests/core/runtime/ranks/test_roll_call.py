@@ -110,3 +110,29 @@ def test_log_is_read_past_a_line_that_its_rank_did_not_live_to_write():
     store.set("log/2", "two")
     assert log.read_on(store) == ["two"]
     assert log.read_on(store) == []
+
+
+def test_meeting_is_left_by_rank_0_last_since_its_process_may_serve_the_store(group) -> None:
+    store, events = dist.HashStore(), list[str]()
+    rolls = [group(rank, 3, store) for rank in range(3)]
+    slow = rolls[2]._store.read
+
+    def read_late(*args: Any, **kwargs: Any) -> list[str]:
+        time.sleep(0.5)
+        answer = slow(*args, **kwargs)
+        events.append("rank 2 has read")
+        return answer
+
+    rolls[2]._store.read = read_late
+
+    def meet(rank: int) -> None:
+        rolls[rank].meet("place", "it", lambda: None)
+        events.append(f"rank {rank} has left")
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert events.index("rank 1 has left") < events.index("rank 2 has read") < events.index("rank 0 has left")
+    assert [store.check([f"shardwright/meeting/place{end}"]) for end in ("", "/all", "/gone")] == [False] * 3

@@ -83,7 +83,7 @@ def test_private_uses_finds_what_is_not_public(source: str, found: list[str]) ->
 
 def test_nothing_changes_notices_a_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     topology = shardwright.Topology  # imported before the look at what there is
-    name = r"shardwright\.planning\.topology\.Topology\.host_of"
+    name = r"shardwright\.planning\.machines\.topology\.Topology\.host_of"
     with pytest.raises(AssertionError, match=name), distributions.nothing_changes():
         monkeypatch.setattr(topology, "host_of", lambda self, rank: 0)
 

@@ -2,8 +2,8 @@
 
 No plan of the wider problem is better than its bound, and each plan of the narrower one is a plan of it. So for any
 two such problems ``bound(wider) <= value(narrower)``, and ``value(wider) <= (1 + gap(wider)) * value(narrower)`` with
-the gap that the wider problem's document reports. How small that gap is, is no law: five tables of 50 rows over two
-hosts keep one of 6 to 10 %.
+the gap that the wider problem's document reports. On one host small problems are solved to within 0.3 %, and so the law
+holds to that; over two hosts five tables of 50 rows keep a gap of 6 to 10 %.
 """
 
 from __future__ import annotations
@@ -47,22 +47,30 @@ def check_never_worse(narrow, wide):
     assert wide["value_ms"] <= narrow["value_ms"] * (1 + wide["gap"]) * ROUNDING
 
 
-@pytest.mark.slow
+def check_close(objective, ranks, local):
+    """Check that a small problem on one host is solved to within what the search is content with."""
+    if ranks == local:
+        assert objective["gap"] <= CLOSE * 1.1
+
+
 @settings(max_examples=100, deadline=None)
 @given(shapes=SHAPES, few=KINDS, more=KINDS, parts=st.floats(0.3, 1.5), shape=TOPOLOGIES)
 def test_plan_with_more_sharding_types_is_never_worse(shapes, few, more, parts, shape):
     narrow = objective_of(shapes, few, parts, *shape)
     assume(narrow is not None)
-    check_never_worse(narrow, objective_of(shapes, few | more, parts, *shape))
+    wide = objective_of(shapes, few | more, parts, *shape)
+    check_never_worse(narrow, wide)
+    check_close(wide, *shape)
 
 
-@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(shapes=SHAPES, kinds=KINDS, parts=st.floats(0.3, 1.2), times=st.floats(1, 2), shape=TOPOLOGIES)
 def test_plan_with_more_memory_is_never_worse(shapes, kinds, parts, times, shape):
     narrow = objective_of(shapes, kinds, parts, *shape)
     assume(narrow is not None)
-    check_never_worse(narrow, objective_of(shapes, kinds, parts * times, *shape))
+    wide = objective_of(shapes, kinds, parts * times, *shape)
+    check_never_worse(narrow, wide)
+    check_close(wide, *shape)
 
 
 @pytest.mark.parametrize("parts", [0.4, 0.5])

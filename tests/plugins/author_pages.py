@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import shardwright_plugins
+import shardwright
 from shardwright.plugins import KINDS
 
-FOLDER = Path(shardwright_plugins.__file__).parent / "docs" / "authors"
+FOLDER = Path(shardwright.__file__).parent / "docs" / "authors"
 PAGES = {kind.hook.removeprefix("shardwright_").removesuffix("s"): kind for kind in KINDS}
 """Name of a page -> its kind."""
 

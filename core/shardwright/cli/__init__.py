@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 
 from shardwright import __version__
-from shardwright.cli.bench.command import bench
-from shardwright.cli.demo.command import demo
 from shardwright.cli.doctor import doctor
 from shardwright.cli.layouts import layouts
 from shardwright.cli.new_plugin import plugin
@@ -17,6 +15,8 @@ from shardwright.cli.plan import plan
 from shardwright.cli.plans import check, diff, explain
 from shardwright.cli.plugins import plugins
 from shardwright.errors import ShardwrightError
+from shardwright_plugins.commands.bench.command import bench
+from shardwright_plugins.commands.demo.command import demo
 
 __all__ = ["app", "main"]
 

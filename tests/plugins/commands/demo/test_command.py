@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 from shardwright import hookimpl
 from shardwright.cli import app
-from shardwright.cli.demo import criteo, launch
-from shardwright.cli.demo.result import DemoResult
-from shardwright.cli.demo.settings import DEFAULT_SYNTHETIC_STEPS, DemoSettings
 from shardwright.contracts import CommBackend
 from shardwright.errors import InvalidInputError, ShardwrightError, UnknownNameError, UnknownPluginError
 from shardwright.plugins import PluginHost, use_host
+from shardwright_plugins.commands.demo import criteo, launch
+from shardwright_plugins.commands.demo.result import DemoResult
+from shardwright_plugins.commands.demo.settings import DEFAULT_SYNTHETIC_STEPS, DemoSettings
 
 LINE = "\t".join(["0", *["7"] * 13, *["0000000a"] * 26]) + "\n"
 

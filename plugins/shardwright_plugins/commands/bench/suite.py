@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field, frozen
 
-from shardwright.cli.bench.sides import Figures, Side
 from shardwright.errors import ShardwrightError
+from shardwright_plugins.commands.bench.sides import Figures, Side
 
 if TYPE_CHECKING:
-    from shardwright.cli.bench.step import StepSettings
+    from shardwright_plugins.commands.bench.step import StepSettings
 
 _RATIOS = ("min_ms", "median_ms")
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwright.cli.bench.plan import plan
+from shardwright_plugins.commands.bench.plan import plan
 
 if TYPE_CHECKING:
-    from shardwright.cli.bench.suite import Suite
+    from shardwright_plugins.commands.bench.suite import Suite
 
 bench = typer.Typer(help="Time things, beside another program where one is given.")
 
@@ -62,10 +62,10 @@ def step(
 
     Ctrl-C ends it early; what was measured until then is shown.
     """
-    from shardwright.cli.bench.sides import Program, Ranks
-    from shardwright.cli.bench.step import StepSettings
-    from shardwright.cli.bench.suite import Case, Suite, each_type
     from shardwright.plugins import host
+    from shardwright_plugins.commands.bench.sides import Program, Ranks
+    from shardwright_plugins.commands.bench.step import StepSettings
+    from shardwright_plugins.commands.bench.suite import Case, Suite, each_type
 
     settings = StepSettings((), ranks, batch, tables, rows, dim, ids, steps, hosts)
     if types is None:
@@ -90,9 +90,9 @@ def run_suite(suite: Suite, *, json: bool, keep_going: bool, path: Path | None =
     """
     from rich.console import Console
 
-    from shardwright.cli.bench.suite import run_to_the_end, write_json
-    from shardwright.cli.bench.table import bench_table
     from shardwright.cli.progress import track
+    from shardwright_plugins.commands.bench.suite import run_to_the_end, write_json
+    from shardwright_plugins.commands.bench.table import bench_table
 
     with track(Console(stderr=True), "measured", suite.num_measurements) as tracker:
 

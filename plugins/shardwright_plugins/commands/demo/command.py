@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from shardwright.cli.demo.settings import (
+from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright_plugins.commands.demo.settings import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_SYNTHETIC_STEPS,
     DemoSettings,
     fit_to_data,
 )
-from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 
 __all__ = ["demo"]
 
@@ -73,7 +73,7 @@ def demo(
     # What the ranks would find wrong with the files is found here first, once.
     fitted = fit_to_data(settings, batch_size)
     if json is not None:
-        from shardwright.cli.demo.result import check_writable
+        from shardwright_plugins.commands.demo.result import check_writable
 
         check_writable(json)
     for note in fitted.notes:
@@ -85,8 +85,8 @@ def _run(settings: DemoSettings, json: Path | None) -> None:
     from rich.console import Console
 
     _check_devices(settings)
-    from shardwright.cli.demo.launch import launch
-    from shardwright.cli.demo.rank import run_rank
+    from shardwright_plugins.commands.demo.launch import launch
+    from shardwright_plugins.commands.demo.rank import run_rank
 
     try:
         result = launch(run_rank, settings, ranks=settings.ranks)

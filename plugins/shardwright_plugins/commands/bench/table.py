@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.cli.bench.sides import Figures
-from shardwright.cli.bench.suite import Outcome, Suite
+from shardwright_plugins.commands.bench.sides import Figures
+from shardwright_plugins.commands.bench.suite import Outcome, Suite
 
 BAR_WIDTH = 12
 FULL, LIGHT = "\u2588", "\u2591"  # full and light block

@@ -11,7 +11,7 @@ from shardwright.errors import InvalidInputError
 from shardwright.planning.documents.limits import MOST_PROCESSES
 
 if TYPE_CHECKING:
-    from shardwright.cli.demo.examples import Source
+    from shardwright_plugins.commands.demo.examples import Source
 
 __all__ = ["DemoSettings", "Fitted", "fit_to_data", "make_source"]
 
@@ -108,7 +108,7 @@ def fit_to_data(settings: DemoSettings, batch_size: int | None) -> Fitted:
     source = make_source(settings)
     if not settings.data:
         return Fitted(settings)
-    from shardwright.cli.demo.criteo import CriteoSource, none_held_out, too_few_to_train
+    from shardwright_plugins.commands.demo.criteo import CriteoSource, none_held_out, too_few_to_train
 
     assert isinstance(source, CriteoSource)
     survey = source.look()
@@ -145,7 +145,7 @@ def _batch_size_for(num_training: int, ranks: int) -> int:
 def make_source(settings: DemoSettings) -> Source:
     """Where the examples of a run come from."""
     if settings.data:
-        from shardwright.cli.demo.criteo import CriteoSource
+        from shardwright_plugins.commands.demo.criteo import CriteoSource
 
         return CriteoSource(
             settings.data,
@@ -154,7 +154,7 @@ def make_source(settings: DemoSettings) -> Source:
             held_out_batch_size=settings.evaluation_batch_size,
             skip_bad_lines=settings.skip_bad_lines,
         )
-    from shardwright.cli.demo.synthetic import SyntheticSource
+    from shardwright_plugins.commands.demo.synthetic import SyntheticSource
 
     return SyntheticSource(
         settings.seed, settings.batch_size, settings.num_held_out, settings.evaluation_batch_size

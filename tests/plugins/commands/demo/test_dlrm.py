@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from shardwright import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from shardwright.cli.demo.dlrm import DLRM, interact
+from shardwright_plugins.commands.demo.dlrm import DLRM, interact
 
 
 def test_interact_equals_loop_over_pairs() -> None:

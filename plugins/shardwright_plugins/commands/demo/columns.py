@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from shardwright.cli.demo.examples import NUM_CATEGORICAL, NUM_DENSE
 from shardwright.errors import InvalidInputError
+from shardwright_plugins.commands.demo.examples import NUM_CATEGORICAL, NUM_DENSE
 
 __all__ = ["COLUMNS", "Columns"]
 

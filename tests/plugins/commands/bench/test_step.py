@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright import EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad
-from shardwright.cli.bench.step import StepSettings, bench_batch, bench_model
+from shardwright_plugins.commands.bench.step import StepSettings, bench_batch, bench_model
 
 STEP = StepSettings(("table_wise", "row_wise"), ranks=1, batch=4, tables=3, rows=20, dim=8, ids=2, steps=1)
 

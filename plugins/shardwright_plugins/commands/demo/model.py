@@ -22,11 +22,11 @@ from shardwright import (
     ShardingPlan,
     Topology,
 )
-from shardwright.cli.demo.dlrm import DLRM
-from shardwright.cli.demo.examples import NUM_DENSE, Examples, Table
-from shardwright.cli.demo.settings import DemoSettings
 from shardwright.optim import CombinedOptimizer, KeyedOptimizerWrapper, in_backward_optimizer_filter
 from shardwright.runtime.ranks.counting import CollectiveCounter
+from shardwright_plugins.commands.demo.dlrm import DLRM
+from shardwright_plugins.commands.demo.examples import NUM_DENSE, Examples, Table
+from shardwright_plugins.commands.demo.settings import DemoSettings
 
 __all__ = ["Batch", "ShardedDLRM", "count_collectives"]
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from shardwright.cli.bench import command
-from shardwright.cli.bench.command import bench, run_suite
-from shardwright.cli.bench.sides import Figures, Side
-from shardwright.cli.bench.step import StepSettings
-from shardwright.cli.bench.suite import Case, Suite, each_type
-from shardwright.cli.bench.table import BAR_WIDTH, FULL, LIGHT, bar, bench_table
 from shardwright.errors import InvalidInputError
 from shardwright.plugins import host
+from shardwright_plugins.commands.bench import command
+from shardwright_plugins.commands.bench.command import bench, run_suite
+from shardwright_plugins.commands.bench.sides import Figures, Side
+from shardwright_plugins.commands.bench.step import StepSettings
+from shardwright_plugins.commands.bench.suite import Case, Suite, each_type
+from shardwright_plugins.commands.bench.table import BAR_WIDTH, FULL, LIGHT, bar, bench_table
 
 SETTINGS = StepSettings(("a",), ranks=2, batch=4, tables=3, rows=20, dim=8, ids=2, steps=3)
 

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from shardwright.cli.demo.examples import NUM_CATEGORICAL, NUM_DENSE, Examples, Source, Table, share
+from shardwright_plugins.commands.demo.examples import (
+    NUM_CATEGORICAL,
+    NUM_DENSE,
+    Examples,
+    Source,
+    Table,
+    share,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,9 +18,9 @@ from typing import IO, TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from shardwright.cli.demo.columns import COLUMNS, Columns
-from shardwright.cli.demo.examples import NUM_CATEGORICAL, NUM_DENSE, Examples, Source, Table
 from shardwright.errors import InvalidInputError
+from shardwright_plugins.commands.demo.columns import COLUMNS, Columns
+from shardwright_plugins.commands.demo.examples import NUM_CATEGORICAL, NUM_DENSE, Examples, Source, Table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

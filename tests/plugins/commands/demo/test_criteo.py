@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cli.demo.criteo import (
+from shardwright.errors import InvalidInputError
+from shardwright_plugins.commands.demo.criteo import (
     _GOOD_LINE,
     NUM_ROWS,
     CriteoSource,
@@ -21,8 +22,7 @@ from shardwright.cli.demo.criteo import (
     parse_lines,
     what_is_wrong,
 )
-from shardwright.cli.demo.examples import Examples
-from shardwright.errors import InvalidInputError
+from shardwright_plugins.commands.demo.examples import Examples
 
 MASK = 2**64 - 1
 

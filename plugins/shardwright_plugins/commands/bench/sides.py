@@ -15,8 +15,8 @@ from attrs import define, field, frozen
 from shardwright.errors import DistributedError, InvalidInputError
 
 if TYPE_CHECKING:
-    from shardwright.cli.bench.step import StepSettings
     from shardwright.testing.ranks import RankPool
+    from shardwright_plugins.commands.bench.step import StepSettings
 
 TIMEOUT_S = 600.0
 
@@ -71,8 +71,8 @@ class Ranks(Side):
     _pool: RankPool | None = field(default=None, init=False)
 
     def measure(self, settings: StepSettings) -> Figures:  # noqa: D102 - described in the base class
-        from shardwright.cli.bench.step import time_step
         from shardwright.plugins import host
+        from shardwright_plugins.commands.bench.step import time_step
 
         for name in settings.types:
             host().sharding_types.canonical(name)  # an unknown name costs no processes

@@ -10,9 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
-from shardwright.cli.demo.examples import NUM_CATEGORICAL, NUM_DENSE, Examples, share
-from shardwright.cli.demo.result import area_under_curve
-from shardwright.cli.demo.synthetic import MAX_BAG, MULTI_HOT_TABLES, GenerativeModel, SyntheticSource
+from shardwright_plugins.commands.demo.examples import NUM_CATEGORICAL, NUM_DENSE, Examples, share
+from shardwright_plugins.commands.demo.result import area_under_curve
+from shardwright_plugins.commands.demo.synthetic import (
+    MAX_BAG,
+    MULTI_HOT_TABLES,
+    GenerativeModel,
+    SyntheticSource,
+)
 
 MODEL = GenerativeModel(seed=3)
 HELD_OUT = MODEL.held_out_examples(range(20_000))

@@ -18,12 +18,12 @@ from rich.console import Console
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from shardwright import ShardingEnv
-from shardwright.cli.demo.examples import Examples, Source
-from shardwright.cli.demo.model import Batch, ShardedDLRM, count_collectives
-from shardwright.cli.demo.result import DemoResult, area_under_curve
-from shardwright.cli.demo.settings import DemoSettings, make_source
 from shardwright.cli.progress import track
 from shardwright.plugins import host
+from shardwright_plugins.commands.demo.examples import Examples, Source
+from shardwright_plugins.commands.demo.model import Batch, ShardedDLRM, count_collectives
+from shardwright_plugins.commands.demo.result import DemoResult, area_under_curve
+from shardwright_plugins.commands.demo.settings import DemoSettings, make_source
 
 __all__ = ["run_rank", "train_and_evaluate"]
 

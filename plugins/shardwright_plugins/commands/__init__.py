@@ -1,0 +1,1 @@
+"""The built-in commands beside those of core."""

@@ -15,7 +15,7 @@ import shardwright
 from shardwright.plugins import KINDS
 
 FOLDER = Path(shardwright.__file__).parent / "docs" / "authors"
-PAGES = {kind.hook.removeprefix("shardwright_").removesuffix("s"): kind for kind in KINDS}
+PAGES = {kind.name: kind for kind in KINDS}
 """Name of a page -> its kind."""
 
 _CONTRACT = re.compile(r"(^```text contract\n).*?(^```$)", re.MULTILINE | re.DOTALL)

@@ -97,7 +97,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ShardMetadata",
             "ShardingPlan",
         ),
-        "shardwright.planning.planner": ("EmbeddingShardingPlanner",),
+        "shardwright.runtime.sharded.planner": ("EmbeddingShardingPlanner",),
         "shardwright.planning.machines.reservations": (
             "FixedAbsoluteStorageReservation",
             "FixedPercentageStorageReservation",
@@ -128,7 +128,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.runtime.step.awaitable": ("Awaitable", "LazyAwaitable"),
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),
-        "shardwright.runtime.step.lookup": ("Bags", "BlockSpec", "Lookup"),
+        "shardwright.contracts.lookup": ("Bags", "BlockSpec", "Lookup"),
         "shardwright.runtime.sharded.model_parallel": ("DistributedModelParallel",),
         "shardwright.runtime.routed.direct": ("DirectReturn",),
         "shardwright.runtime.routed.return_path": ("ReturnPath", "ReturnStep"),

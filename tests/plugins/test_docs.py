@@ -17,11 +17,11 @@ from shardwright.cli.layouts import drawings
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ParameterSharding
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.plugins import PluginHost
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated

@@ -13,12 +13,12 @@ from shardwright.errors import InvalidInputError
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.documents.limits import MOST_PROCESSES
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.ranks.counting import CollectiveCounter
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
 from shardwright.sparse import KeyedJaggedTensor
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.conftest import make_class, make_plugin
 from typer.testing import CliRunner
 
-from shardwright import hookimpl
+import shardwright_plugins.commands
 from shardwright.cli import app
-from shardwright.contracts import CommBackend
+from shardwright.contracts import CommBackend, ShardingType
 from shardwright.errors import InvalidInputError, ShardwrightError, UnknownNameError, UnknownPluginError
 from shardwright.plugins import PluginHost, use_host
 from shardwright_plugins.commands.demo import criteo, launch
@@ -41,14 +41,15 @@ def nothing_is_launched(monkeypatch: pytest.MonkeyPatch) -> list[DemoSettings]:
 
 
 @pytest.fixture(autouse=True)
-def small_host(plugin_of: Callable[..., Any], sharding_type: Callable[..., type]) -> Any:
-    """A sharding type and a comm backend, whatever is installed."""
-    backend = type(CommBackend)(
-        "Wires", (CommBackend,), {"name": "wires", "devices": ("cpu", "dog"), "connect": lambda *_: None}
+def small_host() -> Any:
+    """A sharding type, a comm backend and the built-in commands, whatever is installed."""
+    backend = make_class(CommBackend, "wires", devices=("cpu", "dog"))
+    rows = make_class(ShardingType, "rows_by_hand", aliases=("by_hand",))
+    small = make_plugin(
+        {"shardwright_sharding_types": lambda: [rows], "shardwright_comm_backends": lambda: [backend]}
     )
-    plugin = plugin_of(sharding_type("rows_by_hand", aliases=("by_hand",)))
-    plugin.shardwright_comm_backends = hookimpl(lambda: [backend])
-    with use_host(PluginHost(entry_points=[], plugins={"small": plugin}, environment={})) as host:
+    plugins = {"small": small, "commands": shardwright_plugins.commands}
+    with use_host(PluginHost(entry_points=[], plugins=plugins, environment={})) as host:
         yield host
 
 

@@ -1,4 +1,4 @@
-"""What the engine asks of a built kernel: bags in, sums out; gradients in, updates done.
+"""The contract of a built kernel: bags in, sums out; gradients in, updates done.
 
 Legend: S slots, W source ranks, B_w batch size of source w, B = sum of B_w, N ids, D columns of a block.
 A slot is one feature looked up in one local block.
@@ -9,17 +9,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from attrs import field, frozen
-from torch import Tensor
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.tables.spec import TableSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 __all__ = ["Bags", "BlockSpec", "Lookup"]
 

@@ -27,6 +27,7 @@ PUBLIC_NAMES = """
     CombinedOptimizer
     CommType
     Communicator
+    DMPCollection
     DataType
     Dataflow
     DirectReturn
@@ -92,6 +93,7 @@ PUBLIC_NAMES = """
     Proven
     QCommsConfig
     Registry
+    Replicas
     Replicate
     ReturnPath
     ReturnStep
@@ -107,6 +109,7 @@ PUBLIC_NAMES = """
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
     ShardingEnv
+    ShardingEnv2D
     ShardingPlan
     ShardwrightError
     StorageReservation

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drawn import drawn
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, layouts_of, train_simulated
 
 from shardwright.contracts.compute_kernel import KernelRequest
@@ -223,7 +223,6 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @pytest.mark.timeout(600)
-@settings(max_examples=300, deadline=None)
-@given(cases())
+@drawn(cases(), quick=40, thorough=300)
 def test_random_tables_plans_and_batches_equal_unsharded(case: Case) -> None:
     check(case)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.runtime.exact_codecs import ExactCodecs
 from tests.core.runtime.plans import (
@@ -17,6 +16,7 @@ from tests.core.runtime.plans import (
     train_step,
     train_unsharded,
 )
+from tests.drawn import drawn
 
 from shardwright.planning.layouts.layout import Exchange, Replicate
 from shardwright.planning.tables.codecs import QCommsConfig
@@ -248,13 +248,14 @@ def test_tables_of_one_group_each_take_the_form_of_their_fewest_bytes(monkeypatc
 ROWS_DIM_FEATURES = st.tuples(st.integers(1, 9), st.integers(1, 5), st.sampled_from(["ab", "b", "ca"]))
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+@drawn(
     st.sampled_from(["pooled", "weighted", "sequence"]),
     st.integers(1, 3),
     st.lists(ROWS_DIM_FEATURES, min_size=1, max_size=3),
     st.lists(st.integers(0, 4), min_size=3, max_size=3),
     st.integers(0, 4),
+    quick=10,
+    thorough=40,
 )
 def test_copies_of_any_size_equal_unsharded(kind, world_size, tables, batch_sizes, max_length):
     case = case_of(kind, world_size, [Cut(rows, dim, tuple(features)) for rows, dim, features in tables])

@@ -16,6 +16,7 @@ from attrs import evolve
 from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, layouts_of, train_simulated
+from tests.pairs import pairwise
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -110,7 +111,11 @@ def check(case: Case) -> None:
 
 
 def combinations(tables: Callable[[str, str], list[Table]]) -> list[tuple[str, str, str]]:
-    """Every type, kernel and optimizer that go together; other ranks, data types and dims are in the matrix."""
+    """Every type, kernel and optimizer that go together.
+
+    The matrix, too, trains every type, kernel and mode by every optimizer, in each run, and with other ranks, data
+    types and dims.
+    """
     return [
         (sharding_type, kernel, optimizer)
         for sharding_type, kernel, optimizer in itertools.product(sharding_types(), kernels(), OPTIMIZERS)
@@ -118,7 +123,7 @@ def combinations(tables: Callable[[str, str], list[Table]]) -> list[tuple[str, s
     ]
 
 
-@pytest.mark.parametrize(("sharding_type", "kernel", "optimizer"), combinations(tables_of))
+@pytest.mark.parametrize(("sharding_type", "kernel", "optimizer"), pairwise(combinations(tables_of)))
 def test_type_kernel_and_optimizer_equal_unsharded(sharding_type: str, kernel: str, optimizer: str) -> None:
     for is_weighted in (False, True):
         check(Case(tables_of(sharding_type, kernel), BATCH_SIZES[3], optimizer, is_weighted))
@@ -132,7 +137,7 @@ def sequences_of(sharding_type: str, kernel: str) -> list[Table]:
     ]
 
 
-@pytest.mark.parametrize(("sharding_type", "kernel", "optimizer"), combinations(sequences_of))
+@pytest.mark.parametrize(("sharding_type", "kernel", "optimizer"), pairwise(combinations(sequences_of)))
 def test_sequences_of_type_kernel_and_optimizer_equal_unsharded(
     sharding_type: str, kernel: str, optimizer: str
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from attrs import evolve
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from tests.core.runtime.exact_codecs import ExactCodecs
 from tests.core.runtime.plans import SHARDER, Cut, Cuts, Kernels, cuts, train_step
 from tests.drawn import drawn
+from tests.pairs import pairwise
 
 from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError
 from shardwright.planning.layouts.layout import Exchange, Hierarchical
@@ -85,9 +88,7 @@ INSIDE_HOSTS = (
 )
 
 
-@pytest.mark.parametrize("host_size", [1, 2, 4])
-@pytest.mark.parametrize("forward", NAMES)
-@pytest.mark.parametrize("backward", NAMES)
+@pytest.mark.parametrize(("host_size", "forward", "backward"), pairwise(product([1, 2, 4], NAMES, NAMES)))
 def test_sums_inside_hosts_with_codecs_are_as_without(host_size, forward, backward):
     case, sizes = Cuts(INSIDE_HOSTS, 4), (3, 1, 0, 4)
     config, other = QCommsConfig(forward, backward), QCommsConfig(backward, None)

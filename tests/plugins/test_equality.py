@@ -21,7 +21,7 @@ from tests.pairs import pairwise
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
-from shardwright.plugins import host
+from shardwright.plugins import PluginHost, host
 
 OPTIMIZERS = ["sgd", "adagrad", "row_wise_adagrad", "adam"]
 BATCH_SIZES = {1: (4,), 2: (5, 2), 3: (3, 0, 4)}
@@ -55,12 +55,12 @@ def supports(
     by a zero of their own type where its sums are too small: that is no kernel's to mend.
     """
     spec = TableSpec("t", table.rows, table.dim, table.features, table.data_type, is_weighted=is_weighted)
-    layouts = layouts_of(table.sharding_type, spec, world_size, local_world_size=local_world_size)
-    if not layouts:
+    variants = _columns_of_variants(host(), table.sharding_type, spec, world_size, local_world_size)
+    if not variants:
         return False
     kernel_object = host().compute_kernels.create(kernel)
-    blocks = layouts[table.variant % len(layouts)].blocks
-    cuts_columns = any(block.num_columns < table.dim for block in blocks)
+    widths = variants[table.variant % len(variants)]
+    cuts_columns = min(widths) < table.dim
     if optimizer == "row_wise_adagrad" and cuts_columns and not kernel_object.fuses_optimizer:
         return False
     if optimizer == "adagrad" and table.data_type != "FP32" and not kernel_object.fuses_optimizer:
@@ -71,15 +71,24 @@ def supports(
                 device="cpu",
                 data_type=DataType(table.data_type),
                 embedding_dim=table.dim,
-                num_columns=block.num_columns,
+                num_columns=num_columns,
                 is_weighted=is_weighted,
                 optimizer=OptimizerSpec(optimizer),
                 here=True,
             )
         )
         is True
-        for block in blocks
+        for num_columns in widths
     )
+
+
+@functools.cache
+def _columns_of_variants(
+    plugins: PluginHost, sharding_type: str, spec: TableSpec, world_size: int, local_world_size: int | None
+) -> list[set[int]]:
+    """Numbers of columns that the blocks of each of a table's layouts have; thousands of tables are asked for."""
+    layouts = layouts_of(sharding_type, spec, world_size, local_world_size=local_world_size)
+    return [{block.num_columns for block in layout.blocks} for layout in layouts]
 
 
 def tables_of(sharding_type: str, kernel: str, *, dim: int = 8, data_type: str = "FP32") -> list[Table]:

@@ -216,6 +216,7 @@ def test_demo_bad_line_ends_with_file_and_line(criteo_files: tuple[Path, Path]) 
     assert "Traceback" not in errors
 
 
+@slow
 def test_demo_killed_rank_ends_the_job_and_is_named() -> None:
     with demo("--steps", "1000000") as process:
         assert process.stdout is not None

@@ -187,7 +187,7 @@ def test_proving_tight_plans_are_within_a_hundredth_of_their_bound():
         assert plan.document["objective"]["gap"] <= 0.01
 
 
-@drawn(shapes=TABLES, mib=st.integers(4, 30), quick=5, thorough=15)
+@drawn(shapes=TABLES, mib=st.integers(4, 30), quick=2, thorough=15)
 def test_proving_more_memory_is_worse_by_no_more_than_the_gap(shapes, mib):
     try:
         less = planner(ranks=4, mib=mib).plan_tables(tables_of(shapes)).document["objective"]

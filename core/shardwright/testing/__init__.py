@@ -28,7 +28,7 @@ _MODULE_OF_NAME = {
     "ShardingTypeTests": "sharding_types",
     "SimulatedCommunicator": "simulated",
     "check_codec": "codecs",
-    "installed": "guests",
+    "installed": "plugins_under_test",
     "run_simulated": "simulated",
 }
 

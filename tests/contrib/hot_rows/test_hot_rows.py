@@ -20,8 +20,8 @@ import shardwright as sw
 from shardwright.planning.options.search_space import traffic_bytes
 from shardwright.plugins import PluginHost, use_host
 from shardwright.testing import ShardingTypeTests, installed, run_simulated, traffic
-from shardwright.testing.asked import Asked
-from shardwright.testing.drawing import Cluster
+from shardwright.testing.random_cases import Cluster
+from shardwright.testing.type_under_test import Asked
 
 
 def falling(table: sw.TableSpec, constraints: sw.ParameterConstraints) -> AccessCounts:

@@ -11,8 +11,8 @@ from shardwright.contracts.estimator import PERFORMANCE, STORAGE, Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, UnknownPluginError
-from shardwright.planning.asked import made
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.named_plugins import make_plugin
 from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.option_space import OptionSpace
 
@@ -89,7 +89,7 @@ class Choice:
             partitioner=(
                 _preferred(plugins.partitioners)[0]
                 if self.partitioner is None
-                else made(plugins.partitioners, self.partitioner, "partitioner")
+                else make_plugin(plugins.partitioners, self.partitioner, "partitioner")
             ),
             last_resorts=tuple(_last_resorts(plugins.partitioners)) if self.partitioner is None else (),
             plugins=plugins,
@@ -115,7 +115,7 @@ class Choice:
                 f"option_space must be an OptionSpace, or the name of an estimator that was published with one; got "
                 f"{asked!r}"
             )
-        return made(registry, asked, "option_space")
+        return make_plugin(registry, asked, "option_space")
 
     def _proposers(self, registry: Registry[Proposer]) -> list[Proposer]:
         asked = self.proposer
@@ -124,7 +124,7 @@ class Choice:
         given = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
         if not given:
             raise InvalidInputError("proposer is an empty list; name at least one, or leave it out")
-        return [made(registry, item, "proposer") for item in given]
+        return [make_plugin(registry, item, "proposer") for item in given]
 
 
 def _as_data(chosen: Any) -> Any:
@@ -171,7 +171,7 @@ def _estimator(
 ) -> Estimator:
     if asked is None:
         return _preferred(registry, measures)[0]
-    estimator = made(registry, asked, argument)
+    estimator = make_plugin(registry, asked, argument)
     if estimator.measures != measures:
         fitting = [name for name in registry if registry.create(name).measures == measures]
         raise InvalidInputError(

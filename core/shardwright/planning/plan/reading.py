@@ -27,7 +27,7 @@ from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap, RowsRange
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.agreement import Agreement, identity
 from shardwright.planning.plan.document import FORMAT, VERSION
-from shardwright.planning.plan.inputs import AskedTables
+from shardwright.planning.plan.inputs import InputTables
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.plan.rows import row_parts
 from shardwright.planning.tables.codecs import QCommsConfig
@@ -53,7 +53,7 @@ def read_plan(text: str, plugins: PluginHost) -> ShardingPlan:
     if isinstance(document, dict):
         _check_format(document)
     PLAN.check(document)
-    reader = _Reader(_ranks_of(document), AskedTables.of(document), plugins)
+    reader = _Reader(_ranks_of(document), InputTables.of(document), plugins)
     plan = {
         path: EmbeddingModuleShardingPlan(
             (name, reader.table(path, name, entry)) for name, entry in tables.items()
@@ -124,7 +124,7 @@ def _has_runs(shards: Sequence[Mapping[str, Any]]) -> bool:
 class _Reader:
     """Reads the tables of a document, whose form is known to be right, for one topology."""
 
-    def __init__(self, topology: Topology, asked: AskedTables, plugins: PluginHost) -> None:
+    def __init__(self, topology: Topology, asked: InputTables, plugins: PluginHost) -> None:
         self._types: Registry[ShardingType] = plugins.sharding_types
         self._kernels = plugins.compute_kernels
         self._topology = topology

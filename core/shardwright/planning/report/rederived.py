@@ -23,7 +23,7 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.options.parts import Choice, Parts
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.plan.inputs import AskedTables, reading_inputs
+from shardwright.planning.plan.inputs import InputTables, reading_inputs
 from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
 from shardwright.planning.search.objectives import (
     LARGEST_RANK_TIME,
@@ -73,7 +73,7 @@ class Rederived:
                 "the plan document has no inputs.tables: only a planner's document says what was asked of it, so that "
                 "options and costs can be had again"
             )
-        asked = AskedTables.of(document)
+        asked = InputTables.of(document)
         tables = list(asked.tables.values())
         _check_same_tables(asked, plan)
         with reading_inputs():
@@ -227,7 +227,7 @@ def _value(inputs: Mapping[str, Any], name: str) -> Any:
     return entry["value"]
 
 
-def _check_same_tables(asked: AskedTables, plan: ShardingPlan) -> None:
+def _check_same_tables(asked: InputTables, plan: ShardingPlan) -> None:
     listed = set(asked.tables)
     planned = {(path, name) for path, module in plan.plan.items() for name in module}
     for missing, where, other in (

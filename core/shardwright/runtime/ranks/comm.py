@@ -146,7 +146,7 @@ class TorchCommunicator(Communicator):
         self._exchange = exchange or TorchExchange(process_group)
         self._phases = phases or Phases.of(process_group)
         # Where waiting with a limit of its own would block a device's stream, there is none.
-        self._patience = self._phases.roll_call.patience if device.type == "cpu" else None
+        self._patience = self._phases.failure_reports.patience if device.type == "cpu" else None
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
 
@@ -261,7 +261,7 @@ class TorchCommunicator(Communicator):
 
     def meet(self, place: str, what: str) -> None:  # noqa: D102
         with self.named(what):
-            self._phases.roll_call.meet(place, what, self._phases.look)
+            self._phases.failure_reports.meet(place, what, self._phases.look)
 
 
 def _unpickled(values: Tensor) -> Any:

@@ -24,7 +24,6 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
 from shardwright.runtime.step.collection import Collection, FeatureBatch
-from shardwright.runtime.step.complaints import Complaint, complain
 from shardwright.runtime.step.headers import Header, HeaderFormat, Headers
 from shardwright.runtime.step.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.step.kernel_groups import (
@@ -36,6 +35,7 @@ from shardwright.runtime.step.kernel_groups import (
 from shardwright.runtime.step.learning_rates import LearningRates
 from shardwright.runtime.step.open_steps import OpenSteps
 from shardwright.runtime.step.part import Part, PartConfig, PartStep, parameters_of
+from shardwright.runtime.step.rank_problems import RankProblem, raise_problems
 from shardwright.runtime.step.scaled_losses import FUSED_REFUSAL, PARTED_REFUSAL
 from shardwright.sparse import KeyedJaggedTensor
 
@@ -248,9 +248,9 @@ class EngineStep:
         env = self._engine.env
         if goes_on(self.statuses):
             env.lockstep.check_calls(headers.checksum, env.communicator)
-        own = Complaint.of(self._cause, self._extras)
+        own = RankProblem.of(self._cause, self._extras)
         try:
-            complain(self.statuses, headers.extra_word, env.communicator, own)
+            raise_problems(self.statuses, headers.extra_word, env.communicator, own)
         except Exception:
             if self._cause is not None and self._status is Status.FAILED:
                 raise self._cause from None  # here it says more than its text

@@ -74,8 +74,8 @@ PUBLIC_NAMES = """
     Options
     ParameterConstraints
     ParameterSharding
-    Part
-    PartStep
+    Executor
+    ExecutorStep
     Partitioner
     Placed
     PlacedPlan

@@ -4,8 +4,8 @@ from shardwright.testing.codecs import check_codec as check_codec
 from shardwright.testing.comm_backends import CommBackendTests as CommBackendTests
 from shardwright.testing.compute_kernels import ComputeKernelTests as ComputeKernelTests
 from shardwright.testing.estimators import EstimatorTests as EstimatorTests
-from shardwright.testing.plugins_under_test import installed as installed
 from shardwright.testing.partitioners import PartitionerTests as PartitionerTests
+from shardwright.testing.plugins_under_test import installed as installed
 from shardwright.testing.proposers import ProposerTests as ProposerTests
 from shardwright.testing.ranks import RankError as RankError
 from shardwright.testing.ranks import RankPool as RankPool

@@ -32,6 +32,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "Codec",
             "CommBackend",
             "CommType",
+            "Command",
             "Communicator",
             "ComputeKernel",
             "EmbeddingComputeKernel",

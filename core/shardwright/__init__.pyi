@@ -2,6 +2,7 @@
 from shardwright.contracts import Codec as Codec
 from shardwright.contracts import CommBackend as CommBackend
 from shardwright.contracts import CommType as CommType
+from shardwright.contracts import Command as Command
 from shardwright.contracts import Communicator as Communicator
 from shardwright.contracts import ComputeKernel as ComputeKernel
 from shardwright.contracts import EmbeddingComputeKernel as EmbeddingComputeKernel

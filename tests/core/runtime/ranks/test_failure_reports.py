@@ -62,7 +62,7 @@ def called(
     shared = dist.HashStore()
     stores = {rank: Counting(shared) for rank in range(world_size) if rank not in dead}
     grace_s = 2.0 if world_size <= 128 else 5.0  # which is waited out
-    with mock.patch.object(roll_call, "_LONGEST_GRACE_S", grace_s):
+    with mock.patch.object(failure_reports, "_LONGEST_GRACE_S", grace_s):
         rolls = {rank: group(rank, world_size, store) for rank, store in stores.items()}
     texts: dict[int, str] = {}
 

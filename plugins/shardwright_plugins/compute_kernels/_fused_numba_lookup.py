@@ -241,17 +241,13 @@ class _Geometry:
 
     @staticmethod
     def _places(counts: Ints, dims: Ints, is_matrix: bool) -> tuple[Ints, int]:
-        elements = counts * dims
-        if is_matrix:
-            totals = elements.sum(1)
-            starts = (np.cumsum(totals) - totals)[:, None] + (np.cumsum(dims) - dims)
-            strides = np.full(counts.shape, dims.sum())
-        else:
-            starts = (np.cumsum(elements) - elements.reshape(-1)).reshape(counts.shape)
-            strides = np.broadcast_to(dims, counts.shape)
+        if not is_matrix:
+            return loops.places_in_a_row(counts, dims)
+        totals = (counts * dims).sum(1)
+        starts = (np.cumsum(totals) - totals)[:, None] + (np.cumsum(dims) - dims)
         first_bags = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
-        places = np.stack([first_bags, starts, strides], axis=2).reshape(-1, 3)
-        return np.ascontiguousarray(places), int(elements.sum())
+        places = np.stack([first_bags, starts, np.full(counts.shape, dims.sum())], axis=2)
+        return places.reshape(-1, 3), int(totals.sum())
 
     def row_sums(self, blocks: tuple[int, ...]) -> tuple[Ints, Ints]:
         """Some blocks; where each one's rows and marks begin in :meth:`FusedNumbaLookup.row_sums`, and its rows."""

@@ -346,6 +346,29 @@ def first_ids(lengths: Any, bags: Any) -> Any:
 
 
 @_compiled
+def places_in_a_row(counts: Any, dims: Any) -> Any:
+    """The places of cells whose results stand one after the other, ``[bags, D]`` each; and the size of all.
+
+    Args:
+        counts: bags of each cell, ``[W, S]``.
+        dims: columns of each slot, ``[S]``.
+
+    Returns:
+        ``[W * S, 3]``, see :func:`look_up`; and the number of float32 values.
+    """
+    num_slots = counts.shape[1]
+    places = np.empty((counts.shape[0] * num_slots, 3), np.int64)
+    bag, start = 0, 0
+    for source in range(counts.shape[0]):
+        for slot in range(num_slots):
+            cell = source * num_slots + slot
+            places[cell, 0], places[cell, 1], places[cell, 2] = bag, start, dims[slot]
+            bag += counts[source, slot]
+            start += counts[source, slot] * dims[slot]
+    return places, start
+
+
+@_compiled
 def _ids_before(lengths: Any, bag: int, count: int) -> int:
     """The ids of the first bags of a cell."""
     if not lengths.shape[0]:

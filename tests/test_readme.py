@@ -72,6 +72,6 @@ def test_readme_table_of_built_ins_has_each_once_and_no_other() -> None:
 def test_readme_commands_are_the_two_of_the_project() -> None:
     commands = [block.text.strip() for block in readme.blocks() if block.language == "bash"]
     assert commands == [
-        "pip install -e '.[cpu]' && shardwright demo",
+        "pip install -e '.[cpu,demo]' && shardwright demo",
         "pip install -e '.[cpu,test]' && pytest",
     ]

@@ -227,7 +227,9 @@ def talk_beside(backend: str) -> tuple[str, list[int], str]:
     ranks = communicator.all_gather_objects(dist.get_rank())
     name = dist.get_backend(communicator._group)  # type: ignore[attr-defined]
     if dist.get_rank() == VICTIM:
-        Phases.of(group).roll_call.failure("another collective", RuntimeError("closed"), time.monotonic())
+        Phases.of(group).failure_reports.failure(
+            "another collective", RuntimeError("closed"), time.monotonic()
+        )
         return name, ranks, ""
     try:
         communicator.barrier()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planning.options.parts import Choice
+from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.plugins import host
 from shardwright_plugins.partitioners.exact import Exact
@@ -58,7 +58,7 @@ def test_exact_answers_the_same_twice():
 
 
 def test_exact_is_the_last_resort_of_every_planner():
-    assert [part.name for part in Choice().resolve(host()).last_resorts] == ["exact"]
+    assert [part.name for part in PluginChoice().resolve(host()).last_resorts] == ["exact"]
 
 
 @settings(max_examples=40, deadline=None)

@@ -13,7 +13,7 @@ from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.search.placement import Misfit, ProposedShards
-from shardwright.planning.search.seating import broken_rule, place_within
+from shardwright.planning.search.ruled_placement import broken_rule, place_within
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 

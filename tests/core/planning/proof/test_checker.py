@@ -12,7 +12,7 @@ from tests.core.planning.conftest import Plain, make_host
 from shardwright.errors import PlanError
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
-from shardwright.planning.options.parts import Choice
+from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.proof.checker import why_unproven
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
@@ -26,7 +26,7 @@ def space_of(sizes, capacity=10**9, only=None):
     with use_host(make_host(compute_kernels=[Plain])):
         rules = Constraints({"*": ParameterConstraints(sharding_types=only)})
         request = Request(Topology(2, "cpu", ddr_cap=capacity), rules, 100, None)
-        space = prepare(tables, request, Choice().resolve(host()))
+        space = prepare(tables, request, PluginChoice().resolve(host()))
     return attrs.evolve(space, capacity_bytes=np.full((2, 1), capacity))
 
 

@@ -11,10 +11,10 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from shardwright.runtime.ranks import group_store, roll_call
+from shardwright.runtime.ranks import failure_reports, group_store
+from shardwright.runtime.ranks.failure_reports import FailureReports
 from shardwright.runtime.ranks.group_store import GroupStore
 from shardwright.runtime.ranks.processes import Neighbours
-from shardwright.runtime.ranks.roll_call import RollCall
 from shardwright.runtime.ranks.store_log import LogReader, write_line
 
 TIMEOUT_S = 60.0
@@ -39,24 +39,24 @@ class Counting:
 
 
 @pytest.fixture
-def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, Any], RollCall]:
+def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, Any], FailureReports]:
     """Makes the roll call of one rank among many."""
 
-    def make(rank: int, world_size: int, store: Any) -> RollCall:
+    def make(rank: int, world_size: int, store: Any) -> FailureReports:
         own = Direct(store, TIMEOUT_S, Neighbours(rank, world_size))
         with (
             mock.patch.object(dist, "get_rank", return_value=rank),
             mock.patch.object(dist, "get_world_size", return_value=world_size),
             mock.patch.object(group_store.GroupStore, "of", return_value=own),
         ):
-            return RollCall(mock.Mock(spec=dist.ProcessGroup))
+            return FailureReports(mock.Mock(spec=dist.ProcessGroup))
 
-    monkeypatch.setattr(roll_call, "listen", lambda _: None)
+    monkeypatch.setattr(failure_reports, "listen", lambda _: None)
     return make
 
 
 def called(
-    group: Callable[[int, int, Any], RollCall], world_size: int, dead: set[int]
+    group: Callable[[int, int, Any], FailureReports], world_size: int, dead: set[int]
 ) -> tuple[dict[int, str], list[int]]:
     """What each rank that lives says after a failure, and the requests of each."""
     shared = dist.HashStore()

@@ -47,6 +47,9 @@ PUBLIC_NAMES = """
     EmbeddingShardingPlanner
     EnumerableShardingSpec
     Exchange
+    Executor
+    ExecutorConfig
+    ExecutorStep
     Explanation
     Feedback
     Fingerprint
@@ -76,8 +79,7 @@ PUBLIC_NAMES = """
     Options
     ParameterConstraints
     ParameterSharding
-    Part
-    PartStep
+    PeerHeaders
     Placed
     PlacedPlan
     PlanDifference

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from shardwright.errors import DistributedError, ShardwrightError
+from shardwright.runtime.ranks.failure_reports import LONGEST_WORD, FailureReports
 from shardwright.runtime.ranks.group_store import GroupStore, StoreError
-from shardwright.runtime.ranks.roll_call import LONGEST_WORD, RollCall
 
 _LOOK_S = 0.25  # how often a rank looks whether another has failed
 _TELL_S = 0.5  # to leave a word
@@ -31,14 +31,14 @@ class Phases:
         process_group: the group.
 
     Attributes:
-        roll_call: says what became of whom when a collective failed.
+        failure_reports: says what became of whom when a collective failed.
         timeout_s: how long the group's collectives may take.
     """
 
     _known: WeakKeyDictionary[Any, Phases] = WeakKeyDictionary()
 
     def __init__(self, process_group: Any) -> None:
-        self.roll_call = RollCall(process_group)
+        self.failure_reports = FailureReports(process_group)
         self._store = GroupStore.of(process_group)
         self.timeout_s = self._store.timeout_s
         self._rank, self._world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
@@ -71,11 +71,11 @@ class Phases:
             self._place = self._enter()
             yield
             with self.named(what):
-                self.roll_call.meet(self._place, what, self.look)
+                self.failure_reports.meet(self._place, what, self.look)
         except BaseException as error:
             self._tell(error)
             if isinstance(error, _NO_STORE):
-                raise DistributedError(f"rank {self.roll_call.name}: {what} failed: {error}") from error
+                raise DistributedError(f"rank {self.failure_reports.name}: {what} failed: {error}") from error
             raise
         finally:
             self._what = ""
@@ -92,7 +92,7 @@ class Phases:
         was_lost = isinstance(error, DistributedError) and isinstance(error.__cause__, RuntimeError)
         if self._failed_elsewhere or was_lost or isinstance(error, _NO_STORE) or not self._place:
             return
-        text = f"rank {self.roll_call.name} raised {type(error).__name__}: {error}"[:LONGEST_WORD]
+        text = f"rank {self.failure_reports.name} raised {type(error).__name__}: {error}"[:LONGEST_WORD]
         try:
             self._store.set(self._failure_key, text, time.monotonic() + _TELL_S)
         except StoreError:  # then the others wait until time is up
@@ -116,7 +116,7 @@ class Phases:
             return
         if told is not None:
             self._failed_elsewhere = True
-            raise DistributedError(f"rank {self.roll_call.name}: {self._what} failed: {told}")
+            raise DistributedError(f"rank {self.failure_reports.name}: {self._what} failed: {told}")
 
     def wait(self, work: Any, patience: timedelta) -> Any:
         """Wait for a collective of torch's; in a phase, no longer than until another rank fails."""
@@ -149,7 +149,7 @@ class Phases:
             self.look()
         except DistributedError as told:
             return told
-        return self.roll_call.failure(collective, error, since)
+        return self.failure_reports.failure(collective, error, since)
 
 
 class Named:

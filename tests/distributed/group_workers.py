@@ -29,7 +29,7 @@ from shardwright.runtime.sharded import averaging
 
 GROUP = 2
 VICTIM = 3
-TIMEOUT_S = 4.0
+TIMEOUT_S = 8.0
 TYPES = ["row_wise", "table_wise", "data_parallel"]
 SGD = {"optimizer": "sgd", "learning_rate": workers.LEARNING_RATE}
 LOOPS = {"base": TrainPipelineBase, "sparse_dist": TrainPipelineSparseDist}

@@ -9,7 +9,7 @@ import torch
 from tests.equality import Case, RankResult, train_simulated
 from tests.plugins.test_equality import kernels, sharding_types, tables_of
 
-from shardwright.plugins import host
+from shardwright.host import host
 
 
 @pytest.fixture

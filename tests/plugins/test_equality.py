@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, layouts_of, train_simulated
 
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.host import host
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
-from shardwright.plugins import host
 
 OPTIMIZERS = ["sgd", "adagrad", "row_wise_adagrad", "adam"]
 BATCH_SIZES = {1: (4,), 2: (5, 2), 3: (3, 0, 4)}

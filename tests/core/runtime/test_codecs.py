@@ -11,10 +11,10 @@ from tests.core.runtime.exact_codecs import ExactCodecs
 from tests.core.runtime.plans import SHARDER, Cut, Cuts, Kernels, cuts, train_step
 
 from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError
+from shardwright.host import PluginHost, use_host
 from shardwright.planning.layouts.layout import Exchange, Hierarchical
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.tables.codecs import QCommsConfig
-from shardwright.plugins import PluginHost, use_host
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
 from shardwright.testing.simulated import run_simulated
 

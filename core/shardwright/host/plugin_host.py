@@ -48,7 +48,7 @@ GROUP = "shardwright"
 """The entry-point group of plugins."""
 
 C = TypeVar("C")
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("shardwright.plugins")  # a name that users configure
 
 
 @attrs.frozen

@@ -150,6 +150,9 @@ class RoutedStep(ExecutorStep):
             self._saved.append(saved)
         del self._payload
         self._start(results)
+        if training:  # while results travel
+            for taking, saved in zip(self._tables.taking, self._saved, strict=True):
+                taking.anticipate(saved)
 
     def _start(self, results: Sequence[Tensor]) -> None:
         """Send the results home by all paths."""

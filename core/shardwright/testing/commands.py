@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from shardwright.cli import app
 from shardwright.cli.offered import group_of
 from shardwright.contracts.command import Command
-from shardwright.testing.guests import installed
+from shardwright.testing.plugins_under_test import installed
 
 _LONGEST_HELP = 100
 _TIMEOUT_S = 60

@@ -48,7 +48,7 @@ GROUP = "shardwright"
 """The entry-point group of plugins."""
 
 C = TypeVar("C")
-_log = logging.getLogger("shardwright.host.plugin_host")  # a name that users configure
+_log = logging.getLogger("shardwright.plugins")  # a name that users configure
 
 
 @attrs.frozen

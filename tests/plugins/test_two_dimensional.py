@@ -26,8 +26,8 @@ from shardwright import (
     check_plan,
 )
 from shardwright.errors import DistributedError, InvalidInputError, PlanError
+from shardwright.host import host
 from shardwright.optim.fused import spec_to_torch
-from shardwright.plugins import host
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded import averaging
 from shardwright.testing.simulated import run_simulated

@@ -50,6 +50,7 @@ def test_readme_planning_with_the_plugin_prints_what_it_shows(tmp_path: Path) ->
     assert done.stdout == readme.output_of("plan.py")
 
 
+@pytest.mark.slow  # a whole conformance kit in a process of its own
 def test_readme_test_of_the_plugin_passes(tmp_path: Path) -> None:
     site, test = stranger.install(tmp_path), tmp_path / "test_even_first.py"
     test.write_text(readme.source("test_even_first.py"))

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drawn import drawn
 
 from shardwright.contracts import Partitioner
 from shardwright.errors import InvalidInputError, NoPlanError
@@ -109,8 +109,7 @@ def test_place_within_pinned_beyond_the_memory_is_a_misfit_that_says_by_which_ru
     assert misfit.rule == "it may use the ranks 0 only"
 
 
-@settings(max_examples=300)
-@given(st.data())
+@drawn(st.data(), quick=50, thorough=300)
 def test_place_within_never_breaks_a_rule_or_a_capacity(data):
     asked = {}
     for name in "abcdef":

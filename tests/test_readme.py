@@ -50,6 +50,7 @@ def test_readme_planning_with_the_plugin_prints_what_it_shows(tmp_path: Path) ->
     assert done.stdout == readme.output_of("plan.py")
 
 
+@pytest.mark.slow  # a whole conformance kit in a process of its own
 def test_readme_test_of_the_plugin_passes(tmp_path: Path) -> None:
     site, test = stranger.install(tmp_path), tmp_path / "test_even_first.py"
     test.write_text(readme.source("test_even_first.py"))
@@ -72,6 +73,6 @@ def test_readme_table_of_built_ins_has_each_once_and_no_other() -> None:
 def test_readme_commands_are_the_two_of_the_project() -> None:
     commands = [block.text.strip() for block in readme.blocks() if block.language == "bash"]
     assert commands == [
-        "pip install -e '.[cpu]' && shardwright demo",
+        "pip install -e '.[cpu,demo]' && shardwright demo",
         "pip install -e '.[cpu,test]' && pytest",
     ]

@@ -46,6 +46,9 @@ PUBLIC_NAMES = """
     EmbeddingShardingPlanner
     EnumerableShardingSpec
     Exchange
+    Executor
+    ExecutorConfig
+    ExecutorStep
     Explanation
     Feedback
     Fingerprint
@@ -75,8 +78,7 @@ PUBLIC_NAMES = """
     Options
     ParameterConstraints
     ParameterSharding
-    Part
-    PartStep
+    PeerHeaders
     Placed
     PlacedPlan
     PlanDifference

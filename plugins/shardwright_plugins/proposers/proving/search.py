@@ -37,8 +37,7 @@ _WORTHWHILE = 2e-3
 # A plan brought down a little at a time: the first step, the most, and the least that is worth a try; how a step
 # changes after a success and a failure; and tries.
 _FIRST_STEP, _MOST_STEP, _LEAST_STEP, _MORE, _LESS, _MOST_TRIES = 0.1, 0.3, 4e-3, 1.5, 0.5, 60
-# A gap that a plan a little better each time is to close, before it is brought down to the bound; and one that other
-# patterns are not worth their time for.
+# Gaps that small steps are to close before a plan is brought to the bound, and that no other patterns are worth.
 _FAR, _NEAR = 0.06, 0.02
 # What ranks are over their limits by, in the mean, that no descent mends.
 _HOPELESS = 0.1
@@ -84,14 +83,12 @@ class Search:
             yield from self.choices()
             return
         rest = (self._solved, self._rebuilt) if self._is_small else (self._rebuilt, self._solved)
-        for stage in (self._patterned, self._tightened, *rest):
+        for stage in (self._tightened, self._patterned, *rest):
             if self._is_close():
                 break
             for better in stage():
                 yield self._keep(better)
         yield self.prover.proven
-
-    # -- where it stands ----------------------------------------------------------------------------------------
 
     def _keep(self, found: Assignment) -> Placed:
         self.best = found
@@ -208,9 +205,11 @@ class Search:
         for enough in self.effort.column_enough[1:]:
             if self._value_ms <= self.prover.bound_ms * (1 + _NEAR):
                 return
-            found = self._by_patterns(enough)
-            if found is not None and found.value_ms < self._value_ms * (1 - _LEAST_GAIN):
+            saved = self.best
+            if (found := self._by_patterns(enough)) is not None:
                 yield found
+                yield from self._tightened()
+                self.best = saved if saved and saved.value_ms <= self._value_ms else self.best
 
     def _tightened(self) -> Iterator[Assignment]:
         """Plans brought down a little at a time, then towards the bound."""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import shardwright
-from shardwright import contracts, hookspecs, testing
-from shardwright.offers import Kind
+from shardwright import contracts, hookspecs, host, testing
+from shardwright.host.offers import Kind
 
 PUBLIC_NAMES = """
     Awaitable
@@ -27,6 +27,7 @@ PUBLIC_NAMES = """
     CombinedOptimizer
     CommType
     Communicator
+    DMPCollection
     DataType
     Dataflow
     DirectReturn
@@ -51,7 +52,6 @@ PUBLIC_NAMES = """
     ExecutorStep
     Explanation
     Feedback
-    Fingerprint
     FixedAbsoluteStorageReservation
     FixedPercentageStorageReservation
     HeuristicalStorageReservation
@@ -84,7 +84,6 @@ PUBLIC_NAMES = """
     PlanDifference
     PlanError
     PlanningError
-    PluginHost
     PluginLoadError
     PluginMismatchError
     PoolingType
@@ -93,7 +92,7 @@ PUBLIC_NAMES = """
     ProposedShards
     Proven
     QCommsConfig
-    Registry
+    Replicas
     Replicate
     ReturnPath
     ReturnStep
@@ -109,6 +108,7 @@ PUBLIC_NAMES = """
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
     ShardingEnv
+    ShardingEnv2D
     ShardingPlan
     ShardwrightError
     StorageReservation
@@ -126,19 +126,16 @@ PUBLIC_NAMES = """
     __version__
     apply_optimizer_in_backward
     check_plan
-    compare_fingerprints
     compare_plans
     explain_table
     get_qcomm_codecs_registry
     hookimpl
-    host
     in_backward_optimizer_filter
     lockstep_batches
     optimizer_spec_of
     register_fused_optimizer
     register_sharder
     spec_to_torch
-    use_host
 """
 
 CONTRACTS = """
@@ -149,6 +146,15 @@ CONTRACTS = """
     Offered
     Proposals
     Work
+"""
+
+HOST = """
+    Fingerprint
+    PluginHost
+    Registry
+    compare_fingerprints
+    host
+    use_host
 """
 
 TESTING = """
@@ -169,6 +175,7 @@ KITS_OF_KINDS = [f"{name}Tests" for name in CONTRACTS_OF_KINDS]
     [
         (shardwright, PUBLIC_NAMES, CONTRACTS_OF_KINDS),
         (contracts, CONTRACTS, CONTRACTS_OF_KINDS),
+        (host, HOST, []),
         (testing, TESTING, KITS_OF_KINDS),
     ],
 )

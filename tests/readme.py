@@ -1,15 +1,26 @@
-"""The README, or another page, as tests read it: its fenced blocks, by the name after the language."""
+"""The README, or another page, as tests read it: its fenced blocks, by the name after the language.
+
+`python -m tests.readme` writes what the README says of the kinds of plugins anew.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
+import textwrap
 from pathlib import Path
 
 from attrs import frozen
 
+from shardwright import hookspecs
+from shardwright.cli.docs import page_of
+
 README = Path(__file__).parents[1] / "README.md"
 
 _FENCED = re.compile(r"^```(?P<language>\w+) ?(?P<name>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_SPACE = "\N{NO-BREAK SPACE}"  # a link stays on one line
+_HOOKS = re.compile(r"(^```python hooks\n).*?(^```$)", re.MULTILINE | re.DOTALL)
+_PAGES = re.compile(r"(how to test it:\n).*?(\.\n\[Versions\])", re.DOTALL)
 _ROW = re.compile(r"^\| (?P<kind>[a-z ]+) \| `(?P<name>\w+)` \| .+ \|$", re.MULTILINE)
 
 
@@ -44,3 +55,30 @@ def output_of(name: str, page: Path = README) -> str:
 def built_ins() -> list[tuple[str, str]]:
     """Kind and name of each row of the table of built-ins."""
     return [(row["kind"], row["name"]) for row in _ROW.finditer(README.read_text())]
+
+
+def with_kinds(text: str) -> str:
+    """The README with the hooks and the pages of the kinds as they are."""
+    text = _HOOKS.sub(lambda found: found[1] + _hooks() + found[2], text)
+    return _PAGES.sub(lambda found: found[1] + _pages() + found[2], text)
+
+
+def _hooks() -> str:
+    # Annotations are texts, which a signature shows with quotes.
+    signatures = [
+        f"def {kind.hook}{inspect.signature(getattr(hookspecs, kind.hook))}" for kind in hookspecs.KINDS
+    ]
+    return "".join(line.replace("'", "") + "\n" for line in signatures)
+
+
+def _pages() -> str:
+    links = [
+        f"[{kind.title}s]({page_of(kind).relative_to(README.parent)})".replace(" ", _SPACE)
+        for kind in hookspecs.KINDS
+    ]
+    filled = textwrap.fill(", ".join(links), 120, break_long_words=False, break_on_hyphens=False)
+    return filled.replace(_SPACE, " ")
+
+
+if __name__ == "__main__":
+    README.write_text(with_kinds(README.read_text()))

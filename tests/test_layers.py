@@ -35,6 +35,11 @@ def test_layers_are_kept() -> None:
     [
         ("core/shardwright/planning/tables/spec.py", "from shardwright.planning.report.report import Report"),
         ("core/shardwright/planning/search/search.py", "import shardwright_plugins.proposers"),
+        ("core/shardwright/planning/search/failure.py", "from shardwright.plugins import host"),
+        (
+            "core/shardwright/planning/layouts/dataflows.py",
+            "from shardwright.runtime.routed.direct import DirectReturn",
+        ),
         ("core/shardwright/runtime/ranks/comm.py", "from shardwright.runtime.sharded import sharders"),
     ],
 )

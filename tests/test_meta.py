@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import inspect
+import importlib
 import os
 import subprocess
 import sys
@@ -12,9 +12,11 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from tests import readme
 
 import shardwright
-from shardwright import hookspecs
+from shardwright import contracts, hookspecs, testing
+from shardwright.cli.docs import page_of
 from shardwright.plugins import KINDS
 
 ROOT = Path(__file__).parents[1]
@@ -31,19 +33,20 @@ def test_hooks_are_those_of_the_kinds():
     assert sorted(kind.hook for kind in KINDS) == HOOKS
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_hook_signature_stands_in_the_readme(hook):
-    _, heading, section = (ROOT / "README.md").read_text().partition("\n## Hooks\n")
-    assert heading, "README.md has no section Hooks"
-    signature = inspect.signature(getattr(hookspecs, hook))
-    # Annotations are texts, which a signature shows with quotes.
-    assert f"{hook}{signature}".replace("'", "") in section.partition("\n## ")[0]
+def test_readme_hooks_and_pages_are_those_of_the_kinds():
+    """After a change of kinds: `python -m tests.readme`."""
+    text = readme.README.read_text()
+    assert text == readme.with_kinds(text)
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_hook_has_a_test(hook):
-    tree = ast.parse((ROOT / "tests/core/test_hookspecs.py").read_text())
-    assert hook in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_kind_has_all_that_belongs_to_it(kind):
+    """Its hook, contract, class of tests, files to begin with, and page: all that its row names."""
+    module, _, kit = kind.kit.rpartition(".")
+    assert getattr(contracts, kind.contract.__name__) is kind.contract
+    assert getattr(importlib.import_module(f"shardwright.testing.{module}"), kit) is getattr(testing, kit)
+    assert (ROOT / "core/shardwright/cli/templates" / kind.template / "__init__.py.txt").is_file()
+    assert page_of(kind).is_file()
 
 
 def test_no_property_is_held_to_a_deadline():

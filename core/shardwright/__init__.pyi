@@ -2,6 +2,7 @@
 from shardwright.contracts import Codec as Codec
 from shardwright.contracts import CommBackend as CommBackend
 from shardwright.contracts import CommType as CommType
+from shardwright.contracts import Command as Command
 from shardwright.contracts import Communicator as Communicator
 from shardwright.contracts import ComputeKernel as ComputeKernel
 from shardwright.contracts import EmbeddingComputeKernel as EmbeddingComputeKernel
@@ -13,6 +14,10 @@ from shardwright.contracts import Proposals as Proposals
 from shardwright.contracts import Proposer as Proposer
 from shardwright.contracts import ShardingType as ShardingType
 from shardwright.contracts import Work as Work
+from shardwright.contracts.lookup import Bags as Bags
+from shardwright.contracts.lookup import BlockSpec as BlockSpec
+from shardwright.contracts.lookup import Lookup as Lookup
+from shardwright.errors import CheckpointError as CheckpointError
 from shardwright.errors import DistributedError as DistributedError
 from shardwright.errors import DuplicateNameError as DuplicateNameError
 from shardwright.errors import InvalidInputError as InvalidInputError
@@ -69,7 +74,6 @@ from shardwright.planning.plan.plan import EnumerableShardingSpec as EnumerableS
 from shardwright.planning.plan.plan import ParameterSharding as ParameterSharding
 from shardwright.planning.plan.plan import ShardMetadata as ShardMetadata
 from shardwright.planning.plan.plan import ShardingPlan as ShardingPlan
-from shardwright.planning.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
 from shardwright.planning.report.check import CheckedPlan as CheckedPlan
 from shardwright.planning.report.check import check_plan as check_plan
 from shardwright.planning.report.compare import PlanDifference as PlanDifference
@@ -102,6 +106,10 @@ from shardwright.plugins import PluginHost as PluginHost
 from shardwright.plugins import host as host
 from shardwright.plugins import use_host as use_host
 from shardwright.registry import Registry as Registry
+from shardwright.runtime.checkpoint.loading import LoadedCheckpoint as LoadedCheckpoint
+from shardwright.runtime.checkpoint.loading import load_checkpoint as load_checkpoint
+from shardwright.runtime.checkpoint.saving import SavedCheckpoint as SavedCheckpoint
+from shardwright.runtime.checkpoint.saving import save_checkpoint as save_checkpoint
 from shardwright.runtime.pipeline.train_pipeline import TrainPipelineBase as TrainPipelineBase
 from shardwright.runtime.pipeline.train_pipeline import TrainPipelineSparseDist as TrainPipelineSparseDist
 from shardwright.runtime.pipeline.train_pipeline import lockstep_batches as lockstep_batches
@@ -111,6 +119,7 @@ from shardwright.runtime.routed.direct import DirectReturn as DirectReturn
 from shardwright.runtime.routed.return_path import ReturnPath as ReturnPath
 from shardwright.runtime.routed.return_path import ReturnStep as ReturnStep
 from shardwright.runtime.sharded.model_parallel import DistributedModelParallel as DistributedModelParallel
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder
 from shardwright.runtime.sharded.sharders import EmbeddingCollectionSharder as EmbeddingCollectionSharder
 from shardwright.runtime.sharded.sharders import ModuleSharder as ModuleSharder
@@ -119,9 +128,6 @@ from shardwright.runtime.sharded.sharders import ShardedEmbeddingCollection as S
 from shardwright.runtime.sharded.sharders import register_sharder as register_sharder
 from shardwright.runtime.step.awaitable import Awaitable as Awaitable
 from shardwright.runtime.step.awaitable import LazyAwaitable as LazyAwaitable
-from shardwright.runtime.step.lookup import Bags as Bags
-from shardwright.runtime.step.lookup import BlockSpec as BlockSpec
-from shardwright.runtime.step.lookup import Lookup as Lookup
 from shardwright.runtime.step.part import Part as Part
 from shardwright.runtime.step.part import PartStep as PartStep
 from shardwright.sparse import JaggedTensor as JaggedTensor

@@ -1,4 +1,4 @@
-"""All that a plugin can hook into: one hook for each kind of part, and nothing else.
+"""All that a plugin can hook into: one hook and one row for each kind of thing, and nothing else.
 
 A plugin is a module named by an entry point of the group `shardwright`. It implements any of these hooks,
 marked with `shardwright.hookimpl`. Each hook is called once in a process, when the first thing of any kind is
@@ -14,26 +14,29 @@ hook that raises, or returns anything else, takes its whole plugin out, and no o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Final
 
 import pluggy
 
-if TYPE_CHECKING:
-    from shardwright.contracts import (
-        Codec,
-        CommBackend,
-        ComputeKernel,
-        Estimator,
-        Partitioner,
-        Proposer,
-        ShardingType,
-    )
+from shardwright.contracts import (
+    Codec,
+    Command,
+    CommBackend,
+    ComputeKernel,
+    Estimator,
+    Partitioner,
+    Proposer,
+    ShardingType,
+)
+from shardwright.offers import Kind
 
 __all__ = [
+    "KINDS",
     "hookimpl",
     "hookspec",
     "shardwright_codecs",
     "shardwright_comm_backends",
+    "shardwright_commands",
     "shardwright_compute_kernels",
     "shardwright_estimators",
     "shardwright_partitioners",
@@ -105,3 +108,81 @@ def shardwright_codecs() -> Sequence[type[Codec] | Codec]:  # type: ignore[empty
     Implement it for a new precision or compression of pooled outputs, sequence outputs and their gradients. A codec
     is independent of the comm backend, which moves its bytes; users choose it for all tables or for one, by name.
     """
+
+
+@hookspec
+def shardwright_commands() -> Sequence[type[Command] | Command]:  # type: ignore[empty-body]
+    """Offer commands of the `shardwright` program.
+
+    Implement it for a tool that users of a plugin run beside `shardwright plan`. Listing commands reads a name and a
+    line of help; what a command needs is imported when it runs.
+    """
+
+
+KINDS: Final[tuple[Kind[Any], ...]] = (
+    Kind(
+        "sharding_type",
+        hook="shardwright_sharding_types",
+        contract=ShardingType,
+        kit="sharding_types.ShardingTypeTests",
+        template="sharding_type",
+        page="sharding_type.md",
+    ),
+    Kind(
+        "proposer",
+        hook="shardwright_proposers",
+        contract=Proposer,
+        kit="proposers.ProposerTests",
+        template="proposer",
+        page="proposer.md",
+    ),
+    Kind(
+        "estimator",
+        hook="shardwright_estimators",
+        contract=Estimator,
+        kit="estimators.EstimatorTests",
+        template="estimator",
+        page="estimator.md",
+    ),
+    Kind(
+        "partitioner",
+        hook="shardwright_partitioners",
+        contract=Partitioner,
+        kit="partitioners.PartitionerTests",
+        template="partitioner",
+        page="partitioner.md",
+    ),
+    Kind(
+        "compute_kernel",
+        hook="shardwright_compute_kernels",
+        contract=ComputeKernel,
+        kit="compute_kernels.ComputeKernelTests",
+        template="compute_kernel",
+        page="compute_kernel.md",
+    ),
+    Kind(
+        "comm_backend",
+        hook="shardwright_comm_backends",
+        contract=CommBackend,
+        kit="comm_backends.CommBackendTests",
+        template="comm_backend",
+        page="comm_backend.md",
+    ),
+    Kind(
+        "codec",
+        hook="shardwright_codecs",
+        contract=Codec,
+        kit="codecs.CodecTests",
+        template="codec",
+        page="codec.md",
+    ),
+    Kind(
+        "command",
+        hook="shardwright_commands",
+        contract=Command,
+        kit="commands.CommandTests",
+        template="command",
+        page="command.md",
+    ),
+)
+"""The kinds, in the order of the documentation: one row each, from which everything else derives."""

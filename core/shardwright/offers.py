@@ -88,17 +88,31 @@ class Entry(Generic[C]):
 
 @attrs.frozen
 class Kind(Generic[C]):
-    """One of the kinds of things that plugins offer.
+    """One of the kinds of things that plugins offer, and all that belongs to it.
+
+    The rows of `shardwright.hookspecs.KINDS` are the only list of kinds: registries, commands, stubs, pages and tests
+    derive from it.
 
     Attributes:
+        name: The name of the kind, such as `sharding_type`; also that of the fixture of its conformance tests.
         hook: The hook that offers it, such as `shardwright_sharding_types`.
-        title: What texts call one of it, such as `sharding type`.
         contract: The abstract class that it fulfils.
+        kit: The class of its conformance tests, as `module.Class` of `shardwright.testing`.
+        template: The folder of files that `shardwright plugin new` fills in, below `shardwright/cli/templates`.
+        page: The page for authors, below `shardwright/docs/authors`.
     """
 
+    name: str
     hook: str
-    title: str
     contract: type[C]
+    kit: str
+    template: str
+    page: str
+
+    @property
+    def title(self) -> str:
+        """What texts call one of it, such as `sharding type`."""
+        return self.name.replace("_", " ")
 
     @property
     def label(self) -> str:

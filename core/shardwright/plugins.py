@@ -15,12 +15,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from types import MappingProxyType
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 
 from shardwright.contracts import (
     Codec,
+    Command,
     CommBackend,
     ComputeKernel,
     Estimator,
@@ -35,6 +36,7 @@ from shardwright.errors import (
     ShardwrightError,
 )
 from shardwright.fingerprint import Fingerprint, PluginIdentity
+from shardwright.hookspecs import KINDS
 from shardwright.loading import PluginRecord, Source, load_plugin
 from shardwright.offers import Entry, Kind, Provenance, normalized
 from shardwright.registry import Registry
@@ -44,17 +46,6 @@ __all__ = ["GROUP", "KINDS", "PluginHost", "host", "use_host"]
 
 GROUP = "shardwright"
 """The entry-point group of plugins."""
-
-KINDS: Final[tuple[Kind[Any], ...]] = (
-    Kind("shardwright_sharding_types", "sharding type", ShardingType),
-    Kind("shardwright_proposers", "proposer", Proposer),
-    Kind("shardwright_estimators", "estimator", Estimator),
-    Kind("shardwright_partitioners", "partitioner", Partitioner),
-    Kind("shardwright_compute_kernels", "compute kernel", ComputeKernel),
-    Kind("shardwright_comm_backends", "comm backend", CommBackend),
-    Kind("shardwright_codecs", "codec", Codec),
-)
-"""The kinds of parts, in the order of the documentation."""
 
 C = TypeVar("C")
 _log = logging.getLogger(__name__)
@@ -71,8 +62,18 @@ class _Discovered:
 class PluginHost:
     """The plugins of a process, and what they offer.
 
-    Most code uses the process-wide one, `host()`. A host of your own has its own plugins and registries.
+    Most code uses the process-wide one, `host()`. A host of your own has its own plugins and registries: one for each
+    row of `KINDS`, as an attribute (`host().sharding_types`) and by its contract (`registry_of`).
     """
+
+    sharding_types: Registry[ShardingType]
+    proposers: Registry[Proposer]
+    estimators: Registry[Estimator]
+    partitioners: Registry[Partitioner]
+    compute_kernels: Registry[ComputeKernel]
+    comm_backends: Registry[CommBackend]
+    codecs: Registry[Codec]
+    commands: Registry[Command]
 
     def __init__(
         self,
@@ -97,40 +98,14 @@ class PluginHost:
         self._discovering = False
         self._discovered: _Discovered | None = None
 
-    @property
-    def sharding_types(self) -> Registry[ShardingType]:
-        """The sharding types by name."""
-        return self.registry_of(ShardingType)
+    if not TYPE_CHECKING:  # so that a misspelt attribute is still found by type checkers
 
-    @property
-    def proposers(self) -> Registry[Proposer]:
-        """The proposers by name."""
-        return self.registry_of(Proposer)
-
-    @property
-    def estimators(self) -> Registry[Estimator]:
-        """The estimators by name."""
-        return self.registry_of(Estimator)
-
-    @property
-    def partitioners(self) -> Registry[Partitioner]:
-        """The partitioners by name."""
-        return self.registry_of(Partitioner)
-
-    @property
-    def compute_kernels(self) -> Registry[ComputeKernel]:
-        """The compute kernels by name."""
-        return self.registry_of(ComputeKernel)
-
-    @property
-    def comm_backends(self) -> Registry[CommBackend]:
-        """The comm backends by name."""
-        return self.registry_of(CommBackend)
-
-    @property
-    def codecs(self) -> Registry[Codec]:
-        """The codecs by name."""
-        return self.registry_of(Codec)
+        def __getattr__(self, name: str) -> Registry[Any]:
+            """The registry of a kind, by its label: `host().sharding_types`."""
+            for kind in KINDS:
+                if kind.label == name:
+                    return self.registry_of(kind.contract)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def registries(self) -> tuple[Registry[Any], ...]:

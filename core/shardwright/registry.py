@@ -44,7 +44,7 @@ class Registry(Generic[C]):
             not_loaded: The end of the text for unknown names: which plugins are not there, and why.
         """
         self.kind = kind
-        self._not_loaded = not_loaded
+        self.not_loaded = not_loaded
         self._entries: dict[str, Entry[C]] = {}
         self._aliases: dict[str, str] = {}
         self._conflicts: dict[str, DuplicateNameError] = {}
@@ -108,7 +108,7 @@ class Registry(Generic[C]):
             raise self._withheld[name]()
         known = ", ".join(self.names) or "none"
         near = nearest(name, [*self._entries, *self._aliases])
-        raise UnknownPluginError(f"no {self.kind.title} {name!r}. Known: {known}.{near}{self._not_loaded}")
+        raise UnknownPluginError(f"no {self.kind.title} {name!r}. Known: {known}.{near}{self.not_loaded}")
 
     def canonical(self, name: str) -> str:
         """The name that stands for this name or alias. Raises as `entry` does."""

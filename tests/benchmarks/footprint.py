@@ -24,12 +24,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from shardwright.cli.bench.step import StepSettings, bench_batch, bench_model
-from shardwright.cli.bench.suite import last_line
-from shardwright.cli.bench.table import BAR_WIDTH, bar
 from shardwright.errors import ShardwrightError
 from shardwright.plugins import host
 from shardwright.testing.ranks import RankPool
+from shardwright_plugins.commands.bench.step import StepSettings, bench_batch, bench_model
+from shardwright_plugins.commands.bench.suite import last_line
+from shardwright_plugins.commands.bench.table import BAR_WIDTH, bar
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 

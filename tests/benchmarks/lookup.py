@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from shardwright.cli.bench.table import bar
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.lookup import Bags, BlockSpec
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
-from shardwright.runtime.step.lookup import Bags, BlockSpec
+from shardwright_plugins.commands.bench.table import bar
 
 GOAL = 0.65
 RATE, EPSILON = 0.02, 1e-8

@@ -33,6 +33,7 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.search import search
 from shardwright.planning.watch import Watch
+from shardwright.plugins import host
 from shardwright_plugins.proposers.proving import Proving
 from shardwright_plugins.proposers.proving.effort import STAGES, Effort
 
@@ -136,7 +137,7 @@ class _CpuWatch(Watch):
 
 
 def _searched(space: SearchSpace, problem: Problem, without: frozenset[str], seconds: float) -> Result:
-    parts = problem.choice(Proving(Effort(without=without))).resolve()
+    parts = problem.choice(Proving(Effort(without=without))).resolve(host())
     watch, start = _CpuWatch(seconds, clock=time.process_time), time.process_time()
     watch._wall_s = time.monotonic()
     found = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts, watch=watch)

@@ -28,6 +28,7 @@ from shardwright.planning.options.parts import Choice, Parts
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.search import search
 from shardwright.planning.watch import Watch
+from shardwright.plugins import host
 
 TOPOLOGIES = ("1x4", "1x8", "2x8", "4x8", "16x8", "64x8")
 
@@ -37,7 +38,7 @@ def main() -> None:
     arguments = _arguments()
     parts = Choice(
         arguments.estimator, arguments.storage_estimator, option_space=arguments.option_space
-    ).resolve()
+    ).resolve(host())
     found = _measured_before(arguments)
     known = {_key(result) for result in found}
     for instance, space in _instances(arguments, known):

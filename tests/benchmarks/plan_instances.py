@@ -34,6 +34,7 @@ from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.tables.workload import Workload
+from shardwright.plugins import host
 
 FAMILIES = ("few", "unlike", "many", "alike")
 SHAPES = ("1x1", "1x4", "1x8", "2x8", "4x8", "16x8", "64x8")
@@ -78,7 +79,7 @@ class Problem:
             ddr_cap=self.ddr_gib * _GIB,
         )
         request = Request(topology, self.constraints, self.batch_size, None)
-        return prepare(self.tables, request, self.choice().resolve())
+        return prepare(self.tables, request, self.choice().resolve(host()))
 
     def choice(self, proposer: Proposer | None = None) -> Choice:
         """The models of costs, and who searches; the preferred proposer by default."""

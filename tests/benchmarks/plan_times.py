@@ -77,9 +77,9 @@ def _planned(arguments: argparse.Namespace) -> dict[str, Any]:
     import attrs
 
     from shardwright.planning.machines.topology import Topology
-    from shardwright.planning.planner import EmbeddingShardingPlanner
     from shardwright.planning.tables.constraints import Constraints
     from shardwright.planning.tables.workload import Workload
+    from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
     (number,) = arguments.tables
     workload = Workload.read(arguments.workload)

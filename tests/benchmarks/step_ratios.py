@@ -18,11 +18,11 @@ from typing import Annotated
 import typer
 from attrs import evolve
 
-from shardwright.cli.bench.command import run_suite
-from shardwright.cli.bench.sides import Program, Ranks
-from shardwright.cli.bench.step import StepSettings
-from shardwright.cli.bench.suite import Case, Suite
 from shardwright.errors import InvalidInputError
+from shardwright_plugins.commands.bench.command import run_suite
+from shardwright_plugins.commands.bench.sides import Program, Ranks
+from shardwright_plugins.commands.bench.step import StepSettings
+from shardwright_plugins.commands.bench.suite import Case, Suite
 
 LEAN_LOOP = Path(__file__).with_name("lean_loop.py")
 STEPS = 25

@@ -211,11 +211,11 @@ def in_torchrecs_python(source: str) -> Any:
 
 
 COMPARED = """
-import json, importlib, numpy as np, shardwright as sw
+import json, importlib, numpy as np, shardwright as sw, shardwright.hookspecs
 from importlib.metadata import EntryPoint
 from shardwright_torchrec.live import TorchRecLive, TorchRecLiveStorage
-names = [n for n in ("sharding_types proposers estimators partitioners compute_kernels comm_backends").split()]
-points = [EntryPoint("builtin_" + n, "shardwright_plugins." + n, "shardwright") for n in names]
+labels = [kind.label for kind in sw.hookspecs.KINDS]
+points = [EntryPoint("builtin_" + n, "shardwright_plugins." + n, "shardwright") for n in labels]
 worst, offered = 0.0, set()
 with sw.use_host(sw.PluginHost(entry_points=points)):
     create = sw.host().estimators.create
@@ -278,10 +278,10 @@ print(json.dumps(missing))
 
 
 OBJECTS = """
-import json, shardwright as sw, shardwright_torchrec as st
+import json, shardwright as sw, shardwright.hookspecs, shardwright_torchrec as st
 from importlib.metadata import EntryPoint
-names = "sharding_types proposers estimators partitioners compute_kernels".split()
-points = [EntryPoint("builtin_" + n, "shardwright_plugins." + n, "shardwright") for n in names]
+labels = [kind.label for kind in sw.hookspecs.KINDS]
+points = [EntryPoint("builtin_" + n, "shardwright_plugins." + n, "shardwright") for n in labels]
 with sw.use_host(sw.PluginHost(entry_points=points)):
     topology = sw.Topology(world_size=4, compute_device="cuda", local_world_size=2)
     tables = [sw.TableSpec("user", 1001, 128), sw.TableSpec("item", 4096, 64)]

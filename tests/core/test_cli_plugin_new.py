@@ -11,10 +11,10 @@ from shardwright.cli.new_plugin import distribution
 from shardwright.errors import InvalidInputError, UnknownNameError
 from shardwright.plugins import KINDS
 
-TITLES = [kind.title.replace(" ", "_") for kind in KINDS]
+NAMES = [kind.name for kind in KINDS]
 
 
-@pytest.mark.parametrize("kind", TITLES)
+@pytest.mark.parametrize("kind", NAMES)
 def test_new_plugin_of_each_kind_is_small_enough_to_read_in_a_minute(kind):
     files = distribution("acme_thing", kind)
     package = {path: text for path, text in files.items() if path.startswith("shardwright_acme_thing/")}

@@ -1,13 +1,18 @@
-"""What others build on: public names and hooks. To change them, edit this file, and read docs/authors/versions.md."""
+"""What others build on: public names and hooks. To change them, edit this file, and read docs/authors/versions.md.
+
+What a kind brings is in its row: the contract, its tests, the hook. The README's block of hooks holds the rows.
+"""
 
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 
 import shardwright
 from shardwright import contracts, hookspecs, testing
+from shardwright.offers import Kind
 
 PUBLIC_NAMES = """
     Awaitable
@@ -18,13 +23,11 @@ PUBLIC_NAMES = """
     CacheParams
     CacheStatistics
     CheckedPlan
-    Codec
+    CheckpointError
     ColumnRange
     CombinedOptimizer
-    CommBackend
     CommType
     Communicator
-    ComputeKernel
     DataType
     Dataflow
     DirectReturn
@@ -43,7 +46,6 @@ PUBLIC_NAMES = """
     EmbeddingOffloadStats
     EmbeddingShardingPlanner
     EnumerableShardingSpec
-    Estimator
     Exchange
     Explanation
     Feedback
@@ -63,6 +65,7 @@ PUBLIC_NAMES = """
     Layout
     LazyAdam
     LazyAwaitable
+    LoadedCheckpoint
     Lookup
     Misfit
     ModuleSharder
@@ -76,7 +79,6 @@ PUBLIC_NAMES = """
     ParameterSharding
     Part
     PartStep
-    Partitioner
     Placed
     PlacedPlan
     PlanDifference
@@ -89,7 +91,6 @@ PUBLIC_NAMES = """
     Progress
     Proposals
     ProposedShards
-    Proposer
     Proven
     QCommsConfig
     Registry
@@ -103,13 +104,13 @@ PUBLIC_NAMES = """
     RowsModulo
     RowsRange
     RowsSplit
+    SavedCheckpoint
     SearchSpace
     ShardMetadata
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
     ShardingEnv
     ShardingPlan
-    ShardingType
     ShardwrightError
     StorageReservation
     TableSpec
@@ -133,72 +134,58 @@ PUBLIC_NAMES = """
     hookimpl
     host
     in_backward_optimizer_filter
+    load_checkpoint
     lockstep_batches
     optimizer_spec_of
     register_fused_optimizer
     register_sharder
+    save_checkpoint
     spec_to_torch
     use_host
 """
 
 CONTRACTS = """
-    Codec
-    CommBackend
     CommType
     Communicator
-    ComputeKernel
     EmbeddingComputeKernel
-    Estimator
     KernelRequest
     Offered
-    Partitioner
     Proposals
-    Proposer
-    ShardingType
     Work
 """
 
 TESTING = """
-    CodecTests
-    CommBackendTests
-    ComputeKernelTests
-    EstimatorTests
-    PartitionerTests
-    ProposerTests
     RankError
     RankPool
-    ShardingTypeTests
     SimulatedCommunicator
     check_codec
     installed
     run_simulated
 """
 
-HOOKS = """
-    def shardwright_codecs() -> 'Sequence[type[Codec] | Codec]'
-    def shardwright_comm_backends() -> 'Sequence[type[CommBackend] | CommBackend]'
-    def shardwright_compute_kernels() -> 'Sequence[type[ComputeKernel] | ComputeKernel]'
-    def shardwright_estimators() -> 'Sequence[type[Estimator] | Estimator]'
-    def shardwright_partitioners() -> 'Sequence[type[Partitioner] | Partitioner]'
-    def shardwright_proposers() -> 'Sequence[type[Proposer] | Proposer]'
-    def shardwright_sharding_types() -> 'Sequence[type[ShardingType] | ShardingType]'
-"""
+CONTRACTS_OF_KINDS = [kind.contract.__name__ for kind in hookspecs.KINDS]
+KITS_OF_KINDS = [f"{name}Tests" for name in CONTRACTS_OF_KINDS]
 
 
 @pytest.mark.parametrize(
-    ("module", "frozen"), [(shardwright, PUBLIC_NAMES), (contracts, CONTRACTS), (testing, TESTING)]
+    ("module", "frozen", "of_kinds"),
+    [
+        (shardwright, PUBLIC_NAMES, CONTRACTS_OF_KINDS),
+        (contracts, CONTRACTS, CONTRACTS_OF_KINDS),
+        (testing, TESTING, KITS_OF_KINDS),
+    ],
 )
-def test_public_names_are_frozen(module: object, frozen: str) -> None:
-    assert list(module.__all__) == frozen.split()
+def test_public_names_are_frozen(module: object, frozen: str, of_kinds: list[str]) -> None:
+    assert list(module.__all__) == sorted([*frozen.split(), *of_kinds])
 
 
 def test_public_names_are_all_there() -> None:
     assert [name for name in shardwright.__all__ if not hasattr(shardwright, name)] == []
 
 
-def test_hooks_are_frozen() -> None:
-    functions = inspect.getmembers(hookspecs, inspect.isfunction)
-    found = [
-        f"def {name}{inspect.signature(one)}" for name, one in functions if name.startswith("shardwright_")
-    ]
-    assert found == [line.strip() for line in HOOKS.strip().splitlines()]
+@pytest.mark.parametrize("kind", hookspecs.KINDS, ids=lambda kind: kind.name)
+def test_hooks_are_frozen(kind: Kind[Any]) -> None:
+    contract = kind.contract.__name__
+    signature = inspect.signature(getattr(hookspecs, kind.hook))
+    assert kind.hook == f"shardwright_{kind.name}s"
+    assert str(signature) == f"() -> 'Sequence[type[{contract}] | {contract}]'"

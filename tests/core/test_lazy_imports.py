@@ -30,6 +30,7 @@ LIGHT_MODULES = [
     *modules_below(shardwright.contracts),
     "shardwright.planning",
     *modules_below(shardwright.planning),
+    "shardwright.runtime.sharded.planner",
 ]
 HEAVY_MODULES = {"torch", "fbgemm_gpu", "sklearn", "jsonschema_rs"}
 

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from shardwright.contracts import ShardingType
 from shardwright.errors import DuplicateNameError, PluginLoadError, ShardwrightError, UnknownPluginError
-from shardwright.offers import Entry, Kind, Provenance, make_entry
+from shardwright.hookspecs import KINDS
+from shardwright.offers import Entry, Provenance, make_entry
 from shardwright.registry import Registry
 
-KIND = Kind("shardwright_sharding_types", "sharding type", ShardingType)
+KIND = next(kind for kind in KINDS if kind.contract is ShardingType)
 ONE = Provenance("one", "acme-one", "1.0", "acme_one", "/acme_one.py")
 TWO = Provenance("two", "Acme_Two", "2.0", "acme_two", "/acme_two.py")
 

@@ -80,6 +80,7 @@ def test_what_contracts_speak_of_is_public(kind: object) -> None:
         "NDArray",
         "Sequence",
         "Tensor",
+        "Typer",
         "True",
         "None",
     }

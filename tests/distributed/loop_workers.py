@@ -35,9 +35,9 @@ from shardwright import (
     apply_optimizer_in_backward,
     in_backward_optimizer_filter,
 )
+from shardwright.contracts.lookup import Bags
 from shardwright.runtime.sharded.sharded_collection import ShardedCollection
 from shardwright.runtime.step.engine import EngineStep
-from shardwright.runtime.step.lookup import Bags
 
 TYPES = ["row_wise", "table_wise", "data_parallel"]
 TIMEOUT_S = 2.0

@@ -12,9 +12,9 @@ import pytest
 from attrs import evolve
 from tests.distributed import lean_ranks
 
-from shardwright.cli.bench.step import StepSettings, time_step
 from shardwright.plugins import host
 from shardwright.testing.ranks import RankPool
+from shardwright_plugins.commands.bench.step import StepSettings, time_step
 
 pytestmark = pytest.mark.distributed
 

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from shardwright import ShardingPlan
-from shardwright.cli.demo.rank import train_and_evaluate
-from shardwright.cli.demo.result import DemoResult, area_under_curve
-from shardwright.cli.demo.settings import DemoSettings
-from shardwright.cli.demo.synthetic import GenerativeModel
 from shardwright.testing.ranks import RankPool
+from shardwright_plugins.commands.demo.rank import train_and_evaluate
+from shardwright_plugins.commands.demo.result import DemoResult, area_under_curve
+from shardwright_plugins.commands.demo.settings import DemoSettings
+from shardwright_plugins.commands.demo.synthetic import GenerativeModel
 
 pytestmark = pytest.mark.distributed
 

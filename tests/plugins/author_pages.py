@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import shardwright_plugins
+import shardwright
 from shardwright.plugins import KINDS
 
-FOLDER = Path(shardwright_plugins.__file__).parent / "docs" / "authors"
-PAGES = {kind.hook.removeprefix("shardwright_").removesuffix("s"): kind for kind in KINDS}
+FOLDER = Path(shardwright.__file__).parent / "docs" / "authors"
+PAGES = {kind.name: kind for kind in KINDS}
 """Name of a page -> its kind."""
 
 _CONTRACT = re.compile(r"(^```text contract\n).*?(^```$)", re.MULTILINE | re.DOTALL)

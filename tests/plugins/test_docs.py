@@ -1,4 +1,4 @@
-"""What the page on the engine shows is so: pictures, collectives, code, and where it points."""
+"""What the pages show is so: pictures, collectives, code, and where it points."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from shardwright.cli.layouts import drawings
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ParameterSharding
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.plugins import PluginHost
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated
 
 DOCS = Path(shardwright_plugins.__file__).parent / "docs"
 CORE_DOCS = Path(shardwright.__file__).parent / "docs"
-ENGINE, PERFORMANCE = DOCS / "engine.md", DOCS / "performance.md"
+ENGINE = CORE_DOCS / "engine.md"
+TYPES, PERFORMANCE = DOCS / "sharding_types.md", DOCS / "performance.md"
 PAGES = sorted([*DOCS.glob("*.md"), *CORE_DOCS.glob("*.md")])
 PICTURE = "layout "
 CODE = ["acme_clipped.py", "acme_clipped_path.py", "train_clipped.py"]
@@ -47,15 +48,15 @@ def built_in_types() -> list[str]:
     )
 
 
-def test_docs_engine_has_a_picture_of_every_built_in_type() -> None:
-    pictures = [block.name for block in readme.blocks(ENGINE) if block.name.startswith(PICTURE)]
+def test_docs_types_have_a_picture_of_every_built_in_type() -> None:
+    pictures = [block.name for block in readme.blocks(TYPES) if block.name.startswith(PICTURE)]
     assert sorted(pictures) == [PICTURE + name for name in built_in_types()]
 
 
 @pytest.mark.parametrize("name", built_in_types())
-def test_docs_engine_picture_is_what_the_layouts_draw(name: str) -> None:
+def test_docs_types_picture_is_what_the_layouts_draw(name: str) -> None:
     drawn = drawings(name)
-    assert readme.source(PICTURE + name, ENGINE) == drawn + "\n", (
+    assert readme.source(PICTURE + name, TYPES) == drawn + "\n", (
         f"`shardwright layouts --types {name}` now draws what the page does not have:\n{drawn}"
     )
 

@@ -17,11 +17,12 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.parts import Choice
 from shardwright.planning.options.preparation import prepare
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
+from shardwright.plugins import host
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TYPES = ["table_wise", "column_wise", "row_wise", "data_parallel"]
 KIB = 1 << 10
@@ -46,7 +47,7 @@ def planned(tables, topology, constraints):
 
 def space_of(tables, topology, constraints):
     request = Request(topology, Constraints(constraints), 2, FixedPercentageStorageReservation(0.0))
-    return prepare(tables, request, Choice().resolve())
+    return prepare(tables, request, Choice().resolve(host()))
 
 
 def has_plan(space):

@@ -1,4 +1,7 @@
-"""The command line. One file a command; nothing heavy is imported before a command runs."""
+"""The command line. One file a command; nothing heavy is imported before a command runs.
+
+Here are the commands about plans and plugins; others are offered by plugins (`shardwright_commands`).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import Annotated
 import typer
 
 from shardwright import __version__
-from shardwright.cli.bench.command import bench
-from shardwright.cli.demo.command import demo
+from shardwright.cli.docs import docs
 from shardwright.cli.doctor import doctor
 from shardwright.cli.layouts import layouts
 from shardwright.cli.new_plugin import plugin
+from shardwright.cli.offered import Program
 from shardwright.cli.plan import plan
 from shardwright.cli.plans import check, diff, explain
 from shardwright.cli.plugins import plugins
@@ -21,10 +24,11 @@ from shardwright.errors import ShardwrightError
 __all__ = ["app", "main"]
 
 # A command is a function with options, in a module of its own. It is added by its name here.
-_COMMANDS = (check, demo, diff, doctor, explain, layouts, plan, plugins)
+_COMMANDS = (check, diff, docs, doctor, explain, layouts, plan, plugins)
 
 app = typer.Typer(
     name="shardwright",
+    cls=Program,
     help="Shards the embedding tables of recommender models over many devices.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -32,7 +36,6 @@ app = typer.Typer(
 )
 for _command in _COMMANDS:
     app.command()(_command)
-app.add_typer(bench, name="bench")
 app.add_typer(plugin, name="plugin")
 
 

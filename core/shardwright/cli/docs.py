@@ -1,21 +1,81 @@
-"""Where docs are: those of a distribution, and the pages for authors of each kind."""
+"""`shardwright docs`: the pages of core and of plugins; and where the docs of a distribution are."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+import shardwright
+from shardwright.errors import UnknownNameError, nearest
 
 if TYPE_CHECKING:
     from shardwright.offers import Kind, Provenance
     from shardwright.plugins import PluginHost
 
-__all__ = ["docs_of", "kind_pages"]
+__all__ = ["docs", "docs_of", "page_of", "pages"]
 
-_OWN = "shardwright"
 _LABELS = ("documentation", "docs", "homepage", "repository", "source")
 """Labels of links in a distribution's metadata, the best first (PyPA's well-known ones, "Project URLs")."""
+
+_FOLDER = "docs"
+"""Folder of pages inside of a package: core's, and that of any plugin."""
+
+
+@attrs.frozen
+class Page:
+    """One page: Markdown below the folder of docs of a package.
+
+    Attributes:
+        package: The package that has it.
+        path: Its file.
+    """
+
+    package: str
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """What `shardwright docs NAME` takes."""
+        return self.path.stem
+
+    @property
+    def title(self) -> str:
+        """Its first heading."""
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        return next((line.lstrip("# ") for line in lines if line.startswith("# ")), self.name)
+
+
+def docs(
+    name: Annotated[str, typer.Argument(help="Print this page; without it, list all.")] = "",
+) -> None:
+    """List the pages of documentation that are installed, or print one."""
+    from shardwright.plugins import PluginHost
+    from shardwright.settings import STRICT_VARIABLE
+
+    found = pages(PluginHost(environment={**os.environ, STRICT_VARIABLE: ""}))
+    if not name:
+        _print_table(found)
+        return
+    shown = [page for page in found if page.name == name]
+    if not shown:
+        known = sorted({page.name for page in found})
+        raise UnknownNameError(f"no page {name!r}. Known: {', '.join(known)}.{nearest(name, known)}")
+    typer.echo(
+        "\n\n".join(f"{page.path}\n\n{page.path.read_text(encoding='utf-8').rstrip()}" for page in shown)
+    )
+
+
+def pages(host: PluginHost) -> list[Page]:
+    """The pages of core, then those of the packages of plugins, also of plugins that are off or failed."""
+    folders = {_package_folder(record.provenance) for record in host.plugins}
+    roots = [_core(), *sorted(folder for folder in folders if folder is not None)]
+    return [Page(root.name, path) for root in roots for path in sorted((root / _FOLDER).rglob("*.md"))]
 
 
 def docs_of(provenance: Provenance) -> Iterator[str]:
@@ -28,20 +88,35 @@ def docs_of(provenance: Provenance) -> Iterator[str]:
     yield from [urls[label] for label in _LABELS if label in urls][:1]
 
 
-def kind_pages(host: PluginHost, kind: Kind[Any]) -> Iterator[Path]:
-    """The page on a kind: contract, example and tests. It is in the package of the built-ins."""
-    name = kind.title.replace(" ", "_")
-    roots = {_package_folder(record.provenance) for record in host.plugins if record.provenance.is_from(_OWN)}
-    for root in sorted(root for root in roots if root):
-        page = root / "docs" / "authors" / f"{name}.md"
-        if page.is_file():
-            yield page
+def page_of(kind: Kind[Any]) -> Path:
+    """The page for authors of a kind: contract, example and tests."""
+    return _core() / _FOLDER / "authors" / kind.page
+
+
+def _core() -> Path:
+    return Path(shardwright.__file__).parent
 
 
 def _package_folder(provenance: Provenance) -> Path | None:
-    """The folder of the outermost package that a plugin's module is in."""
+    """The folder of the outermost package that a plugin's module is in; None for a module outside of packages."""
     if not provenance.file:
         return None
     path = Path(provenance.file)
+    if path.stem != "__init__" and "." not in provenance.module:
+        return None
     inner = path.parent if path.stem == "__init__" else path
     return inner.parents[provenance.module.count(".") - 1] if "." in provenance.module else inner
+
+
+def _print_table(found: list[Page]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from shardwright.cli.tables import page as width
+
+    table = Table(box=None, pad_edge=False)
+    for header in ("page", "what it is on", "package"):
+        table.add_column(header, overflow="fold")
+    for page in found:
+        table.add_row(*map(Text, (page.name, page.title, page.package)))
+    width().print(table)

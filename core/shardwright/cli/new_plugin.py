@@ -5,28 +5,21 @@ from __future__ import annotations
 import importlib.util
 import re
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, nearest
-from shardwright.offers import qualified
+from shardwright.hookspecs import KINDS
+from shardwright.offers import Kind, qualified
 
 __all__ = ["plugin"]
 
 _TEMPLATES = files("shardwright.cli") / "templates"
 
-# Kind -> the class of the conformance kit.
-_KITS = {
-    "codec": "CodecTests",
-    "comm_backend": "CommBackendTests",
-    "compute_kernel": "ComputeKernelTests",
-    "estimator": "EstimatorTests",
-    "partitioner": "PartitionerTests",
-    "proposer": "ProposerTests",
-    "sharding_type": "ShardingTypeTests",
-}
+_KINDS = {kind.name: kind for kind in KINDS}
 
 plugin = typer.Typer(help="Write plugins.", no_args_is_help=True)
 
@@ -39,7 +32,7 @@ def _plugin() -> None:
 @plugin.command()
 def new(
     name: Annotated[str, typer.Argument(help="What planner and report call it, such as round_robin.")],
-    kind: Annotated[str, typer.Option(help=f"What it is: {', '.join(_KITS)}.")],
+    kind: Annotated[str, typer.Option(help=f"What it is: {', '.join(_KINDS)}.")],
     output: Annotated[Path, typer.Option(help="The folder to write; it must not exist, or be empty.")],
 ) -> None:
     """Write a distribution that installs and passes the conformance kit, to be changed into what you want."""
@@ -59,25 +52,30 @@ def distribution(name: str, kind: str) -> dict[str, str]:
         InvalidInputError: the name is no name for a module.
         UnknownNameError: there is no such kind.
     """
-    kind = _known_kind(kind)
+    row = _known_kind(kind)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise InvalidInputError(
             f"the name {name!r} must begin with a small letter and have small letters, digits and _ only, as "
             "round_robin has: it is also the name of a module"
         )
-    words, package = _words(name, kind), f"shardwright_{name}"
-    sources = {f"{package}/__init__.py": kind, f"tests/test_{name}.py": "test"}
-    sources |= {"pyproject.toml": "pyproject", "README.md": "readme"}
-    if kind == "compute_kernel":
-        sources[f"{package}/lookup.py"] = "lookup"
-    return {path: _filled(template, words) for path, template in sorted(sources.items())}
+    words, package = _words(name, row), f"shardwright_{name}"
+    sources = {
+        f"{package}/{_target(template)}": template for template in (_TEMPLATES / row.template).iterdir()
+    }
+    sources |= {f"tests/test_{name}.py": _TEMPLATES / "test.txt"}
+    sources |= {"pyproject.toml": _TEMPLATES / "pyproject.txt", "README.md": _TEMPLATES / "readme.txt"}
+    return {path: _filled(template.read_text(), words) for path, template in sorted(sources.items())}
 
 
-def _known_kind(kind: str) -> str:
-    kind = kind.replace("-", "_").replace(" ", "_")
-    if kind not in _KITS:
-        raise UnknownNameError(f"no kind {kind!r}. Known: {', '.join(_KITS)}.{nearest(kind, _KITS)}")
-    return kind
+def _target(template: Traversable) -> str:
+    return template.name.removesuffix(".txt")
+
+
+def _known_kind(kind: str) -> Kind[Any]:
+    name = kind.replace("-", "_").replace(" ", "_")
+    if name not in _KINDS:
+        raise UnknownNameError(f"no kind {name!r}. Known: {', '.join(_KINDS)}.{nearest(name, _KINDS)}")
+    return _KINDS[name]
 
 
 def _check_name_is_free(name: str, kind: str) -> None:
@@ -88,8 +86,7 @@ def _check_name_is_free(name: str, kind: str) -> None:
     """
     from shardwright.plugins import host
 
-    label = f"{_known_kind(kind)}s"
-    registry = next(registry for registry in host().registries if registry.kind.label == label)
+    registry = host().registry_of(_known_kind(kind).contract)
     if name in registry:
         entry = registry.entry(name)
         raise DuplicateNameError(
@@ -104,22 +101,21 @@ def _check_name_is_free(name: str, kind: str) -> None:
         )
 
 
-def _words(name: str, kind: str) -> dict[str, str]:
+def _words(name: str, kind: Kind[Any]) -> dict[str, str]:
     parts = [part for part in name.split("_") if part]
     return {
         "ABBREVIATION": ("".join(part[0] for part in parts) + parts[0][1:] + "X").upper()[:2],
         "CLASS": "".join(part.capitalize() for part in parts),
         "DISTRIBUTION": f"shardwright_{name}",
-        "FIXTURE": kind,
-        "KIND": kind.replace("_", " "),
+        "FIXTURE": kind.name,
+        "KIND": kind.title,
         "NAME": name,
         "PROJECT": f"shardwright-{name.replace('_', '-')}",
-        "TESTS": _KITS[kind],
+        "TESTS": kind.kit.rpartition(".")[2],
     }
 
 
-def _filled(template: str, words: dict[str, str]) -> str:
-    text = (_TEMPLATES / f"{template}.txt").read_text()
+def _filled(text: str, words: dict[str, str]) -> str:
     return re.sub("|".join(words), lambda found: words[found[0]], text)
 
 

@@ -63,9 +63,9 @@ def plan(
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
     from shardwright.planning.documents import CONSTRAINTS
-    from shardwright.planning.planner import EmbeddingShardingPlanner
     from shardwright.planning.tables.constraints import Constraints
     from shardwright.planning.tables.workload import Workload
+    from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
     for path in (output, report):
         check_writable(path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from shardwright.cli.docs import docs_of, kind_pages
+from shardwright.cli.docs import docs_of, page_of
 from shardwright.cli.tables import PAGE_WIDTH, page
 from shardwright.errors import UnknownNameError, nearest
 
@@ -106,7 +106,7 @@ def _described(host: PluginHost, row: _Row) -> str:
     for record in host.plugins:
         if record.provenance.plugin == row.plugin and record.provenance.file == row.file:
             entries = [entry for offered in record.entries.values() for entry in offered]
-            lines += [line for entry in entries if entry.name == row.name for line in _contract(host, entry)]
+            lines += [line for entry in entries if entry.name == row.name for line in _contract(entry)]
     return "\n".join(lines)
 
 
@@ -120,7 +120,7 @@ def _fitted(text: str) -> str:
     return "\n".join(lines)
 
 
-def _contract(host: PluginHost, entry: Entry[Any]) -> list[str]:
+def _contract(entry: Entry[Any]) -> list[str]:
     """The contract, its version, other names, where its docs are, and the docstring."""
     from shardwright.plugins import KINDS
 
@@ -129,7 +129,7 @@ def _contract(host: PluginHost, entry: Entry[Any]) -> list[str]:
     contract = kind.contract
     lines = [f"  contract {contract.__module__}.{contract.__name__}, version {item.api}"]
     lines += [f"  docs {place}" for place in docs_of(entry.provenance)]
-    lines += [f"  docs of the kind {page}" for page in kind_pages(host, kind)]
+    lines += [f"  docs of the kind {page_of(kind)}"]
     lines += [f"  also called {', '.join(entry.aliases)}"] if entry.aliases else []
     return [*lines, "", textwrap.indent(inspect.getdoc(item) or "", "  ")]
 

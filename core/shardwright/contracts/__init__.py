@@ -2,6 +2,7 @@
 
 from shardwright.contracts.codec import Codec, CommType
 from shardwright.contracts.comm_backend import CommBackend, Communicator, Work
+from shardwright.contracts.command import Command
 from shardwright.contracts.compute_kernel import ComputeKernel, EmbeddingComputeKernel, KernelRequest
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
@@ -12,6 +13,7 @@ __all__ = [
     "Codec",
     "CommBackend",
     "CommType",
+    "Command",
     "Communicator",
     "ComputeKernel",
     "EmbeddingComputeKernel",

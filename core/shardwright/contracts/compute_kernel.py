@@ -15,7 +15,7 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
 
 if TYPE_CHECKING:
-    from shardwright.runtime.step.lookup import BlockSpec, Lookup
+    from shardwright.contracts.lookup import BlockSpec, Lookup
 
 __all__ = ["ComputeKernel", "KernelRequest"]
 
@@ -87,7 +87,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     preference: ClassVar[int] = 0
     """Among kernels of equal cost the planner takes the highest."""
     batch_major: ClassVar[bool] = False
-    """Shape of what its lookups return, see :class:`shardwright.runtime.step.lookup.Lookup`."""
+    """Shape of what its lookups return, see :class:`shardwright.contracts.lookup.Lookup`."""
 
     takes_ragged_bags: ClassVar[bool] = False
     """Whether pooled lookups may have another number of bags for each slot, with results slot after slot. Of tables

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from shardwright.arguments import brief, checked, checked_only, whole
+from shardwright.arguments import brief, checked_only, whole
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
@@ -42,9 +42,9 @@ from shardwright.planning.tables.constraints import Constraints, ParameterConstr
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Listener, Watch
+from shardwright.plugins import host
 
 if TYPE_CHECKING:
-    from shardwright.contracts.comm_backend import CommBackend
     from shardwright.registry import Registry
 
 _log = logging.getLogger("shardwright")
@@ -53,41 +53,10 @@ WORK_US = 8e6
 """How much work a search may do unless it has a limit of time: microseconds, which make some ten seconds at most."""
 
 
-class EmbeddingShardingPlanner:
-    """Plans how to shard the tables of a model: enumerates options, estimates, searches, rates.
+class TablePlanner:
+    """Plans how to shard tables that are given by their specifications, without torch.
 
-    Args:
-        topology: what to shard over; derived from the process group by ``collective_plan`` if not given.
-        batch_size: samples per rank and step; 512 as in TorchRec if not given, and listed as assumed.
-        constraints: table name, path or pattern (``"user_*"``) -> what is asked of it. Exact names win, then
-            patterns in the order given.
-        estimator: the performance estimator, by name or as an object; the preferred one if not given. Naming it changes
-            nothing but what times are.
-        storage_estimator: the storage estimator, likewise.
-        option_space: what is offered to tables whose constraints name no sharding types or kernels: an
-            :class:`~shardwright.planning.tables.option_space.OptionSpace`, or the name of an estimator for the options
-            that its model was published with; by default all that is offered.
-        proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if
-            not given. As of estimators and partitioners, a name may be followed by arguments,
-            ``"name:key=value,key=value"``, which stand in the plan document and hold for what reads it.
-        partitioner: the partitioner, by name or as an object; the preferred one if not given.
-        storage_reservation: what is kept free of the device's memory for what is not planned (dense layers,
-            activations): a part of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
-        objective: what plans are rated by: ``"largest_rank_time"`` (as in TorchRec), or ``"step_time"``, the sum over
-            the phases of each one's slowest rank.
-        seconds: how long the search may take; at the limit the best plan so far is returned, with its gap. By default
-            the
-            search ends by itself, after a budget of work that takes about ten seconds of one core at most and gives
-            the same plan on any machine.
-        listener: called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the bound
-            improve.
-        progress: show a line on standard error when planning takes longer than a second; by default if that is a
-            terminal. Ctrl-C then ends the search with the best plan so far, a second one ends the program.
-        debug: log and print the report of each plan. Planning is silent otherwise.
-
-    Example:
-        >>> planner = EmbeddingShardingPlanner(topology=Topology(world_size=2, compute_device="cpu"))
-        >>> plan = planner.plan_tables([TableSpec("user_id", 1000, 64)])
+    :class:`shardwright.EmbeddingShardingPlanner` is one that plans for models too, and tells of the arguments.
     """
 
     @checked_only("listener", "progress", "debug")
@@ -136,31 +105,7 @@ class EmbeddingShardingPlanner:
     @staticmethod
     def _load_plugins() -> None:
         """Find and import the plugins now, where the process starts to plan, and not in the first plan."""
-        from shardwright.plugins import host
-
         host().plugins  # noqa: B018 - asking is what loads them
-
-    @checked
-    def plan(self, module: Any, sharders: Sequence[Any]) -> ShardingPlan:
-        """Plan all tables of ``module`` that ``sharders`` can shard.
-
-        Args:
-            module: the model, on any device (``meta`` will do).
-            sharders: module sharders.
-
-        Raises:
-            PlanningError: no plan fits; the text has the numbers and what would help.
-        """
-        from shardwright.runtime.sharded.dense_bytes import dense_bytes
-        from shardwright.runtime.sharded.sharders import collect_tables
-
-        topology = self._known_topology()
-        return self._plan(
-            tuple(collect_tables(module, sharders, compute_device=topology.compute_device)),
-            topology,
-            here=False,
-            dense=dense_bytes(module, sharders),
-        )
 
     def plan_tables(self, tables: Iterable[TableSpec]) -> ShardingPlan:
         """Plan tables given by their specifications; needs no torch.
@@ -170,47 +115,6 @@ class EmbeddingShardingPlanner:
         """
         return self._plan(_as_tables(tables), self._known_topology(), here=False)
 
-    @checked
-    def collective_plan(
-        self,
-        module: Any,
-        sharders: Sequence[Any],
-        process_group: Any = None,
-        *,
-        env: Any = None,
-        comm_backend: str | CommBackend | None = None,
-    ) -> ShardingPlan:
-        """Plan on rank 0 and give every rank the same plan, or the same error.
-
-        Every rank of the process group makes this call; in it, every rank
-
-        1. compares its plugins with the others';
-        2. rank 0 plans, and broadcasts that it still does every few seconds, so that the others may wait as long as
-           that takes, whatever the process group's time-out;
-        3. rank 0 reads the plan document that it has written, and broadcasts it, or what went wrong;
-        4. the others read the document.
-
-        Args:
-            module: the model, on any device.
-            sharders: module sharders.
-            process_group: the ranks; the world by default.
-            env: the ranks, instead of a process group: a ``ShardingEnv``, such as ``ShardingEnv.local()``.
-            comm_backend: what carries the broadcasts, by name or as an object; see ``DistributedModelParallel``.
-
-        Raises:
-            PlanningError: no plan fits; on every rank.
-        """
-        from shardwright.runtime.ranks.collective_planning import on_one_rank
-        from shardwright.runtime.ranks.environment import environment_of
-
-        return on_one_rank(
-            environment_of(env, process_group, comm_backend),
-            lambda env, watch: self._plan_for(env, module, sharders, watch),
-            self._new_watch(),
-            to_text=ShardingPlan.to_json,
-            from_text=ShardingPlan.from_json,
-        )
-
     def _known_topology(self) -> Topology:
         if self._topology is None:
             raise InvalidInputError(
@@ -219,23 +123,6 @@ class EmbeddingShardingPlanner:
                 "or call collective_plan, which derives it from the process group"
             )
         return self._topology
-
-    def _plan_for(self, env: Any, module: Any, sharders: Sequence[Any], watch: Watch) -> ShardingPlan:
-        from shardwright.runtime.sharded.dense_bytes import dense_bytes
-        from shardwright.runtime.sharded.sharders import collect_tables
-
-        topology = self._topology or Topology(
-            world_size=env.world_size,
-            compute_device=env.device_type,
-            local_world_size=env.local_world_size,
-            detected=("world_size", "compute_device", "local_world_size"),
-        )
-        if topology.world_size != env.world_size:
-            raise PlanningError(
-                f"the planner's topology has {topology.world_size} ranks, the process group {env.world_size}"
-            )
-        tables = tuple(collect_tables(module, sharders, compute_device=topology.compute_device))
-        return self._plan(tables, topology, here=True, dense=dense_bytes(module, sharders), watch=watch)
 
     def _plan(
         self,
@@ -251,7 +138,7 @@ class EmbeddingShardingPlanner:
         # A search breaks ties by the order of tables: theirs must not come from the caller, nor the plan from it.
         given, tables = tables, tuple(sorted(tables, key=_natural_order))
         watch = watch or self._new_watch()
-        parts = self._choice.resolve()
+        parts = self._choice.resolve(host())
         reservation = self._reservation
         if reservation is not None and dense is not None:
             reservation = reservation.with_dense(dense)
@@ -393,10 +280,8 @@ def _check_layouts(space: SearchSpace, proposal: Ints) -> None:
 
 def _origins(space: SearchSpace, result: SearchResult, parts: Parts) -> list[dict[str, str]]:
     """Which plugins made the plan, with the distributions and versions they come from."""
-    from shardwright.plugins import host
-
     assert result.proposal is not None
-    options, chosen, registries = space.options, result.proposal.tolist(), host()
+    options, chosen, registries = space.options, result.proposal.tolist(), parts.plugins
     used: list[tuple[Registry[Any], Any]] = [
         *((registries.sharding_types, options.type_of(option)) for option in set(chosen)),
         *((registries.compute_kernels, options.kernel_of(option)) for option in set(chosen)),

@@ -16,16 +16,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from shardwright.hookspecs import KINDS
+
+# The class of tests of each kind, and helpers for tests of one's own.
 _MODULE_OF_NAME = {
-    "CodecTests": "codecs",
-    "CommBackendTests": "comm_backends",
-    "ComputeKernelTests": "compute_kernels",
-    "EstimatorTests": "estimators",
-    "PartitionerTests": "partitioners",
-    "ProposerTests": "proposers",
+    **{name: module for module, _, name in (kind.kit.rpartition(".") for kind in KINDS)},
     "RankError": "ranks",
     "RankPool": "ranks",
-    "ShardingTypeTests": "sharding_types",
     "SimulatedCommunicator": "simulated",
     "check_codec": "codecs",
     "installed": "guests",

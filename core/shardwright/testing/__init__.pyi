@@ -2,6 +2,7 @@
 from shardwright.testing.codecs import CodecTests as CodecTests
 from shardwright.testing.codecs import check_codec as check_codec
 from shardwright.testing.comm_backends import CommBackendTests as CommBackendTests
+from shardwright.testing.commands import CommandTests as CommandTests
 from shardwright.testing.compute_kernels import ComputeKernelTests as ComputeKernelTests
 from shardwright.testing.estimators import EstimatorTests as EstimatorTests
 from shardwright.testing.guests import installed as installed

@@ -13,6 +13,8 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.layouts.layout import Layout, Routed
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
+from shardwright.runtime.routed.hierarchical import HostReturn
+from shardwright.runtime.routed.return_paths import return_path_of
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.cases import Case, shardings_of
 
@@ -29,8 +31,8 @@ def expected_collectives(case: Case, num_steps: int) -> list[int]:
     specs = case.specs()
     plan = shardings_of(case, specs)
     routed = {flow for own in plan.values() for flow in own.layout.dataflows if isinstance(flow, Routed)}
-    ways = {flow.return_path(is_pooled=case.is_pooled).__name__ for flow in routed}
-    crosses = "HostReturn" in ways and case.local_world_size not in (None, case.world_size)
+    ways = {return_path_of(flow, is_pooled=case.is_pooled) for flow in routed}
+    crosses = HostReturn in ways and case.local_world_size not in (None, case.world_size)
     count = 1 + 3 * bool(ways) + 4 * crosses - 2 * (crosses and len(ways) == 1)
     copied = {name: parts for name, own in plan.items() if (parts := _replicated(own.layout))}
     if case.world_size == 1 or not copied:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from shardwright.contracts import ComputeKernel
+from shardwright.contracts.lookup import BlockSpec
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
 from shardwright.runtime.step.learning_rates import LearningRates
-from shardwright.runtime.step.lookup import BlockSpec
 from shardwright.testing.kernel_checks import (
     check_close,
     check_declared,

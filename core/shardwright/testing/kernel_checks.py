@@ -13,9 +13,9 @@ from torch import Tensor
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.tables.spec import DataType
-from shardwright.runtime.step.lookup import Bags, BlockSpec, Lookup
 from shardwright.testing.guesses import sums_look_like, updates_look_like
 from shardwright.testing.keys import RowsOfKeys, keys_of
 from shardwright.testing.loops import OPTIMIZERS, Batch, Loops, build, draw_batch

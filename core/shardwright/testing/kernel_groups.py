@@ -12,9 +12,9 @@ import torch
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
-from shardwright.runtime.step.lookup import BlockSpec, Lookup
 from shardwright.testing.loops import (
     OPTIMIZERS,
     Batch,

@@ -12,8 +12,8 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.runtime.step.lookup import Bags, BlockSpec, Lookup
 
 SIGHTINGS = 3
 """How often the kit has an id looked up in training before it must have a row."""

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.step.lookup import Bags, BlockSpec, Lookup
 from shardwright.testing.keys import AllKeys, RowsOfKeys
 
 CPU = torch.device("cpu")

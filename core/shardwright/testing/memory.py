@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardwright.runtime.step.lookup import Lookup
+from shardwright.contracts.lookup import Lookup
 
 
 def held_bytes(*values: Any) -> int:

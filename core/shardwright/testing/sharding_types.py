@@ -20,9 +20,9 @@ from shardwright.contracts import ShardingType
 from shardwright.errors import InvalidInputError
 from shardwright.planning.layouts.layout import Block, Layout, from_data, to_data
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 from shardwright.testing.asked import PLAIN, SHAPES, Asked, dataflow_of
 from shardwright.testing.cases import Case
 from shardwright.testing.checkpoints import check_checkpoint

@@ -1,17 +1,11 @@
-"""What brings results between ranks: the built-in comm backends, and the codecs whose bytes they move.
-
-Thin: torch is imported when a process group is connected.
-"""
+"""The built-in comm backends. Thin: torch is imported when a process group is connected."""
 
 from __future__ import annotations
 
 from shardwright.contracts import CommBackend
 from shardwright.hookspecs import hookimpl
-from shardwright_plugins.codecs import shardwright_codecs
 from shardwright_plugins.comm_backends.gloo import Gloo
 from shardwright_plugins.comm_backends.nccl import Nccl
-
-__all__ = ["shardwright_codecs", "shardwright_comm_backends"]
 
 
 @hookimpl

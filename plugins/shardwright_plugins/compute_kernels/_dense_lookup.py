@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.runtime.step.lookup import Bags, BlockSpec, Lookup
+from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.runtime.step.row_gradients import row_gradients
 from shardwright_plugins.compute_kernels._torch_rows import TorchRows
 

@@ -20,9 +20,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
+from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.tables.spec import DataType
-from shardwright.runtime.step.lookup import Bags, BlockSpec, Lookup
 from shardwright.runtime.step.segments import starts_of, sums, take
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
 

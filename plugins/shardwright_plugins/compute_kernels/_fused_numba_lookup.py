@@ -18,7 +18,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.runtime.step.lookup import Bags, BlockSpec, Lookup
+from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright_plugins.compute_kernels import _numba_loops as loops
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
 

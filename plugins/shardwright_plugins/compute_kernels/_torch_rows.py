@@ -12,8 +12,8 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from shardwright.contracts.lookup import Bags, BlockSpec
 from shardwright.modules.embedding_configs import dtype_of
-from shardwright.runtime.step.lookup import Bags, BlockSpec
 from shardwright.runtime.step.row_gradients import bag_sums
 
 

@@ -10,7 +10,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import EmbeddingLocation
 from torch import Tensor
 
-from shardwright.runtime.step.lookup import Bags, BlockSpec, Lookup
+from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright_plugins.compute_kernels._fused_lookup import FusedLookup, table_batched_embedding
 
 _ALGORITHMS = {"lru": CacheAlgorithm.LRU, "lfu": CacheAlgorithm.LFU}

@@ -10,7 +10,7 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright_plugins.compute_kernels._optimizers import can_train, state_bytes, weight_bytes
 
 if TYPE_CHECKING:
-    from shardwright.runtime.step.lookup import BlockSpec, Lookup
+    from shardwright.contracts.lookup import BlockSpec, Lookup
 
 _STATE_IN_WEIGHTS_TYPE = frozenset({"adagrad"})
 """``torch.optim.Adagrad`` keeps its sums in the weights' type; other optimizers keep float32."""

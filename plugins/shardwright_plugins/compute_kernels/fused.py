@@ -12,7 +12,7 @@ from shardwright.planning.tables.spec import DataType
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE, can_run, trained_bytes
 
 if TYPE_CHECKING:
-    from shardwright.runtime.step.lookup import BlockSpec, Lookup
+    from shardwright.contracts.lookup import BlockSpec, Lookup
 
 # What FBGEMM 1.8's table-batched embedding accepts on each device: its CPU backward knows three optimizers and no
 # bfloat16 weights ("not implemented for 'BFloat16'", "Optimizer adam is not supported in CPU mode").

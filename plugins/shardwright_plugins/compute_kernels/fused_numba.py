@@ -13,7 +13,7 @@ from shardwright.planning.tables.spec import DataType
 from shardwright_plugins.compute_kernels._optimizers import PARAMETERS, ROW_WISE, can_run, trained_bytes
 
 if TYPE_CHECKING:
-    from shardwright.runtime.step.lookup import BlockSpec, Lookup
+    from shardwright.contracts.lookup import BlockSpec, Lookup
 
 
 class FusedNumba(ComputeKernel):

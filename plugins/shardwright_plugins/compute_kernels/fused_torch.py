@@ -16,7 +16,7 @@ from shardwright_plugins.compute_kernels._optimizers import (
 )
 
 if TYPE_CHECKING:
-    from shardwright.runtime.step.lookup import BlockSpec, Lookup
+    from shardwright.contracts.lookup import BlockSpec, Lookup
 
 
 class FusedTorch(ComputeKernel):

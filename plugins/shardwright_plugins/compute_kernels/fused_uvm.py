@@ -11,7 +11,7 @@ from shardwright_plugins.compute_kernels._uvm import BANDWIDTH_FRACTION, uvm_byt
 from shardwright_plugins.compute_kernels.fused import fused_key
 
 if TYPE_CHECKING:
-    from shardwright.runtime.step.lookup import BlockSpec, Lookup
+    from shardwright.contracts.lookup import BlockSpec, Lookup
 
 
 class FusedUvm(ComputeKernel):

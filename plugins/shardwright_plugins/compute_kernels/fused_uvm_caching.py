@@ -17,7 +17,7 @@ from shardwright_plugins.compute_kernels._uvm import BANDWIDTH_FRACTION, uvm_byt
 from shardwright_plugins.compute_kernels.fused import fused_key
 
 if TYPE_CHECKING:
-    from shardwright.runtime.step.lookup import BlockSpec, Lookup
+    from shardwright.contracts.lookup import BlockSpec, Lookup
 
 _ROWS_OF_A_SET = 32  # FBGEMM's cache is associative in sets of as many rows (DEFAULT_ASSOC)
 # FBGEMM 1.8, SplitTableBatchedEmbeddingBagsCodegen._apply_cache_state: which row a slot holds (8 bytes a slot), when it

@@ -9,10 +9,12 @@ import pytest
 from shardwright_torchrec.live import TorchRecLive, TorchRecLiveStorage
 
 import shardwright as sw
+from shardwright.hookspecs import KINDS
 from shardwright.testing import EstimatorTests
 
-KINDS = ("sharding_types", "proposers", "estimators", "partitioners", "compute_kernels", "comm_backends")
-BUILT_IN = [EntryPoint(f"builtin_{kind}", f"shardwright_plugins.{kind}", "shardwright") for kind in KINDS]
+BUILT_IN = [
+    EntryPoint(f"builtin_{kind.label}", f"shardwright_plugins.{kind.label}", "shardwright") for kind in KINDS
+]
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ from shardwright.contracts import Estimator, Proposer
 from shardwright.errors import InvalidInputError, UnknownPluginError
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.report.explain import explain_table
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TABLE = TableSpec("t", 10, 8, ["f"])
 

@@ -17,11 +17,11 @@ from shardwright.planning.documents import CONSTRAINTS, PLAN, WORKLOAD, Document
 from shardwright.planning.documents.schemas import FOLDER, load_schema, schema_names
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.tables.workload import Workload
 from shardwright.plugins import use_host
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 PAGE = Path(shardwright.__file__).parent / "docs" / "documents.md"
 KINDS = {"workload": WORKLOAD, "constraints": CONSTRAINTS, "plan": PLAN}

@@ -22,11 +22,12 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.parts import Choice
 from shardwright.planning.options.preparation import prepare
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.progress import progress_text, shown
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Progress, Watch
+from shardwright.plugins import host
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TABLES = [TableSpec(f"t{i}", 10 + i, 8, ["f"]) for i in range(12)]
 
@@ -167,7 +168,7 @@ def test_prepare_on_another_thread_ends_when_its_watch_is_interrupted(host_with)
     rules = Constraints({"*": ParameterConstraints(sharding_types=["slow"])})
     request = Request(Topology(2, "cpu", ddr_cap=1_000_000), rules, 64, None)
     with host_with(sharding_types=[slow_type(counted, note)]), pytest.raises(KeyboardInterrupt):
-        prepare(TABLES, request, Choice().resolve(), watch=watch)
+        prepare(TABLES, request, Choice().resolve(host()), watch=watch)
     assert counted == []
 
 

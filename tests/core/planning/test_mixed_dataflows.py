@@ -19,11 +19,11 @@ from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import synchronised_bytes, traffic_bytes
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.report.drawing import draw
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host, use_host
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TABLE = TableSpec("t", 11, 8, ["f"], pooling="NONE")
 RANKS = Topology(2, "cpu")

@@ -14,10 +14,10 @@ from shardwright.errors import InvalidInputError, NoPlanError, PlanningError, Un
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TABLES = [
     TableSpec("a", 10, 8, ["f"]),
@@ -284,7 +284,7 @@ def test_planning_imports_no_torch():
 import sys
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 from shardwright.planning.machines.topology import Topology
 from shardwright.plugins import host
 from shardwright.planning.plan import document

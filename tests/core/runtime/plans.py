@@ -14,6 +14,7 @@ from torch import nn
 
 from shardwright import hookimpl
 from shardwright.contracts import ComputeKernel
+from shardwright.contracts.lookup import Lookup
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.planning.layouts.layout import Block, ColumnRange, Dataflow, Exchange, Layout, Replicate
 from shardwright.planning.layouts.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
@@ -23,6 +24,7 @@ from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
 from shardwright.plugins import PluginHost
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import Paths, RoutingPlan, plan_routing
+from shardwright.runtime.routed.return_paths import return_path_of
 from shardwright.runtime.sharded.sharders import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
@@ -30,7 +32,6 @@ from shardwright.runtime.sharded.sharders import (
 )
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.inputs import BatchReader
-from shardwright.runtime.step.lookup import Lookup
 from shardwright.sparse import KeyedJaggedTensor
 
 torch.set_num_threads(1)
@@ -196,7 +197,7 @@ class PathsHere(Paths):
         self._is_pooled = is_pooled
 
     def of(self, table, sharding, dataflow):
-        path = dataflow.return_path(is_pooled=self._is_pooled)
+        path = return_path_of(dataflow, is_pooled=self._is_pooled)
         return path, not path.keeps_empty_bags
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from shardwright.contracts import ComputeKernel
+from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.plugins import host
-from shardwright.runtime.step.lookup import BlockSpec, Lookup
 from shardwright.testing.loops import (
     CPU,
     OPTIMIZERS,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tests.plugins.compute_kernels.loops import CPU, block_spec, kernel_of
 
+from shardwright.contracts.lookup import Bags, Lookup
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.runtime.step.lookup import Bags, Lookup
 
 pytest.importorskip("numba")
 

@@ -13,9 +13,9 @@ import torch
 import shardwright as sw
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.planning.search.placement import ProposedShards
 from shardwright.plugins import host
-from shardwright.runtime.step.lookup import Bags, BlockSpec, Lookup
 
 
 class Delegate:

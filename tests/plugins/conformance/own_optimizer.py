@@ -10,10 +10,10 @@ from tests.plugins.conformance.mutants import Delegate
 
 import shardwright as sw
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.lookup import BlockSpec
 from shardwright.optim.fused import renaming
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.plugins import host
-from shardwright.runtime.step.lookup import BlockSpec
 
 NAME = "touched_momentum"
 

@@ -21,12 +21,16 @@ PIP = (
 )
 
 
-QUICK = {"codec", "partitioner"}  # the others' kits take longer than a suite that runs often should
+QUICK = {
+    "codec",
+    "command",
+    "partitioner",
+}  # the others' kits take longer than a suite that runs often should
 
 
 def kinds() -> list[object]:
-    titles = [kind.title.replace(" ", "_") for kind in KINDS]
-    return [title if title in QUICK else pytest.param(title, marks=pytest.mark.slow) for title in titles]
+    names = [kind.name for kind in KINDS]
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.mark.timeout(400)

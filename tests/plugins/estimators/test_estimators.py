@@ -5,11 +5,11 @@ import pytest
 from shardwright.errors import PlanningError
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
 from shardwright.plugins import host
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 
 def options_of(table, topology, *, batch_size=1, **rule):

@@ -24,7 +24,6 @@ from tests.plugins.estimators.torchrec_cases import (
 
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.tables.constraints import ParameterConstraints
@@ -32,6 +31,7 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TOLERATED = 1e-6
 CASES = json.loads(GOLDEN.read_text())
@@ -168,7 +168,7 @@ def test_option_space_is_recorded_and_had_again_from_the_document():
     for space in ("torchrec", few):
         planner = EmbeddingShardingPlanner(Topology(4, "cuda"), 64, option_space=space)
         plan = ShardingPlan.from_json(planner.plan_tables([table]).to_json())
-        again = Rederived.of(plan)
+        again = Rederived.of(plan, host())
         assert again.options.num_options == planner.report.space.options.num_options
         assert check_plan(plan).problems == []
     assert "options: an option space of the caller's" in str(planner.report)

@@ -143,8 +143,8 @@ def run(*words: object) -> Outcome:
             mock.patch.object(sys, "argv", ["shardwright", *map(str, words)]),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
-            mock.patch("shardwright.cli.demo.command._run"),
-            mock.patch("shardwright.cli.bench.command.run_suite"),
+            mock.patch("shardwright_plugins.commands.demo.command._run"),
+            mock.patch("shardwright_plugins.commands.bench.command.run_suite"),
         ):
             main()
     except SystemExit as ended:

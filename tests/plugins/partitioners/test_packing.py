@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shardwright.planning.options.parts import Choice
 from shardwright.planning.search.placement import Misfit, ProposedShards
+from shardwright.plugins import host
 from shardwright_plugins.partitioners.exact import Exact
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
 from shardwright_plugins.partitioners.longest_first import LongestFirst
@@ -57,7 +58,7 @@ def test_exact_answers_the_same_twice():
 
 
 def test_exact_is_the_last_resort_of_every_planner():
-    assert [part.name for part in Choice().resolve().last_resorts] == ["exact"]
+    assert [part.name for part in Choice().resolve(host()).last_resorts] == ["exact"]
 
 
 @settings(max_examples=40, deadline=None)

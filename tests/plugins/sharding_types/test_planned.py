@@ -11,9 +11,9 @@ import pytest
 from shardwright.errors import NoPlanError, PlanError
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TYPES = (
     "column_wise",

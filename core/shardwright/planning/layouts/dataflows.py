@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class Dataflow(ABC):
     """How ids reach the blocks of a layout and how partial results come home.
 
-    A descriptor: a frozen attrs class of plain data, hashable, that imports its runtime only when asked. Most
+    A descriptor: a frozen attrs class of plain data, hashable. What runs core's own dataflows, the runtime knows, by
+    their classes. A plugin's dataflow names what runs it by the methods below, which import it only when asked. Most
     dataflows are :class:`Routed`; others bring a :class:`shardwright.runtime.step.part.Part` of their own.
     """
 
@@ -26,24 +27,28 @@ class Dataflow(ABC):
     """Whether partial sums are added inside a host before they cross to others."""
 
     @abstractmethod
-    def part(self) -> type[Part]:
-        """What runs all tables of a module that ask for such a dataflow (imports torch)."""
+    def part(self) -> type[Part] | None:
+        """The class that runs all tables of a module with such a dataflow.
+
+        ``None``: the one that runs the class this one derives from.
+        """
 
 
 class Routed(Dataflow):
     """Ids are sent to the ranks that own their rows; what differs is the way results take home."""
 
-    def part(self) -> type[Part]:  # noqa: D102
-        from shardwright.runtime.routed.tables import RoutedTables
-
-        return RoutedTables
+    def part(self) -> type[Part] | None:  # noqa: D102
+        return None
 
     @abstractmethod
-    def return_path(self, *, is_pooled: bool) -> type[ReturnPath]:
+    def return_path(self, *, is_pooled: bool) -> type[ReturnPath] | None:
         """The way results take home, and gradients back; tables with one way share its collectives.
 
         Args:
             is_pooled: one result per bag, a partial sum where rows are cut; else one per id.
+
+        Returns:
+            A class, or whatever makes a path when it is called; ``None``: that of the class it derives from.
         """
 
 
@@ -53,10 +58,8 @@ class Exchange(Routed):
 
     name: ClassVar[str] = "exchange"
 
-    def return_path(self, *, is_pooled: bool) -> type[ReturnPath]:  # noqa: D102
-        from shardwright.runtime.routed.direct import DirectReturn
-
-        return DirectReturn
+    def return_path(self, *, is_pooled: bool) -> type[ReturnPath] | None:  # noqa: D102
+        return None
 
 
 @frozen
@@ -69,11 +72,8 @@ class Hierarchical(Routed):
     name: ClassVar[str] = "hierarchical"
     sums_inside_host: ClassVar[bool] = True
 
-    def return_path(self, *, is_pooled: bool) -> type[ReturnPath]:  # noqa: D102
-        from shardwright.runtime.routed.direct import DirectReturn
-        from shardwright.runtime.routed.hierarchical import HostReturn
-
-        return HostReturn if is_pooled else DirectReturn
+    def return_path(self, *, is_pooled: bool) -> type[ReturnPath] | None:  # noqa: D102
+        return None
 
 
 @frozen
@@ -86,10 +86,8 @@ class Replicate(Dataflow):
     name: ClassVar[str] = "replicate"
     is_replicated: ClassVar[bool] = True
 
-    def part(self) -> type[Part]:  # noqa: D102
-        from shardwright.runtime.replicated.tables import ReplicatedTables
-
-        return ReplicatedTables
+    def part(self) -> type[Part] | None:  # noqa: D102
+        return None
 
 
 DATAFLOWS: tuple[type[Dataflow], ...] = (Exchange, Hierarchical, Replicate)

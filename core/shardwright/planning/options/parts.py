@@ -17,6 +17,7 @@ from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.option_space import OptionSpace
 
 if TYPE_CHECKING:
+    from shardwright.plugins import PluginHost
     from shardwright.registry import Registry
 
 _Part = TypeVar("_Part", Estimator, Proposer, Partitioner)
@@ -34,6 +35,7 @@ class Parts:
         last_resorts: partitioners that are asked where none fitted.
         option_space: what is offered to tables of which nothing is asked; ``None``: what the performance estimator can
             tell the time of. Or the estimator that such a space was published with.
+        plugins: where they come from, and sharding types and kernels are.
         given: what was chosen and not merely preferred, as JSON data by the planner's argument.
     """
 
@@ -41,6 +43,7 @@ class Parts:
     storage: Estimator
     proposers: tuple[Proposer, ...]
     partitioner: Partitioner
+    plugins: PluginHost = field(repr=False)
     last_resorts: tuple[Partitioner, ...] = ()
     option_space: OptionSpace | Estimator | None = None
     given: Mapping[str, Any] = field(factory=dict)
@@ -67,16 +70,16 @@ class Choice:
     partitioner: str | Partitioner | None = None
     option_space: str | OptionSpace | None = None
 
-    def resolve(self) -> Parts:
+    def resolve(self, plugins: PluginHost) -> Parts:
         """The parts themselves: what was chosen, and the preferred ones for the rest.
+
+        Args:
+            plugins: what is installed.
 
         Raises:
             UnknownPluginError: a name is not known, or nothing is loaded that may be taken unasked.
             InvalidInputError: an estimator measures something else.
         """
-        from shardwright.plugins import host
-
-        plugins = host()
         performance = _estimator(plugins.estimators, self.estimator, PERFORMANCE, "estimator")
         return Parts(
             performance=performance,
@@ -89,6 +92,7 @@ class Choice:
                 else made(plugins.partitioners, self.partitioner, "partitioner")
             ),
             last_resorts=tuple(_last_resorts(plugins.partitioners)) if self.partitioner is None else (),
+            plugins=plugins,
             given=self._given(),  # what was chosen is known to be of its kind by now
         )
 

@@ -38,14 +38,12 @@ def prepare(
         NoPlanError: constraints contradict each other.
         UnknownNameError: the constraints name a table, type or kernel that does not exist.
     """
-    from shardwright.plugins import host
-
     rules = RankRules.of(request.constraints, tables, request.topology)
     options = enumerate_options(
         tables,
         request.topology,
         request.constraints,
-        host(),
+        parts.plugins,
         batch_size=request.batch_size,
         here=here,
         fold_tables=parts.performance.answers_by_shape and parts.storage.answers_by_shape,

@@ -11,6 +11,7 @@ from shardwright.arguments import checked, typed
 from shardwright.errors import InvalidInputError
 from shardwright.planning.layouts.layout import Block, ColumnRange, Layout
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
+from shardwright.plugins import host
 
 
 @frozen
@@ -129,7 +130,7 @@ class ShardingPlan:
         """
         from shardwright.planning.plan.reading import read_plan
 
-        return read_plan(text)
+        return read_plan(text, host())
 
     def __str__(self) -> str:
         return "\n\n".join(_module_text(path, plan) for path, plan in self.plan.items())

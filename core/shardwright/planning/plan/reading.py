@@ -34,11 +34,16 @@ from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.spec import TableSpec
 
 if TYPE_CHECKING:
+    from shardwright.plugins import PluginHost
     from shardwright.registry import Registry
 
 
-def read_plan(text: str) -> ShardingPlan:
+def read_plan(text: str, plugins: PluginHost) -> ShardingPlan:
     """The plan in a document.
+
+    Args:
+        text: of the document.
+        plugins: whose sharding types and kernels it names.
 
     Raises:
         PlanError: the document is malformed, names what is not known, or its shards do not cover each row and
@@ -48,7 +53,7 @@ def read_plan(text: str) -> ShardingPlan:
     if isinstance(document, dict):
         _check_format(document)
     PLAN.check(document)
-    reader = _Reader(_ranks_of(document), AskedTables.of(document))
+    reader = _Reader(_ranks_of(document), AskedTables.of(document), plugins)
     plan = {
         path: EmbeddingModuleShardingPlan(
             (name, reader.table(path, name, entry)) for name, entry in tables.items()
@@ -119,11 +124,9 @@ def _has_runs(shards: Sequence[Mapping[str, Any]]) -> bool:
 class _Reader:
     """Reads the tables of a document, whose form is known to be right, for one topology."""
 
-    def __init__(self, topology: Topology, asked: AskedTables) -> None:
-        from shardwright.plugins import host
-
-        self._types: Registry[ShardingType] = host().sharding_types
-        self._kernels = host().compute_kernels
+    def __init__(self, topology: Topology, asked: AskedTables, plugins: PluginHost) -> None:
+        self._types: Registry[ShardingType] = plugins.sharding_types
+        self._kernels = plugins.compute_kernels
         self._topology = topology
         self._world_size = topology.world_size
         self._device = topology.compute_device

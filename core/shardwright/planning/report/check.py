@@ -22,6 +22,7 @@ from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.search.objectives import OBJECTIVES
 from shardwright.planning.text import bytes_text
 from shardwright.planning.watch import gap_of
+from shardwright.plugins import host
 
 _GAP_TOLERANCE = 1e-6
 
@@ -53,7 +54,7 @@ def check_plan(plan: ShardingPlan) -> CheckedPlan:
         PlanError: the document does not say what the planner was asked.
         ShardwrightError: what it was asked cannot be asked here, for a plugin is missing, say.
     """
-    again = Rederived.of(plan)
+    again = Rederived.of(plan, host())
     claims = plan.document.get("objective", {})
     added = _AddedUp.of(again)
     problems = [*added.unknown]
@@ -80,7 +81,11 @@ def real_value_ms(plan: ShardingPlan) -> float | None:
     Raises:
         ShardwrightError: what it was asked cannot be asked here, for a plugin is missing, say.
     """
-    return _AddedUp.of(Rederived.of(plan)).value_ms if "tables" in plan.document.get("inputs", {}) else None
+    return (
+        _AddedUp.of(Rederived.of(plan, host())).value_ms
+        if "tables" in plan.document.get("inputs", {})
+        else None
+    )
 
 
 def is_stated(value_ms: float, plan: ShardingPlan) -> bool:

@@ -19,6 +19,7 @@ from shardwright.planning.search.objectives import OBJECTIVES, Phases, phase_loa
 from shardwright.planning.search.placement import Misfit, PlacedPlan, fixed_misfit, propose
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
+from shardwright.plugins import host
 
 
 @frozen
@@ -90,7 +91,7 @@ def explain_table(plan: ShardingPlan, table: str) -> Explanation:
         UnknownNameError: the plan has no such table; the text has the nearest.
         PlanError: the document does not say what the planner was asked, or a table's shards are those of no option.
     """
-    again = Rederived.of(plan)
+    again = Rederived.of(plan, host())
     return _Explainer(again, again.placed_plan(), _position(again, table)).explanation()
 
 

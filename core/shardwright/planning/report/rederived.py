@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -36,6 +36,9 @@ from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 
+if TYPE_CHECKING:
+    from shardwright.plugins import PluginHost
+
 
 @frozen(eq=False)
 class Rederived:
@@ -52,8 +55,12 @@ class Rederived:
     parts: Parts
 
     @classmethod
-    def of(cls, plan: ShardingPlan) -> Rederived:
+    def of(cls, plan: ShardingPlan, plugins: PluginHost) -> Rederived:
         """Ask sharding types and estimators again what the planner asked.
+
+        Args:
+            plan: with the document that says what was asked.
+            plugins: what is installed.
 
         Raises:
             PlanError: the document does not say what was asked, or speaks of other tables than its plan.
@@ -70,7 +77,7 @@ class Rederived:
         tables = list(asked.tables.values())
         _check_same_tables(asked, plan)
         with reading_inputs():
-            parts = _parts_of(inputs)
+            parts = _parts_of(inputs, plugins)
             request = _request_of(document, asked.constraints)
         space = prepare(tables, request, parts)
         objective = document.get("objective", {}).get("name", LARGEST_RANK_TIME)
@@ -234,13 +241,13 @@ def _check_same_tables(asked: AskedTables, plan: ShardingPlan) -> None:
             )
 
 
-def _parts_of(inputs: Mapping[str, Any]) -> Parts:
+def _parts_of(inputs: Mapping[str, Any], plugins: PluginHost) -> Parts:
     space = _value(inputs, "option_space") if "option_space" in inputs else None
     return Choice(
         estimator=_value(inputs, "estimator"),
         storage_estimator=_value(inputs, "storage_estimator"),
         option_space=OptionSpace.from_data(space) if isinstance(space, Mapping) else space,
-    ).resolve()
+    ).resolve(plugins)
 
 
 def _request_of(document: Mapping[str, Any], constraints: Constraints) -> Request:

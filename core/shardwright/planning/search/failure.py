@@ -138,14 +138,12 @@ def _freed_space(
     space: SearchSpace, table: TableSpec, request: Request, parts: Parts, *, here: bool
 ) -> SearchSpace:
     """The options of one table without its constraints on types and kernels, and their memory."""
-    from shardwright.plugins import host
-
     rule = attrs.evolve(request.constraints.of(table), sharding_types=None, compute_kernels=None)
     options = enumerate_options(
         [table],
         space.topology,
         Constraints({table.path: rule}),
-        host(),
+        parts.plugins,
         batch_size=request.batch_size,
         here=here,
         space=parts.space(space.topology),

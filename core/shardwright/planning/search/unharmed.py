@@ -8,6 +8,8 @@ Legend: A tables, T distinct tables, O options, S runs of shards.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 import numpy as np
 
@@ -19,6 +21,10 @@ from shardwright.planning.search.placement import Placed
 from shardwright.planning.search.search import SearchResult, search
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.watch import Watch
+
+if TYPE_CHECKING:
+    from shardwright.contracts.sharding_type import ShardingType
+    from shardwright.registry import Registry
 
 # The part of the time and the work that the search without strangers' options may use.
 _OF_FIRST = 0.5
@@ -36,7 +42,7 @@ def search_unharmed(space: SearchSpace, constraints: Constraints, parts: Parts, 
     Raises:
         PlanningError: a proposer or a partitioner broke its contract.
     """
-    kept = _without_strangers(space.options, constraints)
+    kept = _without_strangers(space.options, constraints, parts.plugins.sharding_types)
     if kept.all():
         return _search(space, parts, watch)
     first = _search(_part_of(space, kept), parts, watch.part(_OF_FIRST))
@@ -57,14 +63,12 @@ def _search(space: SearchSpace, parts: Parts, watch: Watch) -> SearchResult:
     return search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts, watch=watch)
 
 
-def _without_strangers(options: Options, constraints: Constraints) -> Bools:
+def _without_strangers(options: Options, constraints: Constraints, types: Registry[ShardingType]) -> Bools:
     """The options that are there without other distributions' sharding types, or by a name in constraints: ``[O]``.
 
     All options of a table that has no such ones.
     """
-    from shardwright.plugins import host
-
-    entries = host().sharding_types.entries
+    entries = types.entries
     is_own = np.array([entries[kind.name].provenance.is_own for kind in options.sharding_types], dtype=bool)
     is_asked = np.array([constraints.of(table).sharding_types is not None for table in options.tables])
     kept = is_own[options.sharding_type] | is_asked[options.table]

@@ -200,7 +200,9 @@ class _Ranks:
         self._group = None
         if env.process_group is not None and env.world_size > 1:
             members = dist.get_process_group_ranks(env.process_group)
-            self._group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+            # What is said while files are written is in the host's memory, whatever device the tables are on.
+            backend = dist.Backend.default_device_backend_map["cpu"]
+            self._group = dist.new_group(members, backend=backend, use_local_synchronization=True)
 
     @classmethod
     def of(cls, model: nn.Module) -> _Ranks:

@@ -30,7 +30,12 @@ from torch.profiler import record_function
 
 from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.runtime.pipeline.batch_settings import BatchSettings
-from shardwright.runtime.pipeline.batch_tree import (
+from shardwright.runtime.pipeline.fetching import NO_FORM, Fetched, Fetcher
+from shardwright.runtime.pipeline.status_word import StatusWord
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
+from shardwright.runtime.sharded.sharded_collection import ShardedCollection
+from shardwright.runtime.step.batch_tree import (
     Path,
     follow,
     is_same,
@@ -38,11 +43,6 @@ from shardwright.runtime.pipeline.batch_tree import (
     path_text,
     record_stream,
 )
-from shardwright.runtime.pipeline.fetching import NO_FORM, Fetched, Fetcher
-from shardwright.runtime.pipeline.status_word import StatusWord
-from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
-from shardwright.runtime.sharded.sharded_collection import ShardedCollection
 from shardwright.runtime.step.inputs import Status, goes_on
 from shardwright.runtime.step.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
 from shardwright.sparse import KeyedJaggedTensor

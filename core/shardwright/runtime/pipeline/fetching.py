@@ -13,8 +13,8 @@ from attrs import frozen
 
 from shardwright.errors import InvalidInputError
 from shardwright.runtime.pipeline.batch_settings import BatchSettings, EndOfData
-from shardwright.runtime.pipeline.batch_tree import device_of, leaves, moved, without_examples
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.step.batch_tree import device_of, leaves, moved, without_examples
 from shardwright.runtime.step.inputs import Status
 from shardwright.runtime.step.inputs_ahead import SideStream
 

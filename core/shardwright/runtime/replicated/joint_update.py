@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.replicated.forms import Sources, UpdateForm
 from shardwright.runtime.replicated.sizes import Copies
-from shardwright.runtime.step.lookup import Bags
 from shardwright.runtime.step.segments import index_of, starts_of
 
 

@@ -13,12 +13,13 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.codec import Codec
+from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.routed.plan import KernelGroup, RoutingPlan
+from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.sections import columns_of
 from shardwright.runtime.routed.wire import WirePart
 from shardwright.runtime.step.buffers import padded
-from shardwright.runtime.step.lookup import Lookup
+from shardwright.runtime.step.kernel_groups import KernelGroup
 
 FLOAT_BYTES = 4
 

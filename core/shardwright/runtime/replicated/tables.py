@@ -9,6 +9,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.codec import Codec
+from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.plan import ParameterSharding
@@ -18,12 +19,12 @@ from shardwright.runtime.replicated.forms import Batch, UpdateForm
 from shardwright.runtime.replicated.joint_update import update_jointly
 from shardwright.runtime.replicated.sizes import Copies, LookedUp, Sizes
 from shardwright.runtime.routed.codecs import TableCodecs
-from shardwright.runtime.routed.plan import Paths, build_lookups, plan_routing
+from shardwright.runtime.routed.plan import Paths, plan_routing
 from shardwright.runtime.routed.return_path import Answers
 from shardwright.runtime.routed.routing import Bucketed, bags_of_groups, routers_of
 from shardwright.runtime.routed.sections import SectionStep, sections_of
 from shardwright.runtime.step.collection import FeatureBatch
-from shardwright.runtime.step.lookup import Bags
+from shardwright.runtime.step.kernel_groups import build_lookups
 from shardwright.runtime.step.part import Part, PartConfig, PartStep, Peers
 
 _MOST_KNOWN = 64  # steps of the same sizes, whose forms are kept

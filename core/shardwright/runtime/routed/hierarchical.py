@@ -20,11 +20,12 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.direct import GRADIENTS, RESULTS, DirectReturn
-from shardwright.runtime.routed.plan import GroupKind, RoutingPlan
+from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
 from shardwright.runtime.routed.sections import Homecoming, columns_of, first_columns
 from shardwright.runtime.routed.wire import Transfer, Wire, WirePart
 from shardwright.runtime.step.columns import Move, Placement
+from shardwright.runtime.step.kernel_groups import GroupKind
 from shardwright.runtime.step.segments import starts_of, take
 
 

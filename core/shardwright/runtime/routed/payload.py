@@ -16,10 +16,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.routed.plan import Bucketing, KernelGroup
 from shardwright.runtime.routed.routing import Bucketed, Router
-from shardwright.runtime.step.lookup import Bags
+from shardwright.runtime.step.kernel_groups import Bucketing, KernelGroup
 from shardwright.runtime.step.part import Peers
 from shardwright.runtime.step.segments import interleave, places_of, sums, take
 

@@ -15,8 +15,8 @@ import numpy as np
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.runtime.routed.plan import KernelGroup
-from shardwright.runtime.step.lookup import Bags, Lookup
+from shardwright.contracts.lookup import Bags, Lookup
+from shardwright.runtime.step.kernel_groups import KernelGroup
 from shardwright.runtime.step.segments import index_of, numbered, order_of, repeated
 
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.routed.plan import Bucketing, RoutingPlan, SlotColumns
+from shardwright.runtime.routed.plan import RoutingPlan, SlotColumns
 from shardwright.runtime.routed.routing import Bucketed
 from shardwright.runtime.step.columns import Columns
+from shardwright.runtime.step.kernel_groups import Bucketing
 
 
 @frozen(eq=False)

@@ -15,11 +15,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.runtime.routed.plan import Bucketing, KernelGroup, Reading, RoutingPlan, SlotColumns
+from shardwright.runtime.routed.plan import Reading, RoutingPlan, SlotColumns
 from shardwright.runtime.step.collection import FeatureBatch
-from shardwright.runtime.step.lookup import Bags
+from shardwright.runtime.step.kernel_groups import Bucketing, KernelGroup
 from shardwright.runtime.step.segments import counts_of, numbered, order_of, repeated, starts_of, take
 
 

@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.routed.plan import GroupKind, RoutingPlan
+from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots
 from shardwright.runtime.routed.wire import WirePart
 from shardwright.runtime.step.columns import Columns, Move, Placement
+from shardwright.runtime.step.kernel_groups import GroupKind
 from shardwright.runtime.step.segments import counts_of, index_of, order_of, repeated, starts_of, sums, take
 
 

@@ -16,11 +16,13 @@ from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.codecs import TableCodecs
 from shardwright.runtime.routed.payload import PayloadFormat
-from shardwright.runtime.routed.plan import Paths, build_lookups, plan_routing
+from shardwright.runtime.routed.plan import Paths, plan_routing
 from shardwright.runtime.routed.ragged import taking_ragged
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
+from shardwright.runtime.routed.return_paths import return_path_of
 from shardwright.runtime.routed.routing import Bucketed, routers_of
 from shardwright.runtime.step.collection import FeatureBatch
+from shardwright.runtime.step.kernel_groups import build_lookups
 from shardwright.runtime.step.part import Part, PartConfig, PartStep, Peers
 
 
@@ -40,7 +42,7 @@ class RoutedPaths(Paths):
 
     def of(self, table: int, sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:  # noqa: D102
         assert isinstance(dataflow, Routed)  # the engine deals tables to parts by dataflow
-        path: Any = dataflow.return_path(is_pooled=self.is_pooled)
+        path: Any = return_path_of(dataflow, is_pooled=self.is_pooled)
         # Whatever makes a path may be one, a class or an object that is called.
         if isinstance(path, type) and issubclass(path, ReturnPath):
             path = path.among(self.env)

@@ -99,7 +99,7 @@ class DistributedModelParallel(nn.Module):
             self.init_data_parallel()
 
     def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
-        from shardwright.planning.planner import EmbeddingShardingPlanner
+        from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
         if next(shardable_modules(module, sharders), None) is None:
             return ShardingPlan({})

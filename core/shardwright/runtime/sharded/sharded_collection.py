@@ -23,6 +23,7 @@ from shardwright.runtime.sharded import anatomy
 from shardwright.runtime.sharded.data_parallel import watch_data_parallel
 from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.initialization import initialize
+from shardwright.runtime.sharded.parts import part_of
 from shardwright.runtime.sharded.sharded_module import ModuleSharder, check_plan_covers
 from shardwright.runtime.sharded.sharded_parameter import ShardedParameter, refuse_reader
 from shardwright.runtime.sharded.sharded_table import ShardedTable
@@ -85,6 +86,7 @@ class ShardedCollection(nn.Module, ABC):
         self._engine = CollectionEngine(
             inputs.specs,
             inputs.params,
+            part_of=part_of,
             env=inputs.env,
             device=inputs.device,
             is_weighted=inputs.is_weighted,

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardwright.contracts.lookup import Lookup
 from shardwright.errors import UnsupportedError
 from shardwright.modules.embedding_configs import dtype_of
-from shardwright.runtime.routed.plan import is_updated_in_backward, kernel_of
 from shardwright.runtime.sharded.blocked_tensor import BlockedTensor
 from shardwright.runtime.sharded.sharded_parameter import ShardedParameter
 from shardwright.runtime.sharded.table_state import LocalBlock, TableState, is_state_in_blocks
-from shardwright.runtime.step.lookup import Lookup
+from shardwright.runtime.step.kernel_groups import is_updated_in_backward, kernel_of
 
 
 class ShardedTable(nn.Module):

@@ -15,20 +15,25 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from shardwright.contracts.lookup import Lookup
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.routed.plan import KernelGroup, check_layout, is_updated_in_backward, rows_of_parts
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.complaints import Complaint, complain
 from shardwright.runtime.step.headers import Header, HeaderFormat, Headers
 from shardwright.runtime.step.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
+from shardwright.runtime.step.kernel_groups import (
+    KernelGroup,
+    check_layout,
+    is_updated_in_backward,
+    rows_of_parts,
+)
 from shardwright.runtime.step.learning_rates import LearningRates
-from shardwright.runtime.step.lookup import Lookup
 from shardwright.runtime.step.open_steps import OpenSteps
 from shardwright.runtime.step.part import Part, PartConfig, PartStep, parameters_of
 from shardwright.runtime.step.scaled_losses import FUSED_REFUSAL, PARTED_REFUSAL
@@ -41,6 +46,7 @@ class CollectionEngine:
     Args:
         tables: the tables, in the collection's order; all pooled, or none.
         shardings: how each is sharded, by name.
+        part_of: what runs the tables of a dataflow.
         env: the ranks.
         device: where the local blocks live.
         is_weighted: ids carry weights.
@@ -60,6 +66,7 @@ class CollectionEngine:
         tables: Sequence[TableSpec],
         shardings: Mapping[str, ParameterSharding],
         *,
+        part_of: Callable[[Dataflow], type[Part]],
         env: ShardingEnv,
         device: torch.device,
         is_weighted: bool,
@@ -71,7 +78,7 @@ class CollectionEngine:
         self.reader = BatchReader(self.collection, is_weighted=is_weighted, checks=checks, any_id=any_id)
         self.parts = [
             part(PartConfig(self.collection, members, {**shardings, **own}, env, device, is_weighted))
-            for part, (members, own) in _deal(tables, shardings, env.world_size).items()
+            for part, (members, own) in _deal(tables, shardings, part_of, env.world_size).items()
         ]
         self.lookups: list[Lookup] = [lookup for part in self.parts for lookup in part.lookups]
         self.rates = LearningRates(self.lookups)
@@ -122,7 +129,10 @@ def _scaling_refusal(
 
 
 def _deal(
-    tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding], world_size: int
+    tables: Sequence[TableSpec],
+    shardings: Mapping[str, ParameterSharding],
+    part_of: Callable[[Dataflow], type[Part]],
+    world_size: int,
 ) -> dict[type[Part], tuple[list[int], dict[str, ParameterSharding]]]:
     """The tables of each part, by index; and, by name, how each is sharded, with the blocks that the part serves.
 
@@ -135,7 +145,7 @@ def _deal(
         check_layout(table, sharding, world_size)
         served: dict[type[Part], list[Dataflow]] = {}
         for dataflow in sharding.layout.dataflows:
-            served.setdefault(dataflow.part(), []).append(dataflow)
+            served.setdefault(part_of(dataflow), []).append(dataflow)
         for part, dataflows in served.items():
             layout = sharding.layout.served_by(dataflows)
             if not rows_of_parts(layout.row_map)[layout.columns.part].any():

@@ -11,8 +11,8 @@ import torch
 from attrs import frozen
 
 from shardwright.errors import DistributedError
-from shardwright.runtime.pipeline.batch_tree import is_same
 from shardwright.runtime.ranks.lockstep import name_ranks
+from shardwright.runtime.step.batch_tree import is_same
 from shardwright.runtime.step.inputs import Status
 from shardwright.sparse import KeyedJaggedTensor
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from shardwright.contracts.lookup import Lookup
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.runtime.step.lookup import Lookup
 
 Rates: TypeAlias = tuple[float | None, ...]
 

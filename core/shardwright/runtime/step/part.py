@@ -16,13 +16,13 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.routed.plan import KernelGroup
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.columns import Columns
-from shardwright.runtime.step.lookup import Lookup
+from shardwright.runtime.step.kernel_groups import KernelGroup
 
 
 @frozen(eq=False)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwright.runtime.step.lookup import Bags
+from shardwright.contracts.lookup import Bags
 
 
 def row_gradients(bags: Bags, gradient: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,13 +19,13 @@ from shardwright.planning.layouts.layout import Block, BlockRun, ColumnRange, La
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.report.explain import explain_table
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import plain_json
 from shardwright.plugins import use_host
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 
 def planned(*tables, **rules):

@@ -17,7 +17,7 @@ from shardwright.planning.options.preparation import prepare
 from shardwright.planning.proof.checker import why_unproven
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import use_host
+from shardwright.plugins import host, use_host
 
 
 def space_of(sizes, capacity=10**9, only=None):
@@ -26,7 +26,7 @@ def space_of(sizes, capacity=10**9, only=None):
     with use_host(make_host(compute_kernels=[Plain])):
         rules = Constraints({"*": ParameterConstraints(sharding_types=only)})
         request = Request(Topology(2, "cpu", ddr_cap=capacity), rules, 100, None)
-        space = prepare(tables, request, Choice().resolve())
+        space = prepare(tables, request, Choice().resolve(host()))
     return attrs.evolve(space, capacity_bytes=np.full((2, 1), capacity))
 
 

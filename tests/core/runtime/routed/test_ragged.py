@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.core.runtime.buckets import EXAMPLES
 from tests.core.runtime.plans import Cut, Cuts, Loop, host_with_loops
 
+from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.plugins import use_host
 from shardwright.runtime.routed.ragged import FillingLookup, taking_ragged
-from shardwright.runtime.step.lookup import Bags
 
 
 def groups_of(kernel):

@@ -12,9 +12,9 @@ import torch
 from tests.core.runtime.plans import Cut, Cuts
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.layout import Dataflow, Exchange, Hierarchical
 from shardwright.planning.layouts.row_maps import RowsModulo
-from shardwright.runtime.step.lookup import Lookup
 from shardwright.testing.pretended import pretended_env
 
 HOST = 8

@@ -17,12 +17,12 @@ from tests.plugins.proposers.spaces import costed
 
 from shardwright.errors import NoPlanError
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.search.placement import propose, ranks_of_tables
 from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 from shardwright_plugins.proposers.proving.effort import Effort
 
 MIB = 1 << 20
@@ -132,7 +132,7 @@ def test_bound_where_two_memories_are_short_is_made_of_finite_numbers():
 
 _SCRIPT = """
 import json
-from shardwright.planning.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.machines.topology import Topology
 tables = [TableSpec(f"t{i}", 1000 * (i % 5 + 1), (16, 64, 128)[i % 3], ["f"]) for i in range(40)]

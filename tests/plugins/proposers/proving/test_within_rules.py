@@ -16,10 +16,10 @@ from shardwright.errors import NoPlanError
 from shardwright.planning.arrays import FREE
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.rank_rules import RankRules
-from shardwright.planning.planner import EmbeddingShardingPlanner
 from shardwright.planning.search.placement import Placed, propose
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.watch import Watch
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.rules import ruled_space, with_given_ranks
 from shardwright_plugins.proposers.proving.search import Search

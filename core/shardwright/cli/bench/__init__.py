@@ -1,1 +1,0 @@
-"""`shardwright bench`: how long things take, beside another program where one is given."""

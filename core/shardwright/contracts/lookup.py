@@ -1,0 +1,227 @@
+"""The contract of a built kernel: bags in, sums out; gradients in, updates done.
+
+Legend: S slots, W source ranks, B_w batch size of source w, B = sum of B_w, N ids, D columns of a block.
+A slot is one feature looked up in one local block.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from attrs import field, frozen
+
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.planning.layouts.layout import Block
+from shardwright.planning.tables.spec import TableSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["Bags", "BlockSpec", "Lookup"]
+
+
+@frozen
+class BlockSpec:
+    """A local block of a table.
+
+    Args:
+        table: the table's specification.
+        block: its rows and columns.
+        request: what was asked of the kernel.
+        num_slots: how many features are looked up in it; their slots follow one another.
+        extras: the plugin's data from the plan.
+    """
+
+    table: TableSpec
+    block: Block
+    request: KernelRequest
+    num_slots: int
+    extras: Mapping[str, Any] = field(factory=dict)
+
+
+def _as_given(counts: Any) -> Any:
+    return np.asarray(counts, dtype=np.int64) if isinstance(counts, np.ndarray) else counts
+
+
+@frozen(eq=False)
+class Bags:
+    """The bags of one lookup, in the order they arrived: by source rank, slot, bag.
+
+    Args:
+        ids: ``[N]`` int64, local rows of the slot's block.
+        lengths: ``[bags]`` int32, ids of each bag; ``None`` where every id is a bag of its own (sequences).
+        weights: ``[N]`` float32, or ``None``.
+        counts: for each source, the bags of each slot, ``[W, S]``: tuples, or an array of NumPy's. In pooled lookups
+            ``B_w`` for all slots, unless the bags are ragged.
+        is_ragged: slots have bags of their own number, since bags without ids were left out; only for kernels that
+            declare ``takes_ragged_bags``.
+    """
+
+    ids: Tensor
+    lengths: Tensor | None
+    weights: Tensor | None
+    _counts: Any = field(alias="counts", converter=_as_given)
+    is_ragged: bool = False
+
+    @cached_property
+    def table(self) -> npt.NDArray[np.int64]:
+        """The bags of each source and slot, ``[W, S]``: for who wants no loop over thousands of sources."""
+        return np.array(self._counts, dtype=np.int64)
+
+    @cached_property
+    def counts(self) -> tuple[tuple[int, ...], ...]:
+        """For each source, the bags of each slot."""
+        if isinstance(self._counts, np.ndarray):
+            return tuple(map(tuple, self._counts.tolist()))
+        return tuple(self._counts)
+
+    @property
+    def num_sources(self) -> int:
+        """``W``."""
+        return len(self._counts)
+
+    @property
+    def num_slots(self) -> int:
+        """``S``."""
+        return len(self._counts[0])
+
+    @property
+    def num_bags(self) -> int:
+        """Bags of all sources and slots."""
+        return self.ids.numel() if self.lengths is None else self.lengths.numel()
+
+    @property
+    def flat_counts(self) -> list[int]:
+        """The bags of each (source, slot), in order."""
+        flat: list[int] = self.table.reshape(-1).tolist()
+        return flat
+
+    def per_id(self, per_bag: Tensor) -> Tensor:
+        """A value of each bag ``[bags]``, repeated for each of its ids: ``[N]``."""
+        if self.lengths is None:
+            return per_bag
+        return per_bag.repeat_interleave(self.lengths, output_size=self.ids.numel())
+
+
+class Lookup(ABC):
+    """The blocks of one kernel group on one rank: weights, optimizer state, lookup and update.
+
+    The result of :meth:`forward` holds one sum per bag, flat in memory, sources one after the other. Inside a
+    source the order is slot after slot, ``[bags, D]`` each, or, in pooled lookups of a kernel that declares
+    ``batch_major``, ``[B_w, sum of D]``; of ragged bags it is slot after slot always. Gradients come back in the same
+    order, with as many columns as the kernel asked for (``needs_whole_rows``).
+
+    Autograd is the engine's business: ``forward`` runs without it, ``backward`` gets what ``forward`` saved.
+    """
+
+    blocks: Sequence[BlockSpec]
+    states_per_row: frozenset[str] = frozenset()
+    """The names of optimizer states that hold one value a row, the same in every column block of a table."""
+
+    @abstractmethod
+    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
+        """Sum the rows of each bag.
+
+        Args:
+            bags: what to look up.
+            training: a backward call will follow.
+
+        Returns:
+            The float32 sums (``sum over slots of B * D`` elements) and whatever ``backward`` needs.
+        """
+
+    def prepare(self, bags: Bags) -> Any:
+        """What ``backward`` needs for these bags, where nobody asks for their sums."""
+        return self.forward(bags, training=True)[1]
+
+    @abstractmethod
+    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
+        """Update the weights, or return the gradients of :meth:`parameters`.
+
+        Args:
+            saved: from ``forward``.
+            gradient: float32, flat, in the order of ``forward``'s result.
+
+        Returns:
+            One gradient for each of :meth:`parameters`.
+        """
+
+    def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
+        """Add up the gradient of every row of some blocks; ``False`` leaves that, and their update, to the engine.
+
+        Only for kernels whose optimizer is fused, and that have :meth:`update_rows` too.
+
+        Args:
+            bags: of one source, of all slots.
+            gradients: the gradient of each slot's bags, ``[bags, C]``.
+            blocks: which blocks, rising.
+            out: flat float32; gets the rows of ``C`` columns of block after block, then, in this order, a mark of each
+                row: 1 if it was looked up, else 0.
+        """
+        return False
+
+    def update_rows(self, terms: Sequence[Tensor], blocks: tuple[int, ...], scale: float) -> None:
+        """Update each row of some blocks that was looked up.
+
+        Where ``blocks`` are not all of them, :meth:`backward` updated the others before, and counted the step.
+
+        Args:
+            terms: from :meth:`row_sums`, of one or several ranks, to be added up in this order: a row's mark is 0 in
+                all if none looked it up.
+            blocks: those of the terms.
+            scale: by what their sum is to be multiplied.
+        """
+        raise AssertionError("only a kernel that makes row_sums is given them back")
+
+    @abstractmethod
+    def weight(self, block: int) -> Tensor:
+        """``[rows, columns]``: the weights of a block, shared storage."""
+
+    def parameters(self) -> Sequence[torch.nn.Parameter]:
+        """The parameters that autograd sees, one a block; none where the optimizer is fused."""
+        return ()
+
+    def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
+        """The optimizer state of a block under the names of the torch optimizer it stands for.
+
+        Shapes are ``[rows, columns]``, ``[rows, 1]`` (for ``states_per_row``), or ``[]`` for ``step``, which counts the
+        updates; storage is shared, but ``step`` is set with :meth:`load_step`.
+        """
+        return {}
+
+    def row_state(self, block: int) -> Mapping[str, Tensor]:
+        """What else there is to know of each row, int64 ``[rows, 1]``: what the kernel's ``row_state`` names."""
+        return {}
+
+    def load_rows(self, block: int, state: Mapping[str, Tensor]) -> Tensor | None:
+        """Take over the ``row_state`` of a whole table, before its weights are loaded.
+
+        Args:
+            block: the block.
+            state: ``[R, 1]`` int64 each, of all rows of the table as another plan had them.
+
+        Returns:
+            ``[rows]``: for each row of the block, which of the ``R`` it is, or -1; ``None``: rows are where they were.
+        """
+        return None
+
+    def loaded_rows(self, block: int) -> Tensor | None:
+        """What :meth:`load_rows` returned, as far as it still holds: optimizer state is loaded by it."""
+        return None
+
+    def load_step(self, step: float) -> None:  # noqa: B027 - not every optimizer counts
+        """Set the number of updates done, where the optimizer counts them."""
+
+    def set_learning_rate(self, learning_rate: float) -> None:  # noqa: B027 - not every kernel has one
+        """Use ``learning_rate`` from now on.
+
+        A step has one rate: before each of a batch's calls (:meth:`forward`, :meth:`prepare`, :meth:`backward`,
+        :meth:`update_rows`) the engine sets that with which its forward pass began, if another was set since. So a
+        kernel may read it in whichever of them it likes.
+        """

@@ -1,0 +1,14 @@
+"""The built-in commands beside those of core. Thin: what a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+from shardwright.contracts import Command
+from shardwright.hookspecs import hookimpl
+from shardwright_plugins.commands.bench import Bench
+from shardwright_plugins.commands.demo import Demo
+
+
+@hookimpl
+def shardwright_commands() -> list[type[Command]]:
+    """Offer the built-in commands."""
+    return [Bench, Demo]

@@ -1,0 +1,23 @@
+"""`shardwright bench`: how long things take, beside another program where one is given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwright.contracts import Command
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+
+class Bench(Command):
+    """Times training steps and planning, beside another program where one is given."""
+
+    name = "bench"
+    help = "Time things, beside another program where one is given."
+
+    def load(self) -> Typer:
+        """The commands `bench plan` and `bench step`."""
+        from shardwright_plugins.commands.bench.command import bench
+
+        return bench

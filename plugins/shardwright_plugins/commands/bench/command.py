@@ -1,0 +1,117 @@
+"""The `bench` commands: run both sides in turn, show a table with bars or print JSON."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardwright_plugins.commands.bench.plan import plan
+
+if TYPE_CHECKING:
+    from shardwright_plugins.commands.bench.suite import Suite
+
+bench = typer.Typer(help="Time things, beside another program where one is given.")
+
+_PIPE_WIDTH = 140  # a pipe has no width of its own
+_INTERRUPTED = 130  # as shells tell of a program that Ctrl-C ended
+
+
+@bench.callback(invoke_without_command=True)
+def _group(context: typer.Context) -> None:
+    """Time things, beside another program where one is given. Alone: a step of every sharding type."""
+    if context.invoked_subcommand is None:
+        step()
+
+
+bench.command()(plan)
+
+
+@bench.command()
+def step(
+    types: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T,...",
+            help="Sharding types, dealt to the tables in turn. Without this, every type there is, one by one.",
+        ),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Samples of each rank.")] = 1024,
+    tables: Annotated[int, typer.Option(min=1, help="Equal tables, one feature each.")] = 24,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a table.")] = 100_000,
+    dim: Annotated[int, typer.Option(min=1, help="Columns of a table.")] = 64,
+    ids: Annotated[int, typer.Option(min=0, help="Ids of a bag.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of a round.")] = 25,
+    hosts: Annotated[
+        int, typer.Option(min=1, help="Hosts that the ranks pretend to be on, in equal parts.")
+    ] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; both sides run in each.")] = 1,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND", help="Another program, called with the same options; prints JSON with min_ms."
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.")] = False,
+) -> None:
+    """Time a training step of a sharded collection alone: fused row-wise Adagrad, one process a rank, on the CPU.
+
+    Ctrl-C ends it early; what was measured until then is shown.
+    """
+    from shardwright.plugins import host
+    from shardwright_plugins.commands.bench.sides import Program, Ranks
+    from shardwright_plugins.commands.bench.step import StepSettings
+    from shardwright_plugins.commands.bench.suite import Case, Suite, each_type
+
+    settings = StepSettings((), ranks, batch, tables, rows, dim, ids, steps, hosts)
+    if types is None:
+        cases = each_type(settings, host().sharding_types.names)
+    else:
+        cases = [Case(types, settings.of_types(types))]
+    sides = [Ranks(is_kept=True)] if beside is None else [Ranks(), Program(beside)]
+    run_suite(Suite(cases, sides, rounds), json=json, keep_going=types is None)
+
+
+def run_suite(suite: Suite, *, json: bool, keep_going: bool, path: Path | None = None) -> None:
+    """Run a suite with a progress bar, and show what was measured, also if it is interrupted.
+
+    Args:
+        suite: what to measure.
+        json: print JSON instead of a table.
+        keep_going: a case that fails is noted, and the rest goes on.
+        path: a file that holds what was measured so far, after each round.
+
+    Raises:
+        ShardwrightError: a side failed, and ``keep_going`` is not set.
+    """
+    from rich.console import Console
+
+    from shardwright.cli.progress import track
+    from shardwright_plugins.commands.bench.suite import run_to_the_end, write_json
+    from shardwright_plugins.commands.bench.table import bench_table
+
+    with track(Console(stderr=True), "measured", suite.num_measurements) as tracker:
+
+        def keep(note: str) -> None:
+            if path is not None:
+                write_json(path, suite.to_data())
+            tracker.advance(note)
+
+        came_to_its_end = run_to_the_end(suite, keep_going=keep_going, after_each=keep)
+    if json:
+        typer.echo(json_format.dumps(_printed(suite)))
+    else:
+        Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(bench_table(suite))
+    if not came_to_its_end:
+        typer.echo("interrupted: shown is what was measured until then", err=True)
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _printed(suite: Suite) -> dict[str, Any]:
+    """One object: the only case itself, or all."""
+    cases = suite.to_data()
+    return cases[0] if len(cases) == 1 else {"cases": cases}

@@ -1,0 +1,150 @@
+"""What one rank does to time a training step of a sharded collection alone: forward, backward, fused update."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import asdict, evolve, field, frozen
+
+from shardwright.errors import InvalidInputError
+from shardwright.modules.embedding_modules import EmbeddingBagCollection
+from shardwright.planning.documents.limits import MOST_PROCESSES
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import EmbeddingBagConfig
+from shardwright.runtime.ranks.counting import CollectiveCounter
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
+from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
+from shardwright.sparse import KeyedJaggedTensor
+
+_NUM_BATCHES = 4
+_MIN_COLUMNS = 4  # of a block, where columns are cut: narrow tables too
+
+
+@frozen
+class StepSettings:
+    """The work of one step.
+
+    Args:
+        types: sharding types, dealt to the tables in turn.
+        ranks: processes, one thread each.
+        batch: samples of each rank.
+        tables: equal tables, one feature each.
+        rows: of each table.
+        dim: columns of each table.
+        ids: of each bag.
+        steps: timed steps.
+        hosts: that the ranks pretend to be on, in equal parts.
+
+    Raises:
+        InvalidInputError: there are too many ranks, or they do not divide into the hosts.
+    """
+
+    types: tuple[str, ...]
+    ranks: int = field()
+    batch: int
+    tables: int
+    rows: int
+    dim: int
+    ids: int
+    steps: int
+    hosts: int = field(default=1)
+
+    @ranks.validator
+    def _few(self, attribute: object, value: int) -> None:
+        if value > MOST_PROCESSES:
+            raise InvalidInputError(f"--ranks must be at most {MOST_PROCESSES}, got {value}")
+
+    @hosts.validator
+    def _equal(self, attribute: object, value: int) -> None:
+        if self.ranks % value:
+            raise InvalidInputError(
+                f"{self.ranks} ranks do not divide into {value} equal hosts; give a multiple as --ranks"
+            )
+
+    def of_types(self, types: str) -> StepSettings:
+        """The same work by other sharding types, as ``--types`` has them."""
+        return evolve(self, types=tuple(name.strip() for name in types.split(",")))
+
+    def options(self) -> list[str]:
+        """As options of a command line; ``--hosts`` only if there are several, as other programs may not know it."""
+        values = {**asdict(self), "types": ",".join(self.types)}
+        if self.hosts == 1:
+            del values["hosts"]
+        return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
+def time_step(settings: StepSettings) -> dict[str, Any]:
+    """Time the step on this rank, inside a process group.
+
+    Returns:
+        ``{"median_ms", "min_ms", "collectives"}`` of this rank; every step begins at a barrier.
+    """
+    model = bench_model(settings)
+    batches = [bench_batch(settings, number) for number in range(_NUM_BATCHES)]
+    gradient = torch.rand(settings.batch, settings.tables * settings.dim)
+
+    def step(number: int) -> None:
+        model(batches[number % _NUM_BATCHES]).values().backward(gradient)
+
+    for number in range(_NUM_BATCHES):
+        step(number)
+    seconds = []
+    for number in range(settings.steps):
+        dist.barrier()
+        start = time.perf_counter()
+        step(number)
+        seconds.append(time.perf_counter() - start)
+    seconds.sort()
+    with CollectiveCounter() as counter:
+        step(0)
+    return {
+        "median_ms": round(1e3 * seconds[len(seconds) // 2], 3),
+        "min_ms": round(1e3 * seconds[0], 3),
+        "collectives": counter.count,
+    }
+
+
+def bench_model(settings: StepSettings) -> DistributedModelParallel:
+    """The sharded collection, planned by the constraints that ``settings.types`` makes; every rank calls this."""
+    names = [f"t{index}" for index in range(settings.tables)]
+    configs = [
+        EmbeddingBagConfig(
+            name=name, num_embeddings=settings.rows, embedding_dim=settings.dim, feature_names=[f"f_{name}"]
+        )
+        for name in names
+    ]
+    constraints = {
+        name: ParameterConstraints(
+            sharding_types=[settings.types[index % len(settings.types)]], min_partition=_MIN_COLUMNS
+        )
+        for index, name in enumerate(names)
+    }
+    module = EmbeddingBagCollection(configs, device="meta")
+    optimizer = {"optimizer": "row_wise_adagrad", "learning_rate": 0.02, "eps": 1e-8}
+    sharders = [EmbeddingBagCollectionSharder(fused_params=optimizer)]
+    env = evolve(ShardingEnv.from_process_group(), local_world_size=settings.ranks // settings.hosts)
+    topology = Topology(
+        world_size=env.world_size, compute_device=env.device_type, local_world_size=env.local_world_size
+    )
+    planner = EmbeddingShardingPlanner(
+        topology=topology, constraints=constraints, batch_size=settings.batch, storage_reservation=0.0
+    )
+    plan = planner.collective_plan(module, sharders, env.process_group)
+    return DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
+
+
+def bench_batch(settings: StepSettings, number: int) -> KeyedJaggedTensor:
+    """This rank's batch of that number, drawn from both."""
+    generator = torch.Generator().manual_seed(1000 * number + dist.get_rank())
+    num_bags = settings.tables * settings.batch
+    return KeyedJaggedTensor(
+        keys=[f"f_t{index}" for index in range(settings.tables)],
+        values=torch.randint(0, settings.rows, (num_bags * settings.ids,), generator=generator),
+        lengths=torch.full((num_bags,), settings.ids, dtype=torch.int32),
+    )

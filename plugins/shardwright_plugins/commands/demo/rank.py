@@ -1,0 +1,181 @@
+"""What one rank of the demo does, from the process group to the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from rich.console import Console
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from shardwright import ShardingEnv
+from shardwright.cli.progress import track
+from shardwright.plugins import host
+from shardwright_plugins.commands.demo.examples import Examples, Source
+from shardwright_plugins.commands.demo.model import Batch, ShardedDLRM, count_collectives
+from shardwright_plugins.commands.demo.result import DemoResult, area_under_curve
+from shardwright_plugins.commands.demo.settings import DemoSettings, make_source
+
+__all__ = ["run_rank", "train_and_evaluate"]
+
+# How long a rank whose work failed stays: see `_outliving_the_cause`.
+_LINGER_S = 3.0
+
+
+@record
+def run_rank(settings: DemoSettings) -> DemoResult | None:
+    """Be one rank of a job that torch's launcher started: join the process group, train, evaluate.
+
+    Returns:
+        The result on rank 0, None elsewhere.
+    """
+    # There may be as many ranks as cores; and sums in one thread have one order: a run can be repeated.
+    torch.set_num_threads(1)
+    # Ctrl-C ends a rank as the kernel does it: a KeyboardInterrupt may be raised where it is swallowed, in a `__del__`.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with _outliving_the_cause(), _process_group(settings.device) as device:
+        return train_and_evaluate(settings, device)
+
+
+def train_and_evaluate(settings: DemoSettings, device: torch.device) -> DemoResult | None:
+    """Do the demo's work on this rank of the process group.
+
+    Every rank makes this call. Each, in this order: 1. plans and shards, 2. trains, 3. evaluates.
+
+    Returns:
+        The result on rank 0, None elsewhere.
+    """
+    env = ShardingEnv.from_process_group(dist.group.WORLD, device_type=device.type)
+    return _Run(settings, env, device).result()
+
+
+class _Run:
+    """One rank's part of a run."""
+
+    def __init__(self, settings: DemoSettings, env: ShardingEnv, device: torch.device) -> None:
+        self._settings = settings
+        self._env = env
+        self._device = device
+        self._console = Console(highlight=False, soft_wrap=True) if env.rank == 0 else None
+        self._source: Source = make_source(settings)
+        process_ids = env.communicator.all_gather_objects(os.getpid())
+        self._print("ranks: " + ", ".join(f"{rank} is process {pid}" for rank, pid in enumerate(process_ids)))
+        self._model = ShardedDLRM(self._source.tables, settings, env, device)
+        self._print(str(self._model.plan))
+
+    def result(self) -> DemoResult | None:
+        """Train, evaluate, and say what came of it."""
+        num_examples, collectives, seconds = self._train()
+        labels, logits, true_logits = self._evaluate()
+        if self._env.rank != 0:
+            return None
+        return DemoResult(
+            auc=area_under_curve(labels, logits),
+            best_auc=None if true_logits is None else area_under_curve(labels, true_logits),
+            examples=num_examples,
+            examples_per_second=num_examples / seconds,
+            collectives_per_step=collectives,
+            ranks=self._env.world_size,
+            plan=json.loads(self._model.plan.to_json()),
+            steps=num_examples // self._settings.batch_size,
+            training_seconds=seconds,
+            held_out_examples=len(labels),
+            held_out_clicks=int(labels.sum()),
+            bad_lines=self._source.num_bad_lines,
+        )
+
+    def _train(self) -> tuple[int, int, float]:
+        """(examples of all ranks, collectives a step, seconds)."""
+        collectives = 0
+        num_steps = 0
+        seconds = 0.0
+        batches = self._source.training_batches(self._env.rank, self._env.world_size)
+        with track(self._console, "training", self._settings.steps) as tracker:
+            start = time.perf_counter()
+            for examples in batches:
+                batch = self._batch(examples)
+                if num_steps == 0:
+                    collectives = count_collectives(self._model, batch)
+                    start = time.perf_counter()
+                loss = self._model.train_step(batch)
+                num_steps += 1
+                seconds = time.perf_counter() - start
+                rate = num_steps * self._settings.batch_size / seconds
+                tracker.advance(f"loss {loss:.4f}  {rate:,.0f} examples/s")
+                if num_steps == self._settings.steps:
+                    break
+        return num_steps * self._settings.batch_size, collectives, seconds
+
+    def _evaluate(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+        """Labels, logits and, where known, true logits of the held-out examples of all ranks."""
+        labels, logits, true_logits = [], [], []
+        batches = self._source.held_out_batches(self._env.rank, self._env.world_size)
+        with track(self._console, "evaluating", self._num_held_out_batches()) as tracker:
+            for examples in batches:
+                logits.append(self._model.logits(self._batch(examples)).double().cpu())
+                labels.append(torch.from_numpy(examples.labels))
+                if examples.true_logits is not None:
+                    true_logits.append(torch.from_numpy(examples.true_logits))
+                tracker.advance()
+        truth = self._gather(true_logits) if true_logits else None
+        return self._gather(labels), self._gather(logits), truth
+
+    def _num_held_out_batches(self) -> int | None:
+        if self._settings.data:
+            return None
+        return -(-self._settings.num_held_out // self._settings.evaluation_batch_size)
+
+    def _gather(self, pieces: list[torch.Tensor]) -> NDArray[Any]:
+        gathered = self._env.communicator.all_gather(torch.cat(pieces).to(self._device))
+        return np.concatenate([piece.cpu().numpy() for piece in gathered])
+
+    def _batch(self, examples: Examples) -> Batch:
+        return Batch.of(examples, self._source.tables, self._device)
+
+    def _print(self, text: str) -> None:
+        if self._console is not None:
+            self._console.print(text, markup=False)
+
+
+@contextmanager
+def _outliving_the_cause() -> Iterator[None]:
+    """Let a rank whose work failed stay for a moment.
+
+    When a rank dies, the others fail at once, since their connections to it break. The launcher names the
+    process that it sees end first: that must be the one that died, not one that suffered from it.
+    """
+    try:
+        yield
+    except RuntimeError:
+        time.sleep(_LINGER_S)
+        raise
+
+
+@contextmanager
+def _process_group(device_type: str) -> Iterator[torch.device]:
+    """Join the ranks that the launcher started; gives this rank's device."""
+    device = torch.device(device_type)
+    if device_type != "cpu":
+        device = torch.device(device_type, int(os.environ["LOCAL_RANK"]))
+        torch.accelerator.set_device_index(device.index)
+    dist.init_process_group(_backend_for(device_type))
+    yield device
+    # Only where all went well: else the process ends, and must not wait for ranks that are gone.
+    dist.destroy_process_group()
+
+
+def _backend_for(device_type: str) -> str:
+    """The name of a comm backend for tensors of a device: one that prefers it, or else one that can."""
+    entries = host().comm_backends.entries
+    able = [name for name, entry in entries.items() if device_type in entry.item.devices]
+    preferring = [name for name in able if entries[name].item.devices[0] == device_type]
+    return (preferring or able or [dist.get_default_backend_for_device(device_type)])[0]

@@ -1,0 +1,122 @@
+"""A kind is one row: with a new one, registries, commands, pages, conformance tests and the README follow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import readme
+
+from shardwright import hookspecs
+
+# A kind that is not there: the row, the hook and the contract. Only the list of kinds is told of it.
+NEW_KIND = """
+import inspect, sys, types
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from shardwright import hookspecs
+from shardwright.offers import Kind
+
+class Optimizer(ABC):
+    api, aliases = 1, ()
+
+    @abstractmethod
+    def update(self): ...
+
+@hookspecs.hookspec
+def shardwright_optimizers() -> "Sequence[type[Optimizer] | Optimizer]":
+    'Offer optimizers.'
+
+folder = sys.argv[1]
+hookspecs.shardwright_optimizers = shardwright_optimizers
+hookspecs.KINDS += (
+    Kind("optimizer", "shardwright_optimizers", Optimizer, "optimizers.OptimizerTests", folder, folder + "/page.md"),
+)
+acme = types.ModuleType("acme")
+sys.modules["acme"] = acme
+exec(
+    'import shardwright as sw, shardwright.hookspecs\\n'
+    'class Momentum(sw.hookspecs.KINDS[-1].contract):\\n'
+    '    name = "momentum"\\n'
+    '    def update(self): ...\\n'
+    '@sw.hookimpl\\n'
+    'def shardwright_optimizers(): return [Momentum]\\n',
+    acme.__dict__,
+)
+"""
+
+USE = """
+import json
+from importlib.metadata import EntryPoint, EntryPoints
+from unittest import mock
+from typer.testing import CliRunner
+
+def shown(*words):
+    return CliRunner().invoke(app, words, env={"COLUMNS": "300"}).output
+
+points = EntryPoints([EntryPoint("acme", "acme", "shardwright")])
+with mock.patch("importlib.metadata.entry_points", lambda **_: points):
+    import shardwright
+    from shardwright.cli import app
+    from shardwright import testing
+
+    registry = shardwright.host().optimizers
+    shown("plugin", "new", "adam_like", "--kind", "optimizer", "--output", folder + "/out")
+    print(json.dumps({
+        "names": registry.names,
+        "by contract": registry is shardwright.host().registry_of(Optimizer),
+        "fingerprint": "optimizers:momentum" in repr(shardwright.host().fingerprint()),
+        "listed": shown("plugins"),
+        "in full": shown("plugins", "momentum"),
+        "kit": testing._MODULE_OF_NAME["OptimizerTests"],
+        "kinds": shown("plugin", "new", "--help"),
+    }))
+"""
+
+
+@pytest.fixture
+def row(tmp_path: Path) -> Path:
+    """A folder with the files that a row names: what a plugin begins with, and the page."""
+    (tmp_path / "__init__.py.txt").write_text("class CLASS:\n    name = 'NAME'\n")
+    (tmp_path / "page.md").write_text("# Optimizer\n")
+    return tmp_path
+
+
+def test_new_row_is_a_kind_everywhere(run_python: Any, row: Path) -> None:
+    done = run_python("-c", NEW_KIND + USE, str(row))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["names"] == ["momentum"]
+    assert found["by contract"]
+    assert found["fingerprint"]
+    assert "optimizers  momentum  loaded  acme" in " ".join(found["listed"].split()).replace(" ", "  ")
+    assert f"docs of the kind {row}/page.md" in " ".join(found["in full"].split())
+    assert "update" not in found["in full"]
+    assert found["kit"] == "optimizers"
+    assert "optimizer" in found["kinds"]
+    package = row / "out/shardwright_adam_like/__init__.py"
+    assert package.read_text() == "class AdamLike:\n    name = 'adam_like'\n"
+    assert (
+        "from shardwright.testing import OptimizerTests" in (row / "out/tests/test_adam_like.py").read_text()
+    )
+
+
+def test_new_row_is_in_the_readme(run_python: Any, row: Path) -> None:
+    source = "from tests import readme\nprint(readme.with_kinds(readme.README.read_text()))"
+    kinds = NEW_KIND.replace("hookspecs.KINDS += (", "hookspecs.KINDS = (").replace(
+        'folder + "/page.md"', '"optimizer.md"'
+    )
+    done = run_python("-c", kinds + source, str(row), PYTHONPATH=str(readme.README.parent))
+    assert done.returncode == 0, done.stderr
+    assert "def shardwright_optimizers() -> Sequence[type[Optimizer] | Optimizer]\n```" in done.stdout
+    assert (
+        "how to test it:\n[optimizers](core/shardwright/docs/authors/optimizer.md).\n[Versions]"
+        in done.stdout
+    )
+
+
+def test_rows_are_of_different_names() -> None:
+    for column in ("name", "hook", "contract", "kit", "template", "page"):
+        assert len({getattr(kind, column) for kind in hookspecs.KINDS}) == len(hookspecs.KINDS), column

@@ -1,0 +1,31 @@
+"""The built-in commands come by the hook: without plugins they are not there, and listing imports none of them."""
+
+from __future__ import annotations
+
+import json
+
+from tests.stranger import run_python
+
+LISTING = """
+import json, sys
+from typer.testing import CliRunner
+from shardwright.cli import app
+shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output
+heavy = {"torch", "numba", "sklearn"} & set(sys.modules)
+heavy |= {name for name in sys.modules if name.startswith("shardwright_plugins.commands.") and name.count(".") > 2}
+print(json.dumps([" demo " in shown, " bench " in shown, sorted(heavy)]))
+"""
+
+
+def test_built_in_commands_are_listed_without_being_imported() -> None:
+    done = run_python("-c", LISTING)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [True, True, []]
+
+
+def test_built_in_commands_are_unknown_without_plugins() -> None:
+    done = run_python("-m", "shardwright", "demo", SHARDWRIGHT_PLUGINS="", COLUMNS="2000")
+    assert done.returncode == 2
+    assert "No such command 'demo'." in done.stderr
+    assert "'builtin_commands' from shardwright" in done.stderr
+    assert "off by SHARDWRIGHT_PLUGINS=''" in done.stderr

@@ -1,0 +1,15 @@
+"""Every registered command keeps what the conformance kit asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.contracts import Command
+from shardwright.plugins import host
+from shardwright.testing import CommandTests
+
+
+class TestCommands(CommandTests):
+    @pytest.fixture(params=sorted(host().commands))
+    def command(self, request: pytest.FixtureRequest) -> Command:
+        return host().commands.create(request.param)

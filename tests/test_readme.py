@@ -12,7 +12,7 @@ from tests import readme, stranger
 from shardwright.plugins import KINDS, PluginHost
 
 # Every Python block of the README, and what holds it.
-RUN_HERE = {"test_even_first.py", "train.py", "plan.py", "notebook.py"}
+RUN_HERE = {"test_even_first.py", "train.py", "plan.py", "notebook.py", "checkpoint.py"}
 RUN_ELSEWHERE = {"acme_even_first.py"}
 NOT_TO_RUN = {"hooks"}  # signatures, which tests/test_meta.py compares with the specification
 
@@ -42,6 +42,14 @@ def test_readme_notebook_in_one_process_prints_what_it_shows(tmp_path: Path) -> 
     assert done.stdout == readme.output_of("notebook.py")
 
 
+def test_readme_checkpoint_in_one_process_prints_what_it_shows(tmp_path: Path) -> None:
+    script = tmp_path / "checkpoint.py"
+    script.write_text(readme.source("checkpoint.py").replace('"checkpoints"', repr(str(tmp_path))))
+    done = stranger.run_python("-W", "error", str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of("checkpoint.py")
+
+
 def test_readme_planning_with_the_plugin_prints_what_it_shows(tmp_path: Path) -> None:
     script = tmp_path / "plan.py"
     script.write_text(readme.source("plan.py"))
@@ -50,6 +58,7 @@ def test_readme_planning_with_the_plugin_prints_what_it_shows(tmp_path: Path) ->
     assert done.stdout == readme.output_of("plan.py")
 
 
+@pytest.mark.slow  # a whole conformance kit in a process of its own
 def test_readme_test_of_the_plugin_passes(tmp_path: Path) -> None:
     site, test = stranger.install(tmp_path), tmp_path / "test_even_first.py"
     test.write_text(readme.source("test_even_first.py"))
@@ -72,6 +81,6 @@ def test_readme_table_of_built_ins_has_each_once_and_no_other() -> None:
 def test_readme_commands_are_the_two_of_the_project() -> None:
     commands = [block.text.strip() for block in readme.blocks() if block.language == "bash"]
     assert commands == [
-        "pip install -e '.[cpu]' && shardwright demo",
+        "pip install -e '.[cpu,demo]' && shardwright demo",
         "pip install -e '.[cpu,test]' && pytest",
     ]

@@ -143,7 +143,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ShardedEmbeddingCollection",
             "register_sharder",
         ),
-        "shardwright.runtime.step.part": ("Part", "PartStep"),
+        "shardwright.runtime.step.executor": ("Executor", "ExecutorConfig", "ExecutorStep", "PeerHeaders"),
         "shardwright.runtime.pipeline.train_pipeline": (
             "TrainPipelineBase",
             "TrainPipelineSparseDist",

@@ -128,8 +128,10 @@ from shardwright.runtime.sharded.sharders import ShardedEmbeddingCollection as S
 from shardwright.runtime.sharded.sharders import register_sharder as register_sharder
 from shardwright.runtime.step.awaitable import Awaitable as Awaitable
 from shardwright.runtime.step.awaitable import LazyAwaitable as LazyAwaitable
-from shardwright.runtime.step.part import Part as Part
-from shardwright.runtime.step.part import PartStep as PartStep
+from shardwright.runtime.step.executor import Executor as Executor
+from shardwright.runtime.step.executor import ExecutorConfig as ExecutorConfig
+from shardwright.runtime.step.executor import ExecutorStep as ExecutorStep
+from shardwright.runtime.step.executor import PeerHeaders as PeerHeaders
 from shardwright.sparse import JaggedTensor as JaggedTensor
 from shardwright.sparse import KeyedJaggedTensor as KeyedJaggedTensor
 from shardwright.sparse import KeyedTensor as KeyedTensor

@@ -137,10 +137,12 @@ class _CpuWatch(Watch):
 
 
 def _searched(space: SearchSpace, problem: Problem, without: frozenset[str], seconds: float) -> Result:
-    parts = problem.choice(Proving(Effort(without=without))).resolve(host())
+    plugins = problem.choice(Proving(Effort(without=without))).resolve(host())
     watch, start = _CpuWatch(seconds, clock=time.process_time), time.process_time()
     watch._wall_s = time.monotonic()
-    found = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts, watch=watch)
+    found = search(
+        space, plugins.proposers, plugins.partitioner, last_resorts=plugins.last_resorts, watch=watch
+    )
     return {
         "value_ms": found.feedback.value_ms,
         "bound_ms": found.lower_bound_ms,

@@ -24,7 +24,7 @@ import attrs
 import numpy as np
 from tests.benchmarks.plan_instances import TIGHTNESS, of_files, with_memory
 
-from shardwright.planning.options.parts import Choice, Parts
+from shardwright.planning.options.planning_plugins import PlanningPlugins, PluginChoice
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.search import search
 from shardwright.planning.watch import Watch
@@ -36,13 +36,13 @@ TOPOLOGIES = ("1x4", "1x8", "2x8", "4x8", "16x8", "64x8")
 def main() -> None:
     """Measure the instances that are asked for."""
     arguments = _arguments()
-    parts = Choice(
+    plugins = PluginChoice(
         arguments.estimator, arguments.storage_estimator, option_space=arguments.option_space
     ).resolve(host())
     found = _measured_before(arguments)
     known = {_key(result) for result in found}
     for instance, space in _instances(arguments, known):
-        result = _searched(instance, space, parts, Watch(arguments.seconds))
+        result = _searched(instance, space, plugins, Watch(arguments.seconds))
         found.append(result)
         print(_line(result), flush=True)
         if arguments.output:
@@ -95,9 +95,13 @@ def _instances(
             yield {**names, "tightness": tightness}, with_memory(space, tightness)
 
 
-def _searched(instance: dict[str, Any], space: SearchSpace, parts: Parts, watch: Watch) -> dict[str, Any]:
+def _searched(
+    instance: dict[str, Any], space: SearchSpace, plugins: PlanningPlugins, watch: Watch
+) -> dict[str, Any]:
     start = time.process_time()
-    result = search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts, watch=watch)
+    result = search(
+        space, plugins.proposers, plugins.partitioner, last_resorts=plugins.last_resorts, watch=watch
+    )
     seconds = time.process_time() - start
     value, bound = result.feedback.value_ms, result.lower_bound_ms
     gap = value / bound - 1 if 0 < bound <= value < math.inf else (0.0 if value == bound else math.inf)

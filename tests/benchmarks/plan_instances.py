@@ -28,7 +28,7 @@ from attrs import frozen
 from shardwright.contracts.proposer import Proposer
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
-from shardwright.planning.options.parts import Choice
+from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
@@ -81,11 +81,13 @@ class Problem:
         request = Request(topology, self.constraints, self.batch_size, None)
         return prepare(self.tables, request, self.choice().resolve(host()))
 
-    def choice(self, proposer: Proposer | None = None) -> Choice:
+    def choice(self, proposer: Proposer | None = None) -> PluginChoice:
         """The models of costs, and who searches; the preferred proposer by default."""
         if self.estimator is None:
-            return Choice(proposer=proposer)
-        return Choice(self.estimator, f"{self.estimator}_storage", proposer, option_space=self.estimator)
+            return PluginChoice(proposer=proposer)
+        return PluginChoice(
+            self.estimator, f"{self.estimator}_storage", proposer, option_space=self.estimator
+        )
 
 
 def of_files(

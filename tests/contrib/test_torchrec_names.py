@@ -178,6 +178,7 @@ def test_planner_tutorial_plans_as_it_prints() -> None:
 
 @pytest.mark.distributed
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_introduction_runs_up_to_torchscript() -> None:
     output = run_script("-m", "shardwright_torchrec", str(SCRIPTS / "introduction.py"))
     assert "List of Values:  [tensor([5]), tensor([7, 1])]" in output

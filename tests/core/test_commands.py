@@ -57,8 +57,10 @@ def test_command_app_runs_with_its_commands() -> None:
     group = typer.Typer()
     group.command("softly")(say)
     group.command("twice")(lambda text: say(text, 2))
-    done = run("speak", "twice", "ha", made=offering(command("speak", lambda self: group)))
+    made = offering(command("speak", lambda self: group))
+    done = run("speak", "twice", "ha", made=made)
     assert done.output == "ha ha\n"
+    assert "--install-completion" not in run("speak", "--help", made=made).output
 
 
 def test_command_of_core_has_the_name() -> None:

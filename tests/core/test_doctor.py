@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from shardwright.cli import fbgemm_check
 from shardwright.cli.doctor import examine
 from shardwright.cli.fbgemm_check import Installed, diagnose, goes_with
 
+Doctor = Callable[..., subprocess.CompletedProcess[str]]
 CPU_COMMAND = "pip install 'fbgemm-gpu-cpu==1.8.*'"
 
 
@@ -169,22 +171,24 @@ def test_doctor_fbgemm_that_takes_its_process_down_is_told(tmp_path: Path) -> No
     assert "its import ended the process with signal 9" in finding["reason"]
 
 
-def test_doctor_numba_that_cannot_be_imported_is_broken(tmp_path: Path) -> None:
+def test_doctor_numba_that_cannot_be_imported_is_broken(
+    tmp_path: Path, run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.2 or less')\n")
     info = tmp_path / "numba-0.60.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: numba\nVersion: 0.60\n")
-    done = run("-m", "shardwright", "doctor", "--json", path=tmp_path)
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = run_doctor(json=True)
     finding = findings(done)["Numba", "numba"]
     assert (done.returncode, finding["state"], finding["found"]) == (1, "broken", "0.60")
     assert "Numba needs NumPy 2.2 or less" in finding["reason"]
     assert finding["command"] == "pip install --upgrade 'numba>=0.60'"
 
 
-def test_doctor_wrong_variables_are_named_with_the_nearest() -> None:
-    done = run(
-        "-m", "shardwright", "doctor", "--json", SHARDWRIGHT_PLUGIN="", SHARDWRIGHT_INPUT_CHECKS="stric"
-    )
+def test_doctor_wrong_variables_are_named_with_the_nearest(run_doctor: Doctor) -> None:
+    done = run_doctor(json=True, SHARDWRIGHT_PLUGIN="", SHARDWRIGHT_INPUT_CHECKS="stric")
     found = findings(done)
     assert done.returncode == 1
     assert "Did you mean 'SHARDWRIGHT_PLUGINS'?" in found["environment", "SHARDWRIGHT_PLUGIN"]["reason"]
@@ -192,10 +196,8 @@ def test_doctor_wrong_variables_are_named_with_the_nearest() -> None:
     assert found["torch", "torch"]["state"] == "ok"
 
 
-def test_doctor_a_plugin_that_fails_is_broken_and_one_that_is_off_is_not(site: Path) -> None:
-    done = run(
-        "-m", "shardwright", "doctor", "--json", path=site, SHARDWRIGHT_PLUGINS="acme_good,acme_bad_import"
-    )
+def test_doctor_a_plugin_that_fails_is_broken_and_one_that_is_off_is_not(run_doctor: Doctor) -> None:
+    done = run_doctor(json=True, SHARDWRIGHT_PLUGINS="acme_good,acme_bad_import")
     found = findings(done)
     assert done.returncode == 1
     assert (found["plugins", "acme_good"]["state"], found["plugins", "acme_good"]["reason"]) == ("ok", "good")
@@ -204,13 +206,13 @@ def test_doctor_a_plugin_that_fails_is_broken_and_one_that_is_off_is_not(site: P
     assert failed["state"] == "broken"
     assert "No module named 'acme_needs_this'" in failed["reason"]
     assert failed["command"] == "export SHARDWRIGHT_PLUGINS=-acme_bad_import"
-    only_good = run("-m", "shardwright", "doctor", "--json", path=site, SHARDWRIGHT_PLUGINS="acme_good")
+    only_good = run_doctor(json=True, SHARDWRIGHT_PLUGINS="acme_good")
     assert {one["state"] for key, one in findings(only_good).items() if key[0] == "plugins"} == {"ok", "off"}
 
 
-def test_doctor_two_plugins_with_one_name_are_broken(site: Path) -> None:
+def test_doctor_two_plugins_with_one_name_are_broken(run_doctor: Doctor) -> None:
     chosen = "acme_duplicate_one,acme_duplicate_two"
-    done = run("-m", "shardwright", "doctor", "--json", path=site, SHARDWRIGHT_PLUGINS=chosen)
+    done = run_doctor(json=True, SHARDWRIGHT_PLUGINS=chosen)
     assert done.returncode == 1
     assert "acme-duplicate-two 2.0" in findings(done)["plugins", "contested"]["reason"]
 

@@ -47,6 +47,9 @@ PUBLIC_NAMES = """
     EmbeddingShardingPlanner
     EnumerableShardingSpec
     Exchange
+    Executor
+    ExecutorConfig
+    ExecutorStep
     Explanation
     Feedback
     Fingerprint
@@ -77,8 +80,7 @@ PUBLIC_NAMES = """
     Options
     ParameterConstraints
     ParameterSharding
-    Part
-    PartStep
+    PeerHeaders
     Placed
     PlacedPlan
     PlanDifference

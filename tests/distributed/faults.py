@@ -121,9 +121,9 @@ def train_with_fault(own: Case, env: ShardingEnv, label: str, fault: str) -> str
 def miss_a_collective(which: str) -> str:
     """Rank 1 is stuck before a collective that is no exchange; returns what the others raised."""
     env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S / 2)))
-    communicator = env.communicator
+    communicator, store = env.communicator, dist.distributed_c10d._get_default_store()
     if env.rank == VICTIM:
-        time.sleep(TIMEOUT_S)
+        store.wait(["told/0", "told/2"], timedelta(seconds=10 * TIMEOUT_S))
         return "stuck"
     collectives: dict[str, Callable[[], Any]] = {
         "a barrier": communicator.barrier,
@@ -135,6 +135,8 @@ def miss_a_collective(which: str) -> str:
         collectives[which]()
     except DistributedError as error:
         return str(error)
+    finally:
+        store.set(f"told/{env.rank}", "")
     return "nothing was raised"
 
 
@@ -221,13 +223,15 @@ def talk_beside(backend: str) -> tuple[str, list[int], str]:
     Returns:
         The backend that carries it, every rank's number, and how a collective that rank 1 misses fails.
     """
-    group = dist.new_group(backend=backend, timeout=timedelta(seconds=TIMEOUT_S))
+    group = dist.new_group(backend=backend, timeout=timedelta(seconds=TIMEOUT_S / 2))
     communicator = beside(group)
     assert backend != "fake" or communicator is beside(group)
     ranks = communicator.all_gather_objects(dist.get_rank())
     name = dist.get_backend(communicator._group)  # type: ignore[attr-defined]
     if dist.get_rank() == VICTIM:
-        Phases.of(group).roll_call.failure("another collective", RuntimeError("closed"), time.monotonic())
+        Phases.of(group).failure_reports.failure(
+            "another collective", RuntimeError("closed"), time.monotonic()
+        )
         return name, ranks, ""
     try:
         communicator.barrier()

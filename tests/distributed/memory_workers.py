@@ -98,7 +98,7 @@ def exchange_all(hindrance: str, how: str) -> tuple[bool, int, int]:
                     right &= torch.equal(piece, piece_of(source, communicator.rank, salt))
                 release()
         used = communicator._exchange
-        if not isinstance(used, same_host.SameHostExchange):
+        if not isinstance(used, same_host.SameHostTransport):
             return right, 0, 0
         return (
             right,

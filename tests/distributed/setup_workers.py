@@ -24,7 +24,7 @@ from shardwright import (
     ParameterConstraints,
     ShardingEnv,
     ShardingPlan,
-    last_words,
+    error_listeners,
 )
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.sharded import model_parallel
@@ -106,7 +106,7 @@ def end_with_an_error() -> str:
     env = ShardingEnv.from_process_group(_group(SHORT_S))
     if env.rank == VICTIM:
         with mock.patch.object(sys, "last_value", KeyError("no such column"), create=True):
-            last_words._tell_at_end()
+            error_listeners._tell_at_end()
         time.sleep(SHORT_S)
         return "ended"
     return _said(env.communicator.barrier)

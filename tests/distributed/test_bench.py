@@ -18,6 +18,7 @@ from shardwright_plugins.commands.bench.step import StepSettings, time_step
 
 pytestmark = pytest.mark.distributed
 
+LEAN_QUICK = {("table_wise", 1), ("grid_shard", 2)}
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TINY = ["--batch", "4", "--tables", "3", "--rows", "20", "--dim", "8", "--ids", "2", "--steps", "3"]
 PEER = """
@@ -61,6 +62,7 @@ def test_bench_step_other_program_that_fails_is_told(tmp_path: Path) -> None:
     assert "exit code 2" in done.stderr
 
 
+@pytest.mark.slow
 def test_bench_without_types_times_every_type_there_is() -> None:
     done = bench("--json")
     assert done.returncode == 0, done.stderr
@@ -80,14 +82,21 @@ def test_time_step_on_two_hosts_makes_the_collectives_of_two_hosts(pool: RankPoo
     assert (straight["collectives"], summed["collectives"]) == (4, 6)
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-@pytest.mark.parametrize("types", ["table_wise", "row_wise", "table_row_wise", "grid_shard"])
+@pytest.mark.parametrize(
+    ("types", "hosts"),
+    [
+        pytest.param(types, hosts, marks=() if (types, hosts) in LEAN_QUICK else pytest.mark.slow)
+        for types in ("table_wise", "row_wise", "table_row_wise", "grid_shard")
+        for hosts in (1, 2)
+    ],
+)
 def test_lean_loop_computes_what_unsharded_tables_do(pool: RankPool, types: str, hosts: int) -> None:
     pytest.importorskip("fbgemm_gpu", reason="the lean loop is written for FBGEMM")
     sizes = {"ranks": 4, "hosts": hosts, "batch": 5, "tables": 5, "rows": 31, "dim": 8, "ids": 3}
     pool.run(lean_ranks.check, 4, Namespace(types=types, **sizes))
 
 
+@pytest.mark.slow
 def test_step_ratios_beside_another_program_prints_ratios_and_keeps_them(tmp_path: Path) -> None:
     peer, kept = tmp_path / "peer.py", tmp_path / "kept.json"
     peer.write_text('print(\'{"min_ms": 1000.0, "median_ms": 1000.0, "collectives": 5}\')')

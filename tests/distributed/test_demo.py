@@ -26,6 +26,7 @@ from shardwright_plugins.commands.demo.settings import DemoSettings
 from shardwright_plugins.commands.demo.synthetic import GenerativeModel
 
 pytestmark = pytest.mark.distributed
+slow = pytest.mark.slow
 
 CPU = torch.device("cpu")
 KEYS = {"auc", "best_auc", "examples", "examples_per_second", "collectives_per_step", "ranks", "plan"}
@@ -89,8 +90,10 @@ def test_demo_another_seed_gives_another_auc(pool: RankPool, alone: DemoResult) 
     assert on_pool(pool, attrs.evolve(SMALL, seed=1)).auc != alone.auc
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("batch_size", [512, 511])
+@pytest.mark.parametrize(
+    ("ranks", "batch_size"),
+    [(2, 511), (3, 512), pytest.param(2, 512, marks=slow), pytest.param(3, 511, marks=slow)],
+)
 def test_demo_number_of_ranks_does_not_matter(pool: RankPool, ranks: int, batch_size: int) -> None:
     alone = on_pool(pool, attrs.evolve(SMALL, batch_size=batch_size))
     shared = on_pool(pool, attrs.evolve(SMALL, batch_size=batch_size, ranks=ranks))
@@ -101,12 +104,16 @@ def test_demo_number_of_ranks_does_not_matter(pool: RankPool, ranks: int, batch_
     assert shared.auc == pytest.approx(alone.auc, abs=0.002)
 
 
-def test_demo_types_do_not_matter(pool: RankPool, alone: DemoResult) -> None:
-    for types in (("row_wise",), ("table_wise",), ("column_wise", "row_wise")):
-        result = on_pool(pool, attrs.evolve(SMALL, ranks=2, types=types))
-        assert {table["sharding_type"] for table in tables_of(result)} <= set(types)
-        assert result.auc == pytest.approx(alone.auc, abs=0.002)
-        assert result.collectives_per_step == 4
+@pytest.mark.parametrize(
+    "types",
+    [("column_wise", "row_wise"), *(pytest.param((one,), marks=slow) for one in ("row_wise", "table_wise"))],
+    ids="+".join,
+)
+def test_demo_types_do_not_matter(pool: RankPool, alone: DemoResult, types: tuple[str, ...]) -> None:
+    result = on_pool(pool, attrs.evolve(SMALL, ranks=2, types=types))
+    assert {table["sharding_type"] for table in tables_of(result)} <= set(types)
+    assert result.auc == pytest.approx(alone.auc, abs=0.002)
+    assert result.collectives_per_step == 4
 
 
 def tables_of(result: DemoResult) -> list[dict[str, str]]:
@@ -186,6 +193,7 @@ def test_demo_prints_and_writes_the_result(tmp_path: Path) -> None:
     assert f"{document['best_auc']:.4f} can be reached" in output
 
 
+@slow
 def test_demo_two_hundred_lines_with_commas_and_a_header_train_and_mean_nothing(tmp_path: Path) -> None:
     names = ["label", *(f"I{number}" for number in range(1, 14)), *(f"C{number}" for number in range(1, 27))]
     lines = [",".join(names) + "\n", *(line.replace("\t", ",") for line in criteo_lines(200))]
@@ -199,7 +207,7 @@ def test_demo_two_hundred_lines_with_commas_and_a_header_train_and_mean_nothing(
     assert "so few that it means nothing" in output
 
 
-@pytest.mark.slow
+@slow
 def test_demo_bad_line_ends_with_file_and_line(criteo_files: tuple[Path, Path]) -> None:
     plain, packed = map(str, criteo_files)
     code, _, errors = finished("--data", plain, packed, "--batch-size", "512")
@@ -208,6 +216,7 @@ def test_demo_bad_line_ends_with_file_and_line(criteo_files: tuple[Path, Path]) 
     assert "Traceback" not in errors
 
 
+@slow
 def test_demo_killed_rank_ends_the_job_and_is_named() -> None:
     with demo("--steps", "1000000") as process:
         assert process.stdout is not None
@@ -224,6 +233,7 @@ def test_demo_killed_rank_ends_the_job_and_is_named() -> None:
         assert not Path(f"/proc/{pid}").exists()
 
 
+@slow
 def test_demo_interrupted_ends_all_ranks_quietly() -> None:
     with demo("--steps", "1000000") as process:
         assert process.stdout is not None
@@ -238,7 +248,7 @@ def test_demo_interrupted_ends_all_ranks_quietly() -> None:
         assert not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.timeout(300)
 def test_demo_default_settings_reach_the_best_auc(tmp_path: Path) -> None:
     path = tmp_path / "result.json"

@@ -11,10 +11,10 @@ from shardwright.testing.ranks import RankError, RankPool
 pytestmark = pytest.mark.distributed
 
 slow = pytest.mark.slow
-COPIES = pytest.param(dense_sync.COPIES, marks=slow)
+BUCKETS, COPIES = (pytest.param(name, marks=slow) for name in (dense_sync.BUCKETS, dense_sync.COPIES))
 
 
-@pytest.mark.parametrize("collective", [dense_sync.GRADIENTS, dense_sync.BUCKETS, COPIES])
+@pytest.mark.parametrize("collective", [dense_sync.GRADIENTS, BUCKETS, COPIES])
 def test_rank_that_is_stuck_before_a_collective_of_the_dense_part_is_named(
     pool: RankPool, collective: str
 ) -> None:
@@ -23,9 +23,7 @@ def test_rank_that_is_stuck_before_a_collective_of_the_dense_part_is_named(
     assert f"rank 0 failed in {collective}" in own, own
 
 
-@pytest.mark.parametrize(
-    "collective", [dense_sync.GRADIENTS, pytest.param(dense_sync.BUCKETS, marks=slow), COPIES]
-)
+@pytest.mark.parametrize("collective", [dense_sync.GRADIENTS, BUCKETS, COPIES])
 def test_rank_that_is_killed_before_a_collective_of_the_dense_part_is_named(
     pool: RankPool, collective: str
 ) -> None:

@@ -11,16 +11,14 @@ from shardwright.testing.ranks import RankPool
 pytestmark = pytest.mark.distributed
 
 
-@pytest.mark.parametrize(
-    ("label", "sharding_type", "form"), stages("headers", "results across hosts", "gradients", "dense sums")
-)
+@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("gradients", "dense sums"))
 def test_rank_that_is_killed_is_named_by_all_others(
     pool: RankPool, label: str, sharding_type: str, form: str | None
 ) -> None:
     assert_killed_rank_is_named(pool, label, sharding_type, form)
 
 
-@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("ids", "dense gradients"))
+@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("ids"))
 def test_rank_that_is_stuck_is_named_by_all_others(
     pool: RankPool, label: str, sharding_type: str, form: str | None
 ) -> None:
@@ -45,8 +43,8 @@ def test_rank_that_is_stuck_is_named_by_all_others_over_gloo(
     "which",
     [
         "a barrier",
-        "a broadcast from rank 1",
-        "a gathering of objects",
+        pytest.param("a broadcast from rank 1", marks=pytest.mark.slow),
+        pytest.param("a gathering of objects", marks=pytest.mark.slow),
         "a broadcast of an object from rank 1",
     ],
 )
@@ -96,7 +94,11 @@ def test_backward_pass_that_all_ranks_leave_out_is_no_error(pool: RankPool) -> N
 
 
 @pytest.mark.parametrize(
-    ("what", "called"), [("state", "state_dict()"), ("optimizer state", "the optimizer's state_dict()")]
+    ("what", "called"),
+    [
+        ("state", "state_dict()"),
+        pytest.param("optimizer state", "the optimizer's state_dict()", marks=pytest.mark.slow),
+    ],
 )
 def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
     pool: RankPool, what: str, called: str

@@ -64,6 +64,7 @@ def start(host: str, rank: int, folder: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_all_types_on_two_hosts_with_addresses_of_their_own_equal_unsharded(
     hosts: list[str], tmp_path: Path

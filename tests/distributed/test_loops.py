@@ -260,8 +260,7 @@ def test_kept_losses_keep_no_batches(pool: RankPool) -> None:
     [
         "eager",
         "inner",
-        "whole step",
-        *(pytest.param(how, marks=pytest.mark.slow) for how in ("aot_eager", "in place")),
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("whole step", "aot_eager", "in place")),
     ],
 )
 def test_compiled_model_trains_exactly_as_the_model_does(pool: RankPool, how: str) -> None:

@@ -106,7 +106,7 @@ def test_rank_that_is_killed_is_named_by_all_that_read_its_memory(
     assert_killed_rank_is_named(pool, label, sharding_type, form, "references")
 
 
-@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("results"))
+@pytest.mark.parametrize(("label", "sharding_type", "form"), stages())
 def test_rank_that_is_stuck_is_named_by_all_that_read_its_memory(
     pool: RankPool, label: str, sharding_type: str, form: str | None
 ) -> None:

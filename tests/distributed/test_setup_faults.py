@@ -75,7 +75,7 @@ def test_dtypes_that_differ_in_a_gathering_are_an_error_on_all_ranks(pool: RankP
 @pytest.mark.parametrize(
     "before",
     [
-        "connecting",
+        pytest.param("connecting", marks=pytest.mark.slow),
         pytest.param("planning", marks=pytest.mark.slow),
         "sharding",
         "the first step",

@@ -156,12 +156,20 @@ def test_plan_document_of_the_stranger_survives_a_round_trip(site: Path, tmp_pat
     assert "row_wise" in error
 
 
+KERNELS = [("fused", "row_wise_adagrad", True), ("fused_torch", "adam", False), ("dense", "sgd", True)]
+
+
+def on_two_and_three(*cases: Any) -> list[object]:
+    """Each case on two and on three ranks: on one of them in each run, in turns, on the other in the slow one."""
+    return [
+        pytest.param(*case, size, marks=() if size == 2 + index % 2 else pytest.mark.slow)
+        for index, case in enumerate(cases)
+        for size in (2, 3)
+    ]
+
+
 @pytest.mark.distributed
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize(
-    ("kernel", "optimizer", "is_weighted"),
-    [("fused", "row_wise_adagrad", True), ("fused_torch", "adam", False), ("dense", "sgd", True)],
-)
+@pytest.mark.parametrize(("kernel", "optimizer", "is_weighted", "world_size"), on_two_and_three(*KERNELS))
 def test_stranger_equals_unsharded_on_real_ranks(
     ranks: RankPool, kernel: str, optimizer: str, is_weighted: bool, world_size: int
 ) -> None:
@@ -170,8 +178,9 @@ def test_stranger_equals_unsharded_on_real_ranks(
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("types", [["even_first"], ["even_first", "row_wise", "column_wise"]])
+@pytest.mark.parametrize(
+    ("types", "world_size"), on_two_and_three([["even_first"]], [["even_first", "row_wise", "column_wise"]])
+)
 def test_model_planned_with_the_stranger_trains_like_one_process(
     ranks: RankPool, types: list[str], world_size: int
 ) -> None:

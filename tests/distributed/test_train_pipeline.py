@@ -97,9 +97,9 @@ def test_failure_of_one_rank_is_an_error_on_all_in_its_step_and_the_next_ones_tr
     assert first == second == ["fine"] * 3
 
 
-@pytest.mark.parametrize("step", [0, pytest.param(3, marks=pytest.mark.slow)])
-def test_rank_that_dies_is_an_error_on_the_others(step: int) -> None:
-    with RankPool(2, backend="gloo") as ranks, pytest.raises(RankError) as error:
-        ranks.run(pipeline_workers.die_in_step, 2, step)
+@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.slow), 3])
+def test_rank_that_dies_is_an_error_on_the_others(pool: RankPool, step: int) -> None:
+    with pytest.raises(RankError) as error:
+        pool.run(pipeline_workers.die_in_step, 2, step)
     assert error.value.errors == {1: "the process died"}
     assert error.value.results[0].startswith("DistributedError: rank 0: ")

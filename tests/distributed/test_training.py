@@ -60,11 +60,23 @@ def mixed_tables() -> list[Table]:
     return [table for table in tables if supports(table.kernel, table, "row_wise_adagrad", world_size=3)]
 
 
+QUICK = {(2, "sequences"), (3, "bags")}  # simulated ranks are as many as one likes, in each run
 DEFAULT = max(kernels(), key=lambda name: host().compute_kernels.create(name).preference)
 
 
-@pytest.mark.parametrize("tables_made", [tables_of, sequences_of], ids=["bags", "sequences"])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("world_size", "tables_made"),
+    [
+        pytest.param(
+            world_size,
+            tables_made,
+            id=f"{world_size}-{name}",
+            marks=() if (world_size, name) in QUICK else pytest.mark.slow,
+        )
+        for world_size in (1, 2, 3)
+        for name, tables_made in (("bags", tables_of), ("sequences", sequences_of))
+    ],
+)
 def test_each_type_equals_unsharded_with_four_collectives(
     pool: RankPool, world_size: int, tables_made: Callable[[str, str], list[Table]]
 ) -> None:
@@ -104,14 +116,24 @@ def test_each_backend_trains_all_types_as_unsharded(pool: RankPool, backend: str
     assert_equals_unsharded(case, pool.run(workers.train_case_over, 3, backend, case, timeout_s=110))
 
 
-@pytest.mark.parametrize("sharding_type", ["table_row_wise", "grid_shard", "table_column_wise"])
+@pytest.mark.parametrize(
+    "sharding_type",
+    ["table_row_wise", pytest.param("grid_shard", marks=pytest.mark.slow), "table_column_wise"],
+)
 def test_types_of_hosts_equal_unsharded_on_two_hosts_of_two_ranks(pool: RankPool, sharding_type: str) -> None:
     tables = [*tables_of(sharding_type, "fused_torch"), *tables_of("row_wise", "fused")[:2]]
     case = Case(tables, (3, 0, 2, 4), "row_wise_adagrad", is_weighted=True, local_world_size=2)
     assert_equals_unsharded(case, pool.run(workers.train_case_on_hosts, 4, case))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adagrad")),
+        "row_wise_adagrad",
+        "adam",
+    ],
+)
 def test_without_fbgemm_equals_unsharded(pool_without_fbgemm: RankPool, optimizer: str) -> None:
     tables = [tables_of(name, "fused_torch")[index % 4] for index, name in enumerate(TYPES)]
     case = Case(tables, (3, 5), optimizer, is_weighted=True)

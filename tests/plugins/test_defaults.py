@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 import torch
 from tests.equality import Case, RankResult, train_simulated
+from tests.pairs import pairwise
 from tests.plugins.test_equality import kernels, sharding_types, tables_of
 
 from shardwright.plugins import host
@@ -39,9 +41,10 @@ def assert_same(results: list[RankResult], expected: list[RankResult]) -> None:
             assert torch.equal(output, wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("kernel", kernels())
-@pytest.mark.parametrize("sharding_type", sharding_types())
+@pytest.mark.parametrize(
+    ("sharding_type", "kernel", "dtype"),
+    pairwise(itertools.product(sharding_types(), kernels(), [torch.bfloat16, torch.float64])),
+)
 def test_training_under_another_default_dtype_gives_the_same_bits(
     default_dtype: None, sharding_type: str, kernel: str, dtype: torch.dtype
 ) -> None:

@@ -137,12 +137,9 @@ CASES = {
 
 
 def is_quick(kernel: str, world_size: int) -> bool:
-    """Whether a test is made every time: all kernels on few ranks, the one that plans prefer on many."""
+    """Whether a test is made every time: all kernels on two ranks, the preferred one on two hosts of two, too."""
     preferred = max(kernels(), key=lambda name: host().compute_kernels.create(name).preference)
-    return world_size <= _FEW or kernel == preferred
-
-
-_FEW = 2
+    return world_size == 2 or (world_size == 4 and kernel == preferred)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drawn import drawn
 from tests.plugins import misuse
 from tests.plugins.misuse import ENTRIES, WRONG, Entry
 
@@ -83,8 +83,7 @@ def calls(draw: st.DrawFn) -> tuple[str, Entry, dict[str, Any]]:
     return name, entry, {key: draw(near(entry.arguments[key].valid)) for key in chosen}
 
 
-@settings(max_examples=1500, deadline=None)
-@given(calls())
+@drawn(calls(), quick=300, thorough=1500)
 def test_drawn_misuse_is_taken_or_an_error_of_ours(call: tuple[str, Entry, dict[str, Any]]) -> None:
     name, entry, wrong = call
     try:

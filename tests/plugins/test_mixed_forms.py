@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
+from tests.pairs import pairwise
 from tests.plugins.compute_kernels.loops import kernel_names, kernel_of
 
 from shardwright.contracts.compute_kernel import KernelRequest
@@ -23,9 +26,10 @@ def in_turn(form, index, count):
     return type(form.__name__, (form,), {"bytes_moved": classmethod(bytes_moved)})
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "row_wise_adagrad"])
-@pytest.mark.parametrize("pooling", ["SUM", "MEAN", "weighted", "NONE"])
-@pytest.mark.parametrize("kernel", kernel_names())
+@pytest.mark.parametrize(
+    ("kernel", "pooling", "optimizer"),
+    pairwise(product(kernel_names(), ["SUM", "MEAN", "weighted", "NONE"], ["adam", "row_wise_adagrad"])),
+)
 def test_kernel_updates_tables_of_all_forms_as_unsharded(monkeypatch, kernel, pooling, optimizer):
     tables = [
         Table(rows, 4, features, "SUM" if pooling == "weighted" else pooling, "data_parallel", kernel)

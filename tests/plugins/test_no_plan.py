@@ -15,7 +15,7 @@ from shardwright.errors import NoPlanError
 from shardwright.planning.machines.reservations import FixedPercentageStorageReservation
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
-from shardwright.planning.options.parts import Choice
+from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
@@ -47,7 +47,7 @@ def planned(tables, topology, constraints):
 
 def space_of(tables, topology, constraints):
     request = Request(topology, Constraints(constraints), 2, FixedPercentageStorageReservation(0.0))
-    return prepare(tables, request, Choice().resolve(host()))
+    return prepare(tables, request, PluginChoice().resolve(host()))
 
 
 def has_plan(space):

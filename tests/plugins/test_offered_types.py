@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drawn import drawn
 
 import shardwright as sw
 from shardwright.planning.tables.spec import TableSpec
@@ -63,8 +63,11 @@ def planned(tables: list[TableSpec], **arguments: Any) -> tuple[Mapping[str, Any
     return planner.plan_tables(tables).plan, planner.report
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 200_000), st.sampled_from(WIDTHS)), min_size=1, max_size=6))
+@drawn(
+    st.lists(st.tuples(st.integers(1, 200_000), st.sampled_from(WIDTHS)), min_size=1, max_size=6),
+    quick=5,
+    thorough=20,
+)
 def test_type_that_nobody_asked_for_changes_no_plan(shapes: list[tuple[int, int]]) -> None:
     tables = tables_of(shapes)
     without, report = planned(tables)
@@ -74,8 +77,11 @@ def test_type_that_nobody_asked_for_changes_no_plan(shapes: list[tuple[int, int]
     assert other.result.feedback.value_ms == report.result.feedback.value_ms
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 200_000), st.sampled_from(WIDTHS)), min_size=1, max_size=6))
+@drawn(
+    st.lists(st.tuples(st.integers(1, 200_000), st.sampled_from(WIDTHS)), min_size=1, max_size=6),
+    quick=5,
+    thorough=20,
+)
 def test_type_that_is_offered_always_makes_no_plan_worse(shapes: list[tuple[int, int]]) -> None:
     tables = tables_of(shapes)
     _, without = planned(tables)

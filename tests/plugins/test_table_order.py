@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import attrs
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drawn import drawn
 
 import shardwright as sw
 from shardwright.planning.tables.spec import TableSpec
@@ -27,9 +27,12 @@ def planned(tables: list[TableSpec], ranks: int) -> sw.ShardingPlan:
     return sw.EmbeddingShardingPlanner(topology, 512, constraints=rules).plan_tables(tables)
 
 
-@settings(max_examples=12, deadline=None)
-@given(
-    st.lists(SHAPES, min_size=2, max_size=9), st.sampled_from([2, 4, 8]), st.randoms(use_true_random=False)
+@drawn(
+    st.lists(SHAPES, min_size=2, max_size=9),
+    st.sampled_from([2, 4, 8]),
+    st.randoms(use_true_random=False),
+    quick=3,
+    thorough=12,
 )
 def test_plan_is_the_same_in_any_order_of_tables(
     shapes: list[tuple[int, int, str]], ranks: int, dice: random.Random

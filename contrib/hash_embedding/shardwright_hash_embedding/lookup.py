@@ -55,6 +55,10 @@ class HashTableLookup(sw.Lookup):
         result, saved = self._rows.forward(found, training=training)
         return result, (bags, saved, self._num_evicted) if training else None
 
+    def anticipate(self, saved: Any) -> None:
+        """Of the kernel of rows; what is evicted later is prepared anew."""
+        self._rows.anticipate(saved[1])
+
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         """Update; an id whose row was evicted since has none to update."""
         bags, inner, num_evicted = saved

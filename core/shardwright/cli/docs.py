@@ -12,6 +12,7 @@ import attrs
 import typer
 
 import shardwright
+from shardwright.cli.quiet import quiet_host
 from shardwright.errors import UnknownNameError, nearest
 
 if TYPE_CHECKING:
@@ -55,10 +56,7 @@ def docs(
     name: Annotated[str, typer.Argument(help="Print this page; without it, list all.")] = "",
 ) -> None:
     """List the pages of documentation that are installed, or print one."""
-    from shardwright.plugins import PluginHost
-    from shardwright.settings import STRICT_VARIABLE
-
-    found = pages(PluginHost(environment={**os.environ, STRICT_VARIABLE: ""}))
+    found = pages(quiet_host(os.environ))
     if not name:
         _print_table(found)
         return

@@ -6,21 +6,18 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json as json_format
-import logging
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import attrs
 import typer
 
+from shardwright.cli.quiet import quiet_host
 from shardwright.cli.tables import page
 from shardwright.errors import ShardwrightError, nearest
-
-if TYPE_CHECKING:
-    from shardwright.plugins import PluginHost
 
 __all__ = ["doctor"]
 
@@ -63,9 +60,6 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Tell what is installed and whether it works together; exit code 1 if something does not."""
-    logging.getLogger("shardwright.plugins").setLevel(
-        logging.ERROR
-    )  # the table says all that the log would say
     findings = list(examine(os.environ))
     if json:
         typer.echo(json_format.dumps([attrs.asdict(finding) for finding in findings], indent=2))
@@ -200,18 +194,10 @@ def _memory_of(torch: Any, kind: str) -> str:
     return ", ".join(f"{one.name} with {one.total_memory / 2**30:.1f} GiB" for one in found)
 
 
-def _host(environment: Mapping[str, str]) -> PluginHost:
-    """The plugins as a job would have them, but told of one by one where strict mode would raise."""
-    from shardwright.plugins import PluginHost
-    from shardwright.settings import STRICT_VARIABLE
-
-    return PluginHost(environment={**environment, STRICT_VARIABLE: ""})
-
-
 def _plugins(environment: Mapping[str, str]) -> Iterator[Finding]:
     from shardwright.settings import PLUGINS_VARIABLE
 
-    host = _host(environment)
+    host = quiet_host(environment)
     for record in host.plugins:
         origin, state = (
             record.provenance,
@@ -232,7 +218,7 @@ def _comm_backends(environment: Mapping[str, str]) -> Iterator[Finding]:
     if not dist.is_available():
         yield Finding("comm backends", "", "", "absent", "this torch was built without torch.distributed")
         return
-    backends = _host(environment).comm_backends
+    backends = quiet_host(environment).comm_backends
     for name in sorted(backends):
         there = dist.is_backend_available(name)
         reason = "" if there else "this torch was built without it"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shardwright.contracts import Command
     from shardwright.registry import Registry
 
-__all__ = ["Program", "program_of"]
+__all__ = ["Program", "group_of"]
 
 _PANEL = "Commands of plugins"
 
@@ -57,9 +57,9 @@ class Program(TyperGroup):
             return ()
 
 
-def program_of(app: typer.Typer) -> Program:
-    """The commands of an app whose class is `Program`."""
-    return cast(Program, typer.main.get_command(app))
+def group_of(app: typer.Typer) -> TyperGroup:
+    """The commands of an app, by name."""
+    return cast(TyperGroup, typer.main.get_command(app))
 
 
 def _registry() -> Registry[Command]:
@@ -87,13 +87,14 @@ def _loaded(command: Command, provenance: str) -> Any:
         raise PluginLoadError(
             f"the command {command.name!r} of plugin {provenance} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-    if isinstance(target, typer.Typer):
-        return typer.main.get_command(target)
     if not callable(target):
         raise PluginLoadError(
             f"the command {command.name!r} of plugin {provenance} loads {target!r}; load() must return a function or "
             "a typer.Typer."
         )
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(command.name)(target)
-    return typer.main.get_command(app)
+    app = typer.Typer(add_completion=False)
+    if not isinstance(target, typer.Typer):
+        app.command(command.name)(target)
+        return typer.main.get_command(app)
+    app.add_typer(target, name=command.name)
+    return group_of(app).commands[command.name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json as json_format
-import logging
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ import attrs
 import typer
 
 from shardwright.cli.docs import docs_of, page_of
+from shardwright.cli.quiet import quiet_host
 from shardwright.cli.tables import PAGE_WIDTH, page
 from shardwright.errors import UnknownNameError, nearest
 
@@ -49,14 +49,11 @@ def plugins(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the installed plugins: what each offers, where it is, and whether it is in use; or show one in full."""
-    from shardwright.plugins import PluginHost
-    from shardwright.settings import STRICT_VARIABLE, PluginSettings
+    from shardwright.settings import PluginSettings
 
     settings = PluginSettings.read(os.environ)
-    # Strict mode ends discovery with an error; this command is what one calls to see which.
-    host = PluginHost(environment={**os.environ, STRICT_VARIABLE: ""})
-    # The table says all that the log would say.
-    logging.getLogger("shardwright.plugins").setLevel(logging.ERROR)
+    # The table says all that the log would say; in strict mode this command is what one calls to see it.
+    host = quiet_host(os.environ)
     rows = sorted(_rows(host), key=_order)
     if name:
         rows = _named(rows, name)

@@ -140,6 +140,13 @@ class Lookup(ABC):
         """What ``backward`` needs for these bags, where nobody asks for their sums."""
         return self.forward(bags, training=True)[1]
 
+    def anticipate(self, saved: Any) -> None:  # noqa: B027 - not every kernel has something to do then
+        """Make what ``backward`` needs of the ids alone; called while results travel, if at all.
+
+        Args:
+            saved: from ``forward`` in training.
+        """
+
     @abstractmethod
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         """Update the weights, or return the gradients of :meth:`parameters`.

@@ -26,7 +26,7 @@ from shardwright.planning.machines.reservations import DenseBytes, StorageReserv
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request, describe_inputs
 from shardwright.planning.options.options import Options
-from shardwright.planning.options.parts import Choice, Parts, origin
+from shardwright.planning.options.planning_plugins import PlanningPlugins, PluginChoice, origin
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
@@ -88,7 +88,7 @@ class TablePlanner:
         self._topology = topology
         self._batch_size = batch_size
         self._constraints = Constraints(constraints)
-        self._choice = Choice(estimator, storage_estimator, proposer, partitioner, option_space)
+        self._choice = PluginChoice(estimator, storage_estimator, proposer, partitioner, option_space)
         self._reservation = None if storage_reservation is None else as_reservation(storage_reservation)
         is_number = isinstance(seconds, int | float | Real) and not isinstance(seconds, bool)
         if seconds is not None and not (is_number and seconds > 0):
@@ -138,30 +138,32 @@ class TablePlanner:
         # A search breaks ties by the order of tables: theirs must not come from the caller, nor the plan from it.
         given, tables = tables, tuple(sorted(tables, key=_natural_order))
         watch = watch or self._new_watch()
-        parts = self._choice.resolve(host())
+        plugins = self._choice.resolve(host())
         reservation = self._reservation
         if reservation is not None and dense is not None:
             reservation = reservation.with_dense(dense)
         request = Request(topology, self._constraints, self._batch_size, reservation)
         with shown(watch, is_wanted=self._progress):
             # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
-            space = prepare(tables, request, parts, here=here, watch=watch)
+            space = prepare(tables, request, plugins, here=here, watch=watch)
             space = attrs.evolve(space, objective=self._objective)
-            impossible = why_impossible(space, request, parts, here=here)
+            impossible = why_impossible(space, request, plugins, here=here)
             if impossible is not None:
                 raise impossible
             with watch.interruptible():
-                result = search_unharmed(space, self._constraints, parts, watch)
+                result = search_unharmed(space, self._constraints, plugins, watch)
         if result.proposal is None:
-            raise self._no_plan(space, result, request, parts, watch, here=here)
+            raise self._no_plan(space, result, request, plugins, watch, here=here)
         modules = _in_order(given, _shardings(space, result.plan))
         seconds = time.perf_counter() - start
-        inputs = describe_inputs(request, space.options, parts, seconds=seconds, seconds_limit=self._seconds)
+        inputs = describe_inputs(
+            request, space.options, plugins, seconds=seconds, seconds_limit=self._seconds
+        )
         document = {
             "objective": objective_data(result.plan, space.objective),
             "topology": topology.to_data(),
             "inputs": inputs,
-            "plugins": _origins(space, result, parts),
+            "plugins": _origins(space, result, plugins),
         }
         plan = ShardingPlan(plan=modules, document=document)
         self.report = Report(space, result, inputs, seconds)
@@ -180,7 +182,7 @@ class TablePlanner:
         space: SearchSpace,
         result: SearchResult,
         request: Request,
-        parts: Parts,
+        plugins: PlanningPlugins,
         watch: Watch,
         *,
         here: bool,
@@ -188,7 +190,7 @@ class TablePlanner:
         """Why there is none: nobody waited for one, or there is none to find."""
         if watch.was_interrupted:
             return KeyboardInterrupt()
-        error = explain_no_plan(space, result, request, parts, here=here)
+        error = explain_no_plan(space, result, request, plugins, here=here)
         is_proven = not str(error).startswith("no plan found")
         if is_proven or not result.is_cut_short:
             return error
@@ -278,18 +280,18 @@ def _check_layouts(space: SearchSpace, proposal: Ints) -> None:
             raise PlanningError(f"sharding type {kind!r} broke its contract: {error}") from error
 
 
-def _origins(space: SearchSpace, result: SearchResult, parts: Parts) -> list[dict[str, str]]:
+def _origins(space: SearchSpace, result: SearchResult, plugins: PlanningPlugins) -> list[dict[str, str]]:
     """Which plugins made the plan, with the distributions and versions they come from."""
     assert result.proposal is not None
-    options, chosen, registries = space.options, result.proposal.tolist(), parts.plugins
+    options, chosen, registries = space.options, result.proposal.tolist(), plugins.plugin_host
     used: list[tuple[Registry[Any], Any]] = [
         *((registries.sharding_types, options.type_of(option)) for option in set(chosen)),
         *((registries.compute_kernels, options.kernel_of(option)) for option in set(chosen)),
         *((registries.codecs, codec) for table in options.tables for codec in codecs_of(table.qcomms_config)),
-        (registries.estimators, parts.performance),
-        (registries.estimators, parts.storage),
-        *((registries.proposers, part) for part in parts.proposers if part.name == result.proposer),
-        (registries.partitioners, parts.partitioner),
+        (registries.estimators, plugins.performance),
+        (registries.estimators, plugins.storage),
+        *((registries.proposers, plugin) for plugin in plugins.proposers if plugin.name == result.proposer),
+        (registries.partitioners, plugins.partitioner),
     ]
-    origins = {(registry.kind.label, part.name): origin(registry, part) for registry, part in used}
+    origins = {(registry.kind.label, plugin.name): origin(registry, plugin) for registry, plugin in used}
     return [origins[key] for key in sorted(origins)]

@@ -107,7 +107,7 @@ class Watch:
         if self.outer is not None:
             self.outer.spend(work_us)
 
-    def part(self, of_all: float) -> Watch:
+    def share(self, of_all: float) -> Watch:
         """A watch of a part of the search, which may use a part of the time and the work that is left.
 
         Plans that are found are told to this watch too, bounds are not: what is proven of a part may not hold for all.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from shardwright.arguments import checked
+from shardwright.error_listeners import reporting_errors
 from shardwright.errors import InvalidInputError
-from shardwright.last_words import told
 from shardwright.sparse import _arrow, _foreign, _keyed_validation, _ops, _text, _tree, _validation
 from shardwright.sparse._jagged import Jagged
 from shardwright.sparse.jagged_tensor import JaggedTensor
@@ -87,7 +87,7 @@ class KeyedJaggedTensor(Jagged):
         stride_per_key_per_rank: object | None = None,
         inverse_indices: object | None = None,
     ) -> None:
-        with told():  # the ranks that will wait for this batch
+        with reporting_errors():  # the ranks that will wait for this batch
             _keyed_validation.refuse_variable_stride(stride_per_key_per_rank, inverse_indices)
             _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
             values, weights, lengths, offsets = map(_foreign.as_tensor, (values, weights, lengths, offsets))
@@ -195,7 +195,7 @@ class KeyedJaggedTensor(Jagged):
             })
         """
         owner = f"{_NAME}.from_lists"
-        with told():
+        with reporting_errors():
             ids = _foreign.columns_of_lists(owner, lists)
             own = None if weights is None else _foreign.weights_of_lists(owner, weights)
             return KeyedJaggedTensor._of_columns(owner, ids, own)
@@ -228,7 +228,7 @@ class KeyedJaggedTensor(Jagged):
             })
         """
         owner = f"{_NAME}.from_arrow"
-        with told():
+        with reporting_errors():
             table = _arrow.table_of(owner, data)
             of_weights = set(weights.values()) if weights else set()
             if keys is None:
@@ -417,7 +417,7 @@ class KeyedJaggedTensor(Jagged):
 
     @checked
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
-        """Part the keys into runs; the tensors of the parts are views.
+        """Executor the keys into runs; the tensors of the parts are views.
 
         Args:
             segments: How many keys each part gets; they add up to F. A part may have none.

@@ -25,7 +25,7 @@ _MODULE_OF_NAME = {
     "RankPool": "ranks",
     "SimulatedCommunicator": "simulated",
     "check_codec": "codecs",
-    "installed": "guests",
+    "installed": "plugins_under_test",
     "run_simulated": "simulated",
 }
 

@@ -8,9 +8,9 @@ import sys
 from typer.testing import CliRunner
 
 from shardwright.cli import app
-from shardwright.cli.offered import program_of
+from shardwright.cli.offered import group_of
 from shardwright.contracts.command import Command
-from shardwright.testing.guests import installed
+from shardwright.testing.plugins_under_test import installed
 
 _LONGEST_HELP = 100
 _TIMEOUT_S = 60
@@ -37,7 +37,7 @@ class CommandTests:
 
     def test_name_is_none_of_core(self, command: Command) -> None:
         """A command of core has the name before any plugin's."""
-        taken = {*program_of(app).commands} & {command.name, *command.aliases}
+        taken = {*group_of(app).commands} & {command.name, *command.aliases}
         assert not taken, f"{command.name}: shardwright has a command {', '.join(sorted(taken))} already"
 
     def test_command_is_listed(self, command: Command) -> None:

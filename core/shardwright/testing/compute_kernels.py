@@ -270,6 +270,19 @@ class ComputeKernelTests:
                 assert other is not None
                 check_close(f"{compute_kernel.name}: after prepare()", other, one)
 
+    def test_anticipate_leaves_backward_as_it_is(self, compute_kernel: ComputeKernel) -> None:
+        """The engine calls it while results travel, or not at all; it changes nothing that is read or written."""
+        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
+            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+            for seed in (1, 2):
+                batch = draw(blocks, (2, 3), is_weighted=True, seed=seed)
+                _, saved = lookup.forward(batch.as_bags(device), training=True)
+                before = [weight.clone() for weight in weights_of(lookup)]
+                lookup.anticipate(saved)
+                for one, other in zip(weights_of(lookup), before, strict=True):
+                    check_close(f"{compute_kernel.name}: weights after anticipate()", one, other)
+                go_back(f"{compute_kernel.name}: after anticipate()", lookup, loops, batch, saved, device)
+
     def test_forwards_before_their_backwards_keep_apart(self, compute_kernel: ComputeKernel) -> None:
         """A pipeline looks the next batch up before it goes back through this one."""
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):

@@ -16,7 +16,7 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.tables.spec import DataType
-from shardwright.testing.guesses import sums_look_like, updates_look_like
+from shardwright.testing.kernel_faults import sums_look_like, updates_look_like
 from shardwright.testing.keys import RowsOfKeys, keys_of
 from shardwright.testing.loops import OPTIMIZERS, Batch, Loops, build, draw_batch
 from shardwright.testing.memory import held_bytes

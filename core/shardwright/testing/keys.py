@@ -114,6 +114,9 @@ class RowsOfKeys(Lookup):
     def prepare(self, bags: Bags) -> Any:  # noqa: D102
         return self.lookup.prepare(self._with_keys(bags))
 
+    def anticipate(self, saved: Any) -> None:  # noqa: D102
+        self.lookup.anticipate(saved)
+
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:  # noqa: D102
         return self.lookup.backward(saved, gradient)
 

@@ -77,14 +77,15 @@ class PretendedCommunicator(Communicator):
     ) -> None:
         """Fill what arrives: this rank's own piece where it has the size that is expected, else zeros."""
         start = sum(input_splits[: self.rank])
-        mine = input[start : start + input_splits[self.rank]]
-        if all(size == len(mine) for size in output_splits):
+        size_of_mine = input_splits[self.rank]
+        mine = input[start : start + size_of_mine]
+        if all(size == size_of_mine for size in output_splits):
             output.view(self.world_size, -1).copy_(mine)
             return
         start = 0
         output.zero_()
         for size in output_splits:
-            if size == len(mine):
+            if size == size_of_mine:
                 output[start : start + size] = mine
             start += size
 

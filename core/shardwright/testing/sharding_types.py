@@ -23,10 +23,10 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
-from shardwright.testing.asked import PLAIN, SHAPES, Asked, dataflow_of
 from shardwright.testing.cases import Case
 from shardwright.testing.checkpoints import check_checkpoint
-from shardwright.testing.drawing import (
+from shardwright.testing.plugins_under_test import installed
+from shardwright.testing.random_cases import (
     LAWS,
     TRAININGS,
     Cluster,
@@ -35,10 +35,10 @@ from shardwright.testing.drawing import (
     table_specs,
     training_cases,
 )
-from shardwright.testing.guests import installed
 from shardwright.testing.row_maps import MANY_ROWS, check_counting, check_row_map
 from shardwright.testing.traffic import check_traffic
 from shardwright.testing.training import assert_equals_unsharded, train_simulated
+from shardwright.testing.type_under_test import PLAIN, SHAPES, TypeUnderTest, dataflow_of
 
 _MIN_PARTITIONS = st.none() | st.integers(1, 80)
 
@@ -66,12 +66,12 @@ class ShardingTypeTests:
 
     def test_layouts_cover_each_row_and_column_once(self, sharding_type: ShardingType) -> None:
         """Every cell of a table is in one block, or, where the dataflow is replicated, in one block a rank."""
-        asked = Asked(sharding_type, self.constraints)
+        tested = TypeUnderTest(sharding_type, self.constraints)
 
         @LAWS
         @given(table_specs(), clusters(), _MIN_PARTITIONS)
         def check(table: TableSpec, cluster: Cluster, min_partition: int | None) -> None:
-            layouts = asked.layouts(table, cluster, min_partition)
+            layouts = tested.layouts(table, cluster, min_partition)
             _check_variants(sharding_type, table, layouts)
             for layout in layouts:
                 _check_cover(sharding_type, table, cluster, layout)
@@ -80,46 +80,49 @@ class ShardingTypeTests:
 
     def test_some_table_has_a_layout(self, sharding_type: ShardingType) -> None:
         """The type applies to something: else no other test here would test anything."""
-        asked = Asked(sharding_type, self.constraints)
-        assert any(asked.layouts(PLAIN, cluster) for cluster in SHAPES), (
-            f"{asked.name}: offers no layout for {PLAIN.describe()} on 1, 2 or 4 ranks. If it applies only where "
+        tested = TypeUnderTest(sharding_type, self.constraints)
+        assert any(tested.layouts(PLAIN, cluster) for cluster in SHAPES), (
+            f"{tested.name}: offers no layout for {PLAIN.describe()} on 1, 2 or 4 ranks. If it applies only where "
             "extras ask for it, set `constraints` in the class of tests"
         )
 
     def test_row_maps_are_bijections_onto_their_parts(self, sharding_type: ShardingType) -> None:
         """Each row has one place, no two share one, and the places of a part are numbered from 0 without a gap."""
-        asked = Asked(sharding_type, self.constraints)
+        tested = TypeUnderTest(sharding_type, self.constraints)
 
         @LAWS
         @given(table_specs(), clusters(), _MIN_PARTITIONS)
         def check(table: TableSpec, cluster: Cluster, min_partition: int | None) -> None:
-            for layout in asked.layouts(table, cluster, min_partition):
+            for layout in tested.layouts(table, cluster, min_partition):
                 check_row_map(f"{sharding_type.name}: row map {layout.row_map}", layout.row_map)
 
         check()
 
     def test_rows_of_large_tables_are_counted_without_listing_them(self, sharding_type: ShardingType) -> None:
         """Else the planner takes minutes for tables of 1e9 rows."""
-        asked, table = Asked(sharding_type, self.constraints), evolve(PLAIN, num_embeddings=MANY_ROWS)
+        tested, table = (
+            TypeUnderTest(sharding_type, self.constraints),
+            evolve(PLAIN, num_embeddings=MANY_ROWS),
+        )
         for cluster in SHAPES:
-            for layout in asked.layouts(table, cluster):
+            for layout in tested.layouts(table, cluster):
                 check_counting(f"{sharding_type.name}: row map {layout.row_map.name}", layout.row_map)
 
     def test_layouts_are_the_same_each_time(self, sharding_type: ShardingType) -> None:
         """All ranks, and a process that reads a plan, see the same; and a type answers by shape if it says so."""
-        asked = Asked(sharding_type, self.constraints)
+        tested = TypeUnderTest(sharding_type, self.constraints)
 
         @LAWS
         @given(table_specs(), clusters())
         def check(table: TableSpec, cluster: Cluster) -> None:
-            first, again = (asked.layouts(table, cluster, 1) for _ in range(2))
+            first, again = (tested.layouts(table, cluster, 1) for _ in range(2))
             assert first == again, f"{sharding_type.name}: offers other layouts when it is asked again"
             if sharding_type.answers_by_shape:
                 other = evolve(table, name="other", feature_names=("g", "h"), module="elsewhere")
-                assert first == asked.layouts(other, cluster, 1), (
+                assert first == tested.layouts(other, cluster, 1), (
                     f"{sharding_type.name}: says answers_by_shape, but looks at a table's name, module or features"
                 )
-                assert first == asked.without_extras().layouts(table, cluster, 1), (
+                assert first == tested.without_extras().layouts(table, cluster, 1), (
                     f"{sharding_type.name}: says answers_by_shape, but looks at the extras of constraints"
                 )
 
@@ -127,12 +130,12 @@ class ShardingTypeTests:
 
     def test_row_maps_and_dataflows_come_back_from_a_plan(self, sharding_type: ShardingType) -> None:
         """They are plain data, and of classes that the type lists."""
-        asked = Asked(sharding_type, self.constraints)
+        tested = TypeUnderTest(sharding_type, self.constraints)
 
         @LAWS
         @given(table_specs(), clusters())
         def check(table: TableSpec, cluster: Cluster) -> None:
-            for layout in asked.layouts(table, cluster, 1):
+            for layout in tested.layouts(table, cluster, 1):
                 _check_data(
                     f"{sharding_type.name}: row map", layout.row_map, sharding_type.row_maps, "row_maps"
                 )
@@ -151,26 +154,26 @@ class ShardingTypeTests:
         extras that are not the type's own beside those that are.
         """
         with installed(sharding_type):
-            asked = Asked(sharding_type, self.constraints)
+            tested = TypeUnderTest(sharding_type, self.constraints)
             if case == "extras":
-                asked = asked.with_more_extras()
+                tested = tested.with_more_extras()
             table = evolve(PLAIN, data_type="FP16" if case == "float16" else "FP32")
-            if not asked.has_kernel_for(table):
-                pytest.skip(f"kernel {asked.kernel!r} has no tables of {table.data_type.value}")
+            if not tested.has_kernel_for(table):
+                pytest.skip(f"kernel {tested.kernel!r} has no tables of {table.data_type.value}")
             for cluster in SHAPES:
-                if asked.layouts(table, cluster):
-                    _check_round_trip(asked, table, cluster)
+                if tested.layouts(table, cluster):
+                    _check_round_trip(tested, table, cluster)
 
     @pytest.mark.parametrize("mode", ["pooled", "weighted", "sequence"])
     def test_sharded_module_equals_unsharded(self, sharding_type: ShardingType, mode: str) -> None:
         """Outputs, gradients, and weights and optimizer state after five steps, for drawn models and batches."""
         with installed(sharding_type):
-            asked = Asked(sharding_type, self.constraints)
+            tested = TypeUnderTest(sharding_type, self.constraints)
 
             @TRAININGS
-            @given(training_cases([asked.name], kernels=[asked.kernel], mode=mode).map(asked.asking))
+            @given(training_cases([tested.name], kernels=[tested.kernel], mode=mode).map(tested.asking))
             def check(case: Case) -> None:
-                assume(asked.applies(case))
+                assume(tested.applies(case))
                 assert_equals_unsharded(case, train_simulated(case))
 
             check()
@@ -178,7 +181,7 @@ class ShardingTypeTests:
     def test_declared_traffic_equals_counted_bytes(self, sharding_type: ShardingType) -> None:
         """What the planner reckons with is what ranks send: ids on their way in, results on their way home."""
         with installed(sharding_type):
-            asked = Asked(sharding_type, self.constraints)
+            tested = TypeUnderTest(sharding_type, self.constraints)
 
             @TRAININGS
             @given(
@@ -187,36 +190,36 @@ class ShardingTypeTests:
                 st.booleans(),
             )
             def check(table: TableSpec, cluster: Cluster, is_weighted: bool) -> None:
-                check_traffic(asked, table, cluster, is_weighted=is_weighted)
+                check_traffic(tested, table, cluster, is_weighted=is_weighted)
 
             check()
 
     def test_checkpoint_loads_under_another_plan(self, sharding_type: ShardingType) -> None:
         """Weights and optimizer state written by one number of ranks are those of another, and of whole tables."""
         with installed(sharding_type):
-            asked = Asked(sharding_type, self.constraints)
+            tested = TypeUnderTest(sharding_type, self.constraints)
 
             @TRAININGS
             @given(
-                training_cases([asked.name], kernels=[asked.kernel], mode="pooled").map(asked.asking),
+                training_cases([tested.name], kernels=[tested.kernel], mode="pooled").map(tested.asking),
                 clusters(most_hosts=2, most_local=2),
             )
             def check(case: Case, other: Cluster) -> None:
                 moved = evolve(
                     case, batch_sizes=(2,) * other.world_size, local_world_size=other.local_world_size
                 )
-                assume(asked.applies(case) and asked.applies(moved))
-                check_checkpoint(asked.name, case, moved)
+                assume(tested.applies(case) and tested.applies(moved))
+                check_checkpoint(tested.name, case, moved)
 
             check()
 
 
-def _check_round_trip(asked: Asked, table: TableSpec, cluster: Cluster) -> None:
-    planner = EmbeddingShardingPlanner(cluster.topology, constraints={"t": asked.rule()})
+def _check_round_trip(tested: TypeUnderTest, table: TableSpec, cluster: Cluster) -> None:
+    planner = EmbeddingShardingPlanner(cluster.topology, constraints={"t": tested.rule()})
     plan = planner.plan_tables([table])
     again = ShardingPlan.from_json(plan.to_json())
-    assert again == plan, f"{asked.name}: the plan that is read back is another one"
-    assert asked.name in str(planner.report), f"{asked.name}: not in the report"
+    assert again == plan, f"{tested.name}: the plan that is read back is another one"
+    assert tested.name in str(planner.report), f"{tested.name}: not in the report"
 
 
 def _check_variants(sharding_type: ShardingType, table: TableSpec, layouts: Sequence[Layout]) -> None:

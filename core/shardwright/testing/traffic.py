@@ -19,25 +19,25 @@ from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright.testing.asked import Asked
 from shardwright.testing.cases import Case, Table, shard_case, shardings_of
-from shardwright.testing.drawing import Cluster
-from shardwright.testing.guests import installed
 from shardwright.testing.keys import keys_of
+from shardwright.testing.plugins_under_test import installed
+from shardwright.testing.random_cases import Cluster
 from shardwright.testing.simulated import SimulatedCommunicator, run_simulated
+from shardwright.testing.type_under_test import TypeUnderTest
 
 _CANDIDATES = 10_000
 """Keys to choose from: of those, each of a few parts gets as many as it has rows."""
 
 
-def check_traffic(asked: Asked, table: TableSpec, cluster: Cluster, *, is_weighted: bool) -> None:
+def check_traffic(tested: TypeUnderTest, table: TableSpec, cluster: Cluster, *, is_weighted: bool) -> None:
     """Of each layout: each rank looks every row up twice, in bags of their own. Copies look up their own rank's."""
-    first = _case(asked, table, cluster, is_weighted)
-    for index in range(len(asked.layouts(first.specs()[0], cluster, 1))):
+    first = _case(tested, table, cluster, is_weighted)
+    for index in range(len(tested.layouts(first.specs()[0], cluster, 1))):
         case = evolve(first, tables=[evolve(first.tables[0], variant=index)])
         (layout,) = (sharding.layout for sharding in shardings_of(case, case.specs()).values())
         if _reckons_with_all_rows(layout.row_map):
-            _compare(asked, case, cluster, layout)
+            _compare(tested, case, cluster, layout)
 
 
 def _reckons_with_all_rows(row_map: RowMap) -> bool:
@@ -47,34 +47,34 @@ def _reckons_with_all_rows(row_map: RowMap) -> bool:
     )
 
 
-def _case(asked: Asked, table: TableSpec, cluster: Cluster, is_weighted: bool) -> Case:
-    tested = Table(table.num_embeddings, table.embedding_dim, ("f",), "SUM", asked.name, asked.kernel)
+def _case(tested: TypeUnderTest, table: TableSpec, cluster: Cluster, is_weighted: bool) -> Case:
+    other = Table(table.num_embeddings, table.embedding_dim, ("f",), "SUM", tested.name, tested.kernel)
     sizes = (2,) * cluster.world_size
-    case = Case([tested], sizes, "sgd", is_weighted, local_world_size=cluster.local_world_size)
-    return asked.asking(case)
+    case = Case([other], sizes, "sgd", is_weighted, local_world_size=cluster.local_world_size)
+    return tested.asking(case)
 
 
-def _compare(asked: Asked, case: Case, cluster: Cluster, layout: Layout) -> None:
+def _compare(tested: TypeUnderTest, case: Case, cluster: Cluster, layout: Layout) -> None:
     ids = _ids(layout.row_map)
-    declared = _declared_bytes(asked, case, cluster, layout.variant)
+    declared = _declared_bytes(tested, case, cluster, layout.variant)
     once, twice = (_sent(case, ids, repetitions) for repetitions in (1, 2))  # lengths are not reckoned with
     counted = {"ids": twice["ids"] - once["ids"], "results": once["results"]}
     for what, said in declared.items():
         assert abs(said - counted[what]) < 0.5, (
-            f"{asked.name}: {case.specs()[0].describe()} on {cluster.world_size} ranks, layout {layout.variant!r}: "
+            f"{tested.name}: {case.specs()[0].describe()} on {cluster.world_size} ranks, layout {layout.variant!r}: "
             f"the planner reckons with {said:.0f} bytes of {what} a step, ranks sent {counted[what]}"
         )
 
 
-def _declared_bytes(asked: Asked, case: Case, cluster: Cluster, variant: str) -> dict[str, float]:
+def _declared_bytes(tested: TypeUnderTest, case: Case, cluster: Cluster, variant: str) -> dict[str, float]:
     (spec,) = case.specs()
-    rule = asked.rule(
+    rule = tested.rule(
         compute_kernels=[case.tables[0].kernel],
         min_partition=1,
         pooling_factors=[1.0],
         is_weighted=case.is_weighted,
     )
-    with installed(asked.sharding_type) as plugins:
+    with installed(tested.sharding_type) as plugins:
         rules = Constraints({spec.path: rule})
         options = enumerate_options(
             [spec], cluster.topology, rules, plugins, batch_size=2 * spec.num_embeddings

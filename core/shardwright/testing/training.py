@@ -95,8 +95,8 @@ def weights_of(case: Case, sharded: Any) -> dict[str, Tensor]:
 
 def copies_of(sharded: Any) -> list[Tensor]:
     """Weights and optimizer state of this rank's own copies; a state dict has those of one rank only."""
-    parts = [part for part in sharded._engine.parts if isinstance(part, ReplicatedTables)]
-    pairs = [pair for part in parts for pair in zip(part.lookups, part.groups, strict=True)]
+    executors = [executor for executor in sharded._engine.executors if isinstance(executor, ReplicatedTables)]
+    pairs = [pair for executor in executors for pair in zip(executor.lookups, executor.groups, strict=True)]
     return [
         value.detach().clone()
         for lookup, group in pairs

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from shardwright.runtime.ranks.comm import EXCHANGE_EVENT, AllToAll, Exchange, TorchExchange
+from shardwright.runtime.ranks.comm import EXCHANGE_EVENT, AllToAll, TorchTransport, Transport
 from shardwright.runtime.ranks.group_store import GroupStore
 from shardwright.settings import may_share_memory
 from shardwright_plugins.comm_backends._large_pieces import REFERENCE_BYTES, LargePieces, tag_of
@@ -46,7 +46,7 @@ def is_possible() -> bool:
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64") and may_share_memory()
 
 
-def exchange_over(process_group: Any, store: GroupStore) -> SameHostExchange | None:
+def exchange_over(process_group: Any, store: GroupStore) -> SameHostTransport | None:
     """An exchange that shares memory where it can; ``None`` where this rank cannot, of which the others are told.
 
     Args:
@@ -54,12 +54,12 @@ def exchange_over(process_group: Any, store: GroupStore) -> SameHostExchange | N
         store: of the group.
     """
     if is_possible():
-        return SameHostExchange(process_group, store)
+        return SameHostTransport(process_group, store)
     stay_away(process_group, store)
     return None
 
 
-class SameHostExchange(Exchange):
+class SameHostTransport(Transport):
     """All-to-all over one process group; see the module.
 
     Args:
@@ -68,7 +68,7 @@ class SameHostExchange(Exchange):
     """
 
     def __init__(self, process_group: Any, store: GroupStore) -> None:
-        self._group, self._plain = process_group, TorchExchange(process_group)
+        self._group, self._plain = process_group, TorchTransport(process_group)
         self.meeting = Meeting(process_group, store)
         self.large = LargePieces(process_group, self.meeting)
         self._mail: Mailboxes | None = None
@@ -176,7 +176,7 @@ class _ByGloo:
 
     def __init__(
         self,
-        exchange: SameHostExchange,
+        exchange: SameHostTransport,
         group: Any,
         call: AllToAll,
         number: int,
@@ -232,7 +232,7 @@ class _ByMail:
         number: of this exchange.
     """
 
-    def __init__(self, exchange: SameHostExchange, mail: Mailboxes, call: AllToAll, number: int) -> None:
+    def __init__(self, exchange: SameHostTransport, mail: Mailboxes, call: AllToAll, number: int) -> None:
         self._exchange, self._mail, self._call, self._number = exchange, mail, call, number
         self._rank = rank = exchange.meeting.rank
         self._arriving, self._is_done = _Arriving(exchange.large, rank, number), False

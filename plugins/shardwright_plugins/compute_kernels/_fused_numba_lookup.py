@@ -10,18 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright_plugins.compute_kernels import _numba_loops as loops
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
 
+T = TypeVar("T")
 Ints = npt.NDArray[np.int64]
 
 _OPTIMIZERS = {
@@ -54,6 +55,7 @@ class _Cells:
     first_id: Ints
     counts: Ints
     is_matrix: bool
+    by_row: list[_Sorted] = field(factory=list, init=False)
 
     @classmethod
     def of(cls, bags: Bags) -> _Cells:
@@ -68,6 +70,30 @@ class _Cells:
             counts=bags.table,
             is_matrix=bags.lengths is not None and not bags.is_ragged,
         )
+
+
+@frozen(eq=False)
+class _Sorted:
+    """The ids of a share of the blocks, sorted by rows; see :func:`_numba_loops.sort_ids`."""
+
+    share: _Share
+    ends: Ints
+    rows: Any
+    starts: Ints
+    factors: Any
+
+    @classmethod
+    def of(cls, share: _Share, blocks: Ints, cells: _Cells, places: Ints) -> _Sorted:
+        num_slots = cells.counts.shape[1]
+        most, total = loops.most_ids(blocks, share, num_slots, cells.bags, cells.first_id)
+        starts, rows = np.empty(total, np.int64), np.empty(total, np.int32)
+        factors = np.empty(total if len(cells.id_weights) else 0, np.float32)
+        made = cls(share, np.empty(share[1] - share[0], np.int64), rows, starts, factors)
+        loops.sort_ids(
+            blocks, share, num_slots, cells.ids, cells.id_weights, cells.lengths, cells.bags, cells.first_id, places,
+            most, made.ends, rows, starts, factors,
+        )  # fmt: skip
+        return made
 
 
 _NO_LENGTHS = np.empty(0, np.int32)
@@ -102,7 +128,7 @@ class FusedNumbaLookup(Lookup):
                 cells.first_id, places, out,
             )  # fmt: skip
 
-        _in_threads(look_up, lambda: geometry.slot_work(cells), len(geometry.slots))
+        _in_threads(look_up, _shares(lambda: geometry.slot_work(cells), len(geometry.slots)))
         return result, cells if training else None
 
     def prepare(self, bags: Bags) -> Any:
@@ -110,23 +136,35 @@ class FusedNumbaLookup(Lookup):
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         self._num_steps += 1
-        geometry, cells = self._geometry, saved
-        places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
+        geometry = self._geometry
         optimizer, numbers = _OPTIMIZERS[self._optimizer.name], self._numbers()
         gradient = gradient.contiguous()
         weights, gradients = self._weights.data_ptr(), gradient.data_ptr()
         first, second = self._state_addresses()
 
-        def update(share: _Share) -> None:
+        def update(by_row: _Sorted) -> None:
             total = np.empty(geometry.widest_gradient, np.float32)
             loops.update(
-                optimizer, numbers, weights, first, second, geometry.blocks, share, len(geometry.slots),
-                cells.ids, cells.id_weights, cells.lengths, cells.bags, cells.first_id, places, gradients,
-                total.ctypes.data,
+                optimizer, numbers, weights, first, second, geometry.blocks, by_row.share, by_row.ends, by_row.rows,
+                by_row.starts, by_row.factors, gradients, total.ctypes.data,
             )  # fmt: skip
 
-        _in_threads(update, lambda: geometry.block_work(cells), len(geometry.blocks))
+        _in_threads(update, self._by_row(saved))
         return ()
+
+    def anticipate(self, saved: Any) -> None:
+        self._by_row(saved)
+
+    def _by_row(self, cells: _Cells) -> list[_Sorted]:
+        """The ids of all blocks sorted by rows, each thread's share; made once."""
+        if not cells.by_row:
+            geometry = self._geometry
+            places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
+            shares = _shares(lambda: geometry.block_work(cells), len(geometry.blocks))
+            made: list[_Sorted] = []
+            _in_threads(lambda share: made.append(_Sorted.of(share, geometry.blocks, cells, places)), shares)
+            cells.by_row.extend(made)
+        return cells.by_row
 
     def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
         geometry, cells = self._geometry, _Cells.of(bags)
@@ -141,7 +179,7 @@ class FusedNumbaLookup(Lookup):
                 cells.first_id, starts[start:stop], out.data_ptr(),
             )  # fmt: skip
 
-        _in_threads(add_up, lambda: geometry.block_work(cells)[wanted], len(wanted), may_part=False)
+        _in_threads(add_up, _shares(lambda: geometry.block_work(cells)[wanted], len(wanted), may_part=False))
         return True
 
     def update_rows(self, terms: Sequence[Tensor], blocks: tuple[int, ...], scale: float) -> None:
@@ -160,7 +198,7 @@ class FusedNumbaLookup(Lookup):
                 sums, starts[start:stop], np.float32(scale), total.ctypes.data,
             )  # fmt: skip
 
-        _in_threads(update, lambda: geometry.elements[wanted], len(wanted), may_part=False)
+        _in_threads(update, _shares(lambda: geometry.elements[wanted], len(wanted), may_part=False))
 
     def _state_addresses(self) -> tuple[int, int]:
         first, second = [*(state.data_ptr() for state in self._states), 0, 0][:2]
@@ -241,17 +279,13 @@ class _Geometry:
 
     @staticmethod
     def _places(counts: Ints, dims: Ints, is_matrix: bool) -> tuple[Ints, int]:
-        elements = counts * dims
-        if is_matrix:
-            totals = elements.sum(1)
-            starts = (np.cumsum(totals) - totals)[:, None] + (np.cumsum(dims) - dims)
-            strides = np.full(counts.shape, dims.sum())
-        else:
-            starts = (np.cumsum(elements) - elements.reshape(-1)).reshape(counts.shape)
-            strides = np.broadcast_to(dims, counts.shape)
+        if not is_matrix:
+            return loops.places_in_a_row(counts, dims)
+        totals = (counts * dims).sum(1)
+        starts = (np.cumsum(totals) - totals)[:, None] + (np.cumsum(dims) - dims)
         first_bags = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
-        places = np.stack([first_bags, starts, strides], axis=2).reshape(-1, 3)
-        return np.ascontiguousarray(places), int(elements.sum())
+        places = np.stack([first_bags, starts, np.full(counts.shape, dims.sum())], axis=2)
+        return places.reshape(-1, 3), int(totals.sum())
 
     def row_sums(self, blocks: tuple[int, ...]) -> tuple[Ints, Ints]:
         """Some blocks; where each one's rows and marks begin in :meth:`FusedNumbaLookup.row_sums`, and its rows."""
@@ -306,24 +340,13 @@ _Share: TypeAlias = tuple[int, int, int, int]
 """The first of a thread's slots or blocks and the one after the last; and which part of each, of how many."""
 
 
-def _in_threads(
-    work: Callable[[_Share], None], sizes_of: Callable[[], Ints], count: int, *, may_part: bool = True
-) -> None:
-    """Call ``work`` for shares of about equal size that together are everything, in as many threads as pay.
-
-    Args:
-        work: does one share; what it writes is the same whatever the shares are.
-        sizes_of: the work of each slot or block.
-        count: how many slots or blocks there are.
-        may_part: they may be parted.
-    """
-    if torch.get_num_threads() == 1:
-        work((0, count, 0, 1))
+def _in_threads(work: Callable[[T], None], shares: Sequence[T]) -> None:
+    """Call ``work`` for each share, each in a thread of its own; what it writes is the same whatever the shares are."""
+    first, *rest = shares
+    if not rest:
+        work(first)
         return
-    sizes = sizes_of()
-    num_threads = min(torch.get_num_threads(), 1 + int(sizes.sum()) // _ELEMENTS_PER_THREAD)
-    first, *rest = _shares(sizes, num_threads, may_part=may_part)
-    others: list[Future[None]] = [_threads(os.getpid(), num_threads).submit(work, share) for share in rest]
+    others: list[Future[None]] = [_threads(os.getpid(), len(shares)).submit(work, share) for share in rest]
     try:
         work(first)
     finally:
@@ -332,7 +355,22 @@ def _in_threads(
         other.result()
 
 
-def _shares(sizes: Ints, num_threads: int, *, may_part: bool) -> list[_Share]:
+def _shares(sizes_of: Callable[[], Ints], count: int, *, may_part: bool = True) -> list[_Share]:
+    """Shares of about equal size that together are everything, for as many threads as pay.
+
+    Args:
+        sizes_of: the work of each slot or block.
+        count: how many slots or blocks there are.
+        may_part: they may be parted.
+    """
+    if torch.get_num_threads() == 1:
+        return [(0, count, 0, 1)]
+    sizes = sizes_of()
+    num_threads = min(torch.get_num_threads(), 1 + int(sizes.sum()) // _ELEMENTS_PER_THREAD)
+    return _dealt(sizes, num_threads, may_part=may_part)
+
+
+def _dealt(sizes: Ints, num_threads: int, *, may_part: bool) -> list[_Share]:
     """Ranges of whole slots or blocks, where they come out even; else a part of each."""
     count, total = len(sizes), int(sizes.sum())
     if num_threads == 1:

@@ -20,8 +20,8 @@ import shardwright as sw
 from shardwright.planning.options.search_space import traffic_bytes
 from shardwright.plugins import PluginHost, use_host
 from shardwright.testing import ShardingTypeTests, installed, run_simulated, traffic
-from shardwright.testing.asked import Asked
-from shardwright.testing.drawing import Cluster
+from shardwright.testing.random_cases import Cluster
+from shardwright.testing.type_under_test import TypeUnderTest
 
 
 def falling(table: sw.TableSpec, constraints: sw.ParameterConstraints) -> AccessCounts:
@@ -47,7 +47,7 @@ def test_kit_compares_the_traffic_of_cold_rows_beside_copies(
 
     table, cluster = sw.TableSpec("t", 12, 8, ["f"]), Cluster(1, 2)
     with installed(HotRows(falling)):
-        asked = Asked(HotRows(falling), sw.ParameterConstraints())
+        asked = TypeUnderTest(HotRows(falling), sw.ParameterConstraints())
         traffic.check_traffic(asked, table, cluster, is_weighted=True)
         monkeypatch.setattr(traffic, "traffic_bytes", wrong)
         with pytest.raises(AssertionError, match=r"layout '\d+ hot rows.*the planner reckons with"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drawn import drawn
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -79,16 +80,15 @@ def collections_and_inputs(draw: st.DrawFn) -> tuple[EmbeddingBagCollection, Key
     weighted = draw(st.booleans())
     batch_size = draw(st.integers(0, 4))
     bag = st.lists(st.integers(0, rows - 1), max_size=4)
-    drawn = {feature: draw(st.lists(bag, min_size=batch_size, max_size=batch_size)) for feature in features}
-    return EmbeddingBagCollection(tables, is_weighted=weighted), bags(drawn, weighted)
+    ids = {feature: draw(st.lists(bag, min_size=batch_size, max_size=batch_size)) for feature in features}
+    return EmbeddingBagCollection(tables, is_weighted=weighted), bags(ids, weighted)
 
 
-@given(collections_and_inputs())
-@settings(max_examples=150, deadline=None)
+@drawn(collections_and_inputs(), quick=30, thorough=150)
 def test_forward_any_tables_and_batch_equals_loops(
-    drawn: tuple[EmbeddingBagCollection, KeyedJaggedTensor],
+    case: tuple[EmbeddingBagCollection, KeyedJaggedTensor],
 ) -> None:
-    collection, features = drawn
+    collection, features = case
     output = collection(features)
     expected = by_loops(collection, features)
     for name, names in zip(expected, output.keys(), strict=True):

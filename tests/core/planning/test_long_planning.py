@@ -20,7 +20,7 @@ from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
-from shardwright.planning.options.parts import Choice
+from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.progress import progress_text, shown
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
@@ -168,7 +168,7 @@ def test_prepare_on_another_thread_ends_when_its_watch_is_interrupted(host_with)
     rules = Constraints({"*": ParameterConstraints(sharding_types=["slow"])})
     request = Request(Topology(2, "cpu", ddr_cap=1_000_000), rules, 64, None)
     with host_with(sharding_types=[slow_type(counted, note)]), pytest.raises(KeyboardInterrupt):
-        prepare(TABLES, request, Choice().resolve(host()), watch=watch)
+        prepare(TABLES, request, PluginChoice().resolve(host()), watch=watch)
     assert counted == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.runtime.pipelines import (
     assert_same,
@@ -14,6 +13,7 @@ from tests.core.runtime.pipelines import (
     towers,
     train_plainly,
 )
+from tests.drawn import drawn
 
 from shardwright import TrainPipelineBase, TrainPipelineSparseDist
 from shardwright.testing.simulated import run_simulated
@@ -57,13 +57,14 @@ def outcomes(schedules: list[list[str]], end_of_data: str, kind: Any) -> list[bo
     return [*steps, False] if is_wrong else steps
 
 
-@settings(max_examples=150, deadline=None)
-@given(
+@drawn(
     schedules=st.integers(1, 3).flatmap(
         lambda n: st.lists(st.lists(st.sampled_from(KINDS), max_size=5), min_size=n, max_size=n)
     ),
     end_of_data=st.sampled_from(["first_rank", "last_rank"]),
     kind=st.sampled_from([TrainPipelineSparseDist, TrainPipelineBase]),
+    quick=25,
+    thorough=150,
 )
 def test_pipeline_makes_the_steps_that_are_good_on_all_ranks(schedules, end_of_data, kind):
     world_size, expected = len(schedules), outcomes(schedules, end_of_data, kind)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.runtime.exact_codecs import ExactCodecs
 from tests.core.runtime.plans import SHARDER, Cut, Cuts, Kernels, cuts, train_step
+from tests.drawn import drawn
+from tests.pairs import pairwise
 
 from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError
 from shardwright.planning.layouts.layout import Exchange, Hierarchical
@@ -65,9 +68,12 @@ def assert_bitwise_equal(plain, coded):
         assert all(torch.equal(weight, other_state[name]) for name, weight in state.items())
 
 
-@settings(max_examples=150)
-@given(
-    cuts(is_pooled=None), st.lists(CONFIGS, min_size=3, max_size=3), st.lists(st.integers(0, 3), min_size=3)
+@drawn(
+    cuts(is_pooled=None),
+    st.lists(CONFIGS, min_size=3, max_size=3),
+    st.lists(st.integers(0, 3), min_size=3),
+    quick=20,
+    thorough=150,
 )
 def test_any_cuts_with_codecs_mixed_are_as_without(case, configs, batch_sizes):
     with use_host(host_with_codecs()):
@@ -82,9 +88,7 @@ INSIDE_HOSTS = (
 )
 
 
-@pytest.mark.parametrize("host_size", [1, 2, 4])
-@pytest.mark.parametrize("forward", NAMES)
-@pytest.mark.parametrize("backward", NAMES)
+@pytest.mark.parametrize(("host_size", "forward", "backward"), pairwise(product([1, 2, 4], NAMES, NAMES)))
 def test_sums_inside_hosts_with_codecs_are_as_without(host_size, forward, backward):
     case, sizes = Cuts(INSIDE_HOSTS, 4), (3, 1, 0, 4)
     config, other = QCommsConfig(forward, backward), QCommsConfig(backward, None)

@@ -13,7 +13,7 @@ from shardwright.runtime.replicated.tables import ReplicatedTables
 from shardwright.runtime.routed.hierarchical import HostReturn
 from shardwright.runtime.routed.return_paths import return_path_of
 from shardwright.runtime.routed.tables import RoutedTables
-from shardwright.runtime.sharded.parts import part_of
+from shardwright.runtime.sharded.executors import executor_of
 
 
 class OtherReturn(DirectReturn):
@@ -26,7 +26,7 @@ class OtherTables(RoutedTables):
 
 @frozen
 class Overriding(Exchange):
-    def part(self) -> Any:
+    def executor(self) -> Any:
         return OtherTables
 
     def return_path(self, *, is_pooled: bool) -> Any:
@@ -61,9 +61,9 @@ def test_return_path_is_the_nearest_class_s(dataflow: Routed, pooled: type, sequ
 
 
 def test_part_is_the_nearest_class_s() -> None:
-    assert part_of(Exchange()) is part_of(Derived()) is part_of(Silent()) is RoutedTables
-    assert part_of(Replicate()) is ReplicatedTables
-    assert part_of(Overriding()) is OtherTables
+    assert executor_of(Exchange()) is executor_of(Derived()) is executor_of(Silent()) is RoutedTables
+    assert executor_of(Replicate()) is ReplicatedTables
+    assert executor_of(Overriding()) is OtherTables
 
 
 def test_dataflow_that_names_no_return_path_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.core.runtime.pipelines import (
     towers,
     train_plainly,
 )
+from tests.pairs import pairwise
 
 
 def bad(step: int, rank: int, world_size: int) -> Any:
@@ -127,9 +129,9 @@ def test_iterator_that_raises_on_one_rank_raises_on_all_in_that_step_and_the_nex
     assert first == second == ["nothing was raised"] * 3
 
 
-@pytest.mark.parametrize("kind", PIPELINES)
-@pytest.mark.parametrize("where", ["before", "between", "after"])
-@pytest.mark.parametrize("bad_step", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("kind", "where", "bad_step"), pairwise(product(PIPELINES, ["before", "between", "after"], [0, 1, 3]))
+)
 def test_model_that_raises_on_one_rank_raises_on_all_in_that_step_and_no_batch_is_lost(kind, where, bad_step):
     def train(model, env):
         model.module.when = f"{bad_step} of 1"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.runtime.mixed_cuts import (
     case_of,
@@ -23,6 +22,7 @@ from tests.core.runtime.plans import (
     train_step,
     train_unsharded,
 )
+from tests.drawn import drawn
 
 from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.planning.layouts.layout import Exchange, Hierarchical
@@ -32,8 +32,7 @@ from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated
 
 
-@settings(max_examples=60, deadline=None)
-@given(cuts(with_copies=True), st.lists(st.integers(0, 3), min_size=3, max_size=3))
+@drawn(cuts(with_copies=True), st.lists(st.integers(0, 3), min_size=3, max_size=3), quick=15, thorough=60)
 def test_any_cut_equals_unsharded_after_two_steps(case, batch_sizes):
     def train(env):
         sharded = case.shard(env, module)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.drawn import drawn
 from torch import Tensor
 
 from shardwright import _fbgemm
@@ -175,8 +176,7 @@ def test_int8_small_rows_beside_large_ones_keep_their_own_precision(implementati
 
 
 @with_fbgemm
-@settings(max_examples=300)
-@given(blocks())
+@drawn(blocks(), quick=60, thorough=300)
 def test_int8_bytes_of_either_implementation_are_read_alike_by_both(values: Tensor) -> None:
     """A rank with FBGEMM and one without understand each other."""
     codec, written = codec_of("int8"), []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
 from attrs import evolve, frozen
 from tests.equality import Case, Table, expected_collectives, layouts_of, shardings_of
+from tests.pairs import pairwise
 from torch import Tensor, nn
 
 from shardwright import QCommsConfig, ShardingEnv, TableSpec, host
@@ -134,9 +136,10 @@ def id_counts(case: Case, table: Table) -> Tensor:
     return torch.bincount(torch.cat(ids), minlength=table.rows)
 
 
-@pytest.mark.parametrize("pooling", ["SUM", "MEAN", "NONE"])
-@pytest.mark.parametrize("sharding_type", sharding_types())
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize(
+    ("name", "sharding_type", "pooling"),
+    pairwise(product(codec_names(), sharding_types(), ["SUM", "MEAN", "NONE"])),
+)
 def test_codec_and_type_equal_unsharded_within_the_codecs_bound(
     name: str, sharding_type: str, pooling: str
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
+from tests.plugins.conformance.wrong_commands import RightCommand
 
 import shardwright as sw
 from shardwright.contracts.comm_backend import Communicator
@@ -532,3 +533,12 @@ class DrawsLots(RightCodec):
 
     def error_bound(self, values: torch.Tensor) -> torch.Tensor:
         return super().error_bound(values) * 10 + values.abs() * 1e-2
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+class ImportsTorch(RightCommand):
+    """Stands in a module that imports torch, as this one does."""
+
+    name = "imports_torch"

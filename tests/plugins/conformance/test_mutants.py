@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.plugins.conformance import mutants
+from tests.plugins.conformance import mutants, wrong_commands
 
 from shardwright import testing
 from shardwright.plugins import host
@@ -172,6 +172,25 @@ MUTANTS = [
         "test_bytes_are_the_same_each_time",
         r"encodes the same values to other bytes the second time",
     ),
+    (
+        wrong_commands.LongHelp,
+        "CommandTests",
+        "test_help_is_one_line",
+        r"help must be one line of 100 characters",
+    ),
+    (wrong_commands.NameOfCore, "CommandTests", "test_name_is_none_of_core", r"has a command diff already"),
+    (
+        wrong_commands.LoadsNothing,
+        "CommandTests",
+        "test_command_loads_and_tells_its_options",
+        r"loads None; load\(\) must return a function or a typer.Typer",
+    ),
+    (
+        mutants.ImportsTorch,
+        "CommandTests",
+        "test_module_imports_nothing_heavy",
+        r"importing tests.plugins.conformance.mutants imports .*torch; import it in load\(\)",
+    ),
 ]
 BACKENDS = [
     (
@@ -190,6 +209,7 @@ RIGHT = [
     ("ProposerTests", mutants.RightProposer),
     ("PartitionerTests", mutants.RightPartitioner),
     ("CodecTests", mutants.RightCodec),
+    ("CommandTests", wrong_commands.RightCommand),
     ("ComputeKernelTests", mutants.RightKernel),
 ]
 

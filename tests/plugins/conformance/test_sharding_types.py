@@ -16,6 +16,15 @@ class TestShardingTypes(ShardingTypeTests):
     def sharding_type(self, request: pytest.FixtureRequest) -> ShardingType:
         return host().sharding_types.create(request.param)
 
+    @pytest.mark.slow  # in each run, `test_equality.py` draws models of all types, and the matrix has them all
+    @pytest.mark.parametrize("mode", ["pooled", "weighted", "sequence"])
+    def test_sharded_module_equals_unsharded(self, sharding_type: ShardingType, mode: str) -> None:
+        super().test_sharded_module_equals_unsharded(sharding_type, mode)
+
+    @pytest.mark.slow  # in each run, real ranks load checkpoints of all types: `tests/distributed/test_training.py`
+    def test_checkpoint_loads_under_another_plan(self, sharding_type: ShardingType) -> None:
+        super().test_checkpoint_loads_under_another_plan(sharding_type)
+
 
 class ByShapeSaysItself(AsAsked):
     """Says that shapes are all it looks at, and looks at extras."""

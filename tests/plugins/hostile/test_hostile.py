@@ -43,9 +43,9 @@ def test_hostile_named_cases_each_end_in_the_words_for_it() -> None:
 
 @pytest.mark.parametrize("kind", DRAWN)
 def test_hostile_drawn_cases_end_in_a_result_or_an_error(kind: str) -> None:
-    found, text = fuzz(kind, "--count", "40", "--seed", "1")
+    found, text = fuzz(kind, "--count", "15", "--seed", "1")  # many more in the slow test
     assert found["wrong"] == [], text
-    assert found["cases"] == 40
+    assert found["cases"] == 15
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.drawn import drawn
 
 from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.search.placement import Misfit, ProposedShards
@@ -141,8 +142,7 @@ def gang_problems(draw):
     )
 
 
-@settings(max_examples=500, deadline=None)
-@given(shards=gang_problems())
+@drawn(shards=gang_problems(), quick=100, thorough=500)
 def test_place_gangs_share_a_host_keep_their_places_and_exceed_no_capacity(shards):
     placed = GreedyPerf().place(shards)
     again = GreedyPerf().place(shards)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drawn import drawn
 
-from shardwright.planning.options.parts import Choice
+from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.plugins import host
 from shardwright_plugins.partitioners.exact import Exact
@@ -58,11 +58,10 @@ def test_exact_answers_the_same_twice():
 
 
 def test_exact_is_the_last_resort_of_every_planner():
-    assert [part.name for part in Choice().resolve(host()).last_resorts] == ["exact"]
+    assert [part.name for part in PluginChoice().resolve(host()).last_resorts] == ["exact"]
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10_000))
+@drawn(seed=st.integers(0, 10_000), quick=10, thorough=40)
 def test_longest_first_is_never_worse_than_greedy_perf(seed):
     shards = planted(seed, most_ranks=8)
     greedy, repaired = GreedyPerf().place(shards), LongestFirst().place(shards)
@@ -71,8 +70,7 @@ def test_longest_first_is_never_worse_than_greedy_perf(seed):
         assert checked(shards, repaired) <= checked(shards, greedy) * (1 + 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10_000))
+@drawn(seed=st.integers(0, 10_000), quick=10, thorough=40)
 def test_memory_balanced_keeps_within_memory_or_says_what_is_short(seed):
     shards = planted(seed, most_ranks=8)
     ranks = MemoryBalanced().place(shards)

@@ -9,7 +9,7 @@ from attrs import frozen
 
 if TYPE_CHECKING:
     from shardwright.runtime.routed.return_path import ReturnPath
-    from shardwright.runtime.step.part import Part
+    from shardwright.runtime.step.executor import Executor
 
 
 class Dataflow(ABC):
@@ -17,7 +17,7 @@ class Dataflow(ABC):
 
     A descriptor: a frozen attrs class of plain data, hashable. What runs core's own dataflows, the runtime knows, by
     their classes. A plugin's dataflow names what runs it by the methods below, which import it only when asked. Most
-    dataflows are :class:`Routed`; others bring a :class:`shardwright.runtime.step.part.Part` of their own.
+    dataflows are :class:`Routed`; others bring an :class:`shardwright.runtime.step.executor.Executor` of their own.
     """
 
     name: ClassVar[str]
@@ -27,7 +27,7 @@ class Dataflow(ABC):
     """Whether partial sums are added inside a host before they cross to others."""
 
     @abstractmethod
-    def part(self) -> type[Part] | None:
+    def executor(self) -> type[Executor] | None:
         """The class that runs all tables of a module with such a dataflow.
 
         ``None``: the one that runs the class this one derives from.
@@ -37,7 +37,7 @@ class Dataflow(ABC):
 class Routed(Dataflow):
     """Ids are sent to the ranks that own their rows; what differs is the way results take home."""
 
-    def part(self) -> type[Part] | None:  # noqa: D102
+    def executor(self) -> type[Executor] | None:  # noqa: D102
         return None
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Replicate(Dataflow):
     name: ClassVar[str] = "replicate"
     is_replicated: ClassVar[bool] = True
 
-    def part(self) -> type[Part] | None:  # noqa: D102
+    def executor(self) -> type[Executor] | None:  # noqa: D102
         return None
 
 

@@ -66,7 +66,7 @@ def enumerate_options(
             key = offers.identity(spec, rule) if fold_tables else table.path
             if collected.add_table(spec, key):
                 collected.add_lookups(*_lookups(spec, rule, batch_size))
-                _enumerate_table(collected, offers, _Asked(rule, rules, index))
+                _enumerate_table(collected, offers, _Demands(rule, rules, index))
         except UnknownPluginError as error:
             raise UnknownPluginError(f"constraints for table {table.describe()}: {error}") from error
         except OutOfTime:
@@ -107,7 +107,7 @@ def _lookups(table: TableSpec, rule: ParameterConstraints, batch_size: int) -> t
 
 
 @frozen
-class _Asked:
+class _Demands:
     """What is asked of a table: its own constraints, and the rules on ranks that it shares with others."""
 
     rule: ParameterConstraints
@@ -124,33 +124,33 @@ class _Asked:
         cutting = ("sharding_types", "compute_kernels", "min_partition", "ranks", "together", "apart")
         return tuple(name for name in cutting if name in self.rule.given)
 
-    def only(self, demands: Sequence[str]) -> _Asked:
+    def only(self, demands: Sequence[str]) -> _Demands:
         """These demands alone."""
         dropped = set(self.demands) - set(demands)
         rules = self.rules.without(self.index, dropped) if self.rules else None
-        return _Asked(self.rule.only(set(self.rule.given) - dropped), rules, self.index)
+        return _Demands(self.rule.only(set(self.rule.given) - dropped), rules, self.index)
 
 
-def _enumerate_table(collected: OptionColumns, offers: Offers, asked: _Asked) -> None:
+def _enumerate_table(collected: OptionColumns, offers: Offers, own: _Demands) -> None:
     table = collected.tables[-1]
     refusals: list[Refusal] = []
-    found = list(_offered(offers, table, asked, refusals))
+    found = list(_offered(offers, table, own, refusals))
     unique = tuple(dict.fromkeys(refusals))
     if not found:
-        raise PlanningError(_no_option(table, asked, unique, offers))
+        raise PlanningError(_no_option(table, own, unique, offers))
     for option in found:
         collected.add_option(*option)
     collected.refused.append(unique)
 
 
 def _offered(
-    offers: Offers, table: TableSpec, asked: _Asked, refusals: list[Refusal]
+    offers: Offers, table: TableSpec, own: _Demands, refusals: list[Refusal]
 ) -> Iterator[tuple[int, int, Layout, Shape, list[int]]]:
     """The options of a table: codes of type and kernel, the layout, and what the kernel is asked for each run."""
-    for code in offers.types_for(asked.rule):
-        kernels = offers.kernels_for(code, table, asked.rule, refusals)
-        for layout, shape in offers.layouts(code, table, asked.rule, refusals):
-            reason = asked.refusal(layout)
+    for code in offers.types_for(own.rule):
+        kernels = offers.kernels_for(code, table, own.rule, refusals)
+        for layout, shape in offers.layouts(code, table, own.rule, refusals):
+            reason = own.refusal(layout)
             if reason:
                 name = list(offers.types)[code]
                 refusals.append(Refusal(table.path, "sharding type", name, reason))
@@ -163,34 +163,34 @@ def _offered(
                     yield code, kernel, layout, shape, requests
 
 
-def _smallest_conflict(offers: Offers, table: TableSpec, asked: _Asked) -> str:
+def _smallest_conflict(offers: Offers, table: TableSpec, own: _Demands) -> str:
     """The fewest constraints that leave no option together, as a sentence; empty if none are to blame."""
     conflict = smallest_conflict(
-        asked.demands,
-        lambda demands: any(True for _ in _offered(offers, table, asked.only(demands), [])),
+        own.demands,
+        lambda demands: any(True for _ in _offered(offers, table, own.only(demands), [])),
     )
     if not conflict:
         return ""
-    values = ", ".join(f"{name}={asked.rule.to_data()[name]!r}" for name in conflict)
+    values = ", ".join(f"{name}={own.rule.to_data()[name]!r}" for name in conflict)
     if len(conflict) == 1:
         return f"{values} alone leaves none. "
     return f"{values} contradict each other: together they leave none, without any one of them some. "
 
 
-def _no_option(table: TableSpec, asked: _Asked, refusals: Iterable[Refusal], offers: Offers) -> str:
-    given = asked.rule.to_data()
-    constraints = ", ".join(f"{name}={given[name]}" for name in asked.demands)
+def _no_option(table: TableSpec, own: _Demands, refusals: Iterable[Refusal], offers: Offers) -> str:
+    given = own.rule.to_data()
+    constraints = ", ".join(f"{name}={given[name]}" for name in own.demands)
     reasons = "; ".join(map(str, refusals)) or "no sharding type and no compute kernel is loaded"
-    by_name = [] if asked.rule.sharding_types else offers.types_by_name_only
+    by_name = [] if own.rule.sharding_types else offers.types_by_name_only
     unasked = (
         f"Offered only to tables whose sharding_types name them: {', '.join(by_name)}. " if by_name else ""
     )
     return (
         f"no option is left for table {table.describe()} on {offers.topology.world_size} ranks of device "
         f"{offers.topology.compute_device!r}, optimizer {table.optimizer or 'none (visible gradients)'}, "
-        f"constraints: {constraints or 'none'}. {_smallest_conflict(offers, table, asked)}Refused: {reasons}. "
+        f"constraints: {constraints or 'none'}. {_smallest_conflict(offers, table, own)}Refused: {reasons}. "
         f"{unasked}Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "
         f"compute kernels: {', '.join(offers.plugins.compute_kernels.names) or 'none'}. "
-        + (f"Loosen what is asked of {table.name!r}, or change" if asked.demands else "Change")
+        + (f"Loosen what is asked of {table.name!r}, or change" if own.demands else "Change")
         + " what the refusals name."
     )

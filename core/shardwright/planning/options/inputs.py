@@ -14,7 +14,7 @@ from shardwright.errors import PlanningError
 from shardwright.planning.machines.reservations import FixedPercentageStorageReservation, StorageReservation
 from shardwright.planning.machines.topology import Provenance, Topology
 from shardwright.planning.options.options import Options
-from shardwright.planning.options.parts import Parts
+from shardwright.planning.options.planning_plugins import PlanningPlugins
 from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.workload import table_to_data
@@ -58,7 +58,7 @@ class Request:
 def describe_inputs(
     request: Request,
     options: Options,
-    parts: Parts,
+    plugins: PlanningPlugins,
     *,
     seconds: float,
     seconds_limit: float | None = None,
@@ -70,7 +70,7 @@ def describe_inputs(
     Args:
         request: what was asked.
         options: for the tables, whose pooling factors may be assumed.
-        parts: the plugins that planned; the constants of estimators are assumptions too.
+        plugins: the plugins that planned; the constants of estimators are assumptions too.
         seconds: how long planning took.
         seconds_limit: how long the search might take, if that was limited.
     """
@@ -90,19 +90,19 @@ def describe_inputs(
     if unknown:
         source = f"ids per bag of the {unknown} tables whose constraints give none; {_SOURCE}"
         values["pooling_factors"] = Provenance(1.0, "assumed", source)
-    values.update(_estimator_values(parts))
+    values.update(_estimator_values(plugins))
     if request.constraints.rules:
         values["constraints"] = Provenance(request.constraints.to_data(), "given")
     values["tables"] = Provenance([table_to_data(table) for table in options.all_tables], "given")
     return {name: provenance.to_data() for name, provenance in values.items()}
 
 
-def _estimator_values(parts: Parts) -> dict[str, Provenance]:
+def _estimator_values(plugins: PlanningPlugins) -> dict[str, Provenance]:
     """The estimators and their constants, and what else was chosen."""
-    preferred = {"estimator": parts.performance.name, "storage_estimator": parts.storage.name}
+    preferred = {"estimator": plugins.performance.name, "storage_estimator": plugins.storage.name}
     values = {name: Provenance(value, "assumed", "the preferred one") for name, value in preferred.items()}
-    values |= {name: Provenance(value, "given") for name, value in parts.given.items()}
-    for estimator in (parts.performance, parts.storage):
+    values |= {name: Provenance(value, "given") for name, value in plugins.given.items()}
+    for estimator in (plugins.performance, plugins.storage):
         for name, value in _provenance_of(estimator).items():
             source = f"estimator {estimator.name}"
             values[f"{estimator.name}.{name}"] = Provenance(value, "assumed", source)

@@ -8,7 +8,7 @@ import attrs
 
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.inputs import Request
-from shardwright.planning.options.parts import Parts
+from shardwright.planning.options.planning_plugins import PlanningPlugins
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.options.search_space import SearchSpace, estimate_costs
 from shardwright.planning.tables.spec import TableSpec
@@ -18,7 +18,7 @@ from shardwright.planning.watch import Watch
 def prepare(
     tables: Sequence[TableSpec],
     request: Request,
-    parts: Parts,
+    plugins: PlanningPlugins,
     *,
     here: bool = False,
     watch: Watch | None = None,
@@ -28,7 +28,7 @@ def prepare(
     Args:
         tables: what is to be sharded.
         request: over what, and what the user asks.
-        parts: the plugins that plan.
+        plugins: the plugins that plan.
         here: plan for this machine, so what is installed here counts.
         watch: of the search to come; ends this too.
 
@@ -43,15 +43,15 @@ def prepare(
         tables,
         request.topology,
         request.constraints,
-        parts.plugins,
+        plugins.plugin_host,
         batch_size=request.batch_size,
         here=here,
-        fold_tables=parts.performance.answers_by_shape and parts.storage.answers_by_shape,
-        space=parts.space(request.topology),
+        fold_tables=plugins.performance.answers_by_shape and plugins.storage.answers_by_shape,
+        space=plugins.space(request.topology),
         rules=rules,
         watch=watch,
     )
     ids_per_batch = float(options.ids_per_batch @ options.multiplicity)
     capacity = request.reservation.capacity_bytes(request.topology, ids_per_batch)
-    space = estimate_costs(options, request.topology, parts.performance, parts.storage, capacity)
+    space = estimate_costs(options, request.topology, plugins.performance, plugins.storage, capacity)
     return attrs.evolve(space, rules=rules)

@@ -16,7 +16,7 @@ from shardwright.planning.tables.workload import table_from_data
 
 
 @frozen(eq=False)
-class AskedTables:
+class InputTables:
     """The tables that a planner was given, and what was asked of them.
 
     Args:
@@ -28,7 +28,7 @@ class AskedTables:
     constraints: Constraints
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> AskedTables:
+    def of(cls, document: Mapping[str, Any]) -> InputTables:
         """What a document says in its ``inputs``.
 
         Raises:

@@ -27,7 +27,7 @@ from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap, RowsRange
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.agreement import Agreement, identity
 from shardwright.planning.plan.document import FORMAT, VERSION
-from shardwright.planning.plan.inputs import AskedTables
+from shardwright.planning.plan.inputs import InputTables
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.plan.rows import row_parts
 from shardwright.planning.tables.codecs import QCommsConfig
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from shardwright.registry import Registry
 
 
-def read_plan(text: str, plugins: PluginHost) -> ShardingPlan:
+def read_plan(text: str, plugin_host: PluginHost) -> ShardingPlan:
     """The plan in a document.
 
     Args:
         text: of the document.
-        plugins: whose sharding types and kernels it names.
+        plugin_host: whose sharding types and kernels it names.
 
     Raises:
         PlanError: the document is malformed, names what is not known, or its shards do not cover each row and
@@ -53,7 +53,7 @@ def read_plan(text: str, plugins: PluginHost) -> ShardingPlan:
     if isinstance(document, dict):
         _check_format(document)
     PLAN.check(document)
-    reader = _Reader(_ranks_of(document), AskedTables.of(document), plugins)
+    reader = _Reader(_ranks_of(document), InputTables.of(document), plugin_host)
     plan = {
         path: EmbeddingModuleShardingPlan(
             (name, reader.table(path, name, entry)) for name, entry in tables.items()
@@ -124,9 +124,9 @@ def _has_runs(shards: Sequence[Mapping[str, Any]]) -> bool:
 class _Reader:
     """Reads the tables of a document, whose form is known to be right, for one topology."""
 
-    def __init__(self, topology: Topology, asked: AskedTables, plugins: PluginHost) -> None:
-        self._types: Registry[ShardingType] = plugins.sharding_types
-        self._kernels = plugins.compute_kernels
+    def __init__(self, topology: Topology, asked: InputTables, plugin_host: PluginHost) -> None:
+        self._types: Registry[ShardingType] = plugin_host.sharding_types
+        self._kernels = plugin_host.compute_kernels
         self._topology = topology
         self._world_size = topology.world_size
         self._device = topology.compute_device

@@ -43,7 +43,7 @@ _SOLVED = 2e-5  # the same, of what a solver's tolerances of 1e-6 leave open
 
 @frozen(eq=False)
 class _Case:
-    """Part of all plans: of allowed options, ``[O]``, and with ``L`` and such memory within limits, ``[1 + M]``."""
+    """Executor of all plans: of allowed options, ``[O]``, and with ``L`` and such memory within limits, ``[1 + M]``."""
 
     allowed: Bools
     low: Floats

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.planning.layouts.layout import Block
-from shardwright.planning.plan.inputs import AskedTables
+from shardwright.planning.plan.inputs import InputTables
 from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
 from shardwright.planning.report.check import is_stated, real_value_ms
 from shardwright.planning.tables.spec import DataType
@@ -114,7 +114,7 @@ def _tables(plan: ShardingPlan) -> dict[str, ParameterSharding]:
 
 def _data_types(plan: ShardingPlan) -> dict[str, DataType]:
     """The element types, where the document has the tables' specifications."""
-    return {table.path: table.data_type for table in AskedTables.of(plan.document).tables.values()}
+    return {table.path: table.data_type for table in InputTables.of(plan.document).tables.values()}
 
 
 def _change(

@@ -173,7 +173,7 @@ class _Explainer:
             fixed_bytes=shards.fixed_bytes + self._rest_bytes,
         )
         misfit = fixed_misfit(self._space, alone, shards)
-        placed = misfit or self._again.parts.partitioner.place(shards)
+        placed = misfit or self._again.plugins.partitioner.place(shards)
         if isinstance(placed, Misfit):
             return math.inf, self._why_misfit(option, placed)
         own = phase_loads(self._space, alone, shards, placed)

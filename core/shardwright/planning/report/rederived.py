@@ -20,10 +20,10 @@ from shardwright.planning.machines.reservations import reservation_from_data
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.options import Options
-from shardwright.planning.options.parts import Choice, Parts
+from shardwright.planning.options.planning_plugins import PlanningPlugins, PluginChoice
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.plan.inputs import AskedTables, reading_inputs
+from shardwright.planning.plan.inputs import InputTables, reading_inputs
 from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
 from shardwright.planning.search.objectives import (
     LARGEST_RANK_TIME,
@@ -47,20 +47,20 @@ class Rederived:
     Args:
         plan: the plan.
         space: options and costs, as they were when it was made.
-        parts: the plugins that plan.
+        plugins: the plugins that plan.
     """
 
     plan: ShardingPlan
     space: SearchSpace
-    parts: Parts
+    plugins: PlanningPlugins
 
     @classmethod
-    def of(cls, plan: ShardingPlan, plugins: PluginHost) -> Rederived:
+    def of(cls, plan: ShardingPlan, plugin_host: PluginHost) -> Rederived:
         """Ask sharding types and estimators again what the planner asked.
 
         Args:
             plan: with the document that says what was asked.
-            plugins: what is installed.
+            plugin_host: what is installed.
 
         Raises:
             PlanError: the document does not say what was asked, or speaks of other tables than its plan.
@@ -73,15 +73,15 @@ class Rederived:
                 "the plan document has no inputs.tables: only a planner's document says what was asked of it, so that "
                 "options and costs can be had again"
             )
-        asked = AskedTables.of(document)
+        asked = InputTables.of(document)
         tables = list(asked.tables.values())
         _check_same_tables(asked, plan)
         with reading_inputs():
-            parts = _parts_of(inputs, plugins)
+            plugins = _plugins_of(inputs, plugin_host)
             request = _request_of(document, asked.constraints)
-        space = prepare(tables, request, parts)
+        space = prepare(tables, request, plugins)
         objective = document.get("objective", {}).get("name", LARGEST_RANK_TIME)
-        return cls(plan, attrs.evolve(space, objective=checked_objective(objective)), parts)
+        return cls(plan, attrs.evolve(space, objective=checked_objective(objective)), plugins)
 
     @property
     def options(self) -> Options:
@@ -227,7 +227,7 @@ def _value(inputs: Mapping[str, Any], name: str) -> Any:
     return entry["value"]
 
 
-def _check_same_tables(asked: AskedTables, plan: ShardingPlan) -> None:
+def _check_same_tables(asked: InputTables, plan: ShardingPlan) -> None:
     listed = set(asked.tables)
     planned = {(path, name) for path, module in plan.plan.items() for name in module}
     for missing, where, other in (
@@ -241,13 +241,13 @@ def _check_same_tables(asked: AskedTables, plan: ShardingPlan) -> None:
             )
 
 
-def _parts_of(inputs: Mapping[str, Any], plugins: PluginHost) -> Parts:
+def _plugins_of(inputs: Mapping[str, Any], plugin_host: PluginHost) -> PlanningPlugins:
     space = _value(inputs, "option_space") if "option_space" in inputs else None
-    return Choice(
+    return PluginChoice(
         estimator=_value(inputs, "estimator"),
         storage_estimator=_value(inputs, "storage_estimator"),
         option_space=OptionSpace.from_data(space) if isinstance(space, Mapping) else space,
-    ).resolve(plugins)
+    ).resolve(plugin_host)
 
 
 def _request_of(document: Mapping[str, Any], constraints: Constraints) -> Request:

@@ -8,7 +8,7 @@ import numpy as np
 from shardwright.errors import NoPlanError, ShardwrightError
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.inputs import Request
-from shardwright.planning.options.parts import Parts
+from shardwright.planning.options.planning_plugins import PlanningPlugins
 from shardwright.planning.options.search_space import SearchSpace, estimate_costs
 from shardwright.planning.search.impossible import (
     MORE,
@@ -30,30 +30,32 @@ from shardwright.planning.text import bytes_text
 _TIGHT, _SPARE = 0.8, 0.1
 
 
-def why_impossible(space: SearchSpace, request: Request, parts: Parts, *, here: bool) -> NoPlanError | None:
+def why_impossible(
+    space: SearchSpace, request: Request, plugins: PlanningPlugins, *, here: bool
+) -> NoPlanError | None:
     """The error, if no plan can fit for a reason that needs no search; else ``None``."""
     too_large = table_too_large(space)
     if too_large is not None:
-        help_text = _what_would_fit(space, too_large.table, request, parts, here=here) or MORE
+        help_text = _what_would_fit(space, too_large.table, request, plugins, here=here) or MORE
         return NoPlanError(too_large.text + help_text)
     crowded = too_much(space)
     return NoPlanError(crowded) if crowded else None
 
 
 def explain_no_plan(
-    space: SearchSpace, result: SearchResult, request: Request, parts: Parts, *, here: bool
+    space: SearchSpace, result: SearchResult, request: Request, plugins: PlanningPlugins, *, here: bool
 ) -> NoPlanError:
     """The error for a search that found nothing: a proof if there is one, else what was short."""
     if result.lower_bound_ms > space.most_ms:
         return NoPlanError(_refuted_text(space, result))
     if result.misfit is None:
-        names = ", ".join(repr(proposer.name) for proposer in parts.proposers)
+        names = ", ".join(repr(proposer.name) for proposer in plugins.proposers)
         return NoPlanError(
             f"no plan found: proposer {names} proposed nothing that fits, and nothing proves that there is none."
             f"{_room_text(space)} Another proposer may find one."
         )
     text = _nearest_text(space, result, result.misfit)
-    return NoPlanError(text + _what_would_fit(space, result.misfit.table, request, parts, here=here))
+    return NoPlanError(text + _what_would_fit(space, result.misfit.table, request, plugins, here=here))
 
 
 def _room_text(space: SearchSpace) -> str:
@@ -108,14 +110,16 @@ def _nearest_text(space: SearchSpace, result: SearchResult, misfit: Misfit) -> s
     )
 
 
-def _what_would_fit(space: SearchSpace, table: int, request: Request, parts: Parts, *, here: bool) -> str:
+def _what_would_fit(
+    space: SearchSpace, table: int, request: Request, plugins: PlanningPlugins, *, here: bool
+) -> str:
     """A type or kernel that the constraints exclude and that would fit on empty ranks, if there is one."""
     spec = space.options.all_tables[table]
     rule = request.constraints.of(spec)
     if rule.sharding_types is None and rule.compute_kernels is None:
         return ""
     try:
-        freed = _freed_space(space, spec, request, parts, here=here)
+        freed = _freed_space(space, spec, request, plugins, here=here)
     except ShardwrightError:
         return ""
     options = freed.options
@@ -124,7 +128,7 @@ def _what_would_fit(space: SearchSpace, table: int, request: Request, parts: Par
         alone = np.array([option])
         shards = propose(freed, alone)
         fits = fixed_misfit(freed, alone, shards) is None
-        if fits and not isinstance(parts.partitioner.place(shards), Misfit):
+        if fits and not isinstance(plugins.partitioner.place(shards), Misfit):
             tier = int(np.argmax(freed.largest_bytes[option]))
             return (
                 f" {kind!r} with kernel {kernel!r} ({blocks_text(options, option)}) needs "
@@ -135,7 +139,7 @@ def _what_would_fit(space: SearchSpace, table: int, request: Request, parts: Par
 
 
 def _freed_space(
-    space: SearchSpace, table: TableSpec, request: Request, parts: Parts, *, here: bool
+    space: SearchSpace, table: TableSpec, request: Request, plugins: PlanningPlugins, *, here: bool
 ) -> SearchSpace:
     """The options of one table without its constraints on types and kernels, and their memory."""
     rule = attrs.evolve(request.constraints.of(table), sharding_types=None, compute_kernels=None)
@@ -143,9 +147,9 @@ def _freed_space(
         [table],
         space.topology,
         Constraints({table.path: rule}),
-        parts.plugins,
+        plugins.plugin_host,
         batch_size=request.batch_size,
         here=here,
-        space=parts.space(space.topology),
+        space=plugins.space(space.topology),
     )
-    return estimate_costs(options, space.topology, parts.performance, parts.storage, space.capacity_bytes)
+    return estimate_costs(options, space.topology, plugins.performance, plugins.storage, space.capacity_bytes)

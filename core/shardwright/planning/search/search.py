@@ -29,7 +29,7 @@ from shardwright.planning.search.placement import (
     fixed_misfit,
     propose,
 )
-from shardwright.planning.search.seating import broken_rule, place_within
+from shardwright.planning.search.ruled_placement import broken_rule, place_within
 from shardwright.planning.watch import Watch
 
 MAX_PROPOSALS = 2000

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.planning.arrays import Bools
 from shardwright.planning.options.options import Options
-from shardwright.planning.options.parts import Parts
+from shardwright.planning.options.planning_plugins import PlanningPlugins
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import Placed
 from shardwright.planning.search.search import SearchResult, search
@@ -30,37 +30,41 @@ if TYPE_CHECKING:
 _OF_FIRST = 0.5
 
 
-def search_unharmed(space: SearchSpace, constraints: Constraints, parts: Parts, watch: Watch) -> SearchResult:
+def search_unharmed(
+    space: SearchSpace, constraints: Constraints, plugins: PlanningPlugins, watch: Watch
+) -> SearchResult:
     """Search a space; the plan is never worse than without what strangers' plugins offer unasked.
 
     Args:
         space: options, costs, capacities.
         constraints: what the user asked for.
-        parts: proposers and partitioners.
+        plugins: proposers and partitioners.
         watch: told of progress, and asked whether to end.
 
     Raises:
         PlanningError: a proposer or a partitioner broke its contract.
     """
-    kept = _without_strangers(space.options, constraints, parts.plugins.sharding_types)
+    kept = _without_strangers(space.options, constraints, plugins.plugin_host.sharding_types)
     if kept.all():
-        return _search(space, parts, watch)
-    first = _search(_part_of(space, kept), parts, watch.part(_OF_FIRST))
+        return _search(space, plugins, watch)
+    first = _search(_subspace(space, kept), plugins, watch.share(_OF_FIRST))
     if first.proposal is None or first.feedback.ranks is None:
-        return _search(space, parts, watch)
+        return _search(space, plugins, watch)
     placed = Placed(np.flatnonzero(kept)[first.proposal], first.feedback.ranks)
     return search(
         space,
-        parts.proposers,
-        parts.partitioner,
-        last_resorts=parts.last_resorts,
+        plugins.proposers,
+        plugins.partitioner,
+        last_resorts=plugins.last_resorts,
         watch=watch,
         known={first.proposer: placed},
     )
 
 
-def _search(space: SearchSpace, parts: Parts, watch: Watch) -> SearchResult:
-    return search(space, parts.proposers, parts.partitioner, last_resorts=parts.last_resorts, watch=watch)
+def _search(space: SearchSpace, plugins: PlanningPlugins, watch: Watch) -> SearchResult:
+    return search(
+        space, plugins.proposers, plugins.partitioner, last_resorts=plugins.last_resorts, watch=watch
+    )
 
 
 def _without_strangers(options: Options, constraints: Constraints, types: Registry[ShardingType]) -> Bools:
@@ -77,7 +81,7 @@ def _without_strangers(options: Options, constraints: Constraints, types: Regist
     return every
 
 
-def _part_of(space: SearchSpace, kept: Bools) -> SearchSpace:
+def _subspace(space: SearchSpace, kept: Bools) -> SearchSpace:
     """The space of some of the options, at least one of each table.
 
     Args:

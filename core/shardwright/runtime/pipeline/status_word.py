@@ -9,8 +9,8 @@ from torch import Tensor
 
 from shardwright.runtime.pipeline.fetching import Fetched
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.step.complaints import Complaint, complain
 from shardwright.runtime.step.inputs import Status, goes_on
+from shardwright.runtime.step.rank_problems import RankProblem, raise_problems
 
 
 class StatusWord:
@@ -42,7 +42,9 @@ class StatusWord:
         """Raise what any rank has to say."""
         error = self._fetched.error
         try:
-            complain(self.statuses, [0] * len(self.statuses), self._communicator, Complaint.of(error, None))
+            raise_problems(
+                self.statuses, [0] * len(self.statuses), self._communicator, RankProblem.of(error, None)
+            )
         except Exception:
             if error is not None:
                 raise error from None  # here it says more than its text

@@ -42,7 +42,7 @@ class AllToAll(
     patience: timedelta | None
 
 
-class Exchange(ABC):
+class Transport(ABC):
     """How an all-to-all is made, and of what memory its pieces are best sent."""
 
     @abstractmethod
@@ -77,7 +77,7 @@ class _Pieces:
         self._pieces = ()
 
 
-class TorchExchange(Exchange):
+class TorchTransport(Transport):
     """The process group's own."""
 
     def __init__(self, process_group: Any) -> None:
@@ -124,7 +124,7 @@ class TorchCommunicator(Communicator):
     Args:
         process_group: the group; every rank of it makes the same calls in the same order.
         device: where small control messages live (the CPU, or the rank's accelerator).
-        exchange: how :meth:`all_to_all` is made, if not as the group does.
+        transport: how :meth:`all_to_all` is made, if not as the group does.
         beside: sends tensors in host memory among the same ranks, if this does not: headers, and objects.
         phases: of the ranks, where the group is beside another whose they are.
         close: ends what is under way over the group, which another rank will not come to. The group cannot be used
@@ -135,7 +135,7 @@ class TorchCommunicator(Communicator):
         self,
         process_group: Any,
         device: torch.device,
-        exchange: Exchange | None = None,
+        transport: Transport | None = None,
         close: Callable[[], None] = lambda: None,
         *,
         beside: Communicator | None = None,
@@ -143,10 +143,10 @@ class TorchCommunicator(Communicator):
     ) -> None:
         self._group, self._close, self._beside = process_group, close, beside
         self._device = device
-        self._exchange = exchange or TorchExchange(process_group)
+        self._transport = transport or TorchTransport(process_group)
         self._phases = phases or Phases.of(process_group)
         # Where waiting with a limit of its own would block a device's stream, there is none.
-        self._patience = self._phases.roll_call.patience if device.type == "cpu" else None
+        self._patience = self._phases.failure_reports.patience if device.type == "cpu" else None
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
 
@@ -184,24 +184,24 @@ class TorchCommunicator(Communicator):
         label: str = "",
     ) -> Work:
         with self.named(f"the exchange of {label}"):
-            work = self._exchange.start(AllToAll(output, input, output_splits, input_splits, self._patience))
+            work = self._transport.start(AllToAll(output, input, output_splits, input_splits, self._patience))
         return _LabelledWork(work, label, self, output, input)
 
     def exchange(  # noqa: D102
         self, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], *, label: str = ""
     ) -> Arrivals:
-        if isinstance(self._exchange, TorchExchange):  # saves no copy: all pass by all_to_all
+        if isinstance(self._transport, TorchTransport):  # saves no copy: all pass by all_to_all
             return super().exchange(input, output_splits, input_splits, label=label)
         with self.named(f"the exchange of {label}"):
-            work = self._exchange.start(AllToAll(None, input, output_splits, input_splits, self._patience))
+            work = self._transport.start(AllToAll(None, input, output_splits, input_splits, self._patience))
         return _LabelledWork(work, label, self, input)
 
     def room(self, num_elements: int, device: Any) -> Tensor:  # noqa: D102
-        return self._exchange.room(num_elements, device)
+        return self._transport.room(num_elements, device)
 
     def reads_in_place(self, num_elements: int) -> bool:  # noqa: D102
         with self.named("the search for memory to share"):
-            return self._exchange.reads_in_place(num_elements, self._patience)
+            return self._transport.reads_in_place(num_elements, self._patience)
 
     def on_host(self) -> Communicator | None:  # noqa: D102
         return self._beside
@@ -261,7 +261,7 @@ class TorchCommunicator(Communicator):
 
     def meet(self, place: str, what: str) -> None:  # noqa: D102
         with self.named(what):
-            self._phases.roll_call.meet(place, what, self._phases.look)
+            self._phases.failure_reports.meet(place, what, self._phases.look)
 
 
 def _unpickled(values: Tensor) -> Any:

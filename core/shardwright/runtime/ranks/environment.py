@@ -16,7 +16,7 @@ from shardwright.arguments import brief
 from shardwright.contracts.comm_backend import CommBackend, Communicator
 from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.fingerprint import compare_fingerprints
-from shardwright.planning.asked import made
+from shardwright.planning.named_plugins import make_plugin
 from shardwright.plugins import host
 from shardwright.runtime.ranks.alone import LoneCommunicator
 from shardwright.runtime.ranks.lockstep import Lockstep, by_rank
@@ -188,7 +188,7 @@ def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, s
 
 def _asked_backend(asked: str | CommBackend, device_type: str | None) -> tuple[CommBackend, str]:
     """The comm backend that was asked for, and the type of the devices that it is to send from."""
-    backend = made(host().comm_backends, asked, "comm_backend")
+    backend = make_plugin(host().comm_backends, asked, "comm_backend")
     possible = [device_type] if device_type else [*_accelerators(), "cpu"]
     for device in possible:
         if device in backend.devices:

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from shardwright.errors import DistributedError, ShardwrightError
+from shardwright.runtime.ranks.failure_reports import LONGEST_WORD, FailureReports
 from shardwright.runtime.ranks.group_store import GroupStore, StoreError
-from shardwright.runtime.ranks.roll_call import LONGEST_WORD, RollCall
 
 _LOOK_S = 0.25  # how often a rank looks whether another has failed
 _TELL_S = 0.5  # to leave a word
@@ -31,14 +31,14 @@ class Phases:
         process_group: the group.
 
     Attributes:
-        roll_call: says what became of whom when a collective failed.
+        failure_reports: says what became of whom when a collective failed.
         timeout_s: how long the group's collectives may take.
     """
 
     _known: WeakKeyDictionary[Any, Phases] = WeakKeyDictionary()
 
     def __init__(self, process_group: Any) -> None:
-        self.roll_call = RollCall(process_group)
+        self.failure_reports = FailureReports(process_group)
         self._store = GroupStore.of(process_group)
         self.timeout_s = self._store.timeout_s
         self._rank, self._world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
@@ -71,7 +71,7 @@ class Phases:
             self._place = self._enter()
             yield
             with self.named(what):
-                self.roll_call.meet(self._place, what, self.look)
+                self.failure_reports.meet(self._place, what, self.look)
         except BaseException as error:
             self._tell(error)
             if isinstance(error, _NO_STORE):
@@ -149,7 +149,7 @@ class Phases:
             self.look()
         except DistributedError as told:
             return told
-        return self.roll_call.failure(collective, error, since)
+        return self.failure_reports.failure(collective, error, since)
 
 
 class Named:

@@ -17,7 +17,7 @@ from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.sections import columns_of
-from shardwright.runtime.routed.wire import WirePart
+from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.buffers import padded
 from shardwright.runtime.step.kernel_groups import KernelGroup
 
@@ -84,10 +84,10 @@ class Copies:
         return self.group.kind.codecs[1]
 
     @property
-    def wire(self) -> WirePart:
+    def wire(self) -> WireSegment:
         """What output gradients are in a message."""
         widths = self.group.kind.widths
-        return WirePart(self.codec, widths[1] if widths else int(np.gcd.reduce(self.dims)))
+        return WireSegment(self.codec, widths[1] if widths else int(np.gcd.reduce(self.dims)))
 
 
 @frozen(eq=False)

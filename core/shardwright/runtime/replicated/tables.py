@@ -1,4 +1,4 @@
-"""Replicated tables as a part of the engine: lookups of one's own, and updates that all ranks make alike."""
+"""The executor of replicated tables: lookups of one's own, and updates that all ranks make alike."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from shardwright.runtime.routed.return_path import Answers
 from shardwright.runtime.routed.routing import Bucketed, bags_of_groups, routers_of
 from shardwright.runtime.routed.sections import SectionStep, sections_of
 from shardwright.runtime.step.collection import FeatureBatch
+from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
 from shardwright.runtime.step.kernel_groups import build_lookups
-from shardwright.runtime.step.part import Part, PartConfig, PartStep, Peers
 
 _MOST_KNOWN = 64  # steps of the same sizes, whose forms are kept
 
@@ -43,10 +43,10 @@ class _OwnPaths(Paths):
         return None, self.codecs.pairs[table][1]
 
 
-class ReplicatedTables(Part):
+class ReplicatedTables(Executor):
     """All tables of a module of which every rank has a copy, or a copy of some of the rows."""
 
-    def __init__(self, config: PartConfig) -> None:
+    def __init__(self, config: ExecutorConfig) -> None:
         self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
         self.plan = plan_routing(
             config.collection,
@@ -70,7 +70,7 @@ class ReplicatedTables(Part):
         self.header_size = int(self.plan.slots.per_rank[0])
         self._known: dict[tuple[int, bytes], list[Ints]] = {}
 
-    def route(self, batch: FeatureBatch | None) -> PartStep:  # noqa: D102 - described in the base class
+    def route(self, batch: FeatureBatch | None) -> ExecutorStep:  # noqa: D102 - described in the base class
         return ReplicatedStep(self, batch)
 
     def anatomy(self) -> Mapping[str, list[str]]:  # noqa: D102
@@ -95,7 +95,7 @@ class ReplicatedTables(Part):
         return known
 
 
-class ReplicatedStep(PartStep):
+class ReplicatedStep(ExecutorStep):
     """One batch on its way through replicated tables."""
 
     def __init__(self, tables: ReplicatedTables, batch: FeatureBatch | None) -> None:
@@ -114,7 +114,7 @@ class ReplicatedStep(PartStep):
             headers[:] = np.concatenate([own.num_ids for own in self._routed])
         return headers
 
-    def send(self, peers: Peers) -> None:  # noqa: D102
+    def send(self, peers: PeerHeaders) -> None:  # noqa: D102
         num_ids = peers.fields
         bags = np.broadcast_to(peers.batch_sizes[:, None], num_ids.shape)
         self._looked_up = LookedUp(num_ids, bags if self._tables.is_pooled else num_ids)

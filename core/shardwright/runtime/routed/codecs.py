@@ -9,12 +9,12 @@ from shardwright.errors import UnknownPluginError, UnsupportedError
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.spec import PoolingType, TableSpec
-from shardwright.runtime.step.part import PartConfig
+from shardwright.runtime.step.executor import ExecutorConfig
 
 
 @frozen(eq=False)
 class TableCodecs:
-    """The codecs of each table of a part, ``None`` where values travel as they are.
+    """The codecs of each table of an executor, ``None`` where values travel as they are.
 
     Args:
         pairs: of results, and of gradients, by the table's index.
@@ -23,7 +23,7 @@ class TableCodecs:
     pairs: dict[int, tuple[Codec | None, Codec | None]]
 
     @classmethod
-    def of(cls, config: PartConfig) -> TableCodecs:
+    def of(cls, config: ExecutorConfig) -> TableCodecs:
         """What the plan says of each table, and where it says nothing, what the table's sharder says.
 
         Raises:

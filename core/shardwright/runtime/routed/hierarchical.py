@@ -23,7 +23,7 @@ from shardwright.runtime.routed.direct import GRADIENTS, RESULTS, DirectReturn
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
 from shardwright.runtime.routed.sections import Homecoming, columns_of, first_columns
-from shardwright.runtime.routed.wire import Transfer, Wire, WirePart
+from shardwright.runtime.routed.wire import Transfer, Wire, WireSegment
 from shardwright.runtime.step.columns import Move, Placement
 from shardwright.runtime.step.kernel_groups import GroupKind
 from shardwright.runtime.step.segments import starts_of, take
@@ -109,7 +109,7 @@ class HostSums:
         self.spread = Move(sizes[GRADIENTS], whole, placed[GRADIENTS])
         self.local = LocalSums(plan, slots.groups, pieces[hosts == path.host])
         self.wire = tuple(
-            WirePart(codec, int(np.gcd.reduce(own)) or 1)
+            WireSegment(codec, int(np.gcd.reduce(own)) or 1)
             for codec, own in zip(plan.kinds[kinds[0]].codecs, sizes, strict=True)
         )
 

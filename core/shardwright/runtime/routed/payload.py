@@ -19,8 +19,8 @@ from torch import Tensor
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.routing import Bucketed, Router
+from shardwright.runtime.step.executor import PeerHeaders
 from shardwright.runtime.step.kernel_groups import Bucketing, KernelGroup
-from shardwright.runtime.step.part import Peers
 from shardwright.runtime.step.segments import interleave, places_of, sums, take
 
 _BAGS = 32
@@ -116,7 +116,7 @@ class PayloadFormat:
         odd = sum(words[1:], words[0]) & 1
         return np.array([*words, odd])
 
-    def incoming(self, peers: Peers) -> Incoming:
+    def incoming(self, peers: PeerHeaders) -> Incoming:
         """What arrives."""
         fields = [peers.fields[:, own] for own in self._own]
         num_ids = [own & _IDS for own in fields]
@@ -127,7 +127,7 @@ class PayloadFormat:
         words = self._words([own.sum(1) for own in num_ids], [own.sum(1) for own in num_bags])
         return Incoming(num_ids, num_bags, words, (words.sum(0) // 2).tolist())
 
-    def _bags_of_samples(self, num_ids: Ints, peers: Peers) -> Ints:
+    def _bags_of_samples(self, num_ids: Ints, peers: PeerHeaders) -> Ints:
         """A bag for each sample, or, of sequences, for each id."""
         return np.zeros_like(num_ids) + peers.batch_sizes[:, None] if self._is_pooled else num_ids
 

@@ -55,6 +55,10 @@ class FillingLookup:
         rows = result.reshape(filled.num_rows, self._widths[0]).index_select(0, filled.row)
         return rows.view(-1), (filled.row, filled.num_rows, saved)
 
+    def anticipate(self, saved: Any) -> None:
+        """As :meth:`Lookup.anticipate`."""
+        self._lookup.anticipate(saved[-1])
+
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         """As :meth:`Lookup.backward`."""
         row, num_rows, inner = saved
@@ -73,11 +77,11 @@ class FillingLookup:
         target = slot * most + place
         lengths = bags.lengths.new_zeros(bags.num_slots * most)
         lengths[target] = bags.lengths
-        order = order_of(target[numbered(bags.lengths, bags.ids.numel())], len(lengths))
+        order = order_of(target.index_select(0, numbered(bags.lengths, bags.ids.numel())), len(lengths))
         filled = Bags(
-            ids=bags.ids[order],
+            ids=bags.ids.index_select(0, order),
             lengths=lengths,
-            weights=None if bags.weights is None else bags.weights[order],
+            weights=None if bags.weights is None else bags.weights.index_select(0, order),
             counts=((most,) * bags.num_slots,),
         )
         row = place * bags.num_slots + slot if self._batch_major else target

@@ -57,7 +57,7 @@ class ReturnStep(ABC):
 
     @abstractmethod
     def outputs(self) -> list[Tensor]:
-        """Wait: a tensor for each of the path's ``brings``; see :class:`shardwright.runtime.step.part.Columns`."""
+        """Wait: a tensor for each of the path's ``brings``; see :class:`shardwright.runtime.step.executor.Columns`."""
 
     @abstractmethod
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:

@@ -21,7 +21,16 @@ from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.runtime.routed.plan import Reading, RoutingPlan, SlotColumns
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.kernel_groups import Bucketing, KernelGroup
-from shardwright.runtime.step.segments import counts_of, numbered, order_of, repeated, starts_of, take
+from shardwright.runtime.step.segments import (
+    counts_of,
+    numbered,
+    order_of,
+    places_where,
+    repeated,
+    spread,
+    starts_of,
+    take,
+)
 
 
 @frozen(eq=False)
@@ -147,13 +156,18 @@ class _Sorted:
         batch: the batch.
         sizes: ids of each reading, ``[R]``.
         place: where each id stands among those of all readings, ``[N]``.
-        bucket: of each, ``[N]``.
+        counts: ids of each bucket, ``[Q]``, in the memory of the batch's device.
     """
 
     batch: FeatureBatch
     sizes: Ints
     place: Tensor
-    bucket: Tensor
+    counts: Tensor
+
+    @property
+    def bucket(self) -> Tensor:
+        """The bucket of each id: ``[N]``."""
+        return numbered(self.counts, len(self.place))
 
 
 @frozen(eq=False)
@@ -192,29 +206,47 @@ class _CutRouter(Router):
         first_slot = np.full(num_parts, num_slots, dtype=np.int64)
         first_slot[part_of_slot[::-1]] = np.arange(num_slots)[::-1]
         used = np.flatnonzero(first_slot < num_slots)
-        table = np.full(num_parts, -1, dtype=np.int64)
-        table[used[np.argsort(first_slot[used])]] = np.arange(len(used))
-        self._bucket_of_part, self._num_buckets = torch.from_numpy(table), len(used)
+        part_of_bucket = used[np.argsort(first_slot[used])]
         self._has_unread = len(used) < num_parts
-        self._bucket_of_slot = None if len(used) == num_slots else table[part_of_slot]
+        self._number_classes(part_of_bucket, num_parts)
+        self._part_of_bucket, self._num_buckets = torch.from_numpy(part_of_bucket), len(used)
+        bucket_of_part = np.full(num_parts, -1, dtype=np.int64)
+        bucket_of_part[part_of_bucket] = np.arange(len(used))
+        self._bucket_of_slot = None if len(used) == num_slots else bucket_of_part[part_of_slot]
+
+    def _number_classes(self, part_of_bucket: Ints, num_parts: int) -> None:
+        """Give the buckets sort keys, as few as do.
+
+        Ids stand reading after reading already. A stable sort leaves them so, and neighbouring buckets of rising
+        readings can share a key: in the usual order of slots, rank after rank, the key is the rank.
+        """
+        reading = np.searchsorted(self._first_part, part_of_bucket, side="right") - 1
+        falls = np.concatenate([[False], reading[1:] <= reading[:-1]])
+        classes = np.cumsum(falls)
+        unread = int(classes.max(initial=-1)) + 1
+        class_of_part = np.full(num_parts, unread, dtype=np.int32)  # they come last, and are cut off
+        class_of_part[part_of_bucket] = classes
+        self._class_of_part, self._num_classes = torch.from_numpy(class_of_part), unread + self._has_unread
 
     def route(self, batch: FeatureBatch) -> Bucketed:
         sizes, starts = batch.num_ids[self._features], batch.starts[self._features]
-        rows, buckets = self._placed(take(batch.values, starts, sizes), sizes)
+        rows, parts = self._placed(take(batch.values, starts, sizes), sizes)
+        counts = counts_of(parts, len(self._class_of_part))
+        counts = counts.index_select(0, self._part_of_bucket.to(parts.device))
+        keys = self._class_of_part.to(parts.device).index_select(0, parts)
+        place = order_of(keys, self._num_classes)
         if self._has_unread:
-            kept = (buckets >= 0).nonzero().squeeze(1)
-            place = kept[order_of(buckets[kept], self._num_buckets)]
-        else:
-            place = order_of(buckets, self._num_buckets)
-        bags = self._bags(_Sorted(batch, sizes, place, buckets[place]))
-        weights = None if batch.weights is None else take(batch.weights, starts, sizes)[place]
+            place = place[: int(counts.sum())]
+        bags = self._bags(_Sorted(batch, sizes, place, counts))
+        weights = None if batch.weights is None else take(batch.weights, starts, sizes).index_select(0, place)
+        ids = rows.index_select(0, place)
         routed = Bucketed(
-            batch.batch_size, bags.num_ids, bags.num_bags, rows[place], bags.lengths, weights, bags.places
+            batch.batch_size, bags.num_ids, bags.num_bags, ids, bags.lengths, weights, bags.places
         )
         return routed if self._bucket_of_slot is None else _repeated(routed, self._bucket_of_slot)
 
     def _placed(self, ids: Tensor, sizes: Ints) -> tuple[Tensor, Tensor]:
-        """The row of each id in its part, and its bucket; -1 where no slot reads it."""
+        """The row of each id in its part; and the part, counted through all readings."""
         found, first, start = [], 0, 0
         for _, own in groupby(self._maps, type):
             maps = list(own)
@@ -223,20 +255,20 @@ class _CutRouter(Router):
             found.append(maps[0].place(maps, ids[start:stop], counts.tolist()))
             first, start = first + len(maps), stop
         parts, rows = (own[0] if len(own) == 1 else torch.cat(own) for own in zip(*found, strict=True))
-        place = parts + repeated(self._first_part, sizes, ids.device)
-        return rows, self._bucket_of_part.to(ids.device)[place]
+        return rows, parts + repeated(self._first_part, sizes, ids.device)
 
     @abstractmethod
     def _bags(self, ids: _Sorted) -> _Bags:
         """The bags of each bucket."""
 
     def _samples(self, ids: _Sorted) -> Tensor:
-        """The bag that each id is in, counted through all readings: a sample's number is its rest by ``B``."""
+        """The sample that each id is of: ``[N]`` int32."""
         size = ids.batch.batch_size
         lengths = take(
             ids.batch.lengths.reshape(-1), self._features * size, np.full_like(self._features, size)
         )
-        return numbered(lengths, int(ids.sizes.sum()))[ids.place]
+        samples = torch.arange(size, dtype=torch.int32, device=lengths.device).repeat(len(self._features))
+        return spread(samples, lengths, int(ids.sizes.sum())).index_select(0, ids.place)
 
 
 class CutRouter(_CutRouter):
@@ -246,10 +278,9 @@ class CutRouter(_CutRouter):
 
     def _bags(self, ids: _Sorted) -> _Bags:
         size, num_buckets = ids.batch.batch_size, self._num_buckets
-        bag = ids.bucket * size + self._samples(ids) % max(size, 1)
+        bag = ids.bucket.mul_(size).add_(self._samples(ids))
         lengths = counts_of(bag, num_buckets * size)
-        num_ids = lengths.view(num_buckets, size).sum(1).cpu().numpy()
-        return _Bags(num_ids, np.full(num_buckets, size), lengths.to(torch.int32), None)
+        return _Bags(ids.counts.cpu().numpy(), np.full(num_buckets, size), lengths.to(torch.int32), None)
 
 
 class RaggedRouter(_CutRouter):
@@ -258,20 +289,19 @@ class RaggedRouter(_CutRouter):
     bucketing = Bucketing.RAGGED
 
     def _bags(self, ids: _Sorted) -> _Bags:
-        bag = self._samples(ids)
-        begins = torch.ones(len(bag), dtype=torch.bool, device=bag.device)
-        if len(bag):
-            torch.logical_or(bag[1:] != bag[:-1], ids.bucket[1:] != ids.bucket[:-1], out=begins[1:])
-        firsts = begins.nonzero().squeeze(1)
-        counts = [counts_of(own, self._num_buckets) for own in (ids.bucket, ids.bucket[firsts])]
-        num_ids, num_bags = torch.stack(counts).cpu().numpy()
-        stops = torch.cat([firsts[1:], firsts.new_full((min(len(firsts), 1),), len(bag))])
-        return _Bags(
-            num_ids,
-            num_bags,
-            lengths=(stops - firsts).to(torch.int32),
-            places=bag[firsts] % max(ids.batch.batch_size, 1),
-        )
+        samples = self._samples(ids)
+        # A bag begins with its bucket, and where the sample is another; the last one ends behind the last id.
+        begins = torch.ones(len(samples) + 1, dtype=torch.bool, device=samples.device)
+        torch.ne(samples[1:], samples[:-1], out=begins[1:-1])
+        stops = ids.counts.cumsum(0)
+        begins.index_fill_(0, stops - ids.counts, True)
+        edges = places_where(begins)
+        before = torch.cumsum(begins, 0, dtype=torch.int32)  # of each id, its own bag included
+        reached = before.index_select(0, stops)
+        num_bags = torch.diff(reached - 1, prepend=reached.new_zeros(1))
+        num_ids, num_bags = torch.stack([ids.counts, num_bags]).cpu().numpy()
+        lengths = (edges[1:] - edges[:-1]).to(torch.int32)
+        return _Bags(num_ids, num_bags, lengths, places=samples.index_select(0, edges[:-1]))
 
 
 class CutSequenceRouter(_CutRouter):
@@ -280,9 +310,9 @@ class CutSequenceRouter(_CutRouter):
     bucketing = Bucketing.CUT
 
     def _bags(self, ids: _Sorted) -> _Bags:
-        num_ids = counts_of(ids.bucket, self._num_buckets).cpu().numpy()
+        num_ids = ids.counts.cpu().numpy()
         first = repeated(starts_of(ids.sizes), ids.sizes, ids.place.device)
-        return _Bags(num_ids, num_ids, None, ids.place - first[ids.place])
+        return _Bags(num_ids, num_ids, None, ids.place - first.index_select(0, ids.place))
 
 
 def _repeated(buckets: Bucketed, bucket_of_slot: Ints) -> Bucketed:

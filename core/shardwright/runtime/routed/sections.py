@@ -19,7 +19,7 @@ from torch import Tensor
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots
-from shardwright.runtime.routed.wire import WirePart
+from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.columns import Columns, Move, Placement
 from shardwright.runtime.step.kernel_groups import GroupKind
 from shardwright.runtime.step.segments import counts_of, index_of, order_of, repeated, starts_of, sums, take
@@ -69,7 +69,7 @@ class Section(ABC):
     """
 
     brings: Sequence[Columns]
-    wire: tuple[WirePart, WirePart]
+    wire: tuple[WireSegment, WireSegment]
 
     def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
         own = PathSlots.of_kinds(plan, kinds)
@@ -183,9 +183,9 @@ class MatrixSection(Section):
         return _MatrixStep(self, answers)
 
 
-def _wire(kind: GroupKind, widths: Sequence[int]) -> tuple[WirePart, WirePart]:
+def _wire(kind: GroupKind, widths: Sequence[int]) -> tuple[WireSegment, WireSegment]:
     """What results and gradients of some width are in messages."""
-    results, gradients = map(WirePart, kind.codecs, widths)
+    results, gradients = map(WireSegment, kind.codecs, widths)
     return results, gradients
 
 

@@ -22,8 +22,8 @@ from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPat
 from shardwright.runtime.routed.return_paths import return_path_of
 from shardwright.runtime.routed.routing import Bucketed, routers_of
 from shardwright.runtime.step.collection import FeatureBatch
+from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
 from shardwright.runtime.step.kernel_groups import build_lookups
-from shardwright.runtime.step.part import Part, PartConfig, PartStep, Peers
 
 
 @frozen(eq=False)
@@ -41,7 +41,7 @@ class RoutedPaths(Paths):
     is_pooled: bool
 
     def of(self, table: int, sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:  # noqa: D102
-        assert isinstance(dataflow, Routed)  # the engine deals tables to parts by dataflow
+        assert isinstance(dataflow, Routed)  # the engine deals tables to executors by dataflow
         path: Any = return_path_of(dataflow, is_pooled=self.is_pooled)
         # Whatever makes a path may be one, a class or an object that is called.
         if isinstance(path, type) and issubclass(path, ReturnPath):
@@ -52,10 +52,10 @@ class RoutedPaths(Paths):
         return self.codecs.pairs[table]
 
 
-class RoutedTables(Part):
+class RoutedTables(Executor):
     """All routed tables of a module, whatever their sharding types: one message of ids, one way home a dataflow."""
 
-    def __init__(self, config: PartConfig) -> None:
+    def __init__(self, config: ExecutorConfig) -> None:
         self.env, self.device = config.env, config.device
         is_pooled = config.collection.is_pooled
         self.plan = plan_routing(
@@ -87,7 +87,7 @@ class RoutedTables(Part):
         slots = [PathSlots.of(self.plan, way) for way in ways]
         return slots, [way(self.plan, own, self.env) for way, own in zip(ways, slots, strict=True)]
 
-    def route(self, batch: FeatureBatch | None) -> PartStep:  # noqa: D102 - described in the base class
+    def route(self, batch: FeatureBatch | None) -> ExecutorStep:  # noqa: D102 - described in the base class
         return RoutedStep(self, batch)
 
     def anatomy(self) -> Mapping[str, list[str]]:  # noqa: D102
@@ -107,7 +107,7 @@ class RoutedTables(Part):
         return np.bincount(pairs // num_features, minlength=slots.world_size)
 
 
-class RoutedStep(PartStep):
+class RoutedStep(ExecutorStep):
     """One batch on its way through routed tables."""
 
     def __init__(self, tables: RoutedTables, batch: FeatureBatch | None) -> None:
@@ -127,7 +127,7 @@ class RoutedStep(PartStep):
         assert self._routed is not None  # the engine raised what is wrong with the batch
         return self._routed
 
-    def send(self, peers: Peers) -> None:  # noqa: D102
+    def send(self, peers: PeerHeaders) -> None:  # noqa: D102
         tables = self._tables
         self._batch_sizes, self._incoming = peers.batch_sizes, tables.format.incoming(peers)
         sent, send_splits = tables.format.pack(self._asked)
@@ -150,6 +150,9 @@ class RoutedStep(PartStep):
             self._saved.append(saved)
         del self._payload
         self._start(results)
+        if training:  # while results travel
+            for taking, saved in zip(self._tables.taking, self._saved, strict=True):
+                taking.anticipate(saved)
 
     def _start(self, results: Sequence[Tensor]) -> None:
         """Send the results home by all paths."""

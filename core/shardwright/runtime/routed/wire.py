@@ -1,6 +1,6 @@
-"""The wire: the parts of a message between ranks, as they are or by codecs.
+"""The wire: the segments of a message between ranks, as they are or by codecs.
 
-Legend: P parts, W ranks.
+Legend: P segments, W ranks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @frozen(eq=False)
-class WirePart:
-    """A part of every message: rows of one width, which one codec writes.
+class WireSegment:
+    """A segment of every message: rows of one width, which one codec writes.
 
     Args:
         codec: ``None`` where they travel as they are.
@@ -68,55 +68,57 @@ class Transfer:
     Args:
         work: the collective.
         received: what arrives.
-        sizes: elements of each part from each rank, ``[P, W]``.
-        parts: what they are bytes of; ``None``: they are float32.
+        sizes: elements of each segment from each rank, ``[P, W]``.
+        segments: what they are bytes of; ``None``: they are float32.
     """
 
     def __init__(
-        self, work: Work, received: Tensor, sizes: Ints, parts: Sequence[WirePart] | None = None
+        self, work: Work, received: Tensor, sizes: Ints, segments: Sequence[WireSegment] | None = None
     ) -> None:
-        self._work, self._received, self._sizes, self._parts = work, received, sizes, parts
+        self._work, self._received, self._sizes, self._segments = work, received, sizes, segments
 
     def wait(self) -> list[Tensor]:
-        """What arrived of each part, flat float32, rank after rank; called once."""
+        """What arrived of each segment, flat float32, rank after rank; called once."""
         self._work.wait()
-        if self._parts is None:
+        if self._segments is None:
             return deal(self._received, self._sizes)
         unit = _unit_of(self._sizes)
         dealt = deal(self._received.view(_UNITS[unit]), self._sizes // unit)
-        return [part.decoded(own.view(torch.uint8)) for part, own in zip(self._parts, dealt, strict=True)]
+        return [
+            segment.decoded(own.view(torch.uint8)) for segment, own in zip(self._segments, dealt, strict=True)
+        ]
 
 
 class Wire:
-    """Sends messages of some parts.
+    """Sends messages of some segments.
 
     Args:
         communicator: the collectives.
-        parts: what messages consist of.
+        segments: what messages consist of.
     """
 
-    def __init__(self, communicator: Communicator, parts: Sequence[WirePart]) -> None:
-        self._communicator, self._parts = communicator, parts
-        self._is_plain = all(part.codec is None for part in parts)
-        self._widths = np.array([[part.width] for part in parts])
-        self._row_bytes = np.array([[part.row_bytes] for part in parts])
+    def __init__(self, communicator: Communicator, segments: Sequence[WireSegment]) -> None:
+        self._communicator, self._segments = communicator, segments
+        self._is_plain = all(segment.codec is None for segment in segments)
+        self._widths = np.array([[segment.width] for segment in segments])
+        self._row_bytes = np.array([[segment.row_bytes] for segment in segments])
 
     def exchange(self, sent: Sequence[Tensor], leaving: Ints, arriving: Ints, *, label: str) -> Transfer:
         """Start one all-to-all.
 
         Args:
-            sent: each part, flat float32, rank after rank.
-            leaving: values of each part to each rank, ``[P, W]``.
-            arriving: values of each part from each rank, ``[P, W]``.
+            sent: each segment, flat float32, rank after rank.
+            leaving: values of each segment to each rank, ``[P, W]``.
+            arriving: values of each segment from each rank, ``[P, W]``.
             label: what is exchanged, for errors and traces.
         """
         if self._is_plain:
             return Transfer(*self._start(interleave(sent, leaving), leaving, arriving, label), arriving)
         leaving, arriving = (sizes // self._widths * self._row_bytes for sizes in (leaving, arriving))
-        coded = [part.encoded(own) for part, own in zip(self._parts, sent, strict=True)]
+        coded = [segment.encoded(own) for segment, own in zip(self._segments, sent, strict=True)]
         unit = _unit_of(leaving)
         packed = interleave([own.view(_UNITS[unit]) for own in coded], leaving // unit).view(torch.uint8)
-        return Transfer(*self._start(packed, leaving, arriving, label), arriving, self._parts)
+        return Transfer(*self._start(packed, leaving, arriving, label), arriving, self._segments)
 
     def _start(self, packed: Tensor, leaving: Ints, arriving: Ints, label: str) -> tuple[Work, Tensor]:
         splits, sent_splits = arriving.sum(0).tolist(), leaving.sum(0).tolist()

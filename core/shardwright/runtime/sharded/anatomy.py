@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn
 
 from shardwright.runtime.step.engine import CollectionEngine
-from shardwright.runtime.step.part import Part as EnginePart
+from shardwright.runtime.step.executor import Executor
 
 
 class Anatomy(nn.Module):
@@ -26,21 +26,21 @@ class Anatomy(nn.Module):
         return "\n".join(self._lines())
 
 
-def _parts(name: str, engine: CollectionEngine, section: str) -> nn.ModuleList:
-    def lines(part: EnginePart) -> list[str]:
-        return part.anatomy()[section]
+def _modules_of(name: str, engine: CollectionEngine, section: str) -> nn.ModuleList:
+    def lines(executor: Executor) -> list[str]:
+        return executor.anatomy()[section]
 
-    return nn.ModuleList(Anatomy(name, partial(lines, part)) for part in engine.parts)
+    return nn.ModuleList(Anatomy(name, partial(lines, executor)) for executor in engine.executors)
 
 
 def input_dists(engine: CollectionEngine) -> nn.ModuleList:
-    """Where the ids go: a module for each part of the engine."""
-    return _parts("InputDist", engine, "input")
+    """Where the ids go: a module for each executor of the engine."""
+    return _modules_of("InputDist", engine, "input")
 
 
 def output_dists(engine: CollectionEngine) -> nn.ModuleList:
-    """Where the results come from: a module for each part of the engine."""
-    return _parts("OutputDist", engine, "output")
+    """Where the results come from: a module for each executor of the engine."""
+    return _modules_of("OutputDist", engine, "output")
 
 
 def lookups(engine: CollectionEngine) -> nn.ModuleList:

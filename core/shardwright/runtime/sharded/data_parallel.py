@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwright.error_listeners import reporting_errors
 from shardwright.errors import InvalidInputError, UnsupportedError
-from shardwright.last_words import told
 from shardwright.optim.optimizers import in_backward_optimizers
 from shardwright.runtime.sharded.sharded_table import ShardedTable
 from shardwright.runtime.step.compiling import untraced
@@ -174,7 +174,7 @@ def _before_forward(
 ) -> None:
     if not torch.is_grad_enabled():
         return
-    with told():  # if one rank alone did that, the others will wait for it
+    with reporting_errors():  # if one rank alone did that, the others will wait for it
         for member in members:
             member.check()
     passes.expect(is_averaged=wrapper.require_backward_grad_sync)

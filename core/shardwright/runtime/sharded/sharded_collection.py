@@ -21,9 +21,9 @@ from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded import anatomy
 from shardwright.runtime.sharded.data_parallel import watch_data_parallel
+from shardwright.runtime.sharded.executors import executor_of
 from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.initialization import initialize
-from shardwright.runtime.sharded.parts import part_of
 from shardwright.runtime.sharded.sharded_module import ModuleSharder, check_plan_covers
 from shardwright.runtime.sharded.sharded_parameter import ShardedParameter, refuse_reader
 from shardwright.runtime.sharded.sharded_table import ShardedTable
@@ -86,7 +86,7 @@ class ShardedCollection(nn.Module, ABC):
         self._engine = CollectionEngine(
             inputs.specs,
             inputs.params,
-            part_of=part_of,
+            executor_of=executor_of,
             env=inputs.env,
             device=inputs.device,
             is_weighted=inputs.is_weighted,

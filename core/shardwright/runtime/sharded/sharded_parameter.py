@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import _foreach_supported_types
 
+from shardwright.error_listeners import reporting_errors
 from shardwright.errors import UnsupportedError
-from shardwright.last_words import told
 from shardwright.plugins import host
 from shardwright.runtime.step.scaled_losses import ADVICE, FUSED_REFUSAL, PARTED_REFUSAL
 
@@ -100,7 +100,7 @@ def refuse_reader(reader: FrameType, table: str, *, is_fused: bool) -> None:
     function = reader.f_code.co_qualname.partition(".")[0]
     if module == _CLIPPING and not is_fused and function in _BY_ELEMENT:
         return
-    with told():
+    with reporting_errors():
         raise UnsupportedError(_refusal(f"{module}.{function}", table, is_fused=is_fused))
 
 

@@ -1,4 +1,4 @@
-"""A collection's outputs, made of the tensors that its parts bring home, and the gradients that parts are given.
+"""A collection's outputs, made of the tensors that its executors bring home, and the gradients they are given.
 
 Legend: B batch size of this rank, C columns of the pooled output, D columns of an output, N ids of an output.
 """
@@ -24,7 +24,7 @@ class Arrangement(ABC):
 
     Args:
         collection: tables and outputs.
-        brings: the columns of each tensor that the parts bring home.
+        brings: the columns of each tensor that the executors bring home.
     """
 
     def __init__(self, collection: Collection, brings: Sequence[Columns]) -> None:
@@ -40,7 +40,7 @@ class Arrangement(ABC):
 
     @abstractmethod
     def gradients(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> Sequence[Tensor]:
-        """The outputs' gradients as the parts get them: divided where outputs are means."""
+        """The outputs' gradients as the executors get them: divided where outputs are means."""
 
 
 class PooledArrangement(Arrangement):

@@ -1,8 +1,8 @@
 """The engine of sharded collections: what all dataflows share.
 
-A training step, made by every rank in the same order: 1. one header to every rank, for all parts;
-2. each part's payload; 3. each part's results home; 4. backward: each part's gradients out, and updates. A rank without
-ids or blocks takes part with empty pieces. Exchanged tables alone make four collectives, whatever their types.
+A training step, made by every rank in the same order: 1. one header to every rank, for all executors;
+2. the payload of each; 3. its results home; 4. backward: its gradients out, and updates. A rank without ids or blocks
+sends empty pieces. Exchanged tables alone make four collectives, whatever their types.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
 from shardwright.runtime.step.collection import Collection, FeatureBatch
-from shardwright.runtime.step.complaints import Complaint, complain
+from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, parameters_of
 from shardwright.runtime.step.headers import Header, HeaderFormat, Headers
 from shardwright.runtime.step.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.step.kernel_groups import (
@@ -35,7 +35,7 @@ from shardwright.runtime.step.kernel_groups import (
 )
 from shardwright.runtime.step.learning_rates import LearningRates
 from shardwright.runtime.step.open_steps import OpenSteps
-from shardwright.runtime.step.part import Part, PartConfig, PartStep, parameters_of
+from shardwright.runtime.step.rank_problems import RankProblem, raise_problems
 from shardwright.runtime.step.scaled_losses import FUSED_REFUSAL, PARTED_REFUSAL
 from shardwright.sparse import KeyedJaggedTensor
 
@@ -46,7 +46,7 @@ class CollectionEngine:
     Args:
         tables: the tables, in the collection's order; all pooled, or none.
         shardings: how each is sharded, by name.
-        part_of: what runs the tables of a dataflow.
+        executor_of: what runs the tables of a dataflow.
         env: the ranks.
         device: where the local blocks live.
         is_weighted: ids carry weights.
@@ -66,7 +66,7 @@ class CollectionEngine:
         tables: Sequence[TableSpec],
         shardings: Mapping[str, ParameterSharding],
         *,
-        part_of: Callable[[Dataflow], type[Part]],
+        executor_of: Callable[[Dataflow], type[Executor]],
         env: ShardingEnv,
         device: torch.device,
         is_weighted: bool,
@@ -76,22 +76,22 @@ class CollectionEngine:
         self.env, self.device = env, device
         any_id = {i for i, table in enumerate(tables) if shardings[table.name].layout.row_map.takes_any_id}
         self.reader = BatchReader(self.collection, is_weighted=is_weighted, checks=checks, any_id=any_id)
-        self.parts = [
-            part(PartConfig(self.collection, members, {**shardings, **own}, env, device, is_weighted))
-            for part, (members, own) in _deal(tables, shardings, part_of, env.world_size).items()
+        self.executors = [
+            executor(ExecutorConfig(self.collection, members, {**shardings, **own}, env, device, is_weighted))
+            for executor, (members, own) in _deal(tables, shardings, executor_of, env.world_size).items()
         ]
-        self.lookups: list[Lookup] = [lookup for part in self.parts for lookup in part.lookups]
+        self.lookups: list[Lookup] = [lookup for executor in self.executors for lookup in executor.lookups]
         self.rates = LearningRates(self.lookups)
-        self.groups: list[KernelGroup] = [group for part in self.parts for group in part.groups]
+        self.groups: list[KernelGroup] = [group for executor in self.executors for group in executor.groups]
         arrange = PooledArrangement if self.collection.is_pooled else SequenceArrangement
         self.arrangement: Arrangement = arrange(
             self.collection,
-            [columns for part in self.parts for columns in part.brings],
+            [columns for executor in self.executors for columns in executor.brings],
         )
         updated = [table for table in tables if is_updated_in_backward(table, shardings[table.name])]
         self.updated_in_backward = updated[0].describe() if updated else ""
         self.scaling_refusal = _scaling_refusal(tables, shardings, env.world_size)
-        self.header = HeaderFormat([part.header_size for part in self.parts])
+        self.header = HeaderFormat([executor.header_size for executor in self.executors])
         self.number = env.lockstep.join(self.collection.name, self.header.size)
         self.open_steps = OpenSteps(env, self.number)
         self.anchors = Anchors(device, parameters_of(self.lookups))
@@ -131,26 +131,26 @@ def _scaling_refusal(
 def _deal(
     tables: Sequence[TableSpec],
     shardings: Mapping[str, ParameterSharding],
-    part_of: Callable[[Dataflow], type[Part]],
+    executor_of: Callable[[Dataflow], type[Executor]],
     world_size: int,
-) -> dict[type[Part], tuple[list[int], dict[str, ParameterSharding]]]:
-    """The tables of each part, by index; and, by name, how each is sharded, with the blocks that the part serves.
+) -> dict[type[Executor], tuple[list[int], dict[str, ParameterSharding]]]:
+    """The tables of each executor, by index; and, by name, how each is sharded, with the blocks served there.
 
     Raises:
         PlanError: a layout names a rank that does not exist or does not cover its table.
     """
-    dealt: dict[type[Part], tuple[list[int], dict[str, ParameterSharding]]] = {}
+    dealt: dict[type[Executor], tuple[list[int], dict[str, ParameterSharding]]] = {}
     for index, table in enumerate(tables):
         sharding = shardings[table.name]
         check_layout(table, sharding, world_size)
-        served: dict[type[Part], list[Dataflow]] = {}
+        served: dict[type[Executor], list[Dataflow]] = {}
         for dataflow in sharding.layout.dataflows:
-            served.setdefault(part_of(dataflow), []).append(dataflow)
-        for part, dataflows in served.items():
+            served.setdefault(executor_of(dataflow), []).append(dataflow)
+        for executor, dataflows in served.items():
             layout = sharding.layout.served_by(dataflows)
             if not rows_of_parts(layout.row_map)[layout.columns.part].any():
                 continue  # fewer rows than parts: nothing is ever looked up there
-            members, own = dealt.setdefault(part, ([], {}))
+            members, own = dealt.setdefault(executor, ([], {}))
             members.append(index)
             own[table.name] = evolve(sharding, layout=layout)
     return dealt
@@ -186,7 +186,9 @@ class EngineStep:
     ) -> None:
         self._engine, self.scaling_refusal = engine, engine.scaling_refusal
         batch, self._status, self._cause = _read(engine.reader, features, status, prepare)
-        self._parts, self._status, self._cause = _route(engine.parts, batch, self._status, self._cause)
+        self._executors, self._status, self._cause = _route(
+            engine.executors, batch, self._status, self._cause
+        )
         self._extras, self._extra_word, self._batch_size = None, 0, 0
         if batch is not None and features is not None:
             self.batch, self._batch_size = batch, batch.batch_size
@@ -206,7 +208,7 @@ class EngineStep:
         header = Header(*words, self._batch_size, self._status, self._extra_word)
         # As long as any collection's, so that one that is taken for another's is read to its end.
         size = env.lockstep.header_size
-        rows = engine.header.pack(header, [part.headers() for part in self._parts], size)
+        rows = engine.header.pack(header, [executor.headers() for executor in self._executors], size)
         channel, device_type = env.header_channel
         device = engine.device if engine.device.type == device_type else torch.device(device_type)
         sent = _sent_to(device, torch.from_numpy(rows.reshape(-1)))
@@ -231,8 +233,8 @@ class EngineStep:
         self._complain(headers)  # also in the step in which some rank's data ends
         if not goes_on(self.statuses):
             return False
-        for part, peers in zip(self._parts, headers.parts, strict=True):
-            part.send(peers)
+        for executor, peers in zip(self._executors, headers.executors, strict=True):
+            executor.send(peers)
         return True
 
     def _read_headers(self) -> Headers:
@@ -248,9 +250,9 @@ class EngineStep:
         env = self._engine.env
         if goes_on(self.statuses):
             env.lockstep.check_calls(headers.checksum, env.communicator)
-        own = Complaint.of(self._cause, self._extras)
+        own = RankProblem.of(self._cause, self._extras)
         try:
-            complain(self.statuses, headers.extra_word, env.communicator, own)
+            raise_problems(self.statuses, headers.extra_word, env.communicator, own)
         except Exception:
             if self._cause is not None and self._status is Status.FAILED:
                 raise self._cause from None  # here it says more than its text
@@ -263,7 +265,7 @@ class EngineStep:
             The tensors that are read from now on: who looks up on another stream records it there.
         """
         self._received = True
-        received = [tensor for part in self._parts for tensor in part.receive()]
+        received = [tensor for executor in self._executors for tensor in executor.receive()]
         return [*received, *self.batch.tensors]
 
     def lookup(self) -> None:
@@ -276,8 +278,8 @@ class EngineStep:
         if not self._received:
             self.receive()
         with torch.no_grad():
-            for part in self._parts:
-                part.lookup(training=self._training)
+            for executor in self._executors:
+                executor.lookup(training=self._training)
 
     def promise(self) -> Callable[[], list[Tensor]]:
         """The outputs, differentiable.
@@ -294,7 +296,7 @@ class EngineStep:
     @torch.no_grad()
     def _arrange(self) -> list[Tensor]:
         """The outputs' values, waited for."""
-        brought = [tensor for part in self._parts for tensor in part.outputs()]
+        brought = [tensor for executor in self._executors for tensor in executor.outputs()]
         return self._engine.arrangement.outputs(brought, self.batch)
 
     def expect_gradients(self) -> None:
@@ -327,15 +329,15 @@ class EngineStep:
     def _send_gradients(self, gradients: Sequence[Tensor]) -> None:
         self._engine.open_steps.backward()
         self._engine.env.lockstep.note("gradients", self._engine.number)
-        for part in self._parts:  # all are under way before any is waited for
+        for executor in self._executors:  # all are under way before any is waited for
             # Averaged over the ranks, as DistributedDataParallel does.
-            part.send_gradients(gradients, 1.0 / self._engine.env.world_size)
+            executor.send_gradients(gradients, 1.0 / self._engine.env.world_size)
 
     def update(self) -> list[Tensor | None]:
         """Wait for gradients; update fused blocks, return the gradients of the others."""
         self._engine.env.lockstep.gradients.need(self._number)
         with self._engine.rates.held(self._rates):
-            return [gradient for part in self._parts for gradient in part.update()]
+            return [gradient for executor in self._executors for gradient in executor.update()]
 
 
 def _sent_to(device: torch.device, values: Tensor) -> Tensor:
@@ -363,10 +365,10 @@ def _read(
 
 
 def _route(
-    parts: Sequence[Part], batch: FeatureBatch | None, status: Status, cause: Exception | None
-) -> tuple[list[PartStep], Status, Exception | None]:
-    """Route a batch through all parts; a failure becomes a status, as in :func:`_read`."""
+    executors: Sequence[Executor], batch: FeatureBatch | None, status: Status, cause: Exception | None
+) -> tuple[list[ExecutorStep], Status, Exception | None]:
+    """Route a batch through all executors; a failure becomes a status, as in :func:`_read`."""
     try:
-        return [part.route(batch) for part in parts], status, cause
+        return [executor.route(batch) for executor in executors], status, cause
     except Exception as error:
-        return [part.route(None) for part in parts], Status.FAILED, error
+        return [executor.route(None) for executor in executors], Status.FAILED, error

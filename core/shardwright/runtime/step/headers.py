@@ -12,8 +12,8 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.step.executor import PeerHeaders
 from shardwright.runtime.step.inputs import Status
-from shardwright.runtime.step.part import Peers
 
 _STATUSES = {int(status): status for status in Status}
 _FIELDS = ("collection", "checksum", "batch_size", "status", "extra_word")
@@ -48,7 +48,7 @@ class Headers:
         batch_size: see there.
         status: see there.
         extra_word: see there.
-        parts: what each rank's parts say to this rank's.
+        executors: what each rank's executors say to this rank's.
     """
 
     collection: Sequence[int]
@@ -56,35 +56,35 @@ class Headers:
     batch_size: Sequence[int]
     status: Sequence[Status]
     extra_word: Sequence[int]
-    parts: Sequence[Peers]
+    executors: Sequence[PeerHeaders]
 
 
 @frozen(eq=False)
 class HeaderFormat:
-    """Headers as rows of integers: the fields of a :class:`Header`, then those of each part.
+    """Headers as rows of integers: the fields of a :class:`Header`, then those of each executor.
 
     Args:
-        part_sizes: fields of each part.
+        executor_sizes: fields of each executor.
     """
 
-    part_sizes: Sequence[int]
+    executor_sizes: Sequence[int]
 
     @property
     def size(self) -> int:
         """Integers of a header."""
-        return len(_FIELDS) + sum(self.part_sizes)
+        return len(_FIELDS) + sum(self.executor_sizes)
 
-    def pack(self, header: Header, parts: Sequence[Ints], size: int) -> Ints:
+    def pack(self, header: Header, executors: Sequence[Ints], size: int) -> Ints:
         """The rows for all ranks, ``[W, size]``.
 
         Args:
             header: the same for all.
-            parts: what each part says to each rank, ``[W, fields]``.
+            executors: what each executor says to each rank, ``[W, fields]``.
             size: at least :attr:`size`; what is left over are zeros.
         """
-        rows = np.zeros((len(parts[0]), size), dtype=np.int64)
+        rows = np.zeros((len(executors[0]), size), dtype=np.int64)
         rows[:, : len(_FIELDS)] = [getattr(header, name) for name in _FIELDS]
-        for own, (start, stop) in zip(parts, self._spans(), strict=True):
+        for own, (start, stop) in zip(executors, self._spans(), strict=True):
             rows[:, start:stop] = own
         return rows
 
@@ -94,9 +94,9 @@ class HeaderFormat:
         sizes = rows[:, _FIELDS.index("batch_size")].copy()
         return Headers(
             **{**fixed, "status": [_STATUSES[status] for status in fixed["status"]]},
-            parts=[Peers(sizes, rows[:, start:stop]) for start, stop in self._spans()],
+            executors=[PeerHeaders(sizes, rows[:, start:stop]) for start, stop in self._spans()],
         )
 
     def _spans(self) -> list[tuple[int, int]]:
-        """Where each part's fields begin and end."""
-        return list(pairwise(accumulate(self.part_sizes, initial=len(_FIELDS))))
+        """Where each executor's fields begin and end."""
+        return list(pairwise(accumulate(self.executor_sizes, initial=len(_FIELDS))))

@@ -74,7 +74,7 @@ class Status(IntEnum):
     STOPPED = 5  # the step before this batch's failed there
 
     @property
-    def is_complaint(self) -> bool:
+    def is_problem(self) -> bool:
         """Whether something is wrong, of which all ranks are to be told."""
         return self in (Status.BAD_INPUT, Status.FAILED)
 

@@ -16,8 +16,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.amp import GradScaler
 
+from shardwright.error_listeners import reporting_errors
 from shardwright.errors import UnsupportedError
-from shardwright.last_words import told
 
 FUSED_REFUSAL = (
     "its optimizer runs in the backward pass, and would take the scaled gradient, also in steps that the scaler "
@@ -55,7 +55,7 @@ def refuse_scaling(losses: Any) -> None:
     for node in _nodes([loss for loss in pytree.tree_leaves(losses) if isinstance(loss, Tensor)]):
         reason = getattr(node, "scaling_refusal", "")
         if reason:
-            with told():
+            with reporting_errors():
                 raise UnsupportedError(
                     f"GradScaler.scale() was given a loss of sharded tables. {reason}. {ADVICE}."
                 )

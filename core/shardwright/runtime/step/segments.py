@@ -7,6 +7,7 @@ memory; where they are short, as among thousands of ranks, by an index of every 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from shardwright.planning.layouts.blocks import Ints
 
 _LONG = 64  # elements: from there on copying a piece by itself takes less than an index of its elements
 _FEW = 32  # pieces: of so many an index is not worth its making
-_SHORT_KEYS = 1 << 16  # what NumPy sorts by radix
+_SHORTEST_KEYS, _SHORT_KEYS = 1 << 8, 1 << 16  # what NumPy sorts by radix, in one pass and in two
 
 
 def starts_of(sizes: Ints) -> Ints:
@@ -42,10 +43,27 @@ def numbered(counts: Tensor, total: int) -> Tensor:
         counts: elements of each piece, in the memory of the device.
         total: their sum.
     """
-    numbers = torch.arange(len(counts), device=counts.device)
+    return spread(torch.arange(len(counts), device=counts.device), counts, total)
+
+
+def spread(values: Tensor, counts: Tensor, total: int) -> Tensor:
+    """Repeat each value as often as its count says: ``[total]``.
+
+    Args:
+        values: of each piece.
+        counts: elements of each piece, in the memory of the device.
+        total: their sum.
+    """
     if counts.device.type == "cpu":
-        return torch.from_numpy(np.repeat(numbers.numpy(), counts.numpy()))
-    return numbers.repeat_interleave(counts, output_size=total)
+        return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
+    return values.repeat_interleave(counts, output_size=total)
+
+
+def places_where(mask: Tensor) -> Tensor:
+    """The places at which a mask is true, rising."""
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return mask.nonzero().squeeze(1)
 
 
 def index_of(starts: Ints, sizes: Ints, device: torch.device) -> Tensor:
@@ -104,14 +122,11 @@ def _are_few(sizes: Ints) -> bool:
 
 def _in_turn(arrays: Sequence[npt.NDArray[Any]], sizes: Sequence[Sequence[int]]) -> list[npt.NDArray[Any]]:
     """The pieces of some arrays, peer after peer: ``sizes`` by array and peer."""
-    reached = [0] * len(arrays)
-    pieces = []
-    for peer in range(len(sizes[0])):
-        for index, array in enumerate(arrays):
-            start = reached[index]
-            reached[index] = stop = start + sizes[index][peer]
-            pieces.append(array[start:stop])
-    return pieces
+    by_array = [
+        [array[stop - size : stop] for size, stop in zip(own, accumulate(own), strict=True)]
+        for array, own in zip(arrays, sizes, strict=True)
+    ]
+    return [piece for of_peer in zip(*by_array, strict=True) for piece in of_peer]
 
 
 def deal(flat: Tensor, sizes: Ints) -> list[Tensor]:
@@ -141,9 +156,8 @@ def order_of(keys: Tensor, num_keys: int) -> Tensor:
     if keys.device.type != "cpu":
         return torch.argsort(keys, stable=True)
     own = keys.numpy()
-    order = np.argsort(
-        own.astype(np.uint16), kind="stable"
-    )  # by the lowest 16 bits, which NumPy sorts by radix
+    kind: Any = np.uint8 if num_keys <= _SHORTEST_KEYS else np.uint16
+    order = np.argsort(own.astype(kind), kind="stable")  # by the lowest bits, which NumPy sorts by radix
     while num_keys > _SHORT_KEYS:  # then by the next
         own, num_keys = own >> 16, -(-num_keys >> 16)
         order = order[np.argsort(own.astype(np.uint16)[order], kind="stable")]

@@ -60,6 +60,9 @@ def demo(
     Without --data, examples are drawn from a known model: the AUC reached is shown beside the best that can
     be reached.
     """
+    from shardwright_plugins.commands.demo.result import check_measurable
+
+    check_measurable()
     settings = DemoSettings(
         ranks=ranks,
         data=_files(data, more_data),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import tempfile
@@ -10,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from shardwright.errors import InvalidInputError
+from shardwright.errors import InvalidInputError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DemoResult", "area_under_curve", "check_writable"]
+__all__ = ["DemoResult", "area_under_curve", "check_measurable", "check_writable"]
 
 # An AUC tells something if chance rarely moves it by so much. With a quarter of clicks, as in Criteo's logs, and one
 # line in ten held out, it takes so many lines.
@@ -103,6 +104,18 @@ def area_under_curve(labels: NDArray[Any], scores: NDArray[Any]) -> float | None
     from sklearn.metrics import roc_auc_score
 
     return float(roc_auc_score(labels, scores))
+
+
+def check_measurable() -> None:
+    """Check, before the work is done, that its result can be measured.
+
+    Raises:
+        UnsupportedError: If scikit-learn is not installed, which measures the AUC.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        raise UnsupportedError(
+            "the demo measures its AUC with scikit-learn, which is not installed: pip install 'shardwright[demo]'"
+        )
 
 
 def check_writable(path: Path) -> None:

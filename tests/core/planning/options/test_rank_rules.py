@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drawn import drawn
 
 from shardwright.contracts import Partitioner
 from shardwright.errors import InvalidInputError, NoPlanError
@@ -13,7 +13,7 @@ from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.search.placement import Misfit, ProposedShards
-from shardwright.planning.search.seating import broken_rule, place_within
+from shardwright.planning.search.ruled_placement import broken_rule, place_within
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 
@@ -109,8 +109,7 @@ def test_place_within_pinned_beyond_the_memory_is_a_misfit_that_says_by_which_ru
     assert misfit.rule == "it may use the ranks 0 only"
 
 
-@settings(max_examples=300)
-@given(st.data())
+@drawn(st.data(), quick=50, thorough=300)
 def test_place_within_never_breaks_a_rule_or_a_capacity(data):
     asked = {}
     for name in "abcdef":

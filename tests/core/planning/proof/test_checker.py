@@ -5,14 +5,15 @@ from itertools import product
 import attrs
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume
 from hypothesis import strategies as st
 from tests.core.planning.conftest import Plain, make_host
+from tests.drawn import drawn
 
 from shardwright.errors import PlanError
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
-from shardwright.planning.options.parts import Choice
+from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.proof.checker import why_unproven
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
@@ -26,7 +27,7 @@ def space_of(sizes, capacity=10**9, only=None):
     with use_host(make_host(compute_kernels=[Plain])):
         rules = Constraints({"*": ParameterConstraints(sharding_types=only)})
         request = Request(Topology(2, "cpu", ddr_cap=capacity), rules, 100, None)
-        space = prepare(tables, request, Choice().resolve(host()))
+        space = prepare(tables, request, PluginChoice().resolve(host()))
     return attrs.evolve(space, capacity_bytes=np.full((2, 1), capacity))
 
 
@@ -116,8 +117,7 @@ def trees(z, names, num_options):
     return st.recursive(leaves(z, names, num_options), grown, max_leaves=4)
 
 
-@settings(max_examples=200)
-@given(st.data())
+@drawn(st.data(), quick=25, thorough=200)
 def test_proof_accepts_no_certificate_of_a_bound_above_the_best_plan(data):
     sizes = data.draw(SIZES)
     needed = sum(rows * dim * 4 for rows, dim in sizes)
@@ -154,8 +154,7 @@ def test_proof_by_high_prices_of_what_there_is_enough_of_proves_nothing(only, ti
         assert "tables need" in why_unproven(space, z, {"z_ms": z, **node})
 
 
-@settings(max_examples=100)
-@given(SIZES)
+@drawn(SIZES, quick=20, thorough=100)
 def test_proof_accepts_what_all_work_shared_evenly_would_take(sizes):
     space = space_of(sizes)
     least = np.minimum.reduceat(space.total_cost_ms, space.options.first_option[:-1])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.runtime.exact_codecs import ExactCodecs
 from tests.core.runtime.plans import (
@@ -17,6 +18,8 @@ from tests.core.runtime.plans import (
     train_step,
     train_unsharded,
 )
+from tests.drawn import drawn
+from tests.pairs import pairwise
 
 from shardwright.planning.layouts.layout import Exchange, Replicate
 from shardwright.planning.tables.codecs import QCommsConfig
@@ -132,9 +135,9 @@ MOST_BLOCKS = 2  # of TABLES in a group
 NUM_COLUMNS = 3  # lengths, weights, gradients
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "kind", "world_size"), pairwise(product(FORMS, ["pooled", "weighted", "sequence"], [2, 3]))
+)
 def test_each_form_makes_the_unsharded_update_on_equal_copies_with_the_bytes_it_declares(
     monkeypatch, form, kind, world_size
 ):
@@ -146,9 +149,16 @@ def test_each_form_makes_the_unsharded_update_on_equal_copies_with_the_bytes_it_
     assert_declared(declared, results)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence"])
-@pytest.mark.parametrize("names", [("doubles",), ("mirrored",), ("mirrored", None, "doubles")])
+@pytest.mark.parametrize(
+    ("names", "kind", "world_size"),
+    pairwise(
+        product(
+            [("doubles",), ("mirrored",), ("mirrored", None, "doubles")],
+            ["pooled", "weighted", "sequence"],
+            [1, 2, 3],
+        )
+    ),
+)
 def test_gradients_by_codecs_that_lose_nothing_make_the_same_update_with_their_bytes(
     monkeypatch, names, kind, world_size
 ):
@@ -224,8 +234,18 @@ def mixed_steps(case):
     return [[mixed_batch(case, step, rank) for rank in range(2)] for step in range(STEPS)]
 
 
-@pytest.mark.parametrize("kernel", ["loop", "loop_by_sample"])
-@pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence"])
+@pytest.mark.parametrize(
+    ("kind", "kernel"),
+    [
+        ("pooled", "loop"),
+        ("weighted", "loop_by_sample"),
+        ("sequence", "loop"),
+        *(
+            pytest.param(*others, marks=pytest.mark.slow)
+            for others in (("pooled", "loop_by_sample"), ("weighted", "loop"), ("sequence", "loop_by_sample"))
+        ),
+    ],
+)
 def test_tables_of_one_group_each_take_the_form_of_their_fewest_bytes(monkeypatch, kind, kernel):
     tables = [evolve(table, kernel=kernel) for table in MIXED]
     fewest = []
@@ -248,13 +268,14 @@ def test_tables_of_one_group_each_take_the_form_of_their_fewest_bytes(monkeypatc
 ROWS_DIM_FEATURES = st.tuples(st.integers(1, 9), st.integers(1, 5), st.sampled_from(["ab", "b", "ca"]))
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+@drawn(
     st.sampled_from(["pooled", "weighted", "sequence"]),
     st.integers(1, 3),
     st.lists(ROWS_DIM_FEATURES, min_size=1, max_size=3),
     st.lists(st.integers(0, 4), min_size=3, max_size=3),
     st.integers(0, 4),
+    quick=10,
+    thorough=40,
 )
 def test_copies_of_any_size_equal_unsharded(kind, world_size, tables, batch_sizes, max_length):
     case = case_of(kind, world_size, [Cut(rows, dim, tuple(features)) for rows, dim, features in tables])

@@ -15,7 +15,7 @@ from shardwright.planning.layouts.layout import Exchange, Hierarchical
 from shardwright.plugins import use_host
 from shardwright.runtime.routed.payload import PayloadFormat
 from shardwright.runtime.routed.routing import routers_of
-from shardwright.runtime.step.part import Peers
+from shardwright.runtime.step.executor import PeerHeaders
 
 
 def format_of(case, plan):
@@ -44,7 +44,7 @@ def test_payload_what_the_ranks_pack_for_a_rank_is_what_it_unpacks(dataflow, cas
     headers = [fmt.headers(own) for fmt, own in zip(formats, routed, strict=True)]
     sizes = np.array([batch_sizes[rank] for rank in ranks])
     for rank, (plan, fmt) in enumerate(zip(plans, formats, strict=True)):
-        peers = Peers(sizes, np.stack([own[rank] for own in headers]))
+        peers = PeerHeaders(sizes, np.stack([own[rank] for own in headers]))
         assert peers.fields.shape == (case.world_size, fmt.header_size)
         pieces = [by_peer[rank] for by_peer in sent]
         incoming = fmt.incoming(peers)

@@ -1,4 +1,4 @@
-"""Parts of messages through codecs and back: the values, their order, and the bytes."""
+"""PlanningPlugins of messages through codecs and back: the values, their order, and the bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.runtime.exact_codecs import Doubles, Mirrored
 
-from shardwright.runtime.routed.wire import Wire, WirePart
+from shardwright.runtime.routed.wire import Wire, WireSegment
 from shardwright.testing.simulated import run_simulated
 
 DOUBLES, MIRRORED = Doubles(), Mirrored()
@@ -29,7 +29,7 @@ def exchanged(parts, rows, world_size):
         return 1000.0 * part + 100 * rank + 10 * to + torch.arange(count * width) / 64
 
     def run(env):
-        wire = Wire(env.communicator, [WirePart(*part) for part in parts])
+        wire = Wire(env.communicator, [WireSegment(*part) for part in parts])
         ranks, numbers = range(world_size), range(len(parts))
         widths = np.array([[width] for _, width in parts])
         leaving = widths * np.array([[rows[part][env.rank][to] for to in ranks] for part in numbers])
@@ -79,7 +79,7 @@ def test_wire_without_codecs_sends_the_buffer_itself():
             pass
 
     recorded, sent = Recorded(), torch.rand(5)
-    wire = Wire(recorded, [WirePart(None, 1)])
+    wire = Wire(recorded, [WireSegment(None, 1)])
     transfer = wire.exchange([sent], np.array([[3, 2]]), np.array([[2, 1]]), label="results")
     output, moved, *rest = recorded.seen
     assert moved is sent

@@ -19,7 +19,7 @@ from shardwright.errors import DistributedError, InvalidInputError, UnsupportedE
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.plugins import PluginHost, use_host
-from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchExchange
+from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchTransport
 from shardwright.runtime.sharded.initialization import initialize, seeded
 from shardwright.testing.simulated import run_simulated
 
@@ -360,7 +360,7 @@ def test_communicator_failing_exchange_says_what_and_who(group_of_one):
         group_of_one.communicator.all_to_all(torch.empty(3), torch.ones(2), [3], [2], label="odd").wait()
 
 
-class Watchful(TorchExchange):
+class Watchful(TorchTransport):
     """An exchange that is never made: how long starting it, and waiting for it, may take."""
 
     def __init__(self):

@@ -51,7 +51,7 @@ def test_interleave_puts_the_pieces_for_a_peer_together_and_deal_takes_them_apar
         assert torch.equal(part, dealt)
 
 
-@pytest.mark.parametrize("num_keys", [1, 300, 1 << 16, (1 << 16) + 1, 1 << 20, (1 << 32) + 1])
+@pytest.mark.parametrize("num_keys", [1, 256, 257, 300, 1 << 16, (1 << 16) + 1, 1 << 20, (1 << 32) + 1])
 def test_order_of_is_stable_whatever_the_number_of_keys(num_keys):
     generator = torch.Generator().manual_seed(num_keys % 97)
     keys = torch.randint(0, num_keys, (2000,), generator=generator)

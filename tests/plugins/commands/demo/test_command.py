@@ -18,7 +18,13 @@ from typer.testing import CliRunner
 import shardwright_plugins.commands
 from shardwright.cli import app
 from shardwright.contracts import CommBackend, ShardingType
-from shardwright.errors import InvalidInputError, ShardwrightError, UnknownNameError, UnknownPluginError
+from shardwright.errors import (
+    InvalidInputError,
+    ShardwrightError,
+    UnknownNameError,
+    UnknownPluginError,
+    UnsupportedError,
+)
 from shardwright.plugins import PluginHost, use_host
 from shardwright_plugins.commands.demo import criteo, launch
 from shardwright_plugins.commands.demo.result import DemoResult
@@ -77,6 +83,16 @@ def test_demo_seed_that_torch_does_not_take_is_refused() -> None:
 def test_demo_small_batches_are_not_evaluated_one_by_one() -> None:
     assert DemoSettings(batch_size=2).evaluation_batch_size == 4096
     assert DemoSettings(batch_size=5000).evaluation_batch_size == 5000
+
+
+def test_demo_without_scikit_learn_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, nothing_is_launched: list[DemoSettings]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    error = refusal("--steps", "1")
+    assert isinstance(error, UnsupportedError)
+    assert str(error).endswith("scikit-learn, which is not installed: pip install 'shardwright[demo]'")
+    assert nothing_is_launched == []
 
 
 def test_demo_more_ranks_than_examples_is_refused() -> None:

@@ -9,8 +9,9 @@ holds to that; over two hosts five tables of 50 rows keep a gap of 6 to 10 %.
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume
 from hypothesis import strategies as st
+from tests.drawn import drawn
 
 from shardwright.errors import NoPlanError
 from shardwright.planning.machines.topology import Topology
@@ -53,8 +54,9 @@ def check_close(objective, ranks, local):
         assert objective["gap"] <= CLOSE * 1.1
 
 
-@settings(max_examples=100, deadline=None)
-@given(shapes=SHAPES, few=KINDS, more=KINDS, parts=st.floats(0.3, 1.5), shape=TOPOLOGIES)
+@drawn(
+    shapes=SHAPES, few=KINDS, more=KINDS, parts=st.floats(0.3, 1.5), shape=TOPOLOGIES, quick=25, thorough=100
+)
 def test_plan_with_more_sharding_types_is_never_worse(shapes, few, more, parts, shape):
     narrow = objective_of(shapes, few, parts, *shape)
     assume(narrow is not None)
@@ -63,8 +65,15 @@ def test_plan_with_more_sharding_types_is_never_worse(shapes, few, more, parts, 
     check_close(wide, *shape)
 
 
-@settings(max_examples=100, deadline=None)
-@given(shapes=SHAPES, kinds=KINDS, parts=st.floats(0.3, 1.2), times=st.floats(1, 2), shape=TOPOLOGIES)
+@drawn(
+    shapes=SHAPES,
+    kinds=KINDS,
+    parts=st.floats(0.3, 1.2),
+    times=st.floats(1, 2),
+    shape=TOPOLOGIES,
+    quick=25,
+    thorough=100,
+)
 def test_plan_with_more_memory_is_never_worse(shapes, kinds, parts, times, shape):
     narrow = objective_of(shapes, kinds, parts, *shape)
     assume(narrow is not None)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume
 from hypothesis import strategies as st
+from tests.drawn import drawn
 from tests.plugins.proposers.proving.test_bounds import best_by_trying_all, space_of
 
 from shardwright.errors import PlanError
@@ -39,11 +40,12 @@ def value_of(space, plan):
     return float(shards.loads_ms(ranks).max())
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+@drawn(
     rows=st.lists(st.integers(1, 60), min_size=1, max_size=3),
     capacity=st.integers(200, 4000),
     part=st.sampled_from([0.7, 1.02, 1.3, 4.0]),
+    quick=10,
+    thorough=40,
 )
 def test_program_of_small_problems_finds_the_best_plan_and_bounds_it(rows, capacity, part):
     space = space_of(rows, capacity=capacity)
@@ -81,11 +83,12 @@ def test_certificate_of_a_program_is_proven_again_and_a_higher_claim_is_not():
         why_unproven(space, best, {"z_ms": best, "program": {}})
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+@drawn(
     rows=st.lists(st.integers(1, 60), min_size=1, max_size=3),
     capacity=st.integers(200, 4000),
     part=st.sampled_from([0.3, 0.9, 0.999, 1.001, 1.1]),
+    quick=10,
+    thorough=40,
 )
 def test_no_plan_below_a_time_is_proven_anew_up_to_the_best_plans_and_not_beyond(rows, capacity, part):
     space = space_of(rows, capacity=capacity)

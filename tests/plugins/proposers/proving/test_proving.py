@@ -10,8 +10,9 @@ import sys
 import attrs
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume
 from hypothesis import strategies as st
+from tests.drawn import drawn
 from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.spaces import costed
 
@@ -57,9 +58,13 @@ def found_in(space):
     return search(space, [create("proving")], host().partitioners.create("longest_first"))
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    shapes=TABLES, ranks=st.sampled_from([1, 2, 4]), local=st.sampled_from([1, 2, 4]), mib=st.integers(1, 40)
+@drawn(
+    shapes=TABLES,
+    ranks=st.sampled_from([1, 2, 4]),
+    local=st.sampled_from([1, 2, 4]),
+    mib=st.integers(1, 40),
+    quick=10,
+    thorough=40,
 )
 def test_proving_plan_fits_and_lies_between_its_bound_and_its_value(shapes, ranks, local, mib):
     space = space_of(shapes, ranks=ranks, mib=mib, local=min(local, ranks))
@@ -73,15 +78,13 @@ def test_proving_plan_fits_and_lies_between_its_bound_and_its_value(shapes, rank
     assert 0 < result.lower_bound_ms <= value * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
-@given(shapes=TABLES, mib=st.integers(2, 30), more=st.integers(1, 30))
+@drawn(shapes=TABLES, mib=st.integers(2, 30), more=st.integers(1, 30), quick=8, thorough=25)
 def test_proving_more_memory_never_lowers_what_is_proven_above_what_was_found(shapes, mib, more):
     little, much = (found_in(space_of(shapes, ranks=2, mib=size)) for size in (mib, mib + more))
     assert much.lower_bound_ms <= little.feedback.value_ms * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
-@given(shapes=TABLES, order=st.randoms(use_true_random=False))
+@drawn(shapes=TABLES, order=st.randoms(use_true_random=False), quick=8, thorough=25)
 def test_proving_renaming_tables_changes_nothing_but_names(shapes, order):
     names = [f"n{i}" for i in range(len(shapes))]
     order.shuffle(names)
@@ -89,8 +92,7 @@ def test_proving_renaming_tables_changes_nothing_but_names(shapes, order):
     assert value_of(planner(), tables_of(shapes, names)) == first
 
 
-@settings(max_examples=12, deadline=None)
-@given(shapes=TABLES, order=st.randoms(use_true_random=False), mib=st.integers(8, 64))
+@drawn(shapes=TABLES, order=st.randoms(use_true_random=False), mib=st.integers(8, 64), quick=4, thorough=12)
 def test_proving_permuting_tables_leaves_value_and_bound_as_they_were(shapes, order, mib):
     tables = tables_of(shapes)
     first = value_of(planner(mib=mib), tables)
@@ -102,8 +104,7 @@ def test_proving_permuting_tables_leaves_value_and_bound_as_they_were(shapes, or
     )  # small problems are solved to that
 
 
-@settings(max_examples=25, deadline=None)
-@given(shapes=TABLES)
+@drawn(shapes=TABLES, quick=5, thorough=25)
 def test_proving_covers_each_row_and_column_once(shapes):
     tables = tables_of(shapes)
     plan = planner(ranks=4, local=2).plan_tables(tables).plan[""]
@@ -152,7 +153,7 @@ def test_proving_plan_is_the_same_under_any_hash_seed():
             timeout=120,
             check=True,
         ).stdout
-        for seed in ("0", "1", "42")
+        for seed in ("1", "42")
     ]
     assert len(set(plans)) == 1
     assert json.loads(plans[0])[0]["value_ms"] > 0
@@ -186,8 +187,7 @@ def test_proving_tight_plans_are_within_a_hundredth_of_their_bound():
         assert plan.document["objective"]["gap"] <= 0.01
 
 
-@settings(max_examples=15, deadline=None)
-@given(shapes=TABLES, mib=st.integers(4, 30))
+@drawn(shapes=TABLES, mib=st.integers(4, 30), quick=2, thorough=15)
 def test_proving_more_memory_is_worse_by_no_more_than_the_gap(shapes, mib):
     try:
         less = planner(ranks=4, mib=mib).plan_tables(tables_of(shapes)).document["objective"]

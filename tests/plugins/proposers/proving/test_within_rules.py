@@ -7,8 +7,8 @@ from itertools import product
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drawn import drawn
 from tests.plugins.proposers.proving.test_proving import found_in, planner, tables_of, value_of
 from tests.plugins.proposers.spaces import costed
 
@@ -73,11 +73,12 @@ ASKED = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
-@given(
+@drawn(
     rows=st.lists(st.integers(100, 9000), min_size=4, max_size=4),
     asked=st.lists(ASKED, min_size=4, max_size=4),
     kib=st.integers(1500, 6000),
+    quick=8,
+    thorough=25,
 )
 def test_proving_under_rules_finds_a_plan_where_there_is_one_and_hardly_a_worse_one(rows, asked, kib):
     named = {f"t{index}": rule for index, rule in enumerate(asked) if rule}

@@ -8,12 +8,12 @@ from unittest import mock
 import pytest
 import torch
 
+from shardwright.error_listeners import ErrorListener, listen, reporting_errors
 from shardwright.errors import InvalidInputError
-from shardwright.last_words import Listener, listen, told
 from shardwright.sparse import KeyedJaggedTensor
 
 
-class Heard(Listener):
+class Heard(ErrorListener):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -45,6 +45,6 @@ def test_wrong_batch_in_a_forked_process_is_not_heard(heard: Heard) -> None:
 
 
 def test_other_errors_are_nobodys_business(heard: Heard) -> None:
-    with pytest.raises(KeyError), told():
+    with pytest.raises(KeyError), reporting_errors():
         raise KeyError("a")
     assert heard.texts == []

@@ -17,24 +17,24 @@ from weakref import WeakKeyDictionary
 from shardwright.errors import ShardwrightError
 
 
-class Listener(ABC):
-    """Somebody who passes last words on."""
+class ErrorListener(ABC):
+    """Somebody who passes errors on."""
 
     @abstractmethod
     def hear(self, text: str) -> None:
         """Take a text."""
 
 
-_listeners: WeakKeyDictionary[Listener, int] = WeakKeyDictionary()
+_listeners: WeakKeyDictionary[ErrorListener, int] = WeakKeyDictionary()
 
 
-def listen(listener: Listener) -> None:
+def listen(listener: ErrorListener) -> None:
     """Have ``listener`` hear of errors in this process, as long as it lives; not in one that is forked from it."""
     _listeners[listener] = os.getpid()
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def reporting_errors() -> Iterator[None]:
     """What is raised inside is told to all listeners, and goes on."""
     try:
         yield
@@ -51,6 +51,6 @@ def _tell_at_end() -> None:
     error = getattr(sys, "last_value", None)  # which Python sets before it prints an error that nobody caught
     distributed = sys.modules.get("torch.distributed")
     if error is not None and distributed is not None and distributed.is_initialized():
-        from shardwright.runtime.ranks.roll_call import tell_at_end
+        from shardwright.runtime.ranks.failure_reports import tell_at_end
 
         tell_at_end(f"{type(error).__name__}: {error}")

@@ -14,14 +14,14 @@ from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.plugins import host
 from shardwright.testing.cases import Case
-from shardwright.testing.drawing import Cluster, plain_kernel
+from shardwright.testing.random_cases import Cluster, plain_kernel
 
 SHAPES = (Cluster(1, 1), Cluster(1, 2), Cluster(2, 2))
 PLAIN = TableSpec("t", 1000, 64, ["f"])
 
 
 @frozen(slots=False)
-class Asked:
+class TypeUnderTest:
     """The type, and the constraints with which it applies."""
 
     sharding_type: ShardingType
@@ -36,12 +36,12 @@ class Asked:
         """The constraints that ask for it by name, and more."""
         return evolve(self.constraints, sharding_types=[self.name], **fields)
 
-    def with_more_extras(self) -> Asked:
+    def with_more_extras(self) -> TypeUnderTest:
         """The same, with extras that are for somebody else beside its own."""
         extras = {**(self.constraints.extras or {}), "shardwright.testing": {"not_yours": [1, 2.5, None]}}
         return evolve(self, constraints=evolve(self.constraints, extras=extras))
 
-    def without_extras(self) -> Asked:
+    def without_extras(self) -> TypeUnderTest:
         """The same, with no extras at all."""
         return evolve(self, constraints=evolve(self.constraints, extras=None))
 

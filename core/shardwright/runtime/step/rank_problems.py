@@ -16,7 +16,7 @@ from shardwright.runtime.step.inputs import BatchProblem, Status
 
 
 @frozen
-class Complaint:
+class RankProblem:
     """What a rank tells the others of its batch when some rank complains.
 
     Args:
@@ -30,7 +30,7 @@ class Complaint:
     extras: tuple[str, ...] | None
 
     @classmethod
-    def of(cls, cause: Exception | None, extras: tuple[str, ...] | None) -> Complaint:
+    def of(cls, cause: Exception | None, extras: tuple[str, ...] | None) -> RankProblem:
         """What a rank has to say whose batch caused this error, or none."""
         if cause is None:
             return cls("", True, extras)
@@ -39,8 +39,8 @@ class Complaint:
         return cls(text, is_input, extras)
 
 
-def complain(
-    statuses: Sequence[Status], extra_words: Sequence[int], communicator: Communicator, own: Complaint
+def raise_problems(
+    statuses: Sequence[Status], extra_words: Sequence[int], communicator: Communicator, own: RankProblem
 ) -> None:
     """Raise what any rank has to say against its batch, the same text on every rank.
 
@@ -55,15 +55,15 @@ def complain(
         DistributedError: a rank failed for another reason.
     """
     compared = {word for word in extra_words if word}
-    if len(compared) < 2 and not any(status.is_complaint for status in set(statuses)):
+    if len(compared) < 2 and not any(status.is_problem for status in set(statuses)):
         return
-    told: list[Complaint] = communicator.all_gather_objects(own)
+    told: list[RankProblem] = communicator.all_gather_objects(own)
     texts = [f"rank {rank}: {other.text}" for rank, other in enumerate(told) if other.text]
     failed = any(not other.is_input for other in told)
     raise (DistributedError if failed else InvalidInputError)("; ".join(texts or _not_on_all(told)))
 
 
-def _not_on_all(told: Sequence[Complaint]) -> list[str]:
+def _not_on_all(told: Sequence[RankProblem]) -> list[str]:
     """What is not looked at, and only some ranks' batches bring."""
     having: dict[str, list[int]] = {}
     for rank, other in enumerate(told):

@@ -1,7 +1,7 @@
-"""A part of the engine: all tables of a module that share a way of moving ids, results and gradients.
+"""An executor: all tables of a module that share a way of moving ids, results and gradients.
 
 The engine calls, on every rank and in this order: ``route`` (once a batch), ``headers``, ``send``, ``receive``,
-``lookup``, ``outputs``, and, in training, ``send_gradients`` and ``update``. Headers of all parts travel in one
+``lookup``, ``outputs``, and, in training, ``send_gradients`` and ``update``. Headers of all executors travel in one
 collective, which the engine makes.
 
 Legend: W ranks, B batch size of this rank, C columns of the collection's pooled output, D columns of an output, N ids.
@@ -26,13 +26,13 @@ from shardwright.runtime.step.kernel_groups import KernelGroup
 
 
 @frozen(eq=False)
-class PartConfig:
-    """What a part is built from.
+class ExecutorConfig:
+    """What an executor is built from.
 
     Args:
         collection: all tables and outputs of the module.
-        members: the indices of this part's tables.
-        shardings: how each table is sharded, by name; of this part's tables, with the blocks that it serves, which
+        members: the indices of this executor's tables.
+        shardings: how each table is sharded, by name; of this executor's tables, with the blocks that it serves, which
             are all unless a layout has several dataflows.
         env: the ranks.
         device: where the local blocks live.
@@ -48,27 +48,27 @@ class PartConfig:
 
 
 @frozen(eq=False)
-class Peers:
+class PeerHeaders:
     """What the ranks said in their headers.
 
     Args:
         batch_sizes: of each rank, ``[W]``.
-        fields: what each rank's part wrote for this one, ``[W, header_size]``.
+        fields: what each rank's executor wrote for this one, ``[W, header_size]``.
     """
 
     batch_sizes: Ints
     fields: Ints
 
 
-class PartStep(ABC):
-    """One batch on its way through a part."""
+class ExecutorStep(ABC):
+    """One batch on its way through an executor."""
 
     @abstractmethod
     def headers(self) -> Ints:
         """Numbers for each rank, ``[W, header_size]`` int64."""
 
     @abstractmethod
-    def send(self, peers: Peers) -> None:
+    def send(self, peers: PeerHeaders) -> None:
         """Start sending ids, knowing every rank's header."""
 
     @abstractmethod
@@ -81,9 +81,9 @@ class PartStep(ABC):
 
     @abstractmethod
     def outputs(self) -> list[Tensor]:
-        """Wait for results: float32 tensors, one for each of the part's ``brings``.
+        """Wait for results: float32 tensors, one for each of the executor's ``brings``.
 
-        Where several bring the same columns, of one part or of several, they are added up; so ids of which a part of
+        Where several bring the same columns, they are added up; so ids of which an executor of
         sequences brings nothing are zeros in its tensor.
         """
 
@@ -99,10 +99,10 @@ class PartStep(ABC):
 
     @abstractmethod
     def update(self) -> list[Tensor | None]:
-        """Wait for gradients and update, or return the gradients of the part's parameters."""
+        """Wait for gradients and update, or return the gradients of the executor's parameters."""
 
 
-class Part(ABC):
+class Executor(ABC):
     """All tables of a module that share a way of moving ids, results and gradients.
 
     Attributes:
@@ -118,11 +118,11 @@ class Part(ABC):
     header_size: int
 
     @abstractmethod
-    def __init__(self, config: PartConfig) -> None:
+    def __init__(self, config: ExecutorConfig) -> None:
         """Decide all that does not depend on a batch, and build the local kernels."""
 
     @abstractmethod
-    def route(self, batch: FeatureBatch | None) -> PartStep:
+    def route(self, batch: FeatureBatch | None) -> ExecutorStep:
         """Begin with a batch; ``None`` where this rank's is wrong, and only headers will be asked."""
 
     @abstractmethod

@@ -11,10 +11,10 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from shardwright.runtime.ranks import group_store, roll_call
+from shardwright.runtime.ranks import failure_reports, group_store
+from shardwright.runtime.ranks.failure_reports import FailureReports
 from shardwright.runtime.ranks.group_store import GroupStore
 from shardwright.runtime.ranks.processes import Neighbours
-from shardwright.runtime.ranks.roll_call import RollCall
 from shardwright.runtime.ranks.store_log import LogReader, write_line
 
 TIMEOUT_S = 60.0
@@ -39,29 +39,31 @@ class Counting:
 
 
 @pytest.fixture
-def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, Any], RollCall]:
+def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, Any], FailureReports]:
     """Makes the roll call of one rank among many."""
 
-    def make(rank: int, world_size: int, store: Any) -> RollCall:
+    def make(rank: int, world_size: int, store: Any) -> FailureReports:
         own = Direct(store, TIMEOUT_S, Neighbours(rank, world_size))
         with (
             mock.patch.object(dist, "get_rank", return_value=rank),
             mock.patch.object(dist, "get_world_size", return_value=world_size),
             mock.patch.object(group_store.GroupStore, "of", return_value=own),
         ):
-            return RollCall(mock.Mock(spec=dist.ProcessGroup))
+            return FailureReports(mock.Mock(spec=dist.ProcessGroup))
 
-    monkeypatch.setattr(roll_call, "listen", lambda _: None)
+    monkeypatch.setattr(failure_reports, "listen", lambda _: None)
     return make
 
 
 def called(
-    group: Callable[[int, int, Any], RollCall], world_size: int, dead: set[int]
+    group: Callable[[int, int, Any], FailureReports], world_size: int, dead: set[int]
 ) -> tuple[dict[int, str], list[int]]:
     """What each rank that lives says after a failure, and the requests of each."""
     shared = dist.HashStore()
     stores = {rank: Counting(shared) for rank in range(world_size) if rank not in dead}
-    rolls = {rank: group(rank, world_size, store) for rank, store in stores.items()}
+    grace_s = 2.0 if world_size <= 128 else 5.0  # which is waited out
+    with mock.patch.object(failure_reports, "_LONGEST_GRACE_S", grace_s):
+        rolls = {rank: group(rank, world_size, store) for rank, store in stores.items()}
     texts: dict[int, str] = {}
 
     all_started = threading.Barrier(len(rolls))
@@ -78,16 +80,19 @@ def called(
     return texts, [store.num_requests for store in stores.values()]
 
 
-def test_512_ranks_find_the_one_that_is_missing_with_a_few_requests_each(group):
-    texts, requests = called(group, 512, {300})
-    assert len(texts) == 511
+@pytest.mark.parametrize("world_size", [128, pytest.param(512, marks=pytest.mark.slow)])
+def test_hundreds_of_ranks_find_the_one_that_is_missing_with_a_few_requests_each(group, world_size):
+    missing = world_size // 2 + 1
+    texts, requests = called(group, world_size, {missing})
+    assert len(texts) == world_size - 1
     for rank, text in texts.items():
-        assert text.startswith(f"rank {rank}: it failed: no word from rank 300 in "), text
+        assert text.startswith(f"rank {rank}: it failed: no word from rank {missing} in "), text
     assert sum(requests) < 300 * len(requests)  # each asking for each, again and again, would be thousands
 
 
-def test_missing_ranks_that_are_many_are_not_each_asked_for(group):
-    few, most = (max(called(group, size, set(range(2, size)))[1]) for size in (128, 512))
+@pytest.mark.parametrize("sizes", [(16, 64), pytest.param((128, 512), marks=pytest.mark.slow)])
+def test_missing_ranks_that_are_many_are_not_each_asked_for(group, sizes):
+    few, most = (max(called(group, size, set(range(2, size)))[1]) for size in sizes)
     assert most <= few * 2
 
 

@@ -11,8 +11,8 @@ from shardwright.contracts.estimator import PERFORMANCE, STORAGE, Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, UnknownPluginError
-from shardwright.planning.asked import made
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.named_plugins import make_plugin
 from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.option_space import OptionSpace
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from shardwright.plugins import PluginHost
     from shardwright.registry import Registry
 
-_Part = TypeVar("_Part", Estimator, Proposer, Partitioner)
+_Plugin = TypeVar("_Plugin", Estimator, Proposer, Partitioner)
 
 
 @frozen(eq=False)
-class Parts:
+class PlanningPlugins:
     """The plugins that plan.
 
     Args:
@@ -35,7 +35,7 @@ class Parts:
         last_resorts: partitioners that are asked where none fitted.
         option_space: what is offered to tables of which nothing is asked; ``None``: what the performance estimator can
             tell the time of. Or the estimator that such a space was published with.
-        plugins: where they come from, and sharding types and kernels are.
+        plugin_host: where they come from, and sharding types and kernels are.
         given: what was chosen and not merely preferred, as JSON data by the planner's argument.
     """
 
@@ -43,7 +43,7 @@ class Parts:
     storage: Estimator
     proposers: tuple[Proposer, ...]
     partitioner: Partitioner
-    plugins: PluginHost = field(repr=False)
+    plugin_host: PluginHost = field(repr=False)
     last_resorts: tuple[Partitioner, ...] = ()
     option_space: OptionSpace | Estimator | None = None
     given: Mapping[str, Any] = field(factory=dict)
@@ -61,7 +61,7 @@ class Parts:
 
 
 @frozen(eq=False)
-class Choice:
+class PluginChoice:
     """What the user chose: names, objects, or nothing."""
 
     estimator: str | Estimator | None = None
@@ -70,29 +70,29 @@ class Choice:
     partitioner: str | Partitioner | None = None
     option_space: str | OptionSpace | None = None
 
-    def resolve(self, plugins: PluginHost) -> Parts:
-        """The parts themselves: what was chosen, and the preferred ones for the rest.
+    def resolve(self, plugin_host: PluginHost) -> PlanningPlugins:
+        """The plugins themselves: what was chosen, and the preferred ones for the rest.
 
         Args:
-            plugins: what is installed.
+            plugin_host: what is installed.
 
         Raises:
             UnknownPluginError: a name is not known, or nothing is loaded that may be taken unasked.
             InvalidInputError: an estimator measures something else.
         """
-        performance = _estimator(plugins.estimators, self.estimator, PERFORMANCE, "estimator")
-        return Parts(
+        performance = _estimator(plugin_host.estimators, self.estimator, PERFORMANCE, "estimator")
+        return PlanningPlugins(
             performance=performance,
-            storage=_estimator(plugins.estimators, self.storage_estimator, STORAGE, "storage_estimator"),
-            option_space=self._option_space(plugins.estimators, performance),
-            proposers=tuple(self._proposers(plugins.proposers)),
+            storage=_estimator(plugin_host.estimators, self.storage_estimator, STORAGE, "storage_estimator"),
+            option_space=self._option_space(plugin_host.estimators, performance),
+            proposers=tuple(self._proposers(plugin_host.proposers)),
             partitioner=(
-                _preferred(plugins.partitioners)[0]
+                _preferred(plugin_host.partitioners)[0]
                 if self.partitioner is None
-                else made(plugins.partitioners, self.partitioner, "partitioner")
+                else make_plugin(plugin_host.partitioners, self.partitioner, "partitioner")
             ),
-            last_resorts=tuple(_last_resorts(plugins.partitioners)) if self.partitioner is None else (),
-            plugins=plugins,
+            last_resorts=tuple(_last_resorts(plugin_host.partitioners)) if self.partitioner is None else (),
+            plugin_host=plugin_host,
             given=self._given(),  # what was chosen is known to be of its kind by now
         )
 
@@ -115,7 +115,7 @@ class Choice:
                 f"option_space must be an OptionSpace, or the name of an estimator that was published with one; got "
                 f"{asked!r}"
             )
-        return made(registry, asked, "option_space")
+        return make_plugin(registry, asked, "option_space")
 
     def _proposers(self, registry: Registry[Proposer]) -> list[Proposer]:
         asked = self.proposer
@@ -124,7 +124,7 @@ class Choice:
         given = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
         if not given:
             raise InvalidInputError("proposer is an empty list; name at least one, or leave it out")
-        return [made(registry, item, "proposer") for item in given]
+        return [make_plugin(registry, item, "proposer") for item in given]
 
 
 def _as_data(chosen: Any) -> Any:
@@ -136,34 +136,34 @@ def _as_data(chosen: Any) -> Any:
 
 
 def _last_resorts(registry: Registry[Partitioner]) -> list[Partitioner]:
-    parts = [registry.create(name) for name in registry]
-    return sorted((part for part in parts if part.is_last_resort), key=lambda part: part.name)
+    plugins = [registry.create(name) for name in registry]
+    return sorted((plugin for plugin in plugins if plugin.is_last_resort), key=lambda plugin: plugin.name)
 
 
-def origin(registry: Registry[Any], part: Any) -> dict[str, str]:
-    """A part by kind and name, and the distribution and version it comes from, as JSON data.
+def origin(registry: Registry[Any], plugin: Any) -> dict[str, str]:
+    """A plugin by kind and name, and the distribution and version it comes from, as JSON data.
 
     These are empty for an object that no plugin offers.
     """
-    data = {"kind": registry.kind.label, "name": str(part.name)}
-    entry = registry.entries.get(part.name)
-    if entry is None or (entry.item is not part and entry.item is not type(part)):
+    data = {"kind": registry.kind.label, "name": str(plugin.name)}
+    entry = registry.entries.get(plugin.name)
+    if entry is None or (entry.item is not plugin and entry.item is not type(plugin)):
         return {**data, "distribution": "", "version": ""}
     return {**data, "distribution": entry.provenance.distribution, "version": entry.provenance.version}
 
 
-def _preferred(registry: Registry[_Part], measures: str | None = None) -> list[_Part]:
-    """The parts of a kind that may be taken unasked, the most preferred first."""
-    parts = [registry.create(name) for name in registry]
-    kept = [part for part in parts if measures is None or getattr(part, "measures", None) == measures]
-    willing = [part for part in kept if part.preference > 0]
+def _preferred(registry: Registry[_Plugin], measures: str | None = None) -> list[_Plugin]:
+    """The plugins of a kind that may be taken unasked, the most preferred first."""
+    plugins = [registry.create(name) for name in registry]
+    kept = [plugin for plugin in plugins if measures is None or getattr(plugin, "measures", None) == measures]
+    willing = [plugin for plugin in kept if plugin.preference > 0]
     if not willing:
         what = f"{measures} {registry.kind.title}" if measures else registry.kind.title
         raise UnknownPluginError(
             f"no {what} is loaded that may be taken unasked. Known: {', '.join(registry.names) or 'none'}. "
             "Name one, or load the built-in plugins (SHARDWRIGHT_PLUGINS, `shardwright plugins`)."
         )
-    return sorted(willing, key=lambda part: (-part.preference, part.name))
+    return sorted(willing, key=lambda plugin: (-plugin.preference, plugin.name))
 
 
 def _estimator(
@@ -171,7 +171,7 @@ def _estimator(
 ) -> Estimator:
     if asked is None:
         return _preferred(registry, measures)[0]
-    estimator = made(registry, asked, argument)
+    estimator = make_plugin(registry, asked, argument)
     if estimator.measures != measures:
         fitting = [name for name in registry if registry.create(name).measures == measures]
         raise InvalidInputError(

@@ -9,24 +9,24 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Dataflow, Replicate, Routed
 from shardwright.runtime.replicated.tables import ReplicatedTables
 from shardwright.runtime.routed.tables import RoutedTables
-from shardwright.runtime.step.part import Part
+from shardwright.runtime.step.executor import Executor
 
-_PARTS: Final[Mapping[type, type[Part]]] = {Routed: RoutedTables, Replicate: ReplicatedTables}
+_EXECUTORS: Final[Mapping[type, type[Executor]]] = {Routed: RoutedTables, Replicate: ReplicatedTables}
 
 
-def part_of(dataflow: Dataflow) -> type[Part]:
+def executor_of(dataflow: Dataflow) -> type[Executor]:
     """What runs all tables of a module that ask for such a dataflow.
 
     Raises:
-        UnsupportedError: it names no part, and neither does a class that it derives from.
+        UnsupportedError: it names no executor, and neither does a class that it derives from.
     """
-    own = dataflow.part()
+    own = dataflow.executor()
     if own is not None:
         return own
     for owner in type(dataflow).__mro__:
-        if owner in _PARTS:
-            return _PARTS[owner]
+        if owner in _EXECUTORS:
+            return _EXECUTORS[owner]
     raise UnsupportedError(
-        f"dataflow {dataflow.name!r}: {type(dataflow).__qualname__}.part() gave None, which only a class derived from "
-        "Routed or Replicate may; return a Part"
+        f"dataflow {dataflow.name!r}: {type(dataflow).__qualname__}.executor() gave None, which only a class "
+        "derived from Routed or Replicate may; return an Executor"
     )

@@ -1,4 +1,4 @@
-"""Parts asked for by name, with arguments, and as objects."""
+"""PlanningPlugins asked for by name, with arguments, and as objects."""
 
 from __future__ import annotations
 

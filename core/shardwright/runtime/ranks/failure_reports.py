@@ -18,8 +18,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from shardwright.error_listeners import ErrorListener, listen
 from shardwright.errors import DistributedError
-from shardwright.last_words import Listener, listen
 from shardwright.runtime.ranks.group_store import GroupStore, StoreError
 from shardwright.runtime.ranks.lockstep import name_ranks
 from shardwright.runtime.ranks.store_log import LogReader, write_line
@@ -32,7 +32,7 @@ _WORD_S = 0.5  # to leave a word
 LONGEST_WORD = 1000  # characters
 
 
-class RollCall(Listener):
+class FailureReports(ErrorListener):
     """What the ranks of a process group tell each other of a failure, through the group's store.
 
     Args:
@@ -51,7 +51,7 @@ class RollCall(Listener):
         listen(self)
 
     def hear(self, text: str) -> None:
-        """Leave a word in the store for those that may wait for this rank in vain; see :mod:`last_words`."""
+        """Leave a word in the store for those that may wait for this rank in vain."""
         if self._group() not in dist.distributed_c10d._world.pg_map:  # destroyed, and its store may be gone
             return
         with suppress(StoreError):  # what is raised here is that error, not that the store is gone
@@ -81,7 +81,7 @@ class RollCall(Listener):
             told = self._exchange(label, started + grace_s)
             others = [rank for rank in range(self._world_size) if rank != self._rank]
             missing = [rank for rank in others if rank not in told]
-            words = self._last_words_of(missing, started + grace_s)
+            words = self._words_of(missing, started + grace_s)
         except StoreError as error:  # the rank that serves the store is gone, or stuck, too
             return str(error)
         parts = [f"no word from {name_ranks(missing)} in {grace_s:.1f} s"] if missing else []
@@ -90,7 +90,7 @@ class RollCall(Listener):
             parts.append(f"{name_ranks([rank for rank in told if told[rank] == seen])} failed in {seen}")
         return "; ".join(parts)
 
-    def _last_words_of(self, ranks: list[int], deadline: float) -> dict[int, str]:
+    def _words_of(self, ranks: list[int], deadline: float) -> dict[int, str]:
         """What each of these ranks raised of its batch, if it did since this rank may have begun to wait for it."""
         words = {}
         for rank in ranks[:_MOST_ASKED]:

@@ -13,13 +13,13 @@ from shardwright.offers import Provenance, make_entry
 if TYPE_CHECKING:
     from shardwright.registry import Registry
 
-_Part = TypeVar("_Part")
+_Plugin = TypeVar("_Plugin")
 
 # Commas that an argument follows: a value may be a list.
 _BETWEEN = re.compile(r",(?=\s*\w+\s*=)")
 
 
-def made(registry: Registry[_Part], asked: str | _Part, argument: str) -> _Part:
+def make_plugin(registry: Registry[_Plugin], asked: str | _Plugin, argument: str) -> _Plugin:
     """What was asked for: an object as it is; by name, a new one, made with the arguments that follow the name.
 
     Args:
@@ -32,7 +32,7 @@ def made(registry: Registry[_Part], asked: str | _Part, argument: str) -> _Part:
         InvalidInputError: it is of another kind, or a class; or it does not take these arguments.
     """
     if isinstance(asked, str):
-        name, arguments = asked_name(registry, asked)
+        name, arguments = split_name(registry, asked)
         return _with(registry, name, arguments) if arguments else registry.create(name)
     contract = registry.kind.contract
     if isinstance(asked, contract):
@@ -52,7 +52,7 @@ def made(registry: Registry[_Part], asked: str | _Part, argument: str) -> _Part:
     )
 
 
-def asked_name(registry: Registry[Any], asked: str) -> tuple[str, dict[str, Any]]:
+def split_name(registry: Registry[Any], asked: str) -> tuple[str, dict[str, Any]]:
     """The name in what was asked for, and the arguments.
 
     Raises:
@@ -79,7 +79,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _with(registry: Registry[_Part], name: str, arguments: dict[str, Any]) -> _Part:
+def _with(registry: Registry[_Plugin], name: str, arguments: dict[str, Any]) -> _Plugin:
     entry, given = registry.entry(name), ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     what = f"{registry.kind.title} {entry.name!r} of plugin {entry.provenance}"
     if not isinstance(entry.item, type):

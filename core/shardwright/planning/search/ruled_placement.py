@@ -35,14 +35,14 @@ def place_within(rules: RankRules | None, partitioner: Partitioner, shards: Prop
     concerned = np.isin(shards.table, sorted(rules.concerned if rules else ()))
     if rules is None or not concerned.any():
         return _placed_by(partitioner, shards)
-    seats = _seated(rules, shards, np.flatnonzero(concerned))
-    if isinstance(seats, Misfit):
-        return seats
+    ruled = _placed_by_rules(rules, shards, np.flatnonzero(concerned))
+    if isinstance(ruled, Misfit):
+        return ruled
     rest = np.flatnonzero(~concerned)
-    placed = _placed_by(partitioner, _around(shards, seats, rest))
+    placed = _placed_by(partitioner, _around(shards, ruled, rest))
     if isinstance(placed, Misfit):
         return attrs.evolve(placed, shard=int(rest[placed.shard]))
-    ranks = seats.ranks.copy()
+    ranks = ruled.ranks.copy()
     ranks[rest] = placed
     return ranks
 
@@ -60,19 +60,19 @@ def _placed_by(partitioner: Partitioner, shards: ProposedShards) -> Ints | Misfi
     return ranks
 
 
-def seats_of(rules: RankRules, shards: ProposedShards) -> Ints | Misfit:
+def ruled_ranks(rules: RankRules, shards: ProposedShards) -> Ints | Misfit:
     """The ranks of the shards that a rule is for, ``FREE`` for all others ``[N]``, or which did not fit."""
-    seats = _seated(rules, shards, np.flatnonzero(np.isin(shards.table, sorted(rules.concerned))))
-    return seats if isinstance(seats, Misfit) else seats.ranks
+    ruled = _placed_by_rules(rules, shards, np.flatnonzero(np.isin(shards.table, sorted(rules.concerned))))
+    return ruled if isinstance(ruled, Misfit) else ruled.ranks
 
 
-def _around(shards: ProposedShards, seats: _Seats, rest: Ints) -> ProposedShards:
+def _around(shards: ProposedShards, ruled: _RuledRanks, rest: Ints) -> ProposedShards:
     """The shards that no rule is for, with the others as shards that must live where they are."""
     columns = ("shard", "table", "cost_ms", "memory_bytes", "rank", "gang", "local_rank")
     return attrs.evolve(
         shards,
-        fixed_ms=seats.loads,
-        fixed_bytes=shards.capacity_bytes - seats.room,
+        fixed_ms=ruled.loads,
+        fixed_bytes=shards.capacity_bytes - ruled.room,
         **{name: getattr(shards, name)[rest] for name in columns},
     )
 
@@ -98,7 +98,7 @@ class _Unit:
     is_gang: bool
 
 
-def _seated(rules: RankRules, shards: ProposedShards, free: Ints) -> _Seats | Misfit:
+def _placed_by_rules(rules: RankRules, shards: ProposedShards, free: Ints) -> _RuledRanks | Misfit:
     """The ranks once the shards of ``free`` have been given theirs.
 
     Tables with the fewest ranks to choose from come first, the longest of these first. If that fails, the largest come
@@ -108,10 +108,10 @@ def _seated(rules: RankRules, shards: ProposedShards, free: Ints) -> _Seats | Mi
     share = (shards.memory_bytes / np.maximum(shards.capacity_bytes.max(axis=0), 1)).max(axis=1)
     first: Misfit | None = None
     for length, is_compact in ((shards.cost_ms, False), (share, True)):
-        seats = _Seats(rules, shards, is_compact=is_compact)
-        misfit = seats.fill(sorted(units, key=partial(_priority, rules, length)))
+        ruled = _RuledRanks(rules, shards, is_compact=is_compact)
+        misfit = ruled.fill(sorted(units, key=partial(_priority, rules, length)))
         if misfit is None:
-            return seats
+            return ruled
         first = misfit if first is None else first
     assert first is not None  # two ways were tried
     return first
@@ -134,7 +134,7 @@ def _units(rules: RankRules, shards: ProposedShards, free: Ints) -> list[_Unit]:
     ]
 
 
-class _Seats:
+class _RuledRanks:
     """What the ranks hold while the shards under rules get theirs."""
 
     def __init__(self, rules: RankRules, shards: ProposedShards, *, is_compact: bool) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.testing.guesses import updates_look_like
+from shardwright.testing.kernel_faults import updates_look_like
 from shardwright.testing.loops import Batch, Loops, block_spec
 
 RATE = 0.1

@@ -1,0 +1,25 @@
+"""A plugin host for commands that tell themselves what is wrong with plugins."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardwright.plugins import PluginHost
+
+__all__ = ["quiet_host"]
+
+
+def quiet_host(environment: Mapping[str, str]) -> PluginHost:
+    """A host that neither logs plugins that failed nor, in strict mode, raises.
+
+    Args:
+        environment: The variables that choose plugins.
+    """
+    from shardwright.plugins import PluginHost
+    from shardwright.settings import STRICT_VARIABLE
+
+    logging.getLogger(PluginHost.__module__).setLevel(logging.ERROR)
+    return PluginHost(environment={**environment, STRICT_VARIABLE: ""})

@@ -1,0 +1,61 @@
+"""`shardwright docs`: pages of core and of plugins, found without importing a plugin."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwright
+from shardwright.cli.docs import pages
+from shardwright.hookspecs import KINDS
+from shardwright.plugins import PluginHost
+
+DOCS = Path(shardwright.__file__).parent / "docs"
+
+
+@pytest.fixture
+def scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EntryPoint:
+    """A plugin in a package that has a page, and whose import fails."""
+    package = tmp_path / "acme_scales"
+    (package / "plugin").mkdir(parents=True)
+    (package / "docs").mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "plugin/__init__.py").write_text("raise OSError('no scales')")
+    (package / "docs/weighing.md").write_text("<!-- made -->\n\n# How to weigh\n\nSlowly.\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return EntryPoint("scales", "acme_scales.plugin", "shardwright")
+
+
+def test_pages_are_those_of_core_and_of_packages_of_plugins(scales: EntryPoint) -> None:
+    found = pages(PluginHost(entry_points=[scales], environment={}))
+    assert {page.path for page in found if page.package == "shardwright"} == set(DOCS.rglob("*.md"))
+    (own,) = (page for page in found if page.package != "shardwright")
+    assert (own.name, own.title, own.package) == ("weighing", "How to weigh", "acme_scales")
+
+
+def test_pages_of_plugins_are_found_where_they_are_off(scales: EntryPoint) -> None:
+    found = pages(PluginHost(entry_points=[scales], environment={"SHARDWRIGHT_PLUGINS": ""}))
+    assert "weighing" in {page.name for page in found}
+
+
+def test_pages_have_names_of_their_own() -> None:
+    names = [page.name for page in pages(PluginHost(environment={}))]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_docs_lists_every_page_and_prints_one(run_python: Any) -> None:
+    listed = run_python("-m", "shardwright", "docs").stdout
+    assert all(Path(kind.page).stem in listed for kind in KINDS)
+    assert "Documents: workloads, constraints, plans" in listed
+    page = DOCS / "documents.md"
+    assert run_python("-m", "shardwright", "docs", "documents").stdout == f"{page}\n\n{page.read_text()}"
+
+
+def test_docs_page_unknown_tells_the_nearest(run_python: Any) -> None:
+    done = run_python("-m", "shardwright", "docs", "engin")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no page 'engin'. Known: ")
+    assert "Did you mean 'engine'?" in done.stderr

@@ -1,0 +1,35 @@
+"""Tests of combinations: in each run as many as show each pair of values together, all in the slow one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+
+
+def pairwise(combinations: Iterable[tuple[object, ...]]) -> list[object]:
+    """Values for `parametrize`, several names a test.
+
+    Args:
+        combinations: all of them, each with the same number of values, at least two.
+
+    Returns:
+        All combinations. Every pair of values of two names that occurs in one of them occurs in one that is not
+        marked slow.
+    """
+    pairs = {combination: _pairs_of(combination) for combination in combinations}
+    missing = set().union(*pairs.values())
+    quick = set()
+    while missing:
+        best = max(pairs, key=lambda combination: len(pairs[combination] & missing))  # the first of equals
+        missing -= pairs[best]
+        quick.add(best)
+    return [
+        pytest.param(*combination, marks=() if combination in quick else pytest.mark.slow)
+        for combination in pairs
+    ]
+
+
+def _pairs_of(combination: tuple[object, ...]) -> set[object]:
+    return set(itertools.combinations(enumerate(combination), 2))

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tests import readme, stranger
 
-from shardwright.plugins import KINDS, PluginHost
+from shardwright.hookspecs import KINDS
+from shardwright.host import PluginHost
 
 # Every Python block of the README, and what holds it.
 RUN_HERE = {"test_even_first.py", "train.py", "plan.py", "notebook.py", "checkpoint.py"}

@@ -1,4 +1,5 @@
 # Made by `python -m tests.core.stubs`.
+from shardwright import host as host
 from shardwright.contracts import Codec as Codec
 from shardwright.contracts import CommBackend as CommBackend
 from shardwright.contracts import CommType as CommType
@@ -30,8 +31,6 @@ from shardwright.errors import ShardwrightError as ShardwrightError
 from shardwright.errors import UnknownNameError as UnknownNameError
 from shardwright.errors import UnknownPluginError as UnknownPluginError
 from shardwright.errors import UnsupportedError as UnsupportedError
-from shardwright.fingerprint import Fingerprint as Fingerprint
-from shardwright.fingerprint import compare_fingerprints as compare_fingerprints
 from shardwright.hookspecs import hookimpl as hookimpl
 from shardwright.modules.embedding_modules import EmbeddingBagCollection as EmbeddingBagCollection
 from shardwright.modules.embedding_modules import EmbeddingCollection as EmbeddingCollection
@@ -102,10 +101,6 @@ from shardwright.planning.tables.spec import TableSpec as TableSpec
 from shardwright.planning.tables.workload import Workload as Workload
 from shardwright.planning.watch import Progress as Progress
 from shardwright.planning.watch import Watch as Watch
-from shardwright.plugins import PluginHost as PluginHost
-from shardwright.plugins import host as host
-from shardwright.plugins import use_host as use_host
-from shardwright.registry import Registry as Registry
 from shardwright.runtime.checkpoint.loading import LoadedCheckpoint as LoadedCheckpoint
 from shardwright.runtime.checkpoint.loading import load_checkpoint as load_checkpoint
 from shardwright.runtime.checkpoint.saving import SavedCheckpoint as SavedCheckpoint

@@ -119,7 +119,9 @@ def main() -> None:
     if asked.json:
         print(json.dumps(results, indent=1))
         return
-    print(f"a table of {asked.gib} GiB on {asked.ranks} ranks, {results[0]['block_mib']:.0f} MiB each; slowest rank")
+    print(
+        f"a table of {asked.gib} GiB on {asked.ranks} ranks, {results[0]['block_mib']:.0f} MiB each; slowest rank"
+    )
     print(f"{'':32}{'s':>8}{'MiB/s a rank':>14}{'peak MiB':>10}{'beside torch':>14}")
     for name in [name for name in results[0] if name != "block_mib"]:
         slowest = max(result[name]["s"] for result in results)

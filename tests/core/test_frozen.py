@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import shardwright
-from shardwright import contracts, hookspecs, testing
-from shardwright.offers import Kind
+from shardwright import contracts, hookspecs, host, testing
+from shardwright.host.offers import Kind
 
 PUBLIC_NAMES = """
     Awaitable
@@ -52,7 +52,6 @@ PUBLIC_NAMES = """
     ExecutorStep
     Explanation
     Feedback
-    Fingerprint
     FixedAbsoluteStorageReservation
     FixedPercentageStorageReservation
     HeuristicalStorageReservation
@@ -86,7 +85,6 @@ PUBLIC_NAMES = """
     PlanDifference
     PlanError
     PlanningError
-    PluginHost
     PluginLoadError
     PluginMismatchError
     PoolingType
@@ -95,7 +93,6 @@ PUBLIC_NAMES = """
     ProposedShards
     Proven
     QCommsConfig
-    Registry
     Replicate
     ReturnPath
     ReturnStep
@@ -129,12 +126,10 @@ PUBLIC_NAMES = """
     __version__
     apply_optimizer_in_backward
     check_plan
-    compare_fingerprints
     compare_plans
     explain_table
     get_qcomm_codecs_registry
     hookimpl
-    host
     in_backward_optimizer_filter
     load_checkpoint
     lockstep_batches
@@ -143,7 +138,6 @@ PUBLIC_NAMES = """
     register_sharder
     save_checkpoint
     spec_to_torch
-    use_host
 """
 
 CONTRACTS = """
@@ -154,6 +148,15 @@ CONTRACTS = """
     Offered
     Proposals
     Work
+"""
+
+HOST = """
+    Fingerprint
+    PluginHost
+    Registry
+    compare_fingerprints
+    host
+    use_host
 """
 
 TESTING = """
@@ -174,6 +177,7 @@ KITS_OF_KINDS = [f"{name}Tests" for name in CONTRACTS_OF_KINDS]
     [
         (shardwright, PUBLIC_NAMES, CONTRACTS_OF_KINDS),
         (contracts, CONTRACTS, CONTRACTS_OF_KINDS),
+        (host, HOST, []),
         (testing, TESTING, KITS_OF_KINDS),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 from tests.distributed import lean_ranks
 
-from shardwright.plugins import host
+from shardwright.host import host
 from shardwright.testing.ranks import RankPool
 from shardwright_plugins.commands.bench.step import StepSettings, time_step
 

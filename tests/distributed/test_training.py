@@ -14,7 +14,7 @@ from tests.equality import Case, assert_equals_unsharded, train_simulated
 from tests.plugins.test_equality import BATCH_SIZES, Table, kernels, sequences_of, supports, tables_of
 
 from shardwright import EmbeddingBagCollectionSharder, KeyedOptimizerWrapper, RowWiseAdagrad
-from shardwright.plugins import host
+from shardwright.host import host
 from shardwright.testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed

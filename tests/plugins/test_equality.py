@@ -19,9 +19,9 @@ from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, layout
 from tests.pairs import pairwise
 
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.host import PluginHost, host
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
-from shardwright.plugins import PluginHost, host
 
 OPTIMIZERS = ["sgd", "adagrad", "row_wise_adagrad", "adam"]
 BATCH_SIZES = {1: (4,), 2: (5, 2), 3: (3, 0, 4)}

@@ -18,7 +18,7 @@ from attrs import evolve
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, train_simulated
 from tests.plugins.test_equality import OPTIMIZERS, kernels, sharding_types, supports
 
-from shardwright.plugins import host
+from shardwright.host import host
 
 POOLINGS = [("SUM", False), ("SUM", True), ("MEAN", False), ("MEAN", True), ("NONE", False)]
 MODES = {"pooled": False, "weighted": True, "sequence": False}

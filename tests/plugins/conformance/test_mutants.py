@@ -11,7 +11,7 @@ import pytest
 from tests.plugins.conformance import mutants, wrong_commands
 
 from shardwright import testing
-from shardwright.plugins import host
+from shardwright.host import host
 
 COVER = "test_layouts_cover_each_row_and_column_once"
 BIJECTION = "test_row_maps_are_bijections_onto_their_parts"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.stranger import run_python
 
-from shardwright.plugins import KINDS
+from shardwright.hookspecs import KINDS
 
 PIP = (
     "-m",

@@ -286,7 +286,7 @@ class _Given:
 
 def known_devices() -> tuple[str, ...]:
     """The device types that can be planned for: host and CUDA, and what the loaded comm backends declare."""
-    from shardwright.plugins import host
+    from shardwright.host.plugin_host import host
 
     backends = host().comm_backends
     declared = [device for name in backends.names for device in backends[name].devices]

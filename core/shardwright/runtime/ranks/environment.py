@@ -15,9 +15,9 @@ from attrs import field, frozen
 from shardwright.arguments import brief
 from shardwright.contracts.comm_backend import CommBackend, Communicator
 from shardwright.errors import DistributedError, InvalidInputError
-from shardwright.fingerprint import compare_fingerprints
+from shardwright.host.fingerprint import compare_fingerprints
+from shardwright.host.plugin_host import host
 from shardwright.planning.named_plugins import make_plugin
-from shardwright.plugins import host
 from shardwright.runtime.ranks.alone import LoneCommunicator
 from shardwright.runtime.ranks.lockstep import Lockstep, by_rank
 from shardwright.runtime.ranks.phases import Phases

@@ -17,12 +17,12 @@ from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.spaces import costed
 
 from shardwright.errors import NoPlanError
+from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.search.placement import propose, ranks_of_tables
 from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 from shardwright_plugins.proposers.proving.effort import Effort
 

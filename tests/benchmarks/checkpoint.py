@@ -91,7 +91,7 @@ def work(gib: float, folder: str) -> dict[str, Any]:
             os.fsync(file.fileno())
 
     found: dict[str, Any] = {"block_mib": block.nbytes / MIB}
-    # Once a process: imports, the group that ranks talk through while they write, the disk's first blocks.
+    # Once a process: imports, and the disk's first blocks.
     sw.load_checkpoint(
         sw.save_checkpoint(f"{folder}/{rank}", torch.nn.Linear(1, 1)).path, torch.nn.Linear(1, 1)
     )

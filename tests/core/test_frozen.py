@@ -28,6 +28,7 @@ PUBLIC_NAMES = """
     CombinedOptimizer
     CommType
     Communicator
+    DMPCollection
     DataType
     Dataflow
     DirectReturn
@@ -93,6 +94,7 @@ PUBLIC_NAMES = """
     ProposedShards
     Proven
     QCommsConfig
+    Replicas
     Replicate
     ReturnPath
     ReturnStep
@@ -109,6 +111,7 @@ PUBLIC_NAMES = """
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
     ShardingEnv
+    ShardingEnv2D
     ShardingPlan
     ShardwrightError
     StorageReservation

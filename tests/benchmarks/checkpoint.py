@@ -3,9 +3,9 @@
     python -m tests.benchmarks.checkpoint [--gib 4] [--ranks 2] [--folder DIR]
 
 One table of the given size is cut by rows over the ranks, with a row-wise optimizer. Each rank saves its shards and
-reads them again; before, it saves the same bytes by ``torch.save``, synced to the disk as the former are. The page cache
-is what it is. A rank's peak is what its resident memory reached above what it was before, looked at every 5 ms, without
-what it shares with files.
+reads them again; before, it saves the same bytes by ``torch.save``, synced to the disk as the former are. The page
+cache is what it is. A rank's peak is what its resident memory reached above what it was before, looked at every 5 ms,
+without what it shares with files.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ from shardwright.planning.layouts.row_maps import RowPart as RowPart
 from shardwright.planning.layouts.row_maps import RowsModulo as RowsModulo
 from shardwright.planning.layouts.row_maps import RowsRange as RowsRange
 from shardwright.planning.layouts.row_maps import RowsSplit as RowsSplit
+from shardwright.planning.machines.replicas import Replicas as Replicas
 from shardwright.planning.machines.reservations import FixedAbsoluteStorageReservation as FixedAbsoluteStorageReservation
 from shardwright.planning.machines.reservations import FixedPercentageStorageReservation as FixedPercentageStorageReservation
 from shardwright.planning.machines.reservations import HeuristicalStorageReservation as HeuristicalStorageReservation
@@ -105,9 +106,11 @@ from shardwright.runtime.pipeline.train_pipeline import TrainPipelineSparseDist 
 from shardwright.runtime.pipeline.train_pipeline import lockstep_batches as lockstep_batches
 from shardwright.runtime.ranks.comm import TorchCommunicator as TorchCommunicator
 from shardwright.runtime.ranks.environment import ShardingEnv as ShardingEnv
+from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D as ShardingEnv2D
 from shardwright.runtime.routed.direct import DirectReturn as DirectReturn
 from shardwright.runtime.routed.return_path import ReturnPath as ReturnPath
 from shardwright.runtime.routed.return_path import ReturnStep as ReturnStep
+from shardwright.runtime.sharded.dmp_collection import DMPCollection as DMPCollection
 from shardwright.runtime.sharded.model_parallel import DistributedModelParallel as DistributedModelParallel
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder

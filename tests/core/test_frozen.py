@@ -27,6 +27,7 @@ PUBLIC_NAMES = """
     CombinedOptimizer
     CommType
     Communicator
+    DMPCollection
     DataType
     Dataflow
     DirectReturn
@@ -91,6 +92,7 @@ PUBLIC_NAMES = """
     ProposedShards
     Proven
     QCommsConfig
+    Replicas
     Replicate
     ReturnPath
     ReturnStep
@@ -106,6 +108,7 @@ PUBLIC_NAMES = """
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
     ShardingEnv
+    ShardingEnv2D
     ShardingPlan
     ShardwrightError
     StorageReservation

@@ -74,7 +74,7 @@ class DistributedModelParallel(nn.Module):
         self._sharded: dict[str, nn.Module] = {}
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
-        with self._env.phase("sharding the model"):
+        with self._env.everyone.phase("sharding the model"):
             self._build(module, plan, sharders, init_data_parallel)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self._fused_optimizer = CombinedOptimizer(
@@ -129,7 +129,7 @@ class DistributedModelParallel(nn.Module):
 
     def _materialise(self) -> None:
         """Allocate and initialise what is on ``meta``, from rank 0's seed; move the rest to the device."""
-        seed = self._env.communicator.broadcast_object(torch.initial_seed())
+        seed = self._env.everyone.communicator.broadcast_object(torch.initial_seed())
         own = [path + "." if path else "" for path in self._sharded]
         tied = _shared_parameters(self.module)
         with seeded(seed, self.device):
@@ -144,21 +144,22 @@ class DistributedModelParallel(nn.Module):
 
     def init_data_parallel(self) -> None:
         """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
-        if self._wrapper or self._env.process_group is None:
+        if self._wrapper or self._env.everyone.process_group is None:
             return
-        with self._env.phase("wrapping the dense part of the model"):
+        with self._env.everyone.phase("wrapping the dense part of the model"):
             self._wrap_dense()
 
     def _wrap_dense(self) -> None:
         ignored = leave_out_tables(self.module)
-        compare_dense_values(self.module, self._env, ignored)
+        everyone = self._env.everyone
+        compare_dense_values(self.module, everyone, ignored)
         if all(name in ignored or not p.requires_grad for name, p in self.module.named_parameters()):
             return
         options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE}
         if self.device.type == "cpu":
-            self._wrapper = (DenseDataParallel(self.module, self._env, **options),)
+            self._wrapper = (DenseDataParallel(self.module, everyone, **options),)
             return
-        options |= {"device_ids": [self.device], "process_group": self._env.process_group}
+        options |= {"device_ids": [self.device], "process_group": everyone.process_group}
         self._wrapper = (DistributedDataParallel(self.module, **options),)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes
+from shardwright.runtime.ranks.lockstep import name_ranks
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded import anatomy
 from shardwright.runtime.sharded.data_parallel import watch_data_parallel
@@ -130,7 +131,8 @@ class ShardedCollection(nn.Module, ABC):
                 return ahead
         step = self.begin_input_dist(features, prepare=self._prepare)
         if not step.send():
-            raise DistributedError(f"{who_ended(step.statuses)}: this step is not made")
+            ended = who_ended(step.statuses, self._env.communicator.global_ranks)
+            raise DistributedError(f"{ended}: this step is not made")
         return step
 
     def begin_input_dist(
@@ -179,6 +181,15 @@ class ShardedCollection(nn.Module, ABC):
         for table in self._tables.values():
             if table.state.is_parted or table.is_fused:
                 refuse_reader(reader, table.state.table.describe(), is_fused=table.is_fused)
+
+    @property
+    def sharded_tables(self) -> Mapping[str, ShardedTable]:
+        """This rank's blocks of each table, by the table's name."""
+        return self._tables
+
+    def before_gathering(self, call: Callable[[], None]) -> None:
+        """Have something called when the ranks have met to gather tables, for a state dict."""
+        self._meeting.before_gathering.append(call)
 
     @property
     def fused_optimizer(self) -> FusedOptimizer:
@@ -253,10 +264,11 @@ def _compare_plans(inputs: ShardingInputs) -> None:
         return
     gathered = communicator.all_gather_objects(mine)
     different = [rank for rank, other in enumerate(gathered) if other != gathered[0]]
-    other = gathered[different[0]]
+    other, first = gathered[different[0]], communicator.global_ranks[0]
+    named = name_ranks([communicator.global_ranks[rank] for rank in different])
     names = [name for name in {**gathered[0], **other} if gathered[0].get(name) != other.get(name)]
     raise DistributedError(
-        f"the ranks shard differently: rank {', '.join(map(str, different))} differs from rank 0 in "
+        f"the ranks shard differently: {named} differs from rank {first} in "
         f"{len(names)} tables, {names[0]!r} first. Plan once, with collective_plan, and give every rank the same "
         "tables, plan and fused_params"
     )

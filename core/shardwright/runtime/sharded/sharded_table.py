@@ -47,6 +47,11 @@ class ShardedTable(nn.Module):
             if number:  # so does it leave out what they do not have
                 self._non_persistent_buffers_set.add(f"weight_{number}")
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the kernel says which ids its rows are of, beside their weights."""
+        return bool(self._row_state)
+
     def weight_of(self, local: LocalBlock) -> Tensor:
         """The weights of a local block, shared storage."""
         return self.lookup_of(local).weight(local.index)

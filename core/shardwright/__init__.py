@@ -15,6 +15,7 @@ _MODULE_OF_NAME: dict[str, str] = {
     name: module
     for module, names in {
         "shardwright.errors": (
+            "CheckpointError",
             "DistributedError",
             "DuplicateNameError",
             "InvalidInputError",
@@ -45,7 +46,6 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ShardingType",
             "Work",
         ),
-        "shardwright.fingerprint": ("Fingerprint", "compare_fingerprints"),
         "shardwright.hookspecs": ("hookimpl",),
         "shardwright.modules.embedding_modules": ("EmbeddingBagCollection", "EmbeddingCollection"),
         "shardwright.optim": (
@@ -120,14 +120,17 @@ _MODULE_OF_NAME: dict[str, str] = {
             "PoolingType",
             "TableSpec",
         ),
+        "shardwright.planning.machines.replicas": ("Replicas",),
         "shardwright.planning.machines.topology": ("Topology",),
         "shardwright.planning.watch": ("Progress", "Watch"),
         "shardwright.planning.tables.workload": ("Workload",),
-        "shardwright.plugins": ("PluginHost", "host", "use_host"),
-        "shardwright.registry": ("Registry",),
+        "shardwright.runtime.checkpoint.loading": ("LoadedCheckpoint", "load_checkpoint"),
+        "shardwright.runtime.checkpoint.saving": ("SavedCheckpoint", "save_checkpoint"),
         "shardwright.runtime.step.awaitable": ("Awaitable", "LazyAwaitable"),
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),
+        "shardwright.runtime.ranks.sharding_groups": ("ShardingEnv2D",),
+        "shardwright.runtime.sharded.dmp_collection": ("DMPCollection",),
         "shardwright.contracts.lookup": ("Bags", "BlockSpec", "Lookup"),
         "shardwright.runtime.sharded.model_parallel": ("DistributedModelParallel",),
         "shardwright.runtime.routed.direct": ("DirectReturn",),
@@ -151,11 +154,20 @@ _MODULE_OF_NAME: dict[str, str] = {
     for name in names
 }
 
+# Deprecated here: names of the plugin host, which stand in the package ``host``.
+_OF_HOST = frozenset({"Fingerprint", "PluginHost", "Registry", "compare_fingerprints", "use_host"})
+
 __all__ = sorted([*_MODULE_OF_NAME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, and keep it."""
+    if name == "host":
+        return importlib.import_module("shardwright.host")
+    if name in _OF_HOST:
+        from shardwright._moved import moved
+
+        return moved("shardwright", "shardwright.host", stacklevel=3)(name)
     module = _MODULE_OF_NAME.get(name)
     if module is None:
         # Dunder lookups come from the import machinery and from tools: they get no guesses.

@@ -28,7 +28,7 @@ from shardwright.contracts import (
     Proposer,
     ShardingType,
 )
-from shardwright.offers import Kind
+from shardwright.host.offers import Kind
 
 __all__ = [
     "KINDS",

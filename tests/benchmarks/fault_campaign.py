@@ -40,7 +40,7 @@ import shardwright as sw
 import shardwright.planning.planner
 import shardwright.runtime.replicated.tables
 import shardwright.runtime.routed.tables
-from shardwright.plugins import host
+from shardwright.host import host
 
 # How long each takes about, in seconds, so that all of it is struck.
 STAGES = {

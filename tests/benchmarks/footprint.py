@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from shardwright.errors import ShardwrightError
-from shardwright.plugins import host
+from shardwright.host import host
 from shardwright.testing.ranks import RankPool
 from shardwright_plugins.commands.bench.step import StepSettings, bench_batch, bench_model
 from shardwright_plugins.commands.bench.suite import last_line

@@ -26,10 +26,10 @@ from torch import Tensor
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.lookup import Bags, BlockSpec
 from shardwright.errors import UnsupportedError
+from shardwright.host import host
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 from shardwright_plugins.commands.bench.table import bar
 
 GOAL = 0.65

@@ -28,12 +28,12 @@ import attrs
 import numpy as np
 from tests.benchmarks.plan_instances import TIGHTNESS, Problem, drawn, of_files, with_memory
 
+from shardwright.host import host
 from shardwright.planning.machines.reservations import FixedPercentageStorageReservation
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.search import search
 from shardwright.planning.watch import Watch
-from shardwright.plugins import host
 from shardwright_plugins.proposers.proving import Proving
 from shardwright_plugins.proposers.proving.effort import STAGES, Effort
 

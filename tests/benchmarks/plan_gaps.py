@@ -24,11 +24,11 @@ import attrs
 import numpy as np
 from tests.benchmarks.plan_instances import TIGHTNESS, of_files, with_memory
 
+from shardwright.host import host
 from shardwright.planning.options.planning_plugins import PlanningPlugins, PluginChoice
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.search import search
 from shardwright.planning.watch import Watch
-from shardwright.plugins import host
 
 TOPOLOGIES = ("1x4", "1x8", "2x8", "4x8", "16x8", "64x8")
 

@@ -28,13 +28,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from shardwright.host import host
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig, TableSpec
-from shardwright.plugins import host
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.pretended import PretendedCommunicator, pretended_env, timed

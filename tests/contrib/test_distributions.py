@@ -12,7 +12,7 @@ from tests.contrib import distributions
 
 import shardwright
 import shardwright_plugins
-from shardwright.plugins import PluginHost, host
+from shardwright.host import PluginHost, host
 
 ROOTS = [Path(package.__file__ or "").parent for package in (shardwright, shardwright_plugins)]
 

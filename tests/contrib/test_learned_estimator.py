@@ -100,8 +100,8 @@ def test_learned_offers_what_was_measured_and_refuses_a_kernel_that_was_not() ->
 def test_learned_by_name_reads_the_file_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    host = sw.PluginHost(entry_points=[*_installed(), *distributions.entry_points("learned_estimator")])
-    with sw.use_host(host):
+    host = sw.host.PluginHost(entry_points=[*_installed(), *distributions.entry_points("learned_estimator")])
+    with sw.host.use_host(host):
         monkeypatch.delenv("LEARNED_COSTS_FILE", raising=False)
         with pytest.raises(
             sw.InvalidInputError, match=r"estimator=LearnedEstimator.load.*LEARNED_COSTS_FILE"
@@ -308,6 +308,7 @@ def test_no_file_imports_pickle() -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_measure_on_real_ranks_gives_costs_to_plan_with() -> None:
     with RankPool(2, backend="gloo") as pool:

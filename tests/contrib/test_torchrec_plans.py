@@ -185,7 +185,7 @@ def test_live_without_torchrec_says_what_to_install() -> None:
     installed = [*metadata.entry_points(group="shardwright"), *distributions.entry_points("torchrec")]
     planner = sw.EmbeddingShardingPlanner(TOPOLOGY, 64, estimator="torchrec_live")
     needed = pytest.raises(sw.UnsupportedError, match=r"TorchRec itself is needed: .*pip install torchrec")
-    with sw.use_host(sw.PluginHost(entry_points=installed)), needed:
+    with sw.host.use_host(sw.host.PluginHost(entry_points=installed)), needed:
         planner.plan_tables(tables())
     shardwright_torchrec.install()
     try:
@@ -217,8 +217,8 @@ from shardwright_torchrec.live import TorchRecLive, TorchRecLiveStorage
 labels = [kind.label for kind in sw.hookspecs.KINDS]
 points = [EntryPoint("builtin_" + n, "shardwright_plugins." + n, "shardwright") for n in labels]
 worst, offered = 0.0, set()
-with sw.use_host(sw.PluginHost(entry_points=points)):
-    create = sw.host().estimators.create
+with sw.host.use_host(sw.host.PluginHost(entry_points=points)):
+    create = sw.host.host().estimators.create
     own = {"performance": create("torchrec"), "storage": create("torchrec_storage")}
     class Both(sw.Estimator):
         name = "both"
@@ -282,7 +282,7 @@ import json, shardwright as sw, shardwright.hookspecs, shardwright_torchrec as s
 from importlib.metadata import EntryPoint
 labels = [kind.label for kind in sw.hookspecs.KINDS]
 points = [EntryPoint("builtin_" + n, "shardwright_plugins." + n, "shardwright") for n in labels]
-with sw.use_host(sw.PluginHost(entry_points=points)):
+with sw.host.use_host(sw.host.PluginHost(entry_points=points)):
     topology = sw.Topology(world_size=4, compute_device="cuda", local_world_size=2)
     tables = [sw.TableSpec("user", 1001, 128), sw.TableSpec("item", 4096, 64)]
     plan = sw.EmbeddingShardingPlanner(topology, 64).plan_tables(tables)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from shardwright import contracts, hookimpl
-from shardwright.plugins import KINDS
+from shardwright.hookspecs import KINDS
 
 OFFER = """
 from shardwright import hookimpl

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 import shardwright
-from shardwright import testing
+from shardwright import host, testing
 
-PACKAGES: tuple[ModuleType, ...] = (shardwright, testing)
+PACKAGES: tuple[ModuleType, ...] = (shardwright, host, testing)
 
 
 def path_of(package: ModuleType) -> Path:
@@ -28,6 +28,8 @@ def text_of(package: ModuleType) -> str:
         module = package._MODULE_OF_NAME[name]
         module = module if "." in module else f"{package.__name__}.{module}"
         lines.append(f"from {module} import {name} as {name}")
+    if package is shardwright:
+        lines.append("from shardwright import host as host")
     lines = [lines[0], *sorted(lines[1:]), ""]
     if "__version__" in package.__all__:
         lines.append("__version__: str")

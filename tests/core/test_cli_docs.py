@@ -11,7 +11,7 @@ import pytest
 import shardwright
 from shardwright.cli.docs import pages
 from shardwright.hookspecs import KINDS
-from shardwright.plugins import PluginHost
+from shardwright.host import PluginHost
 
 DOCS = Path(shardwright.__file__).parent / "docs"
 

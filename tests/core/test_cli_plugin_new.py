@@ -9,7 +9,7 @@ import pytest
 
 from shardwright.cli.new_plugin import distribution
 from shardwright.errors import InvalidInputError, UnknownNameError
-from shardwright.plugins import KINDS
+from shardwright.hookspecs import KINDS
 
 NAMES = [kind.name for kind in KINDS]
 

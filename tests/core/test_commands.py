@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import shardwright as sw
 from shardwright.cli import app
 from shardwright.errors import DuplicateNameError, PluginLoadError
-from shardwright.plugins import PluginHost, use_host
+from shardwright.host import PluginHost, use_host
 
 
 def command(name: str, load: Any = None, **attributes: Any) -> type[sw.Command]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import shardwright
-from shardwright import contracts, hookspecs, testing
-from shardwright.offers import Kind
+from shardwright import contracts, hookspecs, host, testing
+from shardwright.host.offers import Kind
 
 PUBLIC_NAMES = """
     Awaitable
@@ -23,10 +23,12 @@ PUBLIC_NAMES = """
     CacheParams
     CacheStatistics
     CheckedPlan
+    CheckpointError
     ColumnRange
     CombinedOptimizer
     CommType
     Communicator
+    DMPCollection
     DataType
     Dataflow
     DirectReturn
@@ -51,7 +53,6 @@ PUBLIC_NAMES = """
     ExecutorStep
     Explanation
     Feedback
-    Fingerprint
     FixedAbsoluteStorageReservation
     FixedPercentageStorageReservation
     HeuristicalStorageReservation
@@ -67,6 +68,7 @@ PUBLIC_NAMES = """
     Layout
     LazyAdam
     LazyAwaitable
+    LoadedCheckpoint
     Lookup
     Misfit
     ModuleSharder
@@ -84,7 +86,6 @@ PUBLIC_NAMES = """
     PlanDifference
     PlanError
     PlanningError
-    PluginHost
     PluginLoadError
     PluginMismatchError
     PoolingType
@@ -93,7 +94,7 @@ PUBLIC_NAMES = """
     ProposedShards
     Proven
     QCommsConfig
-    Registry
+    Replicas
     Replicate
     ReturnPath
     ReturnStep
@@ -104,11 +105,13 @@ PUBLIC_NAMES = """
     RowsModulo
     RowsRange
     RowsSplit
+    SavedCheckpoint
     SearchSpace
     ShardMetadata
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
     ShardingEnv
+    ShardingEnv2D
     ShardingPlan
     ShardwrightError
     StorageReservation
@@ -126,19 +129,18 @@ PUBLIC_NAMES = """
     __version__
     apply_optimizer_in_backward
     check_plan
-    compare_fingerprints
     compare_plans
     explain_table
     get_qcomm_codecs_registry
     hookimpl
-    host
     in_backward_optimizer_filter
+    load_checkpoint
     lockstep_batches
     optimizer_spec_of
     register_fused_optimizer
     register_sharder
+    save_checkpoint
     spec_to_torch
-    use_host
 """
 
 CONTRACTS = """
@@ -149,6 +151,15 @@ CONTRACTS = """
     Offered
     Proposals
     Work
+"""
+
+HOST = """
+    Fingerprint
+    PluginHost
+    Registry
+    compare_fingerprints
+    host
+    use_host
 """
 
 TESTING = """
@@ -169,6 +180,7 @@ KITS_OF_KINDS = [f"{name}Tests" for name in CONTRACTS_OF_KINDS]
     [
         (shardwright, PUBLIC_NAMES, CONTRACTS_OF_KINDS),
         (contracts, CONTRACTS, CONTRACTS_OF_KINDS),
+        (host, HOST, []),
         (testing, TESTING, KITS_OF_KINDS),
     ],
 )

@@ -8,7 +8,8 @@ import pytest
 
 from shardwright import hookspecs
 from shardwright.contracts import ShardingType
-from shardwright.plugins import KINDS, PluginHost
+from shardwright.hookspecs import KINDS
+from shardwright.host import PluginHost
 
 
 def host_with(plugin):

@@ -17,7 +17,7 @@ import inspect, sys, types
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from shardwright import hookspecs
-from shardwright.offers import Kind
+from shardwright.host.offers import Kind
 
 class Optimizer(ABC):
     api, aliases = 1, ()
@@ -62,12 +62,12 @@ with mock.patch("importlib.metadata.entry_points", lambda **_: points):
     from shardwright.cli import app
     from shardwright import testing
 
-    registry = shardwright.host().optimizers
+    registry = shardwright.host.host().optimizers
     shown("plugin", "new", "adam_like", "--kind", "optimizer", "--output", folder + "/out")
     print(json.dumps({
         "names": registry.names,
-        "by contract": registry is shardwright.host().registry_of(Optimizer),
-        "fingerprint": "optimizers:momentum" in repr(shardwright.host().fingerprint()),
+        "by contract": registry is shardwright.host.host().registry_of(Optimizer),
+        "fingerprint": "optimizers:momentum" in repr(shardwright.host.host().fingerprint()),
         "listed": shown("plugins"),
         "in full": shown("plugins", "momentum"),
         "kit": testing._MODULE_OF_NAME["OptimizerTests"],

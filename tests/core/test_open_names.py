@@ -10,7 +10,7 @@ import re
 import pytest
 
 from shardwright.contracts import ShardingType
-from shardwright.plugins import PluginHost, use_host
+from shardwright.host import PluginHost, use_host
 
 
 @pytest.fixture(autouse=True)

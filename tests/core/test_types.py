@@ -11,7 +11,7 @@ import pytest
 from tests.core import stubs
 
 import shardwright
-from shardwright.plugins import KINDS
+from shardwright.hookspecs import KINDS
 
 USER = """
 from collections.abc import Iterable, Sequence

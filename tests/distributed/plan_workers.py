@@ -21,8 +21,8 @@ from shardwright import (
     ShardingEnv,
     ShardwrightError,
     Topology,
-    host,
 )
+from shardwright.host import host
 from shardwright.testing import installed
 
 

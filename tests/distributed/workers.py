@@ -31,14 +31,12 @@ from shardwright import (
     KeyedJaggedTensor,
     KeyedOptimizerWrapper,
     ParameterConstraints,
-    PluginHost,
     ShardingEnv,
     ShardingPlan,
     Topology,
-    host,
     in_backward_optimizer_filter,
-    use_host,
 )
+from shardwright.host import PluginHost, host, use_host
 from shardwright.runtime.ranks.group_store import store_of
 
 TABLES = [("user", 50, 8, ["user"]), ("item", 31, 16, ["item", "liked"]), ("shop", 2, 8, ["shop"])]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import shardwright
-from shardwright.plugins import KINDS
+from shardwright.hookspecs import KINDS
 
 FOLDER = Path(shardwright.__file__).parent / "docs" / "authors"
 PAGES = {kind.name: kind for kind in KINDS}

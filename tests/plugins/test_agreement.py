@@ -6,13 +6,13 @@ import attrs
 import pytest
 
 from shardwright.contracts import ShardingType
+from shardwright.host import host
 from shardwright.planning.layouts.layout import Block, Exchange, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.agreement import Agreement
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TABLE = TableSpec("t", 1000, 256, ["f"])

@@ -13,7 +13,7 @@ from tests import readme
 from tests.plugins import author_pages
 
 from shardwright import testing
-from shardwright.plugins import KINDS
+from shardwright.hookspecs import KINDS
 
 NAMES = sorted(author_pages.PAGES)
 VERSIONS = author_pages.FOLDER / "versions.md"

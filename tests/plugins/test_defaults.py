@@ -11,7 +11,7 @@ from tests.equality import Case, RankResult, train_simulated
 from tests.pairs import pairwise
 from tests.plugins.test_equality import kernels, sharding_types, tables_of
 
-from shardwright.plugins import host
+from shardwright.host import host
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from tests.benchmarks import step_ratios
 import shardwright
 import shardwright_plugins
 from shardwright.cli.layouts import drawings
+from shardwright.host import PluginHost
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig
-from shardwright.plugins import PluginHost
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
@@ -108,7 +108,7 @@ def test_docs_engine_dataflow_in_a_plan_survives_a_round_trip(tmp_path: Path) ->
     (tmp_path / CODE[0]).write_text(readme.source(CODE[0], ENGINE))
     script = """
 import sys, acme_clipped, shardwright as sw
-from shardwright.plugins import PluginHost, use_host
+from shardwright.host import PluginHost, use_host
 with use_host(PluginHost(plugins={"acme_clipped": acme_clipped})):
     constraints = {"*": sw.ParameterConstraints(sharding_types=["clipped_rows"])}
     topology = sw.Topology(world_size=2, compute_device="cpu")

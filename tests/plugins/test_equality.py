@@ -19,9 +19,9 @@ from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, layout
 from tests.pairs import pairwise
 
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.host import PluginHost, host
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
-from shardwright.plugins import PluginHost, host
 
 OPTIMIZERS = ["sgd", "adagrad", "row_wise_adagrad", "adam"]
 BATCH_SIZES = {1: (4,), 2: (5, 2), 3: (3, 0, 4)}
@@ -122,7 +122,7 @@ def check(case: Case) -> None:
 def combinations(tables: Callable[[str, str], list[Table]]) -> list[tuple[str, str, str]]:
     """Every type, kernel and optimizer that go together.
 
-    The matrix, too, trains every type, kernel and mode by every optimizer, in each run, and with other ranks, data
+    The matrix, too, has each pair of them in each run and every combination in the slow one, with other ranks, data
     types and dims.
     """
     return [

@@ -7,7 +7,7 @@ import torch
 from tests.equality import Case, Table, shard_case
 from tests.plugins.test_equality import kernels, sharding_types, supports
 
-from shardwright.plugins import host
+from shardwright.host import host
 from shardwright.testing.simulated import run_simulated
 
 FUSED = [name for name in kernels() if host().compute_kernels.create(name).fuses_optimizer]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardwright.contracts import Proposer
 from shardwright.errors import NoPlanError
+from shardwright.host import host
 from shardwright.planning.machines.reservations import FixedPercentageStorageReservation
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
@@ -21,7 +22,6 @@ from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
-from shardwright.plugins import host
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TYPES = ["table_wise", "column_wise", "row_wise", "data_parallel"]

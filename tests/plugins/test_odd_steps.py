@@ -8,7 +8,7 @@ from tests.equality import Case, Table, shard_case
 from tests.plugins.test_equality import kernels
 
 from shardwright.errors import InvalidInputError
-from shardwright.plugins import host
+from shardwright.host import host
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.testing.simulated import run_simulated
 

@@ -14,6 +14,7 @@ import pytest
 from shardwright import hookimpl
 from shardwright.contracts import ShardingType
 from shardwright.errors import NoPlanError
+from shardwright.host import PluginHost, use_host
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowsModulo
 from shardwright.planning.machines.topology import GIB, Topology
@@ -21,7 +22,6 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import PluginHost, use_host
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 SMALL = TableSpec("small_table", 10_000_000, 64, ["small_table_feature"])

@@ -110,7 +110,7 @@ def test_sharder_may_allow_only_what_an_estimators_space_offers_to_nobody_else()
 
 def test_plan_document_keeps_what_the_sharder_allows():
     plan = plan_of(sharder(["row_wise"], lambda _: ["fused_torch", "dense"]))
-    options = Rederived.of(sw.ShardingPlan.from_json(plan.to_json()), sw.host()).options
+    options = Rederived.of(sw.ShardingPlan.from_json(plan.to_json()), sw.host.host()).options
     assert {options.type_of(option).name for option in options.of_table(0)} == {"row_wise"}
     assert {options.kernel_of(option).name for option in options.of_table(0)} == {"fused_torch", "dense"}
 

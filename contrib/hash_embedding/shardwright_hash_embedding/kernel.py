@@ -13,7 +13,7 @@ INDEX_BYTES_A_ROW = 56
 
 def rows_kernel(request: sw.KernelRequest) -> sw.ComputeKernel | None:
     """The kernel that keeps the rows: of those that take rows and run the optimizer, the preferred."""
-    registry = sw.host().compute_kernels
+    registry = sw.host.host().compute_kernels
     kernels = [registry.create(name) for name in sorted(registry)]
     fitting = [kernel for kernel in kernels if _fits(kernel, request)]
     return max(fitting, key=lambda kernel: (kernel.preference, kernel.name), default=None)

@@ -90,7 +90,7 @@ class LearnedEstimator(sw.Estimator):
         """What was measured; the rest is offered to those who ask for it."""
         measured = self.model.sharding_types
         return sw.OptionSpace(
-            kernels={name: measured.get(name, ()) for name in sw.host().sharding_types.names}
+            kernels={name: measured.get(name, ()) for name in sw.host.host().sharding_types.names}
         )
 
     def estimate(self, options: sw.Options, topology: sw.Topology) -> Mapping[str, np.ndarray]:

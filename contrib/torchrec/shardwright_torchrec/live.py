@@ -113,13 +113,13 @@ def _key(kind: type) -> str:
 def _space(topology: sw.Topology) -> sw.OptionSpace:
     (bags, *_), device = _sharders().values(), topology.compute_device
     offered = set(bags.sharding_types(device))
-    kernels = sw.host().compute_kernels
+    kernels = sw.host.host().compute_kernels
     return sw.OptionSpace(
         kernels={
             kind: tuple(name for name in bags.compute_kernels(kind, device) if name in kernels)
             if kind in offered
             else ()
-            for kind in sw.host().sharding_types.names
+            for kind in sw.host.host().sharding_types.names
         }
     )
 

@@ -116,7 +116,7 @@ def _plain(sharding: Any) -> dict[str, Any]:
 
 
 def _read_table(data: Mapping[str, Any], table: sw.TableSpec, topology: sw.Topology) -> sw.ParameterSharding:
-    host = sw.host()
+    host = sw.host.host()
     kind = host.sharding_types.canonical(data["sharding_type"])
     kernel = host.compute_kernels.canonical(data["compute_kernel"])
     shards = [_read_shard(shard, table) for shard in data.get("shards") or ()]
@@ -142,7 +142,7 @@ def _layout_of(kind: str, shards: Sequence[_Shard], table: sw.TableSpec, topolog
     """The layout of the sharding type that cuts the table as the shards do, with their ranks."""
     narrowest = min((shard.sizes[1] for shard in shards if shard.sizes[1]), default=None)
     rule = sw.ParameterConstraints(sharding_types=[kind], min_partition=narrowest)
-    offered = list(sw.host().sharding_types.create(kind).layouts(table, topology, rule))
+    offered = list(sw.host.host().sharding_types.create(kind).layouts(table, topology, rule))
     for layout in offered:
         if layout.is_replicated and not shards:
             return layout.placed(range(topology.world_size))
@@ -236,7 +236,7 @@ def _check_known(name: str, sharding: sw.ParameterSharding) -> None:
 def _kernel_of(name: str) -> str:
     if name in _KERNELS:
         return name
-    kernels = sw.host().compute_kernels
+    kernels = sw.host.host().compute_kernels
     return _CPU_FUSED if kernels[name].fuses_optimizer else "dense"
 
 

@@ -16,8 +16,8 @@ from shardwright.cli.quiet import quiet_host
 from shardwright.errors import UnknownNameError, nearest
 
 if TYPE_CHECKING:
-    from shardwright.offers import Kind, Provenance
-    from shardwright.plugins import PluginHost
+    from shardwright.host.offers import Kind, Provenance
+    from shardwright.host.plugin_host import PluginHost
 
 __all__ = ["docs", "docs_of", "page_of", "pages"]
 

@@ -195,7 +195,7 @@ def _memory_of(torch: Any, kind: str) -> str:
 
 
 def _plugins(environment: Mapping[str, str]) -> Iterator[Finding]:
-    from shardwright.settings import PLUGINS_VARIABLE
+    from shardwright.host.settings import PLUGINS_VARIABLE
 
     host = quiet_host(environment)
     for record in host.plugins:
@@ -227,7 +227,7 @@ def _comm_backends(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    from shardwright.settings import PLUGINS_VARIABLE, PREFER_VARIABLE, STRICT_VARIABLE, PluginSettings
+    from shardwright.host.settings import PLUGINS_VARIABLE, PREFER_VARIABLE, STRICT_VARIABLE, PluginSettings
 
     readers: Mapping[str, Callable[[], Any]] = {
         **dict.fromkeys(

@@ -20,8 +20,8 @@ def layouts(
 ) -> None:
     """Draw how each sharding type cuts a table and where its blocks may go."""
     from shardwright.errors import InvalidInputError
+    from shardwright.host.plugin_host import host
     from shardwright.planning.documents.limits import MOST_DRAWN
-    from shardwright.plugins import host
 
     for option, value in (("--ranks", ranks), ("--rows", rows), ("--dim", dim)):
         if value > MOST_DRAWN:
@@ -41,11 +41,11 @@ def drawings(name: str, *, ranks: int = 4, hosts: int = 2, rows: int = 8, dim: i
     Raises:
         UnknownPluginError: no sharding type has that name.
     """
+    from shardwright.host.plugin_host import host
     from shardwright.planning.machines.topology import Topology
     from shardwright.planning.report.drawing import draw
     from shardwright.planning.tables.constraints import ParameterConstraints
     from shardwright.planning.tables.spec import TableSpec
-    from shardwright.plugins import host
 
     kind = host().sharding_types.create(name)
     topology = Topology(world_size=ranks, compute_device="cpu", local_world_size=ranks // hosts)

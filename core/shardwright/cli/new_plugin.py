@@ -13,7 +13,7 @@ import typer
 
 from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, nearest
 from shardwright.hookspecs import KINDS
-from shardwright.offers import Kind, qualified
+from shardwright.host.offers import Kind, qualified
 
 __all__ = ["plugin"]
 
@@ -84,7 +84,7 @@ def _check_name_is_free(name: str, kind: str) -> None:
     Raises:
         DuplicateNameError: something of that kind has the name, or the module has another distribution's name.
     """
-    from shardwright.plugins import host
+    from shardwright.host.plugin_host import host
 
     registry = host().registry_of(_known_kind(kind).contract)
     if name in registry:

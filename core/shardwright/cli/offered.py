@@ -11,7 +11,7 @@ from shardwright.errors import PluginLoadError, ShardwrightError, UnknownPluginE
 
 if TYPE_CHECKING:
     from shardwright.contracts import Command
-    from shardwright.registry import Registry
+    from shardwright.host.registry import Registry
 
 __all__ = ["Program", "group_of"]
 
@@ -63,7 +63,7 @@ def group_of(app: typer.Typer) -> TyperGroup:
 
 
 def _registry() -> Registry[Command]:
-    from shardwright.plugins import host
+    from shardwright.host.plugin_host import host
 
     return host().commands
 

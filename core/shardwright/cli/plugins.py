@@ -18,10 +18,10 @@ from shardwright.cli.tables import PAGE_WIDTH, page
 from shardwright.errors import UnknownNameError, nearest
 
 if TYPE_CHECKING:
-    from shardwright.loading import PluginRecord
-    from shardwright.offers import Entry
-    from shardwright.plugins import PluginHost
-    from shardwright.registry import Registry
+    from shardwright.host.loading import PluginRecord
+    from shardwright.host.offers import Entry
+    from shardwright.host.plugin_host import PluginHost
+    from shardwright.host.registry import Registry
 
 __all__ = ["plugins"]
 
@@ -49,7 +49,7 @@ def plugins(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the installed plugins: what each offers, where it is, and whether it is in use; or show one in full."""
-    from shardwright.settings import PluginSettings
+    from shardwright.host.settings import PluginSettings
 
     settings = PluginSettings.read(os.environ)
     # The table says all that the log would say; in strict mode this command is what one calls to see it.
@@ -119,7 +119,7 @@ def _fitted(text: str) -> str:
 
 def _contract(entry: Entry[Any]) -> list[str]:
     """The contract, its version, other names, where its docs are, and the docstring."""
-    from shardwright.plugins import KINDS
+    from shardwright.hookspecs import KINDS
 
     item: Any = entry.item if isinstance(entry.item, type) else type(entry.item)
     kind = next(kind for kind in KINDS if issubclass(item, kind.contract))
@@ -133,7 +133,7 @@ def _contract(entry: Entry[Any]) -> list[str]:
 
 def _order(row: _Row) -> tuple[bool, int, str, str]:
     """By kind and name; after them the plugins that offer nothing."""
-    from shardwright.plugins import KINDS
+    from shardwright.hookspecs import KINDS
 
     labels = [kind.label for kind in KINDS]
     return (not row.kind, labels.index(row.kind) if row.kind else 0, row.name, row.plugin)

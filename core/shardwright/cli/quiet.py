@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardwright.plugins import PluginHost
+    from shardwright.host.plugin_host import PluginHost
 
 __all__ = ["quiet_host"]
 
@@ -18,8 +18,8 @@ def quiet_host(environment: Mapping[str, str]) -> PluginHost:
     Args:
         environment: The variables that choose plugins.
     """
-    from shardwright.plugins import PluginHost
-    from shardwright.settings import STRICT_VARIABLE
+    from shardwright.host.plugin_host import PluginHost
+    from shardwright.host.settings import STRICT_VARIABLE
 
     logging.getLogger(PluginHost.__module__).setLevel(logging.ERROR)
     return PluginHost(environment={**environment, STRICT_VARIABLE: ""})

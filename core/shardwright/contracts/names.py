@@ -6,7 +6,7 @@ from abc import ABCMeta
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from shardwright.registry import Registry
+    from shardwright.host.registry import Registry
 
 
 class Name(str):
@@ -33,7 +33,7 @@ class OpenNames(ABCMeta):
     def __getattr__(cls, attribute: str) -> Any:
         if attribute.startswith("_") or not attribute.isupper():
             raise AttributeError(f"type object {cls.__name__!r} has no attribute {attribute!r}")
-        from shardwright.plugins import host
+        from shardwright.host.plugin_host import host
 
         registry: Registry[Any] = host().registry_of(cast(type[Any], cls))
         try:

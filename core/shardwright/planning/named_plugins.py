@@ -8,10 +8,10 @@ import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardwright.errors import InvalidInputError, PluginLoadError, ShardwrightError, nearest
-from shardwright.offers import Provenance, make_entry
+from shardwright.host.offers import Provenance, make_entry
 
 if TYPE_CHECKING:
-    from shardwright.registry import Registry
+    from shardwright.host.registry import Registry
 
 _Plugin = TypeVar("_Plugin")
 

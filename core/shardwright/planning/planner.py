@@ -18,6 +18,7 @@ from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
+from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Ints
 from shardwright.planning.distinct import distinct
 from shardwright.planning.documents.limits import MOST_SAMPLES
@@ -42,10 +43,9 @@ from shardwright.planning.tables.constraints import Constraints, ParameterConstr
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Listener, Watch
-from shardwright.plugins import host
 
 if TYPE_CHECKING:
-    from shardwright.registry import Registry
+    from shardwright.host.registry import Registry
 
 _log = logging.getLogger("shardwright")
 

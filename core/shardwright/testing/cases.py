@@ -11,13 +11,13 @@ from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
 from shardwright.contracts import ShardingType
+from shardwright.host.plugin_host import host
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, TableSpec
-from shardwright.plugins import host
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.sharders import (
     EmbeddingBagCollectionSharder,

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import frozen
 
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.layout import Layout, Routed
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 from shardwright.runtime.routed.hierarchical import HostReturn
 from shardwright.runtime.routed.return_paths import return_path_of
 from shardwright.sparse import KeyedJaggedTensor

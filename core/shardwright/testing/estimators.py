@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from shardwright.contracts import Estimator
 from shardwright.contracts.estimator import PERFORMANCE, STORAGE
+from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
@@ -23,7 +24,6 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 from shardwright.testing.loops import OPTIMIZERS
 from shardwright.testing.random_cases import LAWS, run_drawn
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from shardwright.hookspecs import hookimpl
-from shardwright.offers import Kind, Provenance, make_entry
-from shardwright.plugins import KINDS, PluginHost, host, use_host
-from shardwright.settings import PLUGINS_VARIABLE, PREFER_VARIABLE
+from shardwright.hookspecs import KINDS, hookimpl
+from shardwright.host.offers import Kind, Provenance, make_entry
+from shardwright.host.plugin_host import PluginHost, host, use_host
+from shardwright.host.settings import PLUGINS_VARIABLE, PREFER_VARIABLE
 
 _NAME = "under_test"
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.contracts import Partitioner, Proposer
+from shardwright.host.plugin_host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import SearchSpace
@@ -23,7 +24,6 @@ from shardwright.planning.search.search import begun, search
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
-from shardwright.plugins import host
 from shardwright.testing.random_cases import LAWS, run_drawn
 
 MAX_PROPOSALS = 5_000

@@ -14,10 +14,10 @@ from hypothesis.errors import FlakyFailure
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.host.plugin_host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
-from shardwright.plugins import host
 from shardwright.testing.cases import BATCHES, Case, Table
 from shardwright.testing.loops import OPTIMIZERS
 

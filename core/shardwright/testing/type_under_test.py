@@ -9,10 +9,10 @@ from attrs import evolve, frozen
 
 from shardwright.contracts import ShardingType
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 from shardwright.testing.cases import Case
 from shardwright.testing.random_cases import Cluster, plain_kernel
 

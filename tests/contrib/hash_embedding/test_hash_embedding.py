@@ -15,7 +15,7 @@ from shardwright_hash_embedding.hashing import first_values
 from tests.contrib import distributions
 
 import shardwright as sw
-from shardwright.plugins import PluginHost, use_host
+from shardwright.host import PluginHost, use_host
 from shardwright.testing import run_simulated
 
 torch.set_num_threads(1)

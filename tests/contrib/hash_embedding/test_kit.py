@@ -13,7 +13,7 @@ from shardwright_hash_embedding import HashedIds, HashRows, HashSettings, HashTa
 from tests.plugins.conformance.test_mutants import failure_of
 
 import shardwright as sw
-from shardwright.plugins import PluginHost, use_host
+from shardwright.host import PluginHost, use_host
 from shardwright.testing import ComputeKernelTests, ShardingTypeTests
 
 

@@ -17,8 +17,8 @@ from tests.contrib.hot_rows import zipf
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, shard_case, train_simulated
 
 import shardwright as sw
+from shardwright.host import PluginHost, use_host
 from shardwright.planning.options.search_space import traffic_bytes
-from shardwright.plugins import PluginHost, use_host
 from shardwright.testing import ShardingTypeTests, installed, run_simulated, traffic
 from shardwright.testing.random_cases import Cluster
 from shardwright.testing.type_under_test import TypeUnderTest

@@ -16,7 +16,7 @@ import torch
 from attrs import frozen
 
 import shardwright as sw
-from shardwright.plugins import PluginHost, use_host
+from shardwright.host import PluginHost, use_host
 from shardwright.testing import SimulatedCommunicator, run_simulated
 
 if __name__ == "__main__":

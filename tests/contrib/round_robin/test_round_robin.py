@@ -7,7 +7,7 @@ import shardwright_round_robin
 from tests.contrib import distributions
 
 import shardwright as sw
-from shardwright.plugins import PluginHost, use_host
+from shardwright.host import PluginHost, use_host
 from shardwright.testing import ShardingTypeTests
 
 

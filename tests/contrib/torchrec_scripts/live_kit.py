@@ -19,7 +19,7 @@ BUILT_IN = [
 
 @pytest.fixture(autouse=True)
 def plugins() -> Iterator[None]:
-    with sw.use_host(sw.PluginHost(entry_points=BUILT_IN)):
+    with sw.host.use_host(sw.host.PluginHost(entry_points=BUILT_IN)):
         yield
 
 

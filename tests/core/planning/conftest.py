@@ -10,11 +10,11 @@ import pytest
 
 from shardwright import hookimpl
 from shardwright.contracts import ComputeKernel, Estimator, Partitioner, Proposer, ShardingType
+from shardwright.host import PluginHost, use_host
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.planning.options.options import fold_requests
 from shardwright.planning.search.placement import Proven
-from shardwright.plugins import PluginHost, use_host
 
 
 class Whole(ShardingType):

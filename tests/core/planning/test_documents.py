@@ -13,6 +13,7 @@ from tests.core.planning.conftest import make_host
 
 import shardwright
 from shardwright.errors import InvalidInputError, PlanError
+from shardwright.host import use_host
 from shardwright.planning.documents import CONSTRAINTS, PLAN, WORKLOAD, DocumentKind, limits
 from shardwright.planning.documents.schemas import FOLDER, load_schema, schema_names
 from shardwright.planning.machines.topology import Topology
@@ -20,7 +21,6 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.tables.workload import Workload
-from shardwright.plugins import use_host
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 PAGE = Path(shardwright.__file__).parent / "docs" / "documents.md"

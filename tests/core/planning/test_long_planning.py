@@ -16,6 +16,7 @@ from tests.core.planning.conftest import WithBound
 
 from shardwright.contracts import Proposer, ShardingType
 from shardwright.errors import InvalidInputError, NoPlanError
+from shardwright.host import host
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
@@ -26,7 +27,6 @@ from shardwright.planning.progress import progress_text, shown
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Progress, Watch
-from shardwright.plugins import host
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TABLES = [TableSpec(f"t{i}", 10 + i, 8, ["f"]) for i in range(12)]

@@ -12,6 +12,7 @@ from tests.core.planning.conftest import Plain, Slices, Whole, make_host
 
 from shardwright.contracts import ShardingType
 from shardwright.errors import NoPlanError, PlanError, PlanningError
+from shardwright.host import host, use_host
 from shardwright.planning.layouts.layout import BlockRun, Layout, Replicate
 from shardwright.planning.layouts.row_maps import RowMap, RowsRange, RowsSplit
 from shardwright.planning.machines.topology import Topology
@@ -22,7 +23,6 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.drawing import draw
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host, use_host
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TABLE = TableSpec("t", 11, 8, ["f"], pooling="NONE")

@@ -11,12 +11,12 @@ import pytest
 import shardwright
 from shardwright.contracts import Estimator, Proposer, ShardingType
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError, UnknownPluginError
+from shardwright.host import host
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TABLES = [
@@ -286,7 +286,7 @@ from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 from shardwright.planning.machines.topology import Topology
-from shardwright.plugins import host
+from shardwright.host import host
 from shardwright.planning.plan import document
 from shardwright.planning.search import failure
 from shardwright.planning.report import report

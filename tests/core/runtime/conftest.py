@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from tests.core.runtime.plans import host_with_loops
 
-from shardwright.plugins import PluginHost, use_host
+from shardwright.host import PluginHost, use_host
 
 
 @pytest.fixture(autouse=True)

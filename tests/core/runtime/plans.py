@@ -15,13 +15,13 @@ from torch import nn
 from shardwright import hookimpl
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import Lookup
+from shardwright.host import PluginHost
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.planning.layouts.layout import Block, ColumnRange, Dataflow, Exchange, Layout, Replicate
 from shardwright.planning.layouts.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
-from shardwright.plugins import PluginHost
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import Paths, RoutingPlan, plan_routing
 from shardwright.runtime.routed.return_paths import return_path_of

@@ -14,10 +14,10 @@ from tests.drawn import drawn
 from tests.pairs import pairwise
 
 from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError
+from shardwright.host import PluginHost, use_host
 from shardwright.planning.layouts.layout import Exchange, Hierarchical
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.tables.codecs import QCommsConfig
-from shardwright.plugins import PluginHost, use_host
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
 from shardwright.testing.simulated import run_simulated
 

@@ -25,9 +25,9 @@ from tests.core.runtime.plans import (
 from tests.drawn import drawn
 
 from shardwright.errors import DistributedError, UnsupportedError
+from shardwright.host import use_host
 from shardwright.planning.layouts.layout import Exchange, Hierarchical
 from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.plugins import use_host
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shardwright import _fbgemm
 from shardwright.contracts import Codec
-from shardwright.plugins import host
+from shardwright.host import host
 from shardwright.testing.codecs import check_codec
 from shardwright_plugins.codecs import int8
 

@@ -12,8 +12,9 @@ from tests.equality import Case, Table, expected_collectives, layouts_of, shardi
 from tests.pairs import pairwise
 from torch import Tensor, nn
 
-from shardwright import QCommsConfig, ShardingEnv, TableSpec, host
+from shardwright import QCommsConfig, ShardingEnv, TableSpec
 from shardwright.contracts import Codec
+from shardwright.host import host
 from shardwright.planning.layouts.layout import Layout
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 from shardwright.testing.simulated import run_simulated

@@ -13,7 +13,7 @@ from shardwright import EmbeddingBagCollectionSharder, ShardingEnv, spec_to_torc
 from shardwright.contracts import CommBackend
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError
-from shardwright.plugins import host
+from shardwright.host import host
 
 
 @pytest.mark.parametrize(("name", "devices"), [("gloo", ("cpu",)), ("nccl", ("cuda",))])

@@ -8,7 +8,7 @@ import torch
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import BlockSpec, Lookup
-from shardwright.plugins import host
+from shardwright.host import host
 from shardwright.testing.loops import (
     CPU,
     OPTIMIZERS,

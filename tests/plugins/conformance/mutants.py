@@ -15,8 +15,8 @@ import shardwright as sw
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
+from shardwright.host import host
 from shardwright.planning.search.placement import ProposedShards
-from shardwright.plugins import host
 
 
 class Delegate:

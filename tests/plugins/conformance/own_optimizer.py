@@ -11,9 +11,9 @@ from tests.plugins.conformance.mutants import Delegate
 import shardwright as sw
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.lookup import BlockSpec
+from shardwright.host import host
 from shardwright.optim.fused import renaming
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.plugins import host
 
 NAME = "touched_momentum"
 

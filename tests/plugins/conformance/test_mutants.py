@@ -11,7 +11,7 @@ import pytest
 from tests.plugins.conformance import mutants, wrong_commands
 
 from shardwright import testing
-from shardwright.plugins import host
+from shardwright.host import host
 
 COVER = "test_layouts_cover_each_row_and_column_once"
 BIJECTION = "test_row_maps_are_bijections_onto_their_parts"
@@ -124,11 +124,12 @@ MUTANTS = [
         "test_proposals_are_the_same_each_time",
         r"is not deterministic: proposal \d+ is .* when it is asked again",
     ),
-    (
+    pytest.param(
         mutants.Endless,
         "ProposerTests",
         "test_proposals_end",
         r"does not end: more than 5000 proposals for \d tables",
+        marks=pytest.mark.slow,
     ),
     (
         mutants.AnotherTables,

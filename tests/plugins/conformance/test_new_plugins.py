@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.stranger import run_python
 
-from shardwright.plugins import KINDS
+from shardwright.hookspecs import KINDS
 
 PIP = (
     "-m",
@@ -21,7 +21,7 @@ PIP = (
 )
 
 
-QUICK = {"codec", "command"}  # the others' kits take longer than a suite that runs often should
+QUICK = {"codec"}  # the others' kits take longer than a suite that runs often should
 
 
 def kinds() -> list[object]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardwright.contracts import Partitioner
-from shardwright.plugins import host
+from shardwright.host import host
 from shardwright.testing import PartitionerTests
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.contracts import Proposer
-from shardwright.plugins import host
+from shardwright.host import host
 from shardwright.testing import ProposerTests
 
 

@@ -6,8 +6,8 @@ import pytest
 from tests.as_asked import AsAsked
 
 from shardwright.contracts import ShardingType
+from shardwright.host import host
 from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.plugins import host
 from shardwright.testing import ShardingTypeTests
 
 

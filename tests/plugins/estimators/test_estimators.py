@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from shardwright.errors import PlanningError
+from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
-from shardwright.plugins import host
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 

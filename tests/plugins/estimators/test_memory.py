@@ -10,6 +10,7 @@ from tests.plugins.compute_kernels.loops import OPTIMIZERS, draw_batch
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.lookup import BlockSpec
+from shardwright.host import host
 from shardwright.optim import spec_to_torch
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
@@ -17,7 +18,6 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
-from shardwright.plugins import host
 from shardwright.testing.memory import held_bytes
 
 TOLERATED = 0.03  # the planner's promise

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import traffic_bytes, vector_bytes
@@ -15,7 +16,6 @@ from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 
 ROWS, COLUMNS, BATCH, POOLING = 1000, 64, 32, 5.0
 IDS, BAGS = BATCH * POOLING, BATCH

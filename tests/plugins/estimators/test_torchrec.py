@@ -22,6 +22,7 @@ from tests.plugins.estimators.torchrec_cases import (
     workload_cases,
 )
 
+from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.check import check_plan
@@ -30,7 +31,6 @@ from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 TOLERATED = 1e-6

@@ -19,6 +19,7 @@ import attrs
 import numpy as np
 from attrs import Factory, frozen
 
+from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.options import Options
@@ -26,7 +27,6 @@ from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 
 HERE = Path(__file__).parent
 SCRIPT, GOLDEN = HERE / "torchrec_numbers.py", HERE / "torchrec_golden.json"

@@ -30,7 +30,7 @@ from tests.plugins.hostile import named
 from tests.plugins.hostile.mutations import arguments, mutated
 
 from shardwright.cli import main
-from shardwright.plugins import PluginHost, use_host
+from shardwright.host import PluginHost, use_host
 
 CONTRIB = Path(__file__).parents[3] / "contrib"
 MEMORY_BYTES = 3 << 30  # beside what the process had before its first case

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import strategies as st
 from tests.drawn import drawn
 
+from shardwright.host import host
 from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.search.placement import Misfit, ProposedShards
-from shardwright.plugins import host
 from shardwright_plugins.partitioners.exact import Exact
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
 from shardwright_plugins.partitioners.longest_first import LongestFirst

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.options.search_space import SearchSpace, estimate_costs
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 
 MIB = 1 << 20
 

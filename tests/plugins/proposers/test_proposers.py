@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plugins.proposers.spaces import costed
 
+from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.search.placement import Misfit, propose
 from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
-from shardwright.plugins import host
 
 MIB = 1 << 20
 

@@ -165,7 +165,7 @@ def _sharding(
     rule = constraints.get(table.name, sw.ParameterConstraints())
     name = (rule.sharding_types or ["table_wise"])[0]
     spec = sw.TableSpec(table.name, table.num_embeddings, table.embedding_dim, table.feature_names, "INT8")
-    kind = sw.host().sharding_types.create(name)
+    kind = sw.host.host().sharding_types.create(name)
     layout = next(iter(kind.layouts(spec, topology, rule)), None)
     if layout is None:
         raise sw.UnsupportedError(

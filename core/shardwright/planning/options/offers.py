@@ -26,7 +26,7 @@ from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 
 if TYPE_CHECKING:
-    from shardwright.registry import Registry
+    from shardwright.host.registry import Registry
 
 
 class Plugins(Protocol):

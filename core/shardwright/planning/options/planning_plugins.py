@@ -17,8 +17,8 @@ from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.option_space import OptionSpace
 
 if TYPE_CHECKING:
-    from shardwright.plugins import PluginHost
-    from shardwright.registry import Registry
+    from shardwright.host.plugin_host import PluginHost
+    from shardwright.host.registry import Registry
 
 _Plugin = TypeVar("_Plugin", Estimator, Proposer, Partitioner)
 

@@ -9,9 +9,9 @@ from attrs import field, frozen
 
 from shardwright.arguments import checked, typed
 from shardwright.errors import InvalidInputError
+from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.layout import Block, ColumnRange, Layout
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
-from shardwright.plugins import host
 
 
 @frozen

@@ -34,8 +34,8 @@ from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.spec import TableSpec
 
 if TYPE_CHECKING:
-    from shardwright.plugins import PluginHost
-    from shardwright.registry import Registry
+    from shardwright.host.plugin_host import PluginHost
+    from shardwright.host.registry import Registry
 
 
 def read_plan(text: str, plugin_host: PluginHost) -> ShardingPlan:

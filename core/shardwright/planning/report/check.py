@@ -15,6 +15,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from shardwright.errors import PlanError
+from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Ints
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.proof.checker import TOLERANCE, why_unproven
@@ -22,7 +23,6 @@ from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.search.objectives import OBJECTIVES
 from shardwright.planning.text import bytes_text
 from shardwright.planning.watch import gap_of
-from shardwright.plugins import host
 
 _GAP_TOLERANCE = 1e-6
 

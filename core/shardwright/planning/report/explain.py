@@ -10,6 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.errors import UnknownNameError, nearest
+from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Ints
 from shardwright.planning.options.options import Refusal
 from shardwright.planning.plan.plan import ShardingPlan
@@ -19,7 +20,6 @@ from shardwright.planning.search.objectives import OBJECTIVES, Phases, phase_loa
 from shardwright.planning.search.placement import Misfit, PlacedPlan, fixed_misfit, propose
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
-from shardwright.plugins import host
 
 
 @frozen

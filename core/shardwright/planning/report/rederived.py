@@ -37,7 +37,7 @@ from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 
 if TYPE_CHECKING:
-    from shardwright.plugins import PluginHost
+    from shardwright.host.plugin_host import PluginHost
 
 
 @frozen(eq=False)

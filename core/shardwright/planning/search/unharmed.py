@@ -24,7 +24,7 @@ from shardwright.planning.watch import Watch
 
 if TYPE_CHECKING:
     from shardwright.contracts.sharding_type import ShardingType
-    from shardwright.registry import Registry
+    from shardwright.host.registry import Registry
 
 # The part of the time and the work that the search without strangers' options may use.
 _OF_FIRST = 0.5

@@ -13,7 +13,7 @@ from shardwright.planning.plugin_calls import calling
 
 if TYPE_CHECKING:
     from shardwright.contracts.codec import Codec
-    from shardwright.registry import Registry
+    from shardwright.host.registry import Registry
 
 FLOAT_BYTES = 4
 """Results and gradients travel as float32 unless a codec says otherwise."""
@@ -148,7 +148,7 @@ def get_qcomm_codecs_registry(
 
 
 def _codecs() -> Registry[Codec]:
-    from shardwright.plugins import host
+    from shardwright.host.plugin_host import host
 
     return host().codecs
 

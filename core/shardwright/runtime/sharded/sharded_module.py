@@ -13,13 +13,13 @@ from torch import nn
 
 from shardwright.arguments import brief, checked_only
 from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError, nearest
+from shardwright.host.plugin_host import host
+from shardwright.host.registry import Registry
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
-from shardwright.registry import Registry
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.inputs import InputChecks
 

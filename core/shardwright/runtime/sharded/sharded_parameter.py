@@ -17,7 +17,7 @@ from torch.optim.optimizer import _foreach_supported_types
 
 from shardwright.error_listeners import reporting_errors
 from shardwright.errors import UnsupportedError
-from shardwright.plugins import host
+from shardwright.host.plugin_host import host
 from shardwright.runtime.step.scaled_losses import ADVICE, FUSED_REFUSAL, PARTED_REFUSAL
 
 _CLIPPING, _UNSCALING = "torch.nn.utils.clip_grad", "torch.amp.grad_scaler"

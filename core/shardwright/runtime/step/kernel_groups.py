@@ -16,11 +16,11 @@ from shardwright.contracts.codec import Codec
 from shardwright.contracts.compute_kernel import ComputeKernel
 from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.errors import PlanError, UnsupportedError
+from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 
 
 class Bucketing(IntEnum):

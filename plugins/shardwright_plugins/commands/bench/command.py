@@ -62,7 +62,7 @@ def step(
 
     Ctrl-C ends it early; what was measured until then is shown.
     """
-    from shardwright.plugins import host
+    from shardwright.host import host
     from shardwright_plugins.commands.bench.sides import Program, Ranks
     from shardwright_plugins.commands.bench.step import StepSettings
     from shardwright_plugins.commands.bench.suite import Case, Suite, each_type

@@ -71,7 +71,7 @@ class Ranks(Side):
     _pool: RankPool | None = field(default=None, init=False)
 
     def measure(self, settings: StepSettings) -> Figures:  # noqa: D102 - described in the base class
-        from shardwright.plugins import host
+        from shardwright.host import host
         from shardwright_plugins.commands.bench.step import time_step
 
         for name in settings.types:
@@ -85,7 +85,7 @@ class Ranks(Side):
         return Figures(**results[0])
 
     def _pool_of(self, ranks: int) -> RankPool:
-        from shardwright.plugins import host
+        from shardwright.host import host
         from shardwright.testing.ranks import RankPool
 
         if self._pool is None:

@@ -139,7 +139,7 @@ def _known_types(types: str | None) -> tuple[str, ...]:
     """
     if types is None:
         return ()
-    from shardwright.plugins import host
+    from shardwright.host import host
 
     registry = host().sharding_types
     names = [name.strip() for name in types.split(",") if name.strip()]
@@ -156,7 +156,7 @@ def _known_device(device: str) -> str:
     Raises:
         UnknownNameError: If none does.
     """
-    from shardwright.plugins import host
+    from shardwright.host import host
 
     known = {name for entry in host().comm_backends.entries.values() for name in entry.item.devices}
     if device not in known:

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from shardwright import ShardingEnv
 from shardwright.cli.progress import track
-from shardwright.plugins import host
+from shardwright.host import host
 from shardwright_plugins.commands.demo.examples import Examples, Source
 from shardwright_plugins.commands.demo.model import Batch, ShardedDLRM, count_collectives
 from shardwright_plugins.commands.demo.result import DemoResult, area_under_curve

@@ -7,6 +7,7 @@ from tests.core.planning.conftest import Whole
 
 from shardwright.contracts import ShardingType
 from shardwright.errors import PlanningError, UnknownPluginError
+from shardwright.host import host
 from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
@@ -15,7 +16,6 @@ from shardwright.planning.options.options import fold_requests
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import PoolingType, TableSpec
-from shardwright.plugins import host
 
 TABLE = TableSpec("t", 10, 8, ["f"])
 

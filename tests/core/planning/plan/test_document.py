@@ -15,6 +15,7 @@ from tests.core.planning.conftest import make_host
 import shardwright as sw
 from shardwright.contracts import ShardingType
 from shardwright.errors import PlanError
+from shardwright.host import use_host
 from shardwright.planning.layouts.layout import Block, BlockRun, ColumnRange, Layout, Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.machines.topology import Topology
@@ -24,7 +25,6 @@ from shardwright.planning.report.explain import explain_table
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import plain_json
-from shardwright.plugins import use_host
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 

@@ -11,6 +11,7 @@ from tests.core.planning.conftest import Plain, make_host
 from tests.drawn import drawn
 
 from shardwright.errors import PlanError
+from shardwright.host import host, use_host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
@@ -18,7 +19,6 @@ from shardwright.planning.options.preparation import prepare
 from shardwright.planning.proof.checker import why_unproven
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host, use_host
 
 
 def space_of(sizes, capacity=10**9, only=None):

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 from tests.core.planning.conftest import Plain, make_host
 
+from shardwright.host import use_host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ranks_text
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
-from shardwright.plugins import use_host
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 
 

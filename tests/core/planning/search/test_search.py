@@ -5,6 +5,7 @@ import pytest
 
 from shardwright.contracts import Partitioner, Proposer, ShardingType
 from shardwright.errors import PlanningError
+from shardwright.host import host
 from shardwright.planning.arrays import FREE
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
@@ -14,7 +15,6 @@ from shardwright.planning.search.placement import ProposedShards, propose, ranks
 from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.plugins import host
 
 TABLES = [TableSpec("a", 10, 8, ["f"]), TableSpec("b", 7, 4, ["g"]), TableSpec("c", 3, 8, ["h"])]
 

@@ -21,9 +21,9 @@ from tests.core.runtime.plans import (
 from tests.drawn import drawn
 from tests.pairs import pairwise
 
+from shardwright.host import PluginHost, use_host
 from shardwright.planning.layouts.layout import Exchange, Replicate
 from shardwright.planning.tables.codecs import QCommsConfig
-from shardwright.plugins import PluginHost, use_host
 from shardwright.runtime.replicated import forms as replicated
 from shardwright.runtime.replicated.forms import FORMS, BatchForm, DenseForm, RowsForm
 from shardwright.runtime.replicated.sizes import Sizes

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.core.runtime.buckets import EXAMPLES, assert_bags, slot_bags
 from tests.core.runtime.plans import Cut, Cuts, cuts, host_with_loops
 
+from shardwright.host import use_host
 from shardwright.planning.layouts.layout import Exchange, Hierarchical
-from shardwright.plugins import use_host
 from shardwright.runtime.routed.payload import PayloadFormat
 from shardwright.runtime.routed.routing import routers_of
 from shardwright.runtime.step.executor import PeerHeaders

@@ -11,8 +11,8 @@ from tests.core.runtime.buckets import EXAMPLES
 from tests.core.runtime.plans import Cut, Cuts, Loop, host_with_loops
 
 from shardwright.contracts.lookup import Bags
+from shardwright.host import use_host
 from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.plugins import use_host
 from shardwright.runtime.routed.ragged import FillingLookup, taking_ragged
 
 

@@ -10,9 +10,9 @@ from tests.core.runtime.buckets import EXAMPLES, assert_bags, bags_of, slot_bags
 from tests.core.runtime.plans import Cut, Cuts, PathsHere, cuts, host_with_loops
 
 from shardwright.errors import PlanError, UnsupportedError
+from shardwright.host import use_host
 from shardwright.planning.layouts.layout import Exchange, Hierarchical
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
-from shardwright.plugins import use_host
 from shardwright.runtime.routed import routing
 from shardwright.runtime.routed.plan import plan_routing
 from shardwright.runtime.routed.routing import routers_of

@@ -16,9 +16,9 @@ from torch import nn
 from shardwright import DistributedModelParallel, ShardingEnv, hookimpl
 from shardwright.contracts import CommBackend
 from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
+from shardwright.host import PluginHost, use_host
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from shardwright.planning.tables.spec import EmbeddingBagConfig
-from shardwright.plugins import PluginHost, use_host
 from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchTransport
 from shardwright.runtime.sharded.initialization import initialize, seeded
 from shardwright.testing.simulated import run_simulated

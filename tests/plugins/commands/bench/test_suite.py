@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from shardwright.errors import InvalidInputError
-from shardwright.plugins import host
+from shardwright.host import host
 from shardwright_plugins.commands.bench import command
 from shardwright_plugins.commands.bench.command import bench, run_suite
 from shardwright_plugins.commands.bench.sides import Figures, Side

@@ -25,7 +25,7 @@ from shardwright.errors import (
     UnknownPluginError,
     UnsupportedError,
 )
-from shardwright.plugins import PluginHost, use_host
+from shardwright.host import PluginHost, use_host
 from shardwright_plugins.commands.demo import criteo, launch
 from shardwright_plugins.commands.demo.result import DemoResult
 from shardwright_plugins.commands.demo.settings import DEFAULT_SYNTHETIC_STEPS, DemoSettings

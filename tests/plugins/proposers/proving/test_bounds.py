@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.core.planning.conftest import Cells, Weights, Whole, make_host
 
 from shardwright.contracts import ShardingType
+from shardwright.host import host, use_host
 from shardwright.planning.layouts.layout import Block, BlockRun, Layout
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.machines.topology import Topology
@@ -21,7 +22,6 @@ from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
-from shardwright.plugins import host, use_host
 from shardwright_plugins.proposers.proving.bounds.prover import Prover
 from shardwright_plugins.proposers.proving.bounds.relaxation import Relaxation
 

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from shardwright import plugins as plugins_module
 from shardwright.contracts import ShardingType
 from shardwright.errors import DuplicateNameError, InvalidInputError, PluginLoadError, UnknownPluginError
-from shardwright.plugins import PluginHost, host, use_host
+from shardwright.host import PluginHost, host, use_host
+from shardwright.host import plugin_host as plugins_module
 
 ALL = (
     "acme-bad-import",
@@ -190,8 +190,8 @@ def test_host_discovers_installed_distributions_by_entry_point(run_source):
         """
         import json
         import shardwright
-        from shardwright.plugins import PluginHost
-        entry = shardwright.host().sharding_types.entry("good")
+        from shardwright.host import PluginHost
+        entry = shardwright.host.host().sharding_types.entry("good")
         print(json.dumps([entry.provenance.plugin, entry.provenance.distribution, entry.provenance.version]))
         """
     )
@@ -203,7 +203,7 @@ def test_host_imports_no_plugin_before_something_is_asked_for(run_source):
         """
         import json, sys
         import shardwright
-        host = shardwright.host()
+        host = shardwright.host.host()
         before = "acme_slow" in sys.modules
         host.sharding_types
         print(json.dumps([before, "acme_slow" in sys.modules]))
@@ -217,7 +217,7 @@ def test_host_never_imports_plugins_that_are_off(run_source):
         """
         import json, sys
         import shardwright
-        names = list(shardwright.host().sharding_types)
+        names = list(shardwright.host.host().sharding_types)
         print(json.dumps([names, "acme_slow" in sys.modules, "acme_bad_import" in sys.modules]))
         """,
         SHARDWRIGHT_PLUGINS="acme_good",

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from shardwright.contracts import ShardingType
 from shardwright.errors import DuplicateNameError, PluginLoadError, ShardwrightError, UnknownPluginError
 from shardwright.hookspecs import KINDS
-from shardwright.offers import Entry, Provenance, make_entry
-from shardwright.registry import Registry
+from shardwright.host.offers import Entry, Provenance, make_entry
+from shardwright.host.registry import Registry
 
 KIND = next(kind for kind in KINDS if kind.contract is ShardingType)
 ONE = Provenance("one", "acme-one", "1.0", "acme_one", "/acme_one.py")

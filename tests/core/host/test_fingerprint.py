@@ -5,8 +5,8 @@ import pickle
 import pytest
 
 from shardwright.errors import PluginMismatchError
-from shardwright.fingerprint import Fingerprint, PluginIdentity, compare_fingerprints
-from shardwright.plugins import PluginHost
+from shardwright.host import PluginHost
+from shardwright.host.fingerprint import Fingerprint, PluginIdentity, compare_fingerprints
 
 GOOD = PluginIdentity("acme-good", "1.2.0", "acme_good", ("sharding_types:good",))
 SKEW = PluginIdentity("acme-skew", "0.3.1", "skew", ("sharding_types:skewed",))

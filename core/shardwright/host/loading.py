@@ -20,7 +20,7 @@ import pluggy
 
 from shardwright import hookspecs
 from shardwright.errors import PluginLoadError, nearest
-from shardwright.offers import Entry, Kind, Provenance, check_version, make_entry
+from shardwright.host.offers import Entry, Kind, Provenance, check_version, make_entry
 
 __all__ = ["PluginRecord", "Source", "load_plugin"]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.errors import DistributedError
+from shardwright.runtime.ranks.alone import CompletedWork
 from shardwright.runtime.ranks.environment import ShardingEnv
 
 T = TypeVar("T")
@@ -43,11 +44,6 @@ class _Board:
 
     def abort(self) -> None:
         self._barrier.abort()
-
-
-class _Done:
-    def wait(self) -> None:
-        """The exchange happened when it was started."""
 
 
 class SimulatedCommunicator(Communicator):
@@ -87,7 +83,7 @@ class SimulatedCommunicator(Communicator):
             )
         if pieces:
             torch.cat(pieces, out=output)
-        return _Done()
+        return CompletedWork()
 
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
         self.labels.append("tensor")

@@ -18,18 +18,26 @@ def pairwise(combinations: Iterable[tuple[object, ...]]) -> list[object]:
         All combinations. Every pair of values of two names that occurs in one of them occurs in one that is not
         marked slow.
     """
-    pairs = {combination: _pairs_of(combination) for combination in combinations}
-    missing = set().union(*pairs.values())
-    quick = set()
-    while missing:
-        best = max(pairs, key=lambda combination: len(pairs[combination] & missing))  # the first of equals
-        missing -= pairs[best]
-        quick.add(best)
+    every = list(combinations)
+    quick = covering(every)
     return [
         pytest.param(*combination, marks=() if combination in quick else pytest.mark.slow)
-        for combination in pairs
+        for combination in every
     ]
 
 
-def _pairs_of(combination: tuple[object, ...]) -> set[object]:
+def covering(combinations: Iterable[tuple[object, ...]]) -> set[tuple[object, ...]]:
+    """Some of the combinations, with every pair of values that occurs in any of them."""
+    pairs = {combination: pairs_of(combination) for combination in combinations}
+    missing = set().union(*pairs.values())
+    chosen = set()
+    while missing:
+        best = max(pairs, key=lambda combination: len(pairs[combination] & missing))  # the first of equals
+        missing -= pairs[best]
+        chosen.add(best)
+    return chosen
+
+
+def pairs_of(combination: tuple[object, ...]) -> set[object]:
+    """All pairs of values of a combination, each value with its place."""
     return set(itertools.combinations(enumerate(combination), 2))

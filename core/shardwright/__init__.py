@@ -15,6 +15,7 @@ _MODULE_OF_NAME: dict[str, str] = {
     name: module
     for module, names in {
         "shardwright.errors": (
+            "CheckpointError",
             "DistributedError",
             "DuplicateNameError",
             "InvalidInputError",
@@ -119,12 +120,17 @@ _MODULE_OF_NAME: dict[str, str] = {
             "PoolingType",
             "TableSpec",
         ),
+        "shardwright.planning.machines.replicas": ("Replicas",),
         "shardwright.planning.machines.topology": ("Topology",),
         "shardwright.planning.watch": ("Progress", "Watch"),
         "shardwright.planning.tables.workload": ("Workload",),
+        "shardwright.runtime.checkpoint.loading": ("LoadedCheckpoint", "load_checkpoint"),
+        "shardwright.runtime.checkpoint.saving": ("SavedCheckpoint", "save_checkpoint"),
         "shardwright.runtime.step.awaitable": ("Awaitable", "LazyAwaitable"),
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),
+        "shardwright.runtime.ranks.sharding_groups": ("ShardingEnv2D",),
+        "shardwright.runtime.sharded.dmp_collection": ("DMPCollection",),
         "shardwright.contracts.lookup": ("Bags", "BlockSpec", "Lookup"),
         "shardwright.runtime.sharded.model_parallel": ("DistributedModelParallel",),
         "shardwright.runtime.routed.direct": ("DirectReturn",),

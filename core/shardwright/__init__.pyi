@@ -18,6 +18,7 @@ from shardwright.contracts import Work as Work
 from shardwright.contracts.lookup import Bags as Bags
 from shardwright.contracts.lookup import BlockSpec as BlockSpec
 from shardwright.contracts.lookup import Lookup as Lookup
+from shardwright.errors import CheckpointError as CheckpointError
 from shardwright.errors import DistributedError as DistributedError
 from shardwright.errors import DuplicateNameError as DuplicateNameError
 from shardwright.errors import InvalidInputError as InvalidInputError
@@ -59,6 +60,7 @@ from shardwright.planning.layouts.row_maps import RowPart as RowPart
 from shardwright.planning.layouts.row_maps import RowsModulo as RowsModulo
 from shardwright.planning.layouts.row_maps import RowsRange as RowsRange
 from shardwright.planning.layouts.row_maps import RowsSplit as RowsSplit
+from shardwright.planning.machines.replicas import Replicas as Replicas
 from shardwright.planning.machines.reservations import FixedAbsoluteStorageReservation as FixedAbsoluteStorageReservation
 from shardwright.planning.machines.reservations import FixedPercentageStorageReservation as FixedPercentageStorageReservation
 from shardwright.planning.machines.reservations import HeuristicalStorageReservation as HeuristicalStorageReservation
@@ -100,14 +102,20 @@ from shardwright.planning.tables.spec import TableSpec as TableSpec
 from shardwright.planning.tables.workload import Workload as Workload
 from shardwright.planning.watch import Progress as Progress
 from shardwright.planning.watch import Watch as Watch
+from shardwright.runtime.checkpoint.loading import LoadedCheckpoint as LoadedCheckpoint
+from shardwright.runtime.checkpoint.loading import load_checkpoint as load_checkpoint
+from shardwright.runtime.checkpoint.saving import SavedCheckpoint as SavedCheckpoint
+from shardwright.runtime.checkpoint.saving import save_checkpoint as save_checkpoint
 from shardwright.runtime.pipeline.train_pipeline import TrainPipelineBase as TrainPipelineBase
 from shardwright.runtime.pipeline.train_pipeline import TrainPipelineSparseDist as TrainPipelineSparseDist
 from shardwright.runtime.pipeline.train_pipeline import lockstep_batches as lockstep_batches
 from shardwright.runtime.ranks.comm import TorchCommunicator as TorchCommunicator
 from shardwright.runtime.ranks.environment import ShardingEnv as ShardingEnv
+from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D as ShardingEnv2D
 from shardwright.runtime.routed.direct import DirectReturn as DirectReturn
 from shardwright.runtime.routed.return_path import ReturnPath as ReturnPath
 from shardwright.runtime.routed.return_path import ReturnStep as ReturnStep
+from shardwright.runtime.sharded.dmp_collection import DMPCollection as DMPCollection
 from shardwright.runtime.sharded.model_parallel import DistributedModelParallel as DistributedModelParallel
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder

@@ -162,6 +162,7 @@ torch.testing.assert_close(bags(ids).values(), expected)
     assert run("-c", lookup, path=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_doctor_fbgemm_that_takes_its_process_down_is_told(tmp_path: Path) -> None:
     write_fbgemm(tmp_path, "1.8.0", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     done = run("-m", "shardwright", "doctor", "--json", path=tmp_path)

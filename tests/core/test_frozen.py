@@ -23,10 +23,12 @@ PUBLIC_NAMES = """
     CacheParams
     CacheStatistics
     CheckedPlan
+    CheckpointError
     ColumnRange
     CombinedOptimizer
     CommType
     Communicator
+    DMPCollection
     DataType
     Dataflow
     DirectReturn
@@ -66,6 +68,7 @@ PUBLIC_NAMES = """
     Layout
     LazyAdam
     LazyAwaitable
+    LoadedCheckpoint
     Lookup
     Misfit
     ModuleSharder
@@ -91,6 +94,7 @@ PUBLIC_NAMES = """
     ProposedShards
     Proven
     QCommsConfig
+    Replicas
     Replicate
     ReturnPath
     ReturnStep
@@ -101,11 +105,13 @@ PUBLIC_NAMES = """
     RowsModulo
     RowsRange
     RowsSplit
+    SavedCheckpoint
     SearchSpace
     ShardMetadata
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
     ShardingEnv
+    ShardingEnv2D
     ShardingPlan
     ShardwrightError
     StorageReservation
@@ -128,10 +134,12 @@ PUBLIC_NAMES = """
     get_qcomm_codecs_registry
     hookimpl
     in_backward_optimizer_filter
+    load_checkpoint
     lockstep_batches
     optimizer_spec_of
     register_fused_optimizer
     register_sharder
+    save_checkpoint
     spec_to_torch
 """
 

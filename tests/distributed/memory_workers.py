@@ -97,7 +97,7 @@ def exchange_all(hindrance: str, how: str) -> tuple[bool, int, int]:
                 for source, piece in enumerate(pieces):
                     right &= torch.equal(piece, piece_of(source, communicator.rank, salt))
                 release()
-        used = communicator._exchange
+        used = communicator._transport
         if not isinstance(used, same_host.SameHostTransport):
             return right, 0, 0
         return (
@@ -126,7 +126,7 @@ def drop_exchanges(num_rounds: int) -> tuple[list[int], bool]:
                 right &= output.tolist() == expected
             del work
             under_way[place] = None
-        mail = communicator._exchange._mail  # type: ignore[attr-defined]
+        mail = communicator._transport._mail  # type: ignore[attr-defined]
         kept.append(len(mail._early))
     return kept, right
 
@@ -214,7 +214,7 @@ def connect_again() -> list[list[bool]]:
             time.sleep(0.1)
         exchange(communicator, 0, how="copied")()
         exchange(communicator, 1, how="copied")()
-        readable.append([peer is not None for peer in communicator._exchange.meeting.peers.values()])
+        readable.append([peer is not None for peer in communicator._transport.meeting.peers.values()])
         del communicator
         gc.collect()
     return readable

@@ -18,7 +18,7 @@ from shardwright_plugins.commands.bench.step import StepSettings, time_step
 
 pytestmark = pytest.mark.distributed
 
-LEAN_QUICK = {("table_wise", 1), ("grid_shard", 2)}
+LEAN_QUICK = {("grid_shard", 2)}
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TINY = ["--batch", "4", "--tables", "3", "--rows", "20", "--dim", "8", "--ids", "2", "--steps", "3"]
 PEER = """
@@ -37,6 +37,7 @@ def bench(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_bench_step_beside_another_program_prints_both_sides_and_ratios(tmp_path: Path) -> None:
     peer = tmp_path / "peer.py"
     peer.write_text(PEER)

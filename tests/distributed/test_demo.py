@@ -92,7 +92,7 @@ def test_demo_another_seed_gives_another_auc(pool: RankPool, alone: DemoResult) 
 
 @pytest.mark.parametrize(
     ("ranks", "batch_size"),
-    [(2, 511), (3, 512), pytest.param(2, 512, marks=slow), pytest.param(3, 511, marks=slow)],
+    [(2, 511), *(pytest.param(*others, marks=slow) for others in ((2, 512), (3, 511), (3, 512)))],
 )
 def test_demo_number_of_ranks_does_not_matter(pool: RankPool, ranks: int, batch_size: int) -> None:
     alone = on_pool(pool, attrs.evolve(SMALL, batch_size=batch_size))
@@ -127,6 +127,7 @@ def test_demo_best_auc_is_that_of_the_true_probabilities(alone: DemoResult) -> N
     assert alone.best_auc == area_under_curve(held_out.labels, held_out.true_logits)
 
 
+@slow
 def test_demo_more_steps_bring_the_auc_nearer_to_the_best(pool: RankPool, alone: DemoResult) -> None:
     longer = on_pool(pool, attrs.evolve(SMALL, ranks=2, steps=100))
     assert 0.5 < alone.auc < longer.auc < longer.best_auc

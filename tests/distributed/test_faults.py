@@ -11,7 +11,7 @@ from shardwright.testing.ranks import RankPool
 pytestmark = pytest.mark.distributed
 
 
-@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("gradients", "dense sums"))
+@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("gradients"))
 def test_rank_that_is_killed_is_named_by_all_others(
     pool: RankPool, label: str, sharding_type: str, form: str | None
 ) -> None:
@@ -111,6 +111,7 @@ def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
         assert f"rank 1 failed in {alone}" in texts[rank], texts[rank]
 
 
+@pytest.mark.slow
 def test_batch_that_one_rank_cannot_make_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:
     texts = pool.run(faults.call_alone, 4, "batch", timeout_s=60)
     wrong = "lengths add up to 2, but there are 3 values"
@@ -121,6 +122,7 @@ def test_batch_that_one_rank_cannot_make_is_told_to_those_that_wait_for_it(pool:
         assert f"rank 1 had raised InvalidInputError: KeyedJaggedTensor: {wrong}" in text
 
 
+@pytest.mark.slow
 def test_forward_passes_without_backward_passes_meet_rarely_and_training_is_watched_after(
     pool: RankPool,
 ) -> None:
@@ -140,7 +142,7 @@ def test_forward_passes_without_backward_passes_meet_rarely_and_training_is_watc
         assert "rank 1 failed in the start of a batch" in text, text
 
 
-@pytest.mark.parametrize("backend", ["fake", "gloo"])
+@pytest.mark.parametrize("backend", [pytest.param("fake", marks=pytest.mark.slow), "gloo"])
 def test_ranks_of_a_group_of_devices_talk_between_their_cpus_too(pool: RankPool, backend: str) -> None:
     told = pool.run(faults.talk_beside, 3, backend, timeout_s=60)
     assert {name for name, _, _ in told} == {"gloo"}

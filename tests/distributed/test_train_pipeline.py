@@ -97,7 +97,8 @@ def test_failure_of_one_rank_is_an_error_on_all_in_its_step_and_the_next_ones_tr
     assert first == second == ["fine"] * 3
 
 
-@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [0, 3])
 def test_rank_that_dies_is_an_error_on_the_others(pool: RankPool, step: int) -> None:
     with pytest.raises(RankError) as error:
         pool.run(pipeline_workers.die_in_step, 2, step)

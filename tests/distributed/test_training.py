@@ -129,9 +129,8 @@ def test_types_of_hosts_equal_unsharded_on_two_hosts_of_two_ranks(pool: RankPool
 @pytest.mark.parametrize(
     "optimizer",
     [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adagrad")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adagrad", "adam")),
         "row_wise_adagrad",
-        "adam",
     ],
 )
 def test_without_fbgemm_equals_unsharded(pool_without_fbgemm: RankPool, optimizer: str) -> None:

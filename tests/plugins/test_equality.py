@@ -122,7 +122,7 @@ def check(case: Case) -> None:
 def combinations(tables: Callable[[str, str], list[Table]]) -> list[tuple[str, str, str]]:
     """Every type, kernel and optimizer that go together.
 
-    The matrix, too, trains every type, kernel and mode by every optimizer, in each run, and with other ranks, data
+    The matrix, too, has each pair of them in each run and every combination in the slow one, with other ranks, data
     types and dims.
     """
     return [

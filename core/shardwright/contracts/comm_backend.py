@@ -108,6 +108,11 @@ class Communicator(ABC):
         """
         return None
 
+    @property
+    def global_ranks(self) -> Sequence[int]:
+        """The numbers by which errors name these ranks, in rank order: their numbers in the job."""
+        return range(self.world_size)
+
     @abstractmethod
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Fill ``tensor`` (contiguous, of one shape and dtype everywhere) with rank ``source``'s. Waits."""

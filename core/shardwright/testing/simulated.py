@@ -11,8 +11,10 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.errors import DistributedError
+from shardwright.planning.machines.replicas import RankGrid
 from shardwright.runtime.ranks.alone import CompletedWork
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 
 T = TypeVar("T")
 
@@ -106,11 +108,57 @@ class SimulatedCommunicator(Communicator):
         self._board.exchange(self.rank, None)
 
 
+class _Boards:
+    """The boards of all groups of ranks.
+
+    Args:
+        world_size: all ranks.
+        local_world_size: ranks of a host.
+        sharding_group_size: ranks of a sharding group; ``None``: there are no groups.
+        timeout_s: how long a rank waits for another.
+    """
+
+    def __init__(
+        self, world_size: int, local_world_size: int, sharding_group_size: int | None, timeout_s: float
+    ) -> None:
+        self._world_size, self._local_world_size, self._timeout_s = world_size, local_world_size, timeout_s
+        self._grid = (
+            None
+            if sharding_group_size is None
+            else RankGrid(world_size, sharding_group_size, local_world_size)
+        )
+        self._boards: dict[tuple[str, int], _Board] = {}
+        self._lock = threading.Lock()
+
+    def env(self, rank: int) -> ShardingEnv:
+        """The environment of a rank."""
+        everyone = self._env("everyone", range(self._world_size), rank)
+        if self._grid is None:
+            return everyone
+        sharding = self._env("sharding", self._grid.sharding_group(rank), rank)
+        replicas = self._env("replicas", self._grid.replica_group(rank), rank)
+        return ShardingEnv2D.of(sharding, replicas, everyone, self._grid)
+
+    def _env(self, kind: str, ranks: range, rank: int) -> ShardingEnv:
+        with self._lock:
+            board = self._boards.setdefault((kind, ranks[0]), _Board(len(ranks), self._timeout_s))
+        communicator = SimulatedCommunicator(board, ranks.index(rank), len(ranks))
+        local = self._local_world_size if self._grid is None else self._grid.local_size(ranks)
+        return ShardingEnv(communicator, local_world_size=local)
+
+    def abort(self) -> None:
+        """End all waiting."""
+        with self._lock:
+            for board in self._boards.values():
+                board.abort()
+
+
 def run_simulated(
     function: Callable[[ShardingEnv], T],
     world_size: int,
     *,
     local_world_size: int | None = None,
+    sharding_group_size: int | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> list[T]:
     """Call ``function(env)`` on each of ``world_size`` simulated ranks at once.
@@ -119,6 +167,7 @@ def run_simulated(
         function: what each rank does; called in a thread of its own with that rank's environment.
         world_size: how many ranks.
         local_world_size: ranks on one simulated host; all by default.
+        sharding_group_size: ranks of a sharding group; environments then are those of ``DMPCollection``.
         timeout_s: how long a rank waits for another in a collective.
 
     Returns:
@@ -127,20 +176,18 @@ def run_simulated(
     Raises:
         Exception: the first rank's error that is no consequence of another's.
     """
-    board = _Board(world_size, timeout_s)
+    boards = _Boards(world_size, local_world_size or world_size, sharding_group_size, timeout_s)
     results: list[Any] = [None] * world_size
     errors: list[BaseException | None] = [None] * world_size
     grad = torch.is_grad_enabled()
 
     def run(rank: int) -> None:
-        communicator = SimulatedCommunicator(board, rank, world_size)
-        env = ShardingEnv(communicator, local_world_size=local_world_size or world_size)
         try:
             with torch.set_grad_enabled(grad):
-                results[rank] = function(env)
+                results[rank] = function(boards.env(rank))
         except BaseException as error:
             errors[rank] = error
-            board.abort()
+            boards.abort()
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(world_size)]
     for thread in threads:

@@ -36,6 +36,7 @@ from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
 from shardwright.planning.arrays import Bools, Floats
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.averaging import state_bytes_a_row
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import ID_BYTES, filled_bags, synchronised_bytes, vector_bytes
 
@@ -49,7 +50,6 @@ SORT_BYTES_AN_ID = 96
 """Four passes of a radix sort over 32 bits, each reading and writing an id of 8 bytes and a position of 4."""
 INPUT_COLLECTIVES = 2
 """A header, then one message of lengths, ids and weights."""
-_REFERENCE_ROWS = 1 << 20
 
 
 class Roofline(Estimator):
@@ -226,19 +226,9 @@ class _Step:
     @cached_property
     def _state_bytes_a_row(self) -> Floats:
         """Optimizer state of one row: what a kernel declares beyond weights (and gradient), caches left out."""
-        return self._per_request(_state_bytes)
+        return state_bytes_a_row(self.options)
 
     def _per_request(self, value: Any) -> Floats:
         kernels = self.options.compute_kernels
         values = [value(kernels[code], request) for code, request in self.options.requests]
         return np.array(values, dtype=np.float64)[self.options.request]
-
-
-def _state_bytes(kernel: ComputeKernel, request: KernelRequest) -> float:
-    """Bytes of a row's optimizer state, from what the kernel declares for many rows."""
-    declared = kernel.memory_bytes(request, _REFERENCE_ROWS)
-    row = request.num_columns * request.data_type.bits / 8
-    weights = row if kernel.fuses_optimizer else 2 * row
-    is_cached = len(kernel.reads(request)) > 1
-    counted = declared["host"] if is_cached else sum(declared.values())
-    return max(0.0, counted / _REFERENCE_ROWS - weights)

@@ -124,11 +124,12 @@ MUTANTS = [
         "test_proposals_are_the_same_each_time",
         r"is not deterministic: proposal \d+ is .* when it is asked again",
     ),
-    (
+    pytest.param(
         mutants.Endless,
         "ProposerTests",
         "test_proposals_end",
         r"does not end: more than 5000 proposals for \d tables",
+        marks=pytest.mark.slow,
     ),
     (
         mutants.AnotherTables,

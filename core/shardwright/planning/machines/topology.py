@@ -20,6 +20,7 @@ from shardwright.arguments import brief, checked_only, whole
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.assumptions import GIB, HOST_DEVICE, Assumption, assumptions_of
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
+from shardwright.planning.machines.replicas import RankGrid, Replicas, checked_sync_every
 
 __all__ = ["GIB", "HOST_DEVICE", "InputValue", "Topology", "known_devices"]
 
@@ -68,6 +69,8 @@ class Topology:
         link_bandwidths: bandwidths of further links by name, bytes/ms.
         link_latencies_ms: milliseconds that a collective with next to nothing to carry takes, by link
             (``"intra_host"``, ``"inter_host"``, or a further one).
+        replicas: the other sharding groups that have the same shards, where these ranks are one of several; see
+            :meth:`sharding_group`.
         detected: names of the arguments that were read from the machine, not given by the user.
 
     Raises:
@@ -82,9 +85,12 @@ class Topology:
     memory_bandwidths: Mapping[str, float]
     link_bandwidths: Mapping[str, float]
     link_latencies_ms: Mapping[str, float]
+    replicas: Replicas | None
     provenance: Mapping[str, InputValue] = field(eq=False, repr=False)
 
-    @checked_only("memory_bytes", "memory_bandwidths", "link_bandwidths", "link_latencies_ms", "detected")
+    @checked_only(
+        "memory_bytes", "memory_bandwidths", "link_bandwidths", "link_latencies_ms", "replicas", "detected"
+    )
     def __init__(
         self,
         world_size: int,
@@ -102,6 +108,7 @@ class Topology:
         memory_bandwidths: Mapping[str, float] = MappingProxyType({}),
         link_bandwidths: Mapping[str, float] = MappingProxyType({}),
         link_latencies_ms: Mapping[str, float] = MappingProxyType({}),
+        replicas: Replicas | None = None,
         detected: Sequence[str] = (),
     ) -> None:
         world_size, local_world_size = whole(world_size), whole(local_world_size)
@@ -144,6 +151,8 @@ class Topology:
         }
         _check_bandwidths({**speeds, **links})
         _check_latencies(latencies)
+        if replicas is not None:
+            given.note("replicas", replicas.to_data())
         self.__attrs_init__(
             world_size=world_size,
             compute_device=compute_device,
@@ -152,6 +161,7 @@ class Topology:
             memory_bandwidths=speeds,
             link_bandwidths=links,
             link_latencies_ms=latencies,
+            replicas=replicas,
             provenance=given.values,
         )
 
@@ -181,7 +191,65 @@ class Topology:
             memory_bandwidths=speeds,
             link_bandwidths=links,
             link_latencies_ms=dict(data.get("link_latencies_ms", {})),
+            replicas=Replicas.from_data(data["replicas"]) if data.get("replicas") else None,
         )
+
+    def sharding_group(
+        self,
+        sharding_group_size: int,
+        *,
+        sync_every: int = 1,
+        use_inter_host_allreduce: bool = False,
+        node_group_size: int | None = None,
+    ) -> Topology:
+        """The topology of one sharding group, where these ranks are several with a replica of each table.
+
+        Plans for :class:`~shardwright.DMPCollection` are made for it. Of memory, each of its ranks has what the least
+        of its replicas has.
+
+        Args:
+            sharding_group_size: ranks of a group; tables are sharded over so many.
+            sync_every: steps from one averaging of the replicas to the next.
+            use_inter_host_allreduce: groups are neighbouring ranks, so that replicas are averaged between hosts; else
+                replicas are neighbours.
+            node_group_size: ranks of a group that count as one host; by default as many as are on one.
+
+        Raises:
+            InvalidInputError: the ranks do not divide into such groups, or a group not into such hosts.
+
+        Example:
+            >>> group = Topology(64, "cuda", local_world_size=8).sharding_group(16, use_inter_host_allreduce=True)
+            >>> group.world_size, group.local_world_size, group.replicas.num_groups
+            (16, 8, 4)
+        """
+        if self.replicas is not None:
+            raise InvalidInputError("this is the topology of a sharding group already")
+        size, sync_every = whole(sharding_group_size), checked_sync_every(sync_every)
+        _check_count("sharding_group_size", size)
+        grid = RankGrid(self.world_size, size, self.local_world_size, use_inter_host_allreduce)
+        local = (
+            grid.local_size(grid.sharding_group(0))
+            if node_group_size is None
+            else grid.checked_hosts(node_group_size)
+        )
+        replicas = grid.replicas(sync_every)
+        changed = {"world_size": size, "local_world_size": local, "replicas": replicas.to_data()}
+        group = object.__new__(Topology)
+        group.__attrs_init__(
+            world_size=size,
+            compute_device=self.compute_device,
+            local_world_size=local,
+            memory_bytes={tier: _least(values, grid) for tier, values in self.memory_bytes.items()},
+            memory_bandwidths=self.memory_bandwidths,
+            link_bandwidths=self.link_bandwidths,
+            link_latencies_ms=self.link_latencies_ms,
+            replicas=replicas,
+            provenance={
+                **self.provenance,
+                **{name: InputValue(value, "given") for name, value in changed.items()},
+            },
+        )
+        return group
 
     @property
     def num_hosts(self) -> int:
@@ -247,6 +315,7 @@ class Topology:
 
     def to_data(self) -> dict[str, Any]:
         """As JSON data."""
+        replicas = {} if self.replicas is None else {"replicas": self.replicas.to_data()}
         return {
             "world_size": self.world_size,
             "local_world_size": self.local_world_size,
@@ -255,6 +324,7 @@ class Topology:
             "memory_bandwidths_bytes_per_ms": dict(self.memory_bandwidths),
             "link_bandwidths_bytes_per_ms": dict(self.link_bandwidths),
             "link_latencies_ms": dict(self.link_latencies_ms),
+            **replicas,
         }
 
 
@@ -358,6 +428,13 @@ def _per_rank(name: str, value: Any, world_size: int) -> tuple[int, ...]:
             f"{name} is a rank's memory in bytes, {MOST_MEMORY_BYTES} at most, got {value!r}"
         )
     return tuple(int(item) for item in values)
+
+
+def _least(values: tuple[int, ...], grid: RankGrid) -> tuple[int, ...]:
+    """Of a value of each rank, the least that a replica of each rank of a sharding group has."""
+    if len(set(values)) == 1:
+        return values[: grid.sharding_group_size]
+    return tuple(min(values[other] for other in grid.replica_group(rank)) for rank in grid.sharding_group(0))
 
 
 def _is_finite(value: Any) -> bool:

@@ -13,6 +13,7 @@ from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.errors import PlanningError
 from shardwright.planning.arrays import FREE, Bools, Floats, Ints
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.averaging import AVERAGING, averaging_ms
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.plugin_calls import calling
@@ -130,6 +131,8 @@ def estimate_costs(
         phase: _checked(performance, phase, column, options)
         for phase, column in _estimated(performance, options, topology).items()
     }
+    if topology.replicas is not None:  # whatever the model of costs: it is asked for one sharding group
+        phases[AVERAGING] = phases.get(AVERAGING, 0.0) + averaging_ms(options, topology)
     return SearchSpace(options, topology, phases, memory, capacity_bytes)
 
 

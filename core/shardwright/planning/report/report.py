@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
+from shardwright.planning.options.averaging import AVERAGING, sent_bytes
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import aligned, codecs_text
 from shardwright.planning.report.statistics import RankStatistics, Statistics
@@ -81,6 +82,7 @@ class Report:
             f"{self.space.objective}: {self.plan.value_ms:.4g} ms",
             self._bound_text(),
             self._models_text(),
+            *self._averaging_text(),
             *result.refused,
         ]
         return [*told, _MORE] if result.is_cut_short and self.gap > 0 else told
@@ -93,6 +95,22 @@ class Report:
             f"the option space {space!r}" if isinstance(space, str) else "an option space of the caller's"
         )
         return f"time by {names[0]!r}, memory by {names[1]!r}, options: {offered if space else 'all that is offered'}"
+
+    def _averaging_text(self) -> Iterator[str]:
+        """What averaging the replicas of other sharding groups takes, where there are any."""
+        replicas = self.space.topology.replicas
+        if replicas is None:
+            return
+        world_size = self.space.topology.world_size
+        averaged = self.statistics.averaged_bytes.max()
+        sent = sent_bytes(averaged, replicas.num_groups)
+        time_ms = self.statistics.phases_ms[AVERAGING].max()
+        often = "step" if replicas.sync_every == 1 else f"{replicas.sync_every} steps"
+        yield (
+            f"{replicas.num_groups} sharding groups of {world_size} ranks with such a plan, averaged every {often}: "
+            f"the fullest rank averages {averaged / _MB:.4g} MB of weights and optimizer state and sends "
+            f"{sent / _MB:.4g} MB each time; {time_ms:.4g} ms a step"
+        )
 
     def _bound_text(self) -> str:
         bound = self.plan.proven.bound_ms

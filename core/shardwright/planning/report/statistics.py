@@ -15,6 +15,7 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.planning.arrays import Floats, Ints
+from shardwright.planning.options.averaging import averaged_bytes
 from shardwright.planning.options.search_space import SearchSpace, traffic_bytes
 from shardwright.planning.plan.plan import ranks_text
 from shardwright.planning.search.placement import Chosen, PlacedPlan, ranks_of_tables
@@ -35,6 +36,7 @@ class RankStatistics:
         input_bytes: what its shards receive in a step.
         output_bytes: what they send in a step.
         num_shards: abbreviation of a sharding type -> how many of its shards.
+        averaged_bytes: weights and optimizer state that it averages with its replicas in other sharding groups.
     """
 
     rank: int
@@ -46,6 +48,7 @@ class RankStatistics:
     input_bytes: float
     output_bytes: float
     num_shards: Mapping[str, int]
+    averaged_bytes: float = 0.0
 
 
 @frozen
@@ -147,6 +150,13 @@ class Statistics:
         """Phase -> the time of each rank's shards in it: ``[W]``."""
         return {phase: self._by_rank(column) for phase, column in self.space.phases.items()}
 
+    @cached_property
+    def averaged_bytes(self) -> Floats:
+        """Weights and state that each rank averages with its replicas in other sharding groups: ``[W]``."""
+        if self.space.topology.replicas is None:
+            return np.zeros(self.space.topology.world_size)
+        return self._by_rank(averaged_bytes(self.space.options))
+
     def _by_rank(self, column: Any) -> Floats:
         """A column over runs, added up over each rank's shards: ``[W]``."""
         values = column[self.shard_run].astype(np.float64)
@@ -173,6 +183,7 @@ class Statistics:
                 input_bytes=float(received[rank]),
                 output_bytes=float(sent[rank]),
                 num_shards=counts[rank],
+                averaged_bytes=float(self.averaged_bytes[rank]),
             )
             for rank in range(space.topology.world_size)
         )

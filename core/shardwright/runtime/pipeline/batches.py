@@ -10,7 +10,8 @@ for them; so a status word after the forward pass says whether it failed.
 
 The collectives that are not those of the step itself, by every rank: 1. before the first batch, what each has, and
 what its user chose; 2. after the first forward pass, where inputs stand; 3. before each batch a status word, where no
-input is exchanged ahead; 4. after each forward pass in which the next batch was begun, a status word.
+input is exchanged ahead, or where there are several sharding groups, and in these another, of errors; 4. after each
+forward pass in which the next batch was begun, a status word.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from torch.profiler import record_function
 from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.runtime.pipeline.batch_settings import BatchSettings
 from shardwright.runtime.pipeline.fetching import NO_FORM, Fetched, Fetcher
-from shardwright.runtime.pipeline.status_word import StatusWord
+from shardwright.runtime.pipeline.status_word import GroupsWord, StatusWord
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
 from shardwright.runtime.sharded.sharded_collection import ShardedCollection
 from shardwright.runtime.step.batch_tree import (
@@ -103,7 +105,8 @@ class BatchesInStep:
             )
             for name in self._collections
         }
-        self._env = _env_of(model, list(self._collections.values()))
+        env = _env_of(model, list(self._collections.values()))
+        self._env, self._groups = env.everyone, env if isinstance(env, ShardingEnv2D) else None
         self._side = SideStream.on(settings.device or torch.device(self._env.device_type))
         self._fetcher = Fetcher(settings, self._env, self._side)
         self._begun: list[tuple[str, Begun]] = []  # for the batch that is taken next
@@ -231,9 +234,12 @@ class BatchesInStep:
         with self._side.active():
             begun = [(call, *self._begin(call, fetched)) for call in self._calls or ()]
             exchanges: list[_StatusExchange] = [step for _, _, step in begun]
-            if not exchanges:
-                exchanges = [StatusWord(self._env, fetched)]
+            if not exchanges or self._groups is not None:
+                # First, so that it has the statuses of all ranks, where headers have those of a sharding group.
+                exchanges = [StatusWord(self._env, fetched), *exchanges]
             error, sent = _send_all(exchanges)
+            if begun and self._groups is not None:
+                error = GroupsWord(self._groups, error).exchange()
         statuses = exchanges[0].statuses
         is_over = bool(statuses) and not goes_on(statuses)
         if error is None and not is_over:
@@ -255,7 +261,10 @@ class BatchesInStep:
         elif fetched.status is Status.EMPTY_BATCH:
             error = InvalidInputError(NO_FORM)
         prepare = None if error is None else partial(_raise, error)
-        step = self._collections[call.name].begin_input_dist(features, status=fetched.status, prepare=prepare)
+        status = fetched.status
+        if self._groups is not None and status is Status.EMPTY_BATCH:
+            status = Status.FINE  # a group all of whose data has ended goes on as long as another
+        step = self._collections[call.name].begin_input_dist(features, status=status, prepare=prepare)
         return features, step
 
     def _discard(self, steps: Sequence[Any]) -> None:

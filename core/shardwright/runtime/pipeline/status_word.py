@@ -7,10 +7,39 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.runtime.pipeline.fetching import Fetched
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.step.inputs import Status, goes_on
 from shardwright.runtime.step.rank_problems import RankProblem, raise_problems
+
+
+class GroupsWord:
+    """Errors of a batch in any sharding group, of which each knows its own; each rank exchanges them with its replicas.
+
+    Args:
+        env: the ranks.
+        error: what is wrong in this group.
+    """
+
+    def __init__(self, env: ShardingEnv2D, error: Exception | None) -> None:
+        self._env, self._error = env, error
+
+    def exchange(self) -> Exception | None:
+        """What is wrong in this group, or else in another."""
+        channel, device = self._env.replicas.header_channel
+        ones = [1] * channel.world_size
+        sent = torch.full((channel.world_size,), int(self._error is not None), device=device)
+        received = torch.empty_like(sent)
+        channel.all_to_all(received, sent, ones, ones, label="status of the sharding groups").wait()
+        if not received.any():
+            return None
+        mine = None if self._error is None else (isinstance(self._error, InvalidInputError), str(self._error))
+        told = [other for other in channel.all_gather_objects(mine) if other is not None]
+        is_input = all(is_input for is_input, _ in told)
+        text = "; ".join(dict.fromkeys(text for _, text in told))
+        return self._error or (InvalidInputError if is_input else DistributedError)(text)
 
 
 class StatusWord:

@@ -149,6 +149,11 @@ class TorchCommunicator(Communicator):
         self._patience = self._phases.failure_reports.patience if device.type == "cpu" else None
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
+        self._global_ranks = dist.get_process_group_ranks(process_group)
+
+    @property
+    def global_ranks(self) -> Sequence[int]:  # noqa: D102 - described in the base class
+        return self._global_ranks
 
     def named(self, collective: str, since: float | None = None) -> Named:
         """What fails inside is the failure of that collective."""
@@ -207,13 +212,17 @@ class TorchCommunicator(Communicator):
         return self._beside
 
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
-        self._run(f"a broadcast from rank {source}", lambda: self._sent_from(source, tensor))
+        self._run(
+            f"a broadcast from rank {self._global_ranks[source]}", lambda: self._sent_from(source, tensor)
+        )
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:  # noqa: D102
         told = self.all_gather_objects((tensor.dtype, tuple(tensor.shape)))
         dtypes = [str(dtype) for dtype, _ in told]
         if len(set(dtypes)) > 1:  # which the backend would end the process for
-            raise DistributedError(f"the ranks gather tensors of different dtypes: {by_rank(dtypes)}")
+            raise DistributedError(
+                f"the ranks gather tensors of different dtypes: {by_rank(dtypes, self._global_ranks)}"
+            )
         gathered = []
         for source, (_, shape) in enumerate(told):
             piece = tensor.contiguous() if source == self.rank else tensor.new_empty(shape)
@@ -242,7 +251,7 @@ class TorchCommunicator(Communicator):
         if self._beside is not None:
             return self._beside.broadcast_object(value, source)
         own = self._pickled(value if self.rank == source else None)
-        with self.named(f"a broadcast of an object from rank {source}"):
+        with self.named(f"a broadcast of an object from rank {self._global_ranks[source]}"):
             size = own.new_tensor([own.numel()], dtype=torch.int64)
             self._wait_watching(self._sent_from(source, size))
             piece = own if self.rank == source else own.new_empty(int(size))

@@ -36,6 +36,7 @@ class ShardingEnv:
         process_group: the process group behind it; ``None`` for one process alone, and for simulated ranks.
         local_world_size: ranks on this rank's host; all of them unless the launcher says otherwise.
         lockstep: the calls that this rank makes, in order.
+        all_ranks: the ranks of all sharding groups, where these are one of several.
     """
 
     communicator: Communicator = field(repr=False)
@@ -43,6 +44,7 @@ class ShardingEnv:
     process_group: Any = field(default=None, repr=False)
     local_world_size: int = 1
     lockstep: Lockstep = field(factory=Lockstep, repr=False, eq=False)
+    all_ranks: ShardingEnv | None = field(default=None, repr=False)
 
     @property
     def rank(self) -> int:
@@ -121,6 +123,11 @@ class ShardingEnv:
             torch.Size([3, 8])
         """
         return cls(LoneCommunicator(), device_type or [*_accelerators(), "cpu"][0])
+
+    @property
+    def everyone(self) -> ShardingEnv:
+        """All ranks, over which what is not sharded is replicated: these, or those of all sharding groups."""
+        return self.all_ranks or self
 
     def phase(self, what: str) -> AbstractContextManager[None]:
         """Around what every rank does before training: all end it well, or all raise, soon after one does.

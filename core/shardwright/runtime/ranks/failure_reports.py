@@ -44,11 +44,17 @@ class FailureReports(ErrorListener):
 
     def __init__(self, process_group: Any) -> None:
         self._rank, self._world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
+        self._names = dist.get_process_group_ranks(process_group)
         self._group, self._store = weakref.ref(process_group), GroupStore.of(process_group)
         self._timeout_s = self._store.timeout_s
         self._grace_s = min(_LONGEST_GRACE_S, self._timeout_s / 4)
         self.patience = timedelta(seconds=self._timeout_s - self._grace_s)
         listen(self)
+
+    @property
+    def name(self) -> int:
+        """The number of this rank in the job, by which errors name it."""
+        return self._names[self._rank]
 
     def hear(self, text: str) -> None:
         """Leave a word in the store for those that may wait for this rank in vain."""
@@ -67,7 +73,7 @@ class FailureReports(ErrorListener):
             since: when it was begun, on the monotonic clock: others are waited for within the group's time-out.
         """
         became = "" if isinstance(error, StoreError) else self._after(collective, since)
-        return DistributedError(f"rank {self._rank}: {collective} failed: {became}{became and ': '}{error}")
+        return DistributedError(f"rank {self.name}: {collective} failed: {became}{became and ': '}{error}")
 
     def _after(self, label: str, since: float) -> str:
         """Tell the others that ``label`` failed here, wait for their word, and say in a text what became of whom.
@@ -84,11 +90,15 @@ class FailureReports(ErrorListener):
             words = self._words_of(missing, started + grace_s)
         except StoreError as error:  # the rank that serves the store is gone, or stuck, too
             return str(error)
-        parts = [f"no word from {name_ranks(missing)} in {grace_s:.1f} s"] if missing else []
-        parts += [f"rank {rank} had raised {word}" for rank, word in words.items()]
+        parts = [f"no word from {self._named(missing)} in {grace_s:.1f} s"] if missing else []
+        parts += [f"{self._named([rank])} had raised {word}" for rank, word in words.items()]
         for seen in dict.fromkeys(told.values()):
-            parts.append(f"{name_ranks([rank for rank in told if told[rank] == seen])} failed in {seen}")
+            parts.append(f"{self._named([rank for rank in told if told[rank] == seen])} failed in {seen}")
         return "; ".join(parts)
+
+    def _named(self, ranks: list[int]) -> str:
+        """Ranks of the group for a text, by their numbers in the job."""
+        return name_ranks([self._names[rank] for rank in ranks])
 
     def _words_of(self, ranks: list[int], deadline: float) -> dict[int, str]:
         """What each of these ranks raised of its batch, if it did since this rank may have begun to wait for it."""

@@ -39,6 +39,7 @@ class GroupStore:
         store: the group's own part of the store.
         timeout_s: how long the group's collectives may take.
         neighbours: the processes of the group's ranks.
+        names: numbers of the group's ranks in the job; their own by default.
 
     Attributes:
         timeout_s: see there.
@@ -46,8 +47,11 @@ class GroupStore:
 
     _known: WeakKeyDictionary[Any, GroupStore] = WeakKeyDictionary()
 
-    def __init__(self, store: Any, timeout_s: float, neighbours: Neighbours) -> None:
+    def __init__(
+        self, store: Any, timeout_s: float, neighbours: Neighbours, names: Sequence[int] | None = None
+    ) -> None:
         self._store, self.timeout_s, self._neighbours = store, timeout_s, neighbours
+        self._names = names
         self._is_introduced = False
         self._left_behind: threading.Thread | None = None
 
@@ -57,7 +61,8 @@ class GroupStore:
         known = cls._known.get(process_group)
         if known is None:
             neighbours = Neighbours(dist.get_rank(process_group), dist.get_world_size(process_group))
-            known = cls(store_of(process_group), _timeout_of(process_group).total_seconds(), neighbours)
+            timeout_s, names = _timeout_of(process_group), dist.get_process_group_ranks(process_group)
+            known = cls(store_of(process_group), timeout_s.total_seconds(), neighbours, names)
             cls._known[process_group] = known
         return known
 
@@ -136,7 +141,8 @@ class GroupStore:
         waited_s = time.monotonic() - started
         ended = self.ask(self._neighbours.ended, deadline) if waited_s > _ALIVE_S else []
         if ended:
-            return f"the process of {name_ranks(ended)} has ended"
+            named = name_ranks([self._names[rank] if self._names else rank for rank in ended])
+            return f"the process of {named} has ended"
         if time.monotonic() > deadline:
             return f"what was to come through the store had not come after {waited_s:.1f} s"
         return ""

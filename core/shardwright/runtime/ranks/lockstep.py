@@ -62,6 +62,11 @@ class Lockstep:
         """What the collection of that number is called."""
         return self._names[number]
 
+    @property
+    def checksum(self) -> int:
+        """Of the calls until now."""
+        return self._checksum
+
     def words(self, number: int, *, with_gradients: bool = True) -> tuple[int, int]:
         """The collection's number, tagged, and the checksum of the calls until now.
 
@@ -71,11 +76,12 @@ class Lockstep:
         """
         return _TAG | number | (0 if with_gradients else _WITHOUT_GRADIENTS), self._checksum
 
-    def check_collections(self, tagged: Sequence[int]) -> None:
+    def check_collections(self, tagged: Sequence[int], names: Sequence[int] | None = None) -> None:
         """Check that all ranks' headers are for one collection.
 
         Args:
             tagged: the first of each rank's words, in rank order.
+            names: by what the ranks are named; their places in ``tagged`` by default.
 
         Raises:
             DistributedError: they are not; the same text on every rank that is in a header.
@@ -83,14 +89,14 @@ class Lockstep:
         if tagged.count(tagged[0]) == len(tagged) and tagged[0] & _TAG == _TAG:
             return
         numbers = [other - _TAG for other in tagged]
-        for rank, number in enumerate(numbers):
+        for rank, number in zip(names or range(len(numbers)), numbers, strict=True):
             if number & ~_WITHOUT_GRADIENTS not in range(len(self._names)):
                 raise DistributedError(
                     f"what arrived from rank {rank} in the exchange of headers is no header: it makes another call. "
                     f"The last calls here: {', '.join(self._recent)}. {_SAME_ORDER}"
                 )
         raise DistributedError(
-            f"the ranks called different collections: {by_rank([self._called(number) for number in numbers])}. "
+            f"the ranks called different collections: {by_rank([self._called(number) for number in numbers], names)}. "
             f"{_SAME_ORDER}, and all with gradients or none"
         )
 
@@ -114,17 +120,22 @@ class Lockstep:
         recent = communicator.all_gather_objects(", ".join(self._recent))
         raise DistributedError(
             "the ranks made different calls before this batch, so that they exchanged one's gradients for another's "
-            f"and the weights are wrong: {by_rank(recent)}. {_SAME_ORDER}"
+            f"and the weights are wrong: {by_rank(recent, communicator.global_ranks)}. {_SAME_ORDER}"
         )
 
 
 _SAME_ORDER = "Every rank must call the same collections, and go back through them, in the same order"
 
 
-def by_rank(texts: Sequence[str]) -> str:
-    """Texts in rank order as ``ranks 0, 1: text; rank 2: another``."""
+def by_rank(texts: Sequence[str], names: Sequence[int] | None = None) -> str:
+    """Texts in rank order as ``ranks 0, 1: text; rank 2: another``.
+
+    Args:
+        texts: one of each rank.
+        names: by what the ranks are named; their places in ``texts`` by default.
+    """
     ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
+    for rank, text in zip(names or range(len(texts)), texts, strict=True):
         ranks.setdefault(text, []).append(rank)
     return "; ".join(f"{name_ranks(own)}: {text}" for text, own in ranks.items())
 

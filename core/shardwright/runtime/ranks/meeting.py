@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from collections.abc import Callable
+
+from attrs import field, frozen
 
 from shardwright.runtime.ranks.environment import ShardingEnv
 
@@ -14,10 +16,12 @@ class Meeting:
     Args:
         env: the ranks.
         number: the collection's, as in :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
+        before_gathering: called when all have met to gather tables.
     """
 
     env: ShardingEnv
     number: int
+    before_gathering: list[Callable[[], None]] = field(factory=list)
 
     def to_gather(self, what: str) -> None:
         """Wait until every rank calls ``what``, which gathers tables.
@@ -26,6 +30,8 @@ class Meeting:
             DistributedError: one does not within the time-out.
         """
         self._meet(what, "gathers tables")
+        for call in self.before_gathering:
+            call()
 
     def to_load(self, what: str) -> None:
         """Wait until every rank calls ``what``, without which copies would differ from rank to rank.

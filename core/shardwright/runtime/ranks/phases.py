@@ -75,7 +75,7 @@ class Phases:
         except BaseException as error:
             self._tell(error)
             if isinstance(error, _NO_STORE):
-                raise DistributedError(f"rank {self._rank}: {what} failed: {error}") from error
+                raise DistributedError(f"rank {self.failure_reports.name}: {what} failed: {error}") from error
             raise
         finally:
             self._what = ""
@@ -92,7 +92,7 @@ class Phases:
         was_lost = isinstance(error, DistributedError) and isinstance(error.__cause__, RuntimeError)
         if self._failed_elsewhere or was_lost or isinstance(error, _NO_STORE) or not self._place:
             return
-        text = f"rank {self._rank} raised {type(error).__name__}: {error}"[:LONGEST_WORD]
+        text = f"rank {self.failure_reports.name} raised {type(error).__name__}: {error}"[:LONGEST_WORD]
         try:
             self._store.set(self._failure_key, text, time.monotonic() + _TELL_S)
         except StoreError:  # then the others wait until time is up
@@ -116,7 +116,7 @@ class Phases:
             return
         if told is not None:
             self._failed_elsewhere = True
-            raise DistributedError(f"rank {self._rank}: {self._what} failed: {told}")
+            raise DistributedError(f"rank {self.failure_reports.name}: {self._what} failed: {told}")
 
     def wait(self, work: Any, patience: timedelta) -> Any:
         """Wait for a collective of torch's; in a phase, no longer than until another rank fails."""

@@ -15,7 +15,7 @@ from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.runtime.replicated import forms
 from shardwright.runtime.replicated.exchange import Gathering, Summing
-from shardwright.runtime.replicated.forms import UpdateForm
+from shardwright.runtime.replicated.forms import ReplicaBatch, UpdateForm
 from shardwright.runtime.replicated.joint_update import update_jointly
 from shardwright.runtime.replicated.sizes import Copies, LookedUp, Sizes
 from shardwright.runtime.routed.codecs import TableCodecs

@@ -23,6 +23,7 @@ from shardwright.runtime.sharded.dense_sync import DenseDataParallel, compare_de
 from shardwright.runtime.sharded.initialization import seeded
 from shardwright.runtime.sharded.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.sharders import ModuleSharder, default_sharders, shardable_modules
+from shardwright.runtime.sharded.table_state import state_in_blocks
 
 # Buffers are copied when the model is wrapped, not in each step: under its new name where torch has it.
 _BUFFERS_ONCE: Mapping[str, Any] = (
@@ -74,7 +75,7 @@ class DistributedModelParallel(nn.Module):
         self._sharded: dict[str, nn.Module] = {}
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
-        with self._env.phase("sharding the model"):
+        with self._env.everyone.phase("sharding the model"):
             self._build(module, plan, sharders, init_data_parallel)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self._fused_optimizer = CombinedOptimizer(
@@ -129,7 +130,7 @@ class DistributedModelParallel(nn.Module):
 
     def _materialise(self) -> None:
         """Allocate and initialise what is on ``meta``, from rank 0's seed; move the rest to the device."""
-        seed = self._env.communicator.broadcast_object(torch.initial_seed())
+        seed = self._env.everyone.communicator.broadcast_object(torch.initial_seed())
         own = [path + "." if path else "" for path in self._sharded]
         tied = _shared_parameters(self.module)
         with seeded(seed, self.device):
@@ -144,21 +145,22 @@ class DistributedModelParallel(nn.Module):
 
     def init_data_parallel(self) -> None:
         """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
-        if self._wrapper or self._env.process_group is None:
+        if self._wrapper or self._env.everyone.process_group is None:
             return
-        with self._env.phase("wrapping the dense part of the model"):
+        with self._env.everyone.phase("wrapping the dense part of the model"):
             self._wrap_dense()
 
     def _wrap_dense(self) -> None:
         ignored = leave_out_tables(self.module)
-        compare_dense_values(self.module, self._env, ignored)
+        everyone = self._env.everyone
+        compare_dense_values(self.module, everyone, ignored)
         if all(name in ignored or not p.requires_grad for name, p in self.module.named_parameters()):
             return
         options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE}
         if self.device.type == "cpu":
-            self._wrapper = (DenseDataParallel(self.module, self._env, **options),)
+            self._wrapper = (DenseDataParallel(self.module, everyone, **options),)
             return
-        options |= {"device_ids": [self.device], "process_group": self._env.process_group}
+        options |= {"device_ids": [self.device], "process_group": everyone.process_group}
         self._wrapper = (DistributedDataParallel(self.module, **options),)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -221,6 +223,25 @@ class DistributedModelParallel(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Keys, shapes and dtypes of the unsharded model; tables are gathered, so every rank makes this call."""
         return self.module.state_dict(*args, **kwargs)
+
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`state_dict`, with this rank's blocks for whole tables; no collective.
+
+        ``torch.distributed.checkpoint`` saves and loads it, each rank its own blocks, under any plan and number of
+        ranks. Storage is shared: loading is in place, and training changes what was not yet saved.
+
+        Example:
+            >>> import shardwright as sw, torch.distributed.checkpoint as dcp
+            >>> table = sw.EmbeddingBagConfig(
+            ...     name="user_id", num_embeddings=1000, embedding_dim=8, feature_names=["user"]
+            ... )
+            >>> bags = sw.EmbeddingBagCollection([table], device="meta")
+            >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+            >>> model.sharded_state_dict()
+            OrderedDict({'embedding_bags.user_id.weight': BlockedTensor([1000, 8], torch.float32, pieces here: 1)})
+        """
+        with state_in_blocks():
+            return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

@@ -99,7 +99,8 @@ class EmbeddingShardingPlanner(TablePlanner):
             module: the model, on any device.
             sharders: module sharders.
             process_group: the ranks; the world by default.
-            env: the ranks, instead of a process group: a ``ShardingEnv``, such as ``ShardingEnv.local()``.
+            env: the ranks, instead of a process group: a ``ShardingEnv``, such as ``ShardingEnv.local()``, or a
+                ``ShardingEnv2D``, for one of whose sharding groups the plan is made.
             comm_backend: what carries the broadcasts, by name or as an object; see ``DistributedModelParallel``.
 
         Raises:
@@ -108,9 +109,10 @@ class EmbeddingShardingPlanner(TablePlanner):
         from shardwright.runtime.ranks.collective_planning import on_one_rank
         from shardwright.runtime.ranks.environment import environment_of
 
+        ranks = environment_of(env, process_group, comm_backend)
         return on_one_rank(
-            environment_of(env, process_group, comm_backend),
-            lambda env, watch: self._plan_for(env, module, sharders, watch),
+            ranks.everyone,
+            lambda _, watch: self._plan_for(ranks, module, sharders, watch),
             self._new_watch(),
             to_text=ShardingPlan.to_json,
             from_text=ShardingPlan.from_json,
@@ -120,15 +122,45 @@ class EmbeddingShardingPlanner(TablePlanner):
         from shardwright.runtime.sharded.dense_bytes import dense_bytes
         from shardwright.runtime.sharded.sharders import collect_tables
 
-        topology = self._topology or Topology(
-            world_size=env.world_size,
-            compute_device=env.device_type,
-            local_world_size=env.local_world_size,
-            detected=("world_size", "compute_device", "local_world_size"),
-        )
-        if topology.world_size != env.world_size:
-            raise PlanningError(
-                f"the planner's topology has {topology.world_size} ranks, the process group {env.world_size}"
-            )
+        topology = self._topology or _topology_of(env)
+        _check_ranks(topology, env)
         tables = tuple(collect_tables(module, sharders, compute_device=topology.compute_device))
         return self._plan(tables, topology, here=True, dense=dense_bytes(module, sharders), watch=watch)
+
+
+def _topology_of(env: Any) -> Topology:
+    """The topology of a ``ShardingEnv``; of one sharding group, where there are several."""
+    everyone, grid = env.everyone, getattr(env, "grid", None)
+    topology = Topology(
+        world_size=everyone.world_size,
+        compute_device=everyone.device_type,
+        local_world_size=everyone.local_world_size,
+        detected=("world_size", "compute_device", "local_world_size"),
+    )
+    if grid is None:
+        return topology
+    return topology.sharding_group(
+        grid.sharding_group_size,
+        use_inter_host_allreduce=grid.use_inter_host_allreduce,
+        node_group_size=env.local_world_size,
+    )
+
+
+def _check_ranks(topology: Topology, env: Any) -> None:
+    """Check that a topology has the ranks of a ``ShardingEnv``, those of all sharding groups together.
+
+    Raises:
+        PlanningError: it has not.
+    """
+    groups = 1 if topology.replicas is None else topology.replicas.num_groups
+    if topology.world_size * groups != env.everyone.world_size:
+        told = f" in each of {groups} sharding groups" if topology.replicas else ""
+        raise PlanningError(
+            f"the planner's topology has {topology.world_size} ranks{told}, the process group "
+            f"{env.everyone.world_size}"
+        )
+    if topology.replicas is None and env.everyone.world_size != env.world_size:
+        raise PlanningError(
+            f"the planner's topology has {topology.world_size} ranks, a sharding group {env.world_size}: give "
+            f"Topology(...).sharding_group({env.world_size})"
+        )

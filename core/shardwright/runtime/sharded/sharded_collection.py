@@ -18,6 +18,7 @@ from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes
+from shardwright.runtime.ranks.lockstep import name_ranks
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded import anatomy
 from shardwright.runtime.sharded.data_parallel import watch_data_parallel
@@ -27,7 +28,12 @@ from shardwright.runtime.sharded.initialization import initialize
 from shardwright.runtime.sharded.sharded_module import ModuleSharder, check_plan_covers
 from shardwright.runtime.sharded.sharded_parameter import ShardedParameter, refuse_reader
 from shardwright.runtime.sharded.sharded_table import ShardedTable
-from shardwright.runtime.sharded.table_state import LocalBlock, TableState
+from shardwright.runtime.sharded.table_state import (
+    LocalBlock,
+    TableState,
+    is_state_in_blocks,
+    state_in_blocks,
+)
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
 from shardwright.runtime.step.inputs import InputChecks, Status
 from shardwright.runtime.step.inputs_ahead import InputsAhead, who_ended
@@ -130,7 +136,8 @@ class ShardedCollection(nn.Module, ABC):
                 return ahead
         step = self.begin_input_dist(features, prepare=self._prepare)
         if not step.send():
-            raise DistributedError(f"{who_ended(step.statuses)}: this step is not made")
+            ended = who_ended(step.statuses, self._env.communicator.global_ranks)
+            raise DistributedError(f"{ended}: this step is not made")
         return step
 
     def begin_input_dist(
@@ -181,9 +188,23 @@ class ShardedCollection(nn.Module, ABC):
                 refuse_reader(reader, table.state.table.describe(), is_fused=table.is_fused)
 
     @property
+    def sharded_tables(self) -> Mapping[str, ShardedTable]:
+        """This rank's blocks of each table, by the table's name."""
+        return self._tables
+
+    def before_gathering(self, call: Callable[[], None]) -> None:
+        """Have something called when the ranks have met to gather tables, for a state dict."""
+        self._meeting.before_gathering.append(call)
+
+    @property
     def fused_optimizer(self) -> FusedOptimizer:
         """The optimizer that runs in the backward pass, as a ``KeyedOptimizer``."""
         return self._fused_optimizer
+
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``state_dict()``, with this rank's blocks for whole tables, shared storage; no collective."""
+        with state_in_blocks():
+            return self.state_dict(*args, **kwargs)
 
     def embedding_names(self) -> list[str]:
         """The names of the outputs, in order."""
@@ -228,6 +249,8 @@ class ShardedCollection(nn.Module, ABC):
 
 
 def _meet_to_save(module: ShardedCollection, *_: Any) -> None:
+    if is_state_in_blocks():  # nothing is gathered
+        return
     module._meeting.to_gather("state_dict()")
 
 
@@ -253,10 +276,11 @@ def _compare_plans(inputs: ShardingInputs) -> None:
         return
     gathered = communicator.all_gather_objects(mine)
     different = [rank for rank, other in enumerate(gathered) if other != gathered[0]]
-    other = gathered[different[0]]
+    other, first = gathered[different[0]], communicator.global_ranks[0]
+    named = name_ranks([communicator.global_ranks[rank] for rank in different])
     names = [name for name in {**gathered[0], **other} if gathered[0].get(name) != other.get(name)]
     raise DistributedError(
-        f"the ranks shard differently: rank {', '.join(map(str, different))} differs from rank 0 in "
+        f"the ranks shard differently: {named} differs from rank {first} in "
         f"{len(names)} tables, {names[0]!r} first. Plan once, with collective_plan, and give every rank the same "
         "tables, plan and fused_params"
     )

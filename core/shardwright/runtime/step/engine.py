@@ -242,7 +242,9 @@ class EngineStep:
         self._work.wait()
         rows = self._headers.cpu().numpy().reshape(self._engine.env.world_size, -1)
         del self._work, self._headers
-        self._engine.env.lockstep.check_collections(rows[:, 0].tolist())
+        self._engine.env.lockstep.check_collections(
+            rows[:, 0].tolist(), self._engine.env.communicator.global_ranks
+        )
         return self._engine.header.unpack(rows)
 
     def _complain(self, headers: Headers) -> None:

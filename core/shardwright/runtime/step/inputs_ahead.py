@@ -20,12 +20,22 @@ if TYPE_CHECKING:
     from shardwright.runtime.step.engine import EngineStep
 
 
-def who_ended(statuses: Sequence[Status]) -> str:
-    """Which ranks do not go on, and why."""
-    stopped = [rank for rank, status in enumerate(statuses) if status is Status.STOPPED]
+def who_ended(statuses: Sequence[Status], names: Sequence[int] | None = None) -> str:
+    """Which ranks do not go on, and why.
+
+    Args:
+        statuses: what each rank says.
+        names: by what the ranks are named; their places in ``statuses`` by default.
+    """
+    names = names or range(len(statuses))
+    stopped = [rank for rank, status in zip(names, statuses, strict=True) if status is Status.STOPPED]
     if stopped:
         return f"{name_ranks(stopped)} failed in the forward pass of this step or the last; the error there says why"
-    ended = [rank for rank, status in enumerate(statuses) if status in (Status.NO_BATCH, Status.EMPTY_BATCH)]
+    ended = [
+        rank
+        for rank, status in zip(names, statuses, strict=True)
+        if status in (Status.NO_BATCH, Status.EMPTY_BATCH)
+    ]
     return f"the data of {name_ranks(ended)} has ended"
 
 

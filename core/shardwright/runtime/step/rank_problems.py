@@ -58,18 +58,19 @@ def raise_problems(
     if len(compared) < 2 and not any(status.is_problem for status in set(statuses)):
         return
     told: list[RankProblem] = communicator.all_gather_objects(own)
-    texts = [f"rank {rank}: {other.text}" for rank, other in enumerate(told) if other.text]
+    names = communicator.global_ranks
+    texts = [f"rank {rank}: {other.text}" for rank, other in zip(names, told, strict=True) if other.text]
     failed = any(not other.is_input for other in told)
-    raise (DistributedError if failed else InvalidInputError)("; ".join(texts or _not_on_all(told)))
+    raise (DistributedError if failed else InvalidInputError)("; ".join(texts or _not_on_all(told, names)))
 
 
-def _not_on_all(told: Sequence[RankProblem]) -> list[str]:
+def _not_on_all(told: Sequence[RankProblem], names: Sequence[int]) -> list[str]:
     """What is not looked at, and only some ranks' batches bring."""
     having: dict[str, list[int]] = {}
-    for rank, other in enumerate(told):
+    for rank, other in zip(names, told, strict=True):
         for extra in other.extras or ():
             having.setdefault(extra, []).append(rank)
-    compared = [rank for rank, other in enumerate(told) if other.extras is not None]
+    compared = [rank for rank, other in zip(names, told, strict=True) if other.extras is not None]
     return [
         f"rank {ranks[0]}: {extra}. Of {len(told)} ranks' batches only that of {name_ranks(ranks)} "
         "has it: leave it out, or put it into the batches of all ranks"

@@ -47,6 +47,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, Any], FailureR
         with (
             mock.patch.object(dist, "get_rank", return_value=rank),
             mock.patch.object(dist, "get_world_size", return_value=world_size),
+            mock.patch.object(dist, "get_process_group_ranks", return_value=list(range(world_size))),
             mock.patch.object(group_store.GroupStore, "of", return_value=own),
         ):
             return FailureReports(mock.Mock(spec=dist.ProcessGroup))

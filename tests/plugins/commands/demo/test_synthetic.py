@@ -148,6 +148,7 @@ def test_best_area_no_disturbed_score_reaches_it() -> None:
             assert area_under_curve(HELD_OUT.labels, disturbed) < best
 
 
+@pytest.mark.slow
 def test_dense_features_alone_stay_far_below_best() -> None:
     # The dense effects are a linear function of these columns: no model of dense features alone does better.
     train = MODEL.training_examples(range(40_000))

@@ -143,6 +143,7 @@ print(json.dumps([data["objective"], data["modules"]], sort_keys=True))
 """
 
 
+@pytest.mark.slow
 def test_proving_plan_is_the_same_under_any_hash_seed():
     plans = [
         subprocess.run(

@@ -1,0 +1,138 @@
+"""The ranks of two-dimensional parallelism: one sharding group, its replicas, and everyone, as one rank sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from attrs import evolve, field, frozen
+
+from shardwright.contracts.comm_backend import CommBackend
+from shardwright.errors import DistributedError
+from shardwright.planning.machines.replicas import RankGrid
+from shardwright.runtime.ranks.alone import LoneCommunicator
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.ranks.group_store import GroupStore
+from shardwright.runtime.ranks.lockstep import by_rank
+
+
+@frozen
+class ShardingEnv2D(ShardingEnv):
+    """A sharding group that is one of several: tables are sharded inside it, and averaged with its replicas.
+
+    As of a :class:`ShardingEnv`, ``rank``, ``world_size``, ``communicator`` and ``process_group`` are the sharding
+    group's.
+
+    Args:
+        grid: which ranks are in which groups.
+        replicas: the ranks that hold the same shards as this one, one of each sharding group.
+    """
+
+    grid: RankGrid = field(kw_only=True)
+    replicas: ShardingEnv = field(kw_only=True, repr=False)
+
+    @property
+    def num_sharding_groups(self) -> int:
+        """How many groups there are."""
+        return self.grid.num_groups
+
+    @classmethod
+    def of(
+        cls, sharding: ShardingEnv, replicas: ShardingEnv, all_ranks: ShardingEnv, grid: RankGrid
+    ) -> ShardingEnv2D:
+        """The groups of a rank that has an environment for each already."""
+        return cls(
+            sharding.communicator,
+            sharding.device_type,
+            sharding.process_group,
+            sharding.local_world_size,
+            sharding.lockstep,
+            all_ranks,
+            grid=grid,
+            replicas=replicas,
+        )
+
+    @classmethod
+    def make_groups(
+        cls,
+        sharding_group_size: int,
+        global_pg: Any = None,
+        *,
+        node_group_size: int | None = None,
+        use_inter_host_allreduce: bool = False,
+        device_type: str | None = None,
+        comm_backend: str | CommBackend | None = None,
+    ) -> ShardingEnv2D:
+        """Divide the ranks of a process group, and connect each with its groups; every rank of it makes this call.
+
+        Every rank 1. connects with all ranks, 2. compares what was asked, 3. makes a process group for its sharding
+        group, 4. and one for its replicas.
+
+        Args:
+            sharding_group_size: ranks of a sharding group.
+            global_pg: all ranks; the world by default.
+            node_group_size: ranks of a sharding group that count as one host; by default as many as are on one.
+            use_inter_host_allreduce: sharding groups are neighbouring ranks; else replicas are.
+            device_type: see :meth:`ShardingEnv.from_process_group`.
+            comm_backend: see there.
+
+        Raises:
+            InvalidInputError: the ranks do not divide into such groups, or a group not into such hosts.
+            DistributedError: ranks ask for different groups; or another rank failed in this call.
+        """
+        everyone = ShardingEnv.from_process_group(
+            global_pg, device_type=device_type, comm_backend=comm_backend
+        )
+        with everyone.phase("making sharding groups"):
+            grid = RankGrid(
+                everyone.world_size, sharding_group_size, everyone.local_world_size, use_inter_host_allreduce
+            )
+            _compare_asked(
+                everyone, f"{sharding_group_size} ranks, node_group_size={node_group_size}, {grid}"
+            )
+            sharding = _group(everyone, grid, grid.sharding_group(everyone.rank), comm_backend)
+            replicas = _group(everyone, grid, grid.replica_group(everyone.rank), comm_backend)
+            if node_group_size is not None:
+                sharding = evolve(sharding, local_world_size=grid.checked_hosts(node_group_size))
+            return cls.of(sharding, replicas, everyone, grid)
+
+
+def _compare_asked(everyone: ShardingEnv, asked: str) -> None:
+    """Check that all ranks ask for the same groups; else some would wait for others in one that these do not make.
+
+    Raises:
+        DistributedError: they do not; the same text on every rank.
+    """
+    told = everyone.communicator.all_gather_objects(asked)
+    if len(set(told)) > 1:
+        raise DistributedError(
+            f"the ranks ask for different sharding groups: {by_rank(told, everyone.communicator.global_ranks)}. Give "
+            "every rank the same sharding_group_size, node_group_size and use_inter_host_allreduce"
+        )
+
+
+def _group(
+    everyone: ShardingEnv, grid: RankGrid, ranks: range, comm_backend: str | CommBackend | None
+) -> ShardingEnv:
+    """The environment of some of the ranks, this one among them, each of which makes this call."""
+    local = grid.local_size(ranks)
+    if len(ranks) == everyone.world_size:
+        return evolve(everyone, local_world_size=local)
+    if len(ranks) == 1:
+        return ShardingEnv(LoneCommunicator(), everyone.device_type)
+    group = dist.new_group(
+        list(_in_the_job(everyone, ranks)),
+        timeout=timedelta(seconds=GroupStore.of(everyone.process_group).timeout_s),
+        backend=str(dist.get_backend_config(everyone.process_group)),
+        use_local_synchronization=True,  # ranks that are not in the group make no such call
+    )
+    env = ShardingEnv.from_process_group(group, device_type=everyone.device_type, comm_backend=comm_backend)
+    return evolve(env, local_world_size=local)
+
+
+def _in_the_job(everyone: ShardingEnv, ranks: Iterable[int]) -> Iterable[int]:
+    """The numbers of ranks of a process group in the world."""
+    numbers = dist.get_process_group_ranks(everyone.process_group)
+    return (numbers[rank] for rank in ranks)

@@ -1,0 +1,193 @@
+"""``DMPCollection``: tables sharded inside groups of ranks, and replicated over the groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+from weakref import WeakMethod
+
+import torch
+from torch import nn
+
+from shardwright.arguments import checked_only
+from shardwright.contracts.comm_backend import CommBackend
+from shardwright.errors import InvalidInputError, PlanError
+from shardwright.planning.machines.replicas import checked_sync_every
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
+from shardwright.runtime.sharded.averaging import Averaging
+from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
+from shardwright.runtime.sharded.sharded_collection import ShardedCollection
+from shardwright.runtime.sharded.sharders import ModuleSharder
+from shardwright.runtime.step.compiling import untraced
+
+
+class DMPCollection(DistributedModelParallel):
+    """A model whose tables are sharded over groups of ranks, every group with a replica, which are averaged.
+
+    A step's exchanges of ids, results and gradients stay inside a sharding group, and average gradients over its ranks.
+    From time to time weights, and the optimizer state that kernels keep, are averaged over the groups: by :meth:`sync`,
+    or every ``sync_every`` steps. The dense part is replicated over all ranks, its gradients averaged in each step.
+
+    Averaged after each step, tables trained by SGD (with momentum and weight decay, too) are those of one step on the
+    mean gradient of all ranks: their updates are linear in the gradient. Of other optimizers they are the mean of what
+    each group makes of its own gradient, and so is the state.
+
+    Args:
+        module: the model; changed in place.
+        device: this rank's device; the environment's by default.
+        plan: how to shard over the ranks of a sharding group, the same for all groups; planned collectively by default.
+        world_size: ranks of all groups; to be compared with ``global_pg``, if given.
+        sharding_group_size: ranks of a sharding group; ``env`` has one already.
+        global_pg: the process group of all ranks; the world by default.
+        node_group_size: ranks of a sharding group that count as one host; by default as many as are on one.
+        sharders: one for each class of collections in the model; the registered ones by default.
+        init_data_parallel: see :class:`DistributedModelParallel`.
+        use_inter_host_allreduce: sharding groups are neighbouring ranks, and averaging goes between hosts; else
+            replicas are neighbours, and the exchanges of a step may go between hosts.
+        sync_every: average before the forward pass that follows so many forward passes with gradients, which is after
+            the optimizer's step in any loop or pipeline; ``None``: only :meth:`sync` averages.
+        comm_backend: see :class:`DistributedModelParallel`; carries averagings, too.
+        env: the groups, where they were made before; instead of ``world_size``, ``sharding_group_size``, ``global_pg``,
+            ``node_group_size``, ``use_inter_host_allreduce`` and ``comm_backend``.
+
+    Raises:
+        InvalidInputError: ranks do not divide into such groups; ``sync_every`` is less than 1.
+        PlanError: the plan is for another number of ranks than a sharding group has, or for other groups.
+        UnsupportedError: a table's rows cannot be averaged.
+
+    Example:
+        >>> model = DMPCollection(  # doctest: +SKIP
+        ...     model, plan=plan, sharding_group_size=8, sync_every=16, use_inter_host_allreduce=True
+        ... )
+    """
+
+    @checked_only("device", "env")
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device | str | None = None,
+        plan: ShardingPlan | None = None,
+        world_size: int | None = None,
+        sharding_group_size: int | None = None,
+        global_pg: Any = None,
+        *,
+        node_group_size: int | None = None,
+        sharders: Sequence[ModuleSharder] | None = None,
+        init_data_parallel: bool = True,
+        use_inter_host_allreduce: bool = False,
+        sync_every: int | None = None,
+        comm_backend: str | CommBackend | None = None,
+        env: ShardingEnv2D | None = None,
+    ) -> None:
+        sync_every = None if sync_every is None else checked_sync_every(sync_every)
+        if env is None:
+            if sharding_group_size is None:
+                raise InvalidInputError(
+                    "sharding_group_size is needed: over how many ranks the tables are sharded; the ranks are as many "
+                    "groups with a replica as that goes into them"
+                )
+            env = ShardingEnv2D.make_groups(
+                sharding_group_size,
+                global_pg,
+                node_group_size=node_group_size,
+                use_inter_host_allreduce=use_inter_host_allreduce,
+                comm_backend=comm_backend,
+            )
+        elif any(
+            asked is not None for asked in (sharding_group_size, global_pg, node_group_size, comm_backend)
+        ):
+            raise InvalidInputError(
+                "env has its groups already: leave sharding_group_size, global_pg, node_group_size and comm_backend "
+                "out, or env"
+            )
+        _check_world(world_size, env)
+        _check_plan(plan, env)
+        super().__init__(module, env, device, plan, sharders, init_data_parallel=False)
+        _check_plan(self.plan, env)
+        self._sync_every, self._num_since = sync_every, 0
+        collections = [child for child in self._sharded.values() if isinstance(child, ShardedCollection)]
+        with env.everyone.phase("making replicas of the tables"):
+            self._averaging = Averaging(env, collections)
+            self._averaging.copy_from_first()
+        for collection in collections:
+            collection.before_gathering(_called_weakly(WeakMethod(self._average_before_gathering)))
+        self.register_forward_pre_hook(_before_forward)
+        if init_data_parallel:
+            self.init_data_parallel()
+
+    @property
+    def sync_every(self) -> int | None:
+        """Forward passes with gradients from one averaging to the next; ``None``: only :meth:`sync` averages."""
+        return self._sync_every
+
+    @untraced
+    def sync(self, include_optimizer_state: bool = True) -> None:
+        """Average the tables over the sharding groups; every rank makes this call, after the optimizer's step.
+
+        Whether ``sync_every`` is given or not: the next averaging of its own comes so many steps after this one.
+
+        Args:
+            include_optimizer_state: average the optimizer state of kernels that run an optimizer, too. That of
+                optimizers of your own, of tables whose kernel shows gradients, is not.
+
+        Raises:
+            DistributedError: a rank that holds the same shards does not make this call within the time-out, which is
+                named; or averages something else, or its group made other calls before.
+        """
+        self._averaging.average(include_optimizer_state=include_optimizer_state)
+        self._num_since = 0
+
+    @untraced
+    def _count_forward(self) -> None:
+        """Average if that is due, and count the forward pass that begins."""
+        if self._sync_every is not None and self._num_since >= self._sync_every:
+            self.sync()
+        self._num_since += torch.is_grad_enabled()
+
+    def _average_before_gathering(self) -> None:
+        """Make one model of the replicas before a state dict is made of one of them."""
+        if self._num_since:
+            self.sync()
+
+
+def _before_forward(model: nn.Module, inputs: Any) -> None:
+    cast(DMPCollection, model)._count_forward()
+
+
+def _called_weakly(method: WeakMethod[Any]) -> Any:
+    """What calls a method as long as its object lives: collections must not hold the model that holds them."""
+
+    def call() -> None:
+        own = method()
+        if own is not None:
+            own()
+
+    return call
+
+
+def _check_world(world_size: int | None, env: ShardingEnv2D) -> None:
+    if world_size is not None and world_size != env.everyone.world_size:
+        raise InvalidInputError(
+            f"world_size is {world_size}; the process group has {env.everyone.world_size} ranks: leave it out, or give "
+            "the process group of all ranks as global_pg"
+        )
+
+
+def _check_plan(plan: ShardingPlan | None, env: ShardingEnv2D) -> None:
+    """Check that a plan is for one of the sharding groups, as far as its document says.
+
+    Raises:
+        PlanError: it is for another number of ranks, or of groups.
+    """
+    topology = {} if plan is None else plan.document.get("topology", {})
+    size, planned = env.world_size, topology.get("world_size", env.world_size)
+    groups = topology.get("replicas", {}).get("num_groups")
+    has_others = groups is not None and (planned, groups) != (size, env.num_sharding_groups)
+    if planned > size or has_others:
+        others = f" in each of {groups} sharding groups" if groups else ""
+        raise PlanError(
+            f"the plan is for {planned} ranks{others}, the model for "
+            f"{env.num_sharding_groups} sharding groups of {size} ranks: plan with Topology(world_size="
+            f"{env.everyone.world_size}, ...).sharding_group({size})"
+        )

@@ -1,0 +1,160 @@
+"""What the ranks do in the tests of sharding groups; importable by their processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.distributed import workers
+from tests.distributed.pipeline_workers import WithLoss, examples
+
+from shardwright import (
+    DMPCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingShardingPlanner,
+    KeyedJaggedTensor,
+    ParameterConstraints,
+    Topology,
+    TrainPipelineBase,
+    TrainPipelineSparseDist,
+    lockstep_batches,
+)
+from shardwright.errors import ShardwrightError
+from shardwright.runtime.sharded import averaging
+
+GROUP = 2
+VICTIM = 3
+TIMEOUT_S = 8.0
+TYPES = ["row_wise", "table_wise", "data_parallel"]
+SGD = {"optimizer": "sgd", "learning_rate": workers.LEARNING_RATE}
+LOOPS = {"base": TrainPipelineBase, "sparse_dist": TrainPipelineSparseDist}
+
+
+def sharded(model: torch.nn.Module, **options: Any) -> DMPCollection:
+    """A model over two groups of two ranks, planned as TorchRec's users do: for all ranks, on one of them."""
+    rules = {
+        name: ParameterConstraints(sharding_types=[TYPES[index % len(TYPES)]])
+        for index, (name, *_) in enumerate(workers.TABLES)
+    }
+    topology = Topology(dist.get_world_size(), "cpu").sharding_group(GROUP, sync_every=1)
+    sharders = [EmbeddingBagCollectionSharder(fused_params=SGD)]
+    planner = EmbeddingShardingPlanner(topology=topology, constraints=rules, batch_size=6)
+    plan = planner.collective_plan(model, sharders, dist.group.WORLD)
+    return DMPCollection(
+        model,
+        torch.device("cpu"),
+        plan,
+        dist.get_world_size(),
+        GROUP,
+        dist.group.WORLD,
+        sharders=sharders,
+        **options,
+    )
+
+
+def train_with_sync(steps: int, *, is_inter_host: bool) -> tuple[dict[str, torch.Tensor], list[int]]:
+    """Train a model with a dense part, averaged by hand after each step; and this rank's replicas.
+
+    The groups begin with other weights: those of the first are those of all.
+    """
+    group = dist.get_rank() // GROUP if is_inter_host else dist.get_rank() % 2
+    model = sharded(workers.clicks(3 + group), use_inter_host_allreduce=is_inter_host)
+    optimizer = workers.optimizers_of(model)
+    for step in range(steps):
+        workers.train(model, step, dist.get_rank(), optimizer)
+        model.sync()
+    replicas = model.env.replicas.communicator  # type: ignore[attr-defined]
+    return model.state_dict(), list(replicas.global_ranks)
+
+
+def train_loop(loop: str, counts: list[int], end_of_data: str) -> tuple[int, dict[str, torch.Tensor]]:
+    """Train until the data ends, of which ranks have different amounts; returns the steps made, and the state."""
+    model = sharded(WithLoss(), sync_every=1)
+    optimizer = workers.optimizers_of(model)
+    rank, steps = dist.get_rank(), 0
+    batches = examples(counts[rank], rank)
+    if loop == "lockstep":
+        for example in lockstep_batches(model, batches, end_of_data=end_of_data):
+            optimizer.zero_grad()
+            model(example)[0].backward()
+            optimizer.step()
+            steps += 1
+    else:
+        pipeline = LOOPS[loop](model, optimizer, "cpu", end_of_data=end_of_data)
+        try:
+            while True:
+                pipeline.progress(batches)
+                steps += 1
+        except StopIteration:
+            pass
+    return steps, model.state_dict()
+
+
+def train_past_a_wrong_batch(loop: str, steps: int) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """Train with a batch that is wrong on one rank; returns what was raised, and the state."""
+    model = sharded(WithLoss(), sync_every=1)
+    optimizer = workers.optimizers_of(model)
+    rank = dist.get_rank()
+    batches = list(examples(steps, rank))
+    if rank == VICTIM:
+        features = batches[2].features
+        values = features.values().clone()
+        values[0] = 10**6
+        batches[2] = type(batches[2])(
+            KeyedJaggedTensor(keys=features.keys(), values=values, lengths=features.lengths()),
+            batches[2].labels,
+        )
+    pipeline, raised = LOOPS[loop](model, optimizer, "cpu"), []
+    iterator = iter(batches)
+    while True:
+        try:
+            pipeline.progress(iterator)
+        except StopIteration:
+            return raised, model.state_dict()
+        except ShardwrightError as error:
+            raised.append(f"{type(error).__name__}: {error}")
+
+
+def lose_a_rank(fault: str) -> str:
+    """Average twice; in the second a rank is killed, or does not come. Returns what the others raise."""
+    short = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=TIMEOUT_S))
+    model = DMPCollection(
+        workers.clicks(),
+        "cpu",
+        sharding_group_size=GROUP,
+        global_pg=short,
+        sharders=[EmbeddingBagCollectionSharder(fused_params=SGD)],
+    )
+    optimizer = workers.optimizers_of(model)
+    workers.train(model, 0, dist.get_rank(), optimizer)
+    model.sync()
+    workers.train(model, 1, dist.get_rank(), optimizer)
+    if dist.get_rank() == VICTIM:
+        if fault == "kill":
+            time.sleep(0.2)  # what it sent before has arrived
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "kill between parts and means":
+            averaging._mean = lambda values: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        else:
+            time.sleep(TIMEOUT_S + 2)
+            return "stuck"
+    started = time.monotonic()
+    try:
+        model.sync()
+    except ShardwrightError as error:
+        # Within the time-out, and a grace for a busy machine.
+        return f"{error}" if time.monotonic() - started < 2 * TIMEOUT_S else "late"
+    return "averaged"
+
+
+def ask_for_different_groups() -> str:
+    try:
+        DMPCollection(workers.clicks(), "cpu", sharding_group_size=2 if dist.get_rank() else 4)
+    except ShardwrightError as error:
+        return str(error)
+    return "made"

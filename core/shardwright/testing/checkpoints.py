@@ -15,7 +15,7 @@ from shardwright.testing.training import NUM_STEPS, prefixed, train_simulated
 
 
 def check_checkpoint(name: str, case: Case, moved: Case) -> None:
-    """What ranks of one case write, those of the other load: the whole tables, or what each key brings."""
+    """Check that ranks of one case load what those of the other write: whole tables, or the rows of keys."""
     where = f"{name}: a checkpoint of {case.world_size} ranks loaded by {moved.world_size}"
     (_check_keys if case.has_keys else _check_rows)(where, case, moved)
 
@@ -44,7 +44,7 @@ def _check_rows(where: str, case: Case, moved: Case) -> None:
 
 
 def _check_keys(where: str, case: Case, moved: Case) -> None:
-    """What keys bring is the same, also after a step that uses the optimizer state."""
+    """Check that keys bring the same rows, also after a step that uses the optimizer state."""
     module, moved_module = case.module_to_shard(), moved.module_to_shard()
 
     def write(env: ShardingEnv) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ class Proving(Proposer):
     where the problem is small.
 
     Args:
-        effort: how much the search may do.
+        effort: amount of work that the search may do.
     """
 
     name: ClassVar[str] = "proving"

@@ -148,7 +148,7 @@ class ReplicatedStep(ExecutorStep):
         tables = self._tables
         self._forms: list[list[UpdateForm]] = [[] for _ in tables.groups]
         for section, step in zip(tables.sections, self._steps, strict=True):
-            own = step.by_group(step.gradients(gradients, 1.0))
+            own = step.by_group(step.gradients(gradients))
             for group, gradient in zip(section.groups, own, strict=True):
                 self._forms[group] = self._forms_of(group, gradient, scale)
         every = [form for own in self._forms for form in own]

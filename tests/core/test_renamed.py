@@ -16,7 +16,7 @@ SOME = OptionSpace(min_partition=8)
 def old_estimator() -> type[Estimator]:
     class Old(Estimator):
         name = "old"
-        depends_on_shape_only = True
+        answers_by_shape = True
 
         def space(self, topology: Topology) -> OptionSpace:
             assert super().space(topology) is EVERYTHING  # type: ignore[misc]
@@ -32,7 +32,7 @@ def test_estimator_may_give_old_names() -> None:
     with pytest.warns(DeprecationWarning, match="Old") as found:
         old = old_estimator()
     assert {str(warning.message) for warning in found} == {
-        "Old.depends_on_shape_only is called depends_on_shape_only now",
+        "Old.answers_by_shape is called depends_on_shape_only now",
         "Old.space is called option_space now",
     }
     assert {warning.filename for warning in found} == {__file__}
@@ -55,22 +55,20 @@ def test_estimator_may_be_read_by_old_names() -> None:
         pass
 
     for estimator in (New(), Newer()):
-        with pytest.warns(DeprecationWarning, match="depends_on_shape_only is called depends_on_shape_only"):
-            assert estimator.depends_on_shape_only  # type: ignore[attr-defined]
-        with pytest.warns(
-            DeprecationWarning, match="published_option_space is called published_option_space"
-        ):
-            assert estimator.published_option_space(TOPOLOGY) is EVERYTHING  # type: ignore[attr-defined]
-        with pytest.warns(DeprecationWarning, match="depends_on_shape_only is called"):
-            estimator.depends_on_shape_only = False  # type: ignore[attr-defined]
+        with pytest.warns(DeprecationWarning, match="answers_by_shape is called depends_on_shape_only"):
+            assert estimator.answers_by_shape  # type: ignore[attr-defined]
+        with pytest.warns(DeprecationWarning, match="published_space is called published_option_space"):
+            assert estimator.published_space(TOPOLOGY) is EVERYTHING  # type: ignore[attr-defined]
+        with pytest.warns(DeprecationWarning, match="answers_by_shape is called"):
+            estimator.answers_by_shape = False  # type: ignore[attr-defined]
         assert not estimator.depends_on_shape_only
 
 
 def test_sharding_type_may_give_old_names() -> None:
-    with pytest.warns(DeprecationWarning, match="Old.depends_on_shape_only"):
+    with pytest.warns(DeprecationWarning, match="Old.answers_by_shape"):
 
         class Old(ShardingType):
-            name, abbreviation, depends_on_shape_only = "old", "OL", True
+            name, abbreviation, answers_by_shape = "old", "OL", True
 
             def layouts(self, table: Any, topology: Any, constraints: Any) -> Any:
                 return []

@@ -36,9 +36,9 @@ class Estimator(Renamed, ABC, metaclass=OpenNames):
 
     name: ClassVar[str]
     _renamed: ClassVar[Mapping[str, str]] = {
-        "depends_on_shape_only": "depends_on_shape_only",
+        "answers_by_shape": "depends_on_shape_only",
         "space": "option_space",
-        "published_option_space": "published_option_space",
+        "published_space": "published_option_space",
     }
     api: ClassVar[int] = 1
     aliases: ClassVar[tuple[str, ...]] = ()

@@ -35,7 +35,7 @@ class ShardingType(Renamed, ABC, metaclass=OpenNames):
     """
 
     name: ClassVar[str]
-    _renamed: ClassVar[Mapping[str, str]] = {"depends_on_shape_only": "depends_on_shape_only"}
+    _renamed: ClassVar[Mapping[str, str]] = {"answers_by_shape": "depends_on_shape_only"}
     abbreviation: ClassVar[str]
     """Two to four capitals for the report."""
     api: ClassVar[int] = 1

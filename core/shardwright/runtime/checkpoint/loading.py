@@ -36,7 +36,7 @@ from shardwright.runtime.checkpoint.reading import (
     NOWHERE,
     Found,
     Ints,
-    Request,
+    PieceRequest,
     StoredCheckpoint,
     box_requests,
     row_requests,
@@ -376,7 +376,7 @@ class _Loading:
             source = named.table.take_rows(local, values).numpy()
             self._rows[named.name, local] = np.where(source < 0, NOWHERE, np.append(places, NOWHERE)[source])
 
-    def _requests(self, wanted: Wanted) -> Iterator[Request]:
+    def _requests(self, wanted: Wanted) -> Iterator[PieceRequest]:
         by_index = f"{wanted.key}.{STORED}" in self._keys
         key = self._keys[f"{wanted.key}.{STORED}" if by_index else wanted.key]
         entry = self.stored.entries[key]
@@ -392,7 +392,7 @@ class _Loading:
 
     def _block_requests(
         self, named: NamedTable, key: str, entry: TensorStorageMetadata, block: BlockTarget
-    ) -> Iterator[Request]:
+    ) -> Iterator[PieceRequest]:
         local, placed = block.local, self._rows.get((named.name, block.local))
         if placed is None and local.block.rows.bounds is not None:
             first = (local.block.rows.bounds[0], block.first_column)

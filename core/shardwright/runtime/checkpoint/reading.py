@@ -47,7 +47,7 @@ class Sink(Protocol):
 
 
 @frozen(eq=False)
-class Request:
+class PieceRequest:
     """A part of a stored piece that is wanted.
 
     Args:
@@ -185,13 +185,13 @@ class StoredCheckpoint:
                 f"{place.offset}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             ) from error
 
-    def read(self, requests: Iterable[Request]) -> None:
+    def read(self, requests: Iterable[PieceRequest]) -> None:
         """Read parts of pieces, each piece once, in the order of the files.
 
         Raises:
             CheckpointError: a file cannot be read, or has something else.
         """
-        by_piece: dict[MetadataIndex, list[Request]] = {}
+        by_piece: dict[MetadataIndex, list[PieceRequest]] = {}
         for request in requests:
             by_piece.setdefault(request.index, []).append(request)
         for index in by_piece:
@@ -228,7 +228,7 @@ def _is_at(chunk: ChunkStorageMetadata, index: MetadataIndex) -> bool:
 
 def box_requests(
     key: str, entry: TensorStorageMetadata, values: Tensor, offsets: Sequence[int]
-) -> Iterator[Request]:
+) -> Iterator[PieceRequest]:
     """The parts of what is stored that fill a box of it.
 
     Args:
@@ -242,7 +242,7 @@ def box_requests(
         target = values
         for dim, (start, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
             target = target.narrow(dim, start, length)
-        yield Request(item.storage_index, item.storage_offsets, item.lengths, _Copied(target))
+        yield PieceRequest(item.storage_index, item.storage_offsets, item.lengths, _Copied(target))
 
 
 @frozen(eq=False)
@@ -256,7 +256,7 @@ class _Copied:
 
 def row_requests(
     key: str, entry: TensorStorageMetadata, values: Tensor, rows: Ints, first_column: int
-) -> Iterator[Request]:
+) -> Iterator[PieceRequest]:
     """The parts of what is stored that have some rows, wherever they are.
 
     Args:
@@ -282,7 +282,7 @@ def row_requests(
             torch.from_numpy(ordered[low:high] - first),
         )
         index = MetadataIndex(key, chunk.offsets)
-        yield Request(index, (first - row, start - column), (last - first, stop - start), sink)
+        yield PieceRequest(index, (first - row, start - column), (last - first, stop - start), sink)
 
 
 @frozen(eq=False)
@@ -311,11 +311,11 @@ class Found:
     _numbers: list[Ints] = field(factory=list, init=False)
     _places: list[Ints] = field(factory=list, init=False)
 
-    def requests(self, key: str, entry: TensorStorageMetadata) -> Iterator[Request]:
+    def requests(self, key: str, entry: TensorStorageMetadata) -> Iterator[PieceRequest]:
         """All pieces of the index."""
         for chunk in entry.chunks:
             sink = _Looked(self, chunk.offsets[0])
-            yield Request(MetadataIndex(key, chunk.offsets), (0, 0), chunk.sizes, sink)
+            yield PieceRequest(MetadataIndex(key, chunk.offsets), (0, 0), chunk.sizes, sink)
 
     def look(self, numbers: Ints, first: int) -> None:
         """Take those of a piece."""

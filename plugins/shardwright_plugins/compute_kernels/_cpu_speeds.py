@@ -1,6 +1,6 @@
 """Speeds of kernels on this processor, as `shardwright bench kernels` measured them and left them in a file.
 
-The file is `kernels.json` in `$XDG_CACHE_HOME/shardwright` (or `~/.cache/shardwright`) and has an entry for each processor
+The file is `kernels.json` in `$XDG_CACHE_HOME/shardwright`, or `~/.cache/shardwright`, with an entry for each processor
 and set of versions. Planning reads it; without an entry the built-in order holds. Ranks that plan by themselves must
 agree: measure on all machines of a job or on none, or plan with ``collective_plan``.
 """

@@ -42,14 +42,14 @@ _SOLVED = 2e-5  # the same, of what a solver's tolerances of 1e-6 leave open
 
 
 @frozen(eq=False)
-class _Case:
-    """Executor of all plans: of allowed options, ``[O]``, and with ``L`` and such memory within limits, ``[1 + M]``."""
+class _ProofCase:
+    """Some of all plans: of allowed options, ``[O]``, and with ``L`` and such memory within limits, ``[1 + M]``."""
 
     allowed: Bools
     low: Floats
     high: Floats
 
-    def halves(self, dimension: int, limit: float) -> tuple[_Case, _Case]:
+    def halves(self, dimension: int, limit: float) -> tuple[_ProofCase, _ProofCase]:
         """The plans of no more than a limit, and those of no less."""
         here = np.arange(len(self.low)) == dimension
         below = evolve(self, high=np.where(here, np.minimum(self.high, limit), self.high))
@@ -59,7 +59,7 @@ class _Case:
 def why_unproven(
     space: SearchSpace, bound_ms: float, certificate: Mapping[str, Any], *, watch: Watch | None = None
 ) -> str:
-    """Why a certificate, ``{"z_ms": z, **case}``, does not prove that no plan is better; empty if it does.
+    """Explain why a certificate, ``{"z_ms": z, **case}``, does not prove that no plan is better; empty if it does.
 
     Args:
         space: options and costs.
@@ -77,7 +77,7 @@ def why_unproven(
         dims = 1 + len(space.tiers)
         everything = np.ones(space.options.num_options, dtype=bool)
         with np.errstate(over="ignore", invalid="ignore"):  # absurd numbers prove nothing
-            return proof.gap_in(certificate, _Case(everything, np.zeros(dims), np.full(dims, np.inf)))
+            return proof.gap_in(certificate, _ProofCase(everything, np.zeros(dims), np.full(dims, np.inf)))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise PlanError(f"the certificate is malformed: {type(error).__name__}: {error}") from error
 
@@ -103,7 +103,7 @@ class _Proof:
         self.spread: Floats = np.where(covers[:, None], np.minimum.reduceat(self.needs, starts), 0.0)
 
     def _covers_ranks(self) -> Bools:
-        """Whether each option has a shard on every rank, so that each has its least one at least: ``[O]``."""
+        """True for options with a shard on every rank, so that each rank has at least the smallest one: ``[O]``."""
         first, count = self.options.first_shard, self.options.count
         before = np.cumsum(count) - count
         before = before - np.repeat(before[first[:-1]], np.diff(first))
@@ -112,8 +112,8 @@ class _Proof:
         result: Bools = covers & (total == len(self.space.capacity_bytes))
         return result
 
-    def gap_in(self, node: Mapping[str, Any], case: _Case) -> str:
-        """Why a case is not settled; empty if it is."""
+    def gap_in(self, node: Mapping[str, Any], case: _ProofCase) -> str:
+        """Explain why a case is not settled; empty if it is."""
         if "spread_ms" in node or "spread_bytes" in node:
             of, limit = ("time", node["spread_ms"]) if "spread_ms" in node else node["spread_bytes"]
             below, above = case.halves(("time", *self.space.tiers).index(of), float(limit))
@@ -125,7 +125,7 @@ class _Proof:
             )
         return self._leaf(node, case)
 
-    def _leaf(self, node: Mapping[str, Any], case: _Case) -> str:
+    def _leaf(self, node: Mapping[str, Any], case: _ProofCase) -> str:
         allowed = case.allowed & self.fits
         taken = np.array([self._cheapest(column, allowed) for column in self.spread.T])
         if (case.high < taken).any():
@@ -165,7 +165,7 @@ class _Proof:
         return float(least[self.options.alike].sum())
 
     def _places(self, rounding: Mapping[str, Any], room: Floats) -> Floats:
-        """How many places the free shards of each option take, of ``W`` in all: ``[O]``."""
+        """Count the places that the free shards of each option take, of ``W`` in all: ``[O]``."""
         parts, column = int(rounding["parts"]), ("time", *self.space.tiers).index(rounding["of"])
         if parts < 1:
             raise ValueError(f"{parts} parts")

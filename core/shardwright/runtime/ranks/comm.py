@@ -62,7 +62,7 @@ class Transport(ABC):
         """True if pieces are read in the sender's memory, as :meth:`Communicator.reads_in_place`."""
 
 
-class _Pieces:
+class _ReceivedPieces:
     """Pieces that arrive in this rank's own memory."""
 
     def __init__(self, work: Any, pieces: Sequence[Tensor]) -> None:
@@ -88,7 +88,7 @@ class TorchTransport(Transport):
         work = dist.all_to_all_single(
             received, call.input, splits, sent_splits, group=self._group, async_op=True
         )
-        return work if call.output is not None else _Pieces(work, received.split(splits))
+        return work if call.output is not None else _ReceivedPieces(work, received.split(splits))
 
     def room(self, num_elements: int, device: torch.device) -> Tensor:  # noqa: D102
         return torch.empty(num_elements, dtype=torch.float32, device=device)

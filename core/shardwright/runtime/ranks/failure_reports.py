@@ -112,8 +112,8 @@ class FailureReports(ErrorListener):
     def meet(self, place: str, what: str, look: Callable[[], None]) -> None:
         """Wait in the store, without a collective, until every rank has come to ``place``.
 
-        Ranks that fail elsewhere meanwhile are told of ``what``. Rank 0 leaves last, and deletes the meeting's keys. Its
-        process may serve the store, and may end while others still have to read that all were here.
+        Ranks that fail elsewhere meanwhile are told of ``what``. Rank 0 leaves last, and deletes the meeting's keys.
+        Its process may serve the store, and may end while others still have to read that all were here.
 
         Args:
             place: name of the meeting, which no other has.

@@ -76,6 +76,8 @@ class PayloadFormat:
         before = np.cumsum(per_rank, axis=0) - per_rank  # a rank's slots stand router after router
         # Place of each router's slots in the flat [W, header_size]: the row of the slot's rank, the slots of routers
         # before this one, and the slot's number among its rank's.
+        # Place of each router's slots in the flat [W, header_size]: the row of the slot's rank, the slots of routers
+        # before this one, and the slot's number among its rank's.
         rows = np.arange(per_rank.shape[1]) * self.header_size
         self._fields = [
             np.repeat(rows + first - router.slots.first[:-1], own) + np.arange(own.sum())
@@ -154,7 +156,7 @@ class PayloadFormat:
             if not own.start <= group.slots.start < own.stop:
                 continue
             slots = slice(group.slots.start - own.start, group.slots.stop - own.start)
-            ids, bags = _Run(num_ids, slots), _Run(num_bags, slots)
+            ids, bags = _SlotRun(num_ids, slots), _SlotRun(num_bags, slots)
             part_of_lengths = num_routers + number
             part_of_weights = num_routers * (1 + self._is_pooled) + number
             yield Bags(
@@ -170,7 +172,7 @@ class PayloadFormat:
             )
 
 
-class _Run:
+class _SlotRun:
     """A run of slots in a part of each rank's message.
 
     Args:

@@ -179,7 +179,7 @@ def plan_routing(
 
 
 @frozen(eq=False)
-class _Shape:
+class _KernelShape:
     """A range of columns of a table, as its kernel sees it.
 
     Args:
@@ -241,13 +241,14 @@ class _Builder:
         blocks: BlockColumns,
         kept: Ints,
         kind_of_block: Ints,
-        shapes: Mapping[int, _Shape],
+        shapes: Mapping[int, _KernelShape],
         num_outputs: int,
     ) -> None:
         """Add a slot for each block and output, in the order of the blocks."""
         first_piece = np.zeros(max(shapes, default=0) + 1, dtype=np.int32)
         for kind, shape in shapes.items():
             first_piece[kind] = shape.first_piece
+        # [blocks, outputs]: a block's pieces are numbered from the first piece of its shape.
         # [blocks, outputs]: a block's pieces are numbered from the first piece of its shape.
         pieces = first_piece[kind_of_block[kept]][:, None] + np.arange(num_outputs, dtype=np.int32)
         ranks, parts = (
@@ -262,11 +263,11 @@ class _Builder:
         dataflow: Dataflow,
         span: tuple[int, int],
         readings: Sequence[int],
-    ) -> _Shape:
+    ) -> _KernelShape:
         table = self._collection.tables[index]
         kernel = self._kernel(sharding.compute_kernel)
         request = KernelRequest.of(
-            table, span[1] - span[0], device=self._device_type, here=True, first_column=span[0]
+            table, span[1] - span[0], device=self._device_type, on_this_machine=True, first_column=span[0]
         )
         request = kernel.with_extras(request, sharding.layout.extras)
         _check_supported(table, sharding, kernel, request)
@@ -283,7 +284,7 @@ class _Builder:
             bucketing, path, sharding.compute_kernel, kernel.group_key(request), is_matrix, widths, codecs
         )
         group = self._kinds.setdefault(kind, len(self._kinds))
-        shape = _Shape(request, len(self._pieces), group)
+        shape = _KernelShape(request, len(self._pieces), group)
         for output, reading in zip(self._outputs[index], readings, strict=True):
             self._pieces.append((output, *span, *gradient_span, reading, group))
         return shape
@@ -322,6 +323,7 @@ class _Builder:
             np.concatenate([empty, *columns]) for columns in zip((empty,) * 3, *self._slots, strict=True)
         )
         num_kinds = max(1, len(self._kinds))
+        # By rank, then by kernel group, in one sort key; the sort is stable, so equal slots stay as they were added.
         # By rank, then by kernel group, in one sort key; the sort is stable, so equal slots stay as they were added.
         keys = ranks.astype(np.int64) * num_kinds + group_of_piece[pieces]
         order = order_of(torch.from_numpy(keys), world_size * num_kinds).numpy()

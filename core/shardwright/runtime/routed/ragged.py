@@ -59,12 +59,12 @@ class FillingLookup:
         """Prepare the backward pass as :meth:`Lookup.anticipate` does."""
         self._lookup.anticipate(saved[-1])
 
-    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
-        """Update as :meth:`Lookup.backward` does."""
+    def backward_scaled(self, saved: Any, gradient: Tensor, scale: float) -> Sequence[Tensor | None]:
+        """Update as :meth:`Lookup.backward_scaled` does."""
         row, num_rows, inner = saved
         rows = gradient.new_zeros(num_rows, self._widths[1])
         rows[row] = gradient.view(len(row), self._widths[1])
-        return self._lookup.backward(inner, rows.view(-1))
+        return self._lookup.backward_scaled(inner, rows.view(-1), scale)
 
     def _filled(self, bags: Bags) -> _Filled:
         assert bags.lengths is not None  # only pooled lookups are ragged
@@ -79,6 +79,7 @@ class FillingLookup:
         target = slot * most + place
         lengths = bags.lengths.new_zeros(bags.num_slots * most)
         lengths[target] = bags.lengths
+        # The ids move with their bags: stably sorted by target bag, which keeps the order within a bag.
         # The ids move with their bags: stably sorted by target bag, which keeps the order within a bag.
         order = order_of(target.index_select(0, numbered(bags.lengths, bags.ids.numel())), len(lengths))
         filled = Bags(

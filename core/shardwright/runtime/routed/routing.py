@@ -174,7 +174,7 @@ class _Sorted:
 
 
 @frozen(eq=False)
-class _Bags:
+class _BucketBags:
     """The bags of each bucket; fields are those of :class:`Bucketed`, by bucket instead of slot."""
 
     num_ids: Ints
@@ -183,8 +183,8 @@ class _Bags:
     places: Tensor | None
 
 
-class _CutRouter(Router):
-    """A router of features whose ids are parted by row maps: each slot gets the ids of its part.
+class _BucketRouter(Router):
+    """Features whose ids are parted by row maps: each slot gets those of its part.
 
     Readings are ordered by the class of their row map, so that each class is called once. Buckets are ordered by the
     first slot that reads them, so that ids need no second sort if no two slots share a bucket.
@@ -231,6 +231,7 @@ class _CutRouter(Router):
         """
         reading = np.searchsorted(self._first_part, part_of_bucket, side="right") - 1
         # A new key begins at each bucket whose reading does not rise.
+        # A new key begins at each bucket whose reading does not rise.
         falls = np.concatenate([[False], reading[1:] <= reading[:-1]])
         classes = np.cumsum(falls)
         unread = int(classes.max(initial=-1)) + 1
@@ -242,6 +243,7 @@ class _CutRouter(Router):
     def route(self, batch: FeatureBatch) -> Bucketed:
         sizes, starts = batch.num_ids[self._features], batch.starts[self._features]
         rows, parts = self._placed(take(batch.values, starts, sizes), sizes)
+        # Ids of each part, then in the order of the buckets.
         # Ids of each part, then in the order of the buckets.
         counts = counts_of(parts, len(self._class_of_part))
         counts = counts.index_select(0, self._part_of_bucket.to(parts.device))
@@ -270,7 +272,7 @@ class _CutRouter(Router):
         return rows, parts + repeated(self._first_part, sizes, ids.device)
 
     @abstractmethod
-    def _bags(self, ids: _Sorted) -> _Bags:
+    def _bags(self, ids: _Sorted) -> _BucketBags:
         """Compute the bags of each bucket."""
 
     def _samples(self, ids: _Sorted) -> Tensor:
@@ -283,25 +285,28 @@ class _CutRouter(Router):
         return spread(samples, lengths, int(ids.sizes.sum())).index_select(0, ids.place)
 
 
-class CutRouter(_CutRouter):
+class CutRouter(_BucketRouter):
     """A router of parted ids with a bag for each sample."""
 
     bucketing = Bucketing.CUT
 
-    def _bags(self, ids: _Sorted) -> _Bags:
+    def _bags(self, ids: _Sorted) -> _BucketBags:
         size, num_buckets = ids.batch.batch_size, self._num_buckets
+        # Bag of each id: bucket * B + sample. Counting the ids of each bag gives its length, empty bags too.
         # Bag of each id: bucket * B + sample. Counting the ids of each bag gives its length, empty bags too.
         bag = ids.bucket.mul_(size).add_(self._samples(ids))
         lengths = counts_of(bag, num_buckets * size)
-        return _Bags(ids.counts.cpu().numpy(), np.full(num_buckets, size), lengths.to(torch.int32), None)
+        return _BucketBags(
+            ids.counts.cpu().numpy(), np.full(num_buckets, size), lengths.to(torch.int32), None
+        )
 
 
-class RaggedRouter(_CutRouter):
+class RaggedRouter(_BucketRouter):
     """A router of parted ids that leaves out bags without ids."""
 
     bucketing = Bucketing.RAGGED
 
-    def _bags(self, ids: _Sorted) -> _Bags:
+    def _bags(self, ids: _Sorted) -> _BucketBags:
         samples = self._samples(ids)
         # A bag begins at the first id of a bucket, and where the sample changes. The last mark ends the last bag.
         begins = torch.ones(len(samples) + 1, dtype=torch.bool, device=samples.device)
@@ -312,22 +317,24 @@ class RaggedRouter(_CutRouter):
         before = torch.cumsum(begins, 0, dtype=torch.int32)  # bags begun up to each id, its own included
         reached = before.index_select(0, stops)
         # Bags begun before a bucket's stop, without the mark at the stop itself; differences are the bags of each.
+        # Bags begun before a bucket's stop, without the mark at the stop itself; differences are the bags of each.
         num_bags = torch.diff(reached - 1, prepend=reached.new_zeros(1))
         num_ids, num_bags = torch.stack([ids.counts, num_bags]).cpu().numpy()
         lengths = (edges[1:] - edges[:-1]).to(torch.int32)
-        return _Bags(num_ids, num_bags, lengths, places=samples.index_select(0, edges[:-1]))
+        return _BucketBags(num_ids, num_bags, lengths, places=samples.index_select(0, edges[:-1]))
 
 
-class CutSequenceRouter(_CutRouter):
+class CutSequenceRouter(_BucketRouter):
     """A router of parted ids of sequences: each id is a bag of its own."""
 
     bucketing = Bucketing.CUT
 
-    def _bags(self, ids: _Sorted) -> _Bags:
+    def _bags(self, ids: _Sorted) -> _BucketBags:
         num_ids = ids.counts.cpu().numpy()
         # Place of each id among its feature's: its place among all readings' ids, less the start of its reading.
+        # Place of each id among its feature's: its place among all readings' ids, less the start of its reading.
         first = repeated(starts_of(ids.sizes), ids.sizes, ids.place.device)
-        return _Bags(num_ids, num_ids, None, ids.place - first.index_select(0, ids.place))
+        return _BucketBags(num_ids, num_ids, None, ids.place - first.index_select(0, ids.place))
 
 
 def _repeated(buckets: Bucketed, bucket_of_slot: Ints) -> Bucketed:

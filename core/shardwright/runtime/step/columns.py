@@ -6,7 +6,7 @@ are moved together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -76,6 +76,19 @@ class Placement:
         return cls(before[matrix], total[matrix], np.cumsum(widths) - widths - before[matrix])
 
 
+Room = Callable[[int], Tensor]
+"""A function that makes memory for a number of float32 values."""
+
+
+def selected(rows: Tensor, index: Tensor, room: Room | None = None) -> Tensor:
+    """Copy some rows of a matrix, flat, into memory of ``room`` if given."""
+    if room is None:
+        return rows.index_select(0, index).view(-1)
+    made = room(len(index) * rows.shape[1])
+    torch.index_select(rows, 0, index, out=made.view(len(index), rows.shape[1]))
+    return made
+
+
 class Move:
     """A copy of columns from one placement to another, as one indexed read.
 
@@ -88,6 +101,7 @@ class Move:
     """
 
     def __init__(self, widths: Ints, source: Placement, target: Placement) -> None:
+        widths, source, target = _merged(widths, source, target)
         edges = [
             widths,
             source.matrix,
@@ -102,20 +116,19 @@ class Move:
         self._source, self._target = (_in_units(place, units, self.unit) for place in (source, target))
         self._known: dict[int, Tensor | slice] = {}
 
-    def __call__(self, flat: Tensor, size: int) -> Tensor:
-        """Copy the columns of ``size`` samples; a view is returned where they stand in order already."""
+    def __call__(self, flat: Tensor, size: int, room: Room | None = None) -> Tensor:
+        """Copy the columns of ``size`` samples; a view is returned where they stand in order already.
+
+        Args:
+            flat: buffer in which they stand, flat.
+            size: number of samples.
+            room: maker of the memory that they are copied to.
+        """
         index = self._index(size, flat.device)
         if isinstance(index, slice):
             return flat[index]
         units = flat.view(flat.numel() // self.unit, self.unit)
-        return units.index_select(0, index).view(-1)
-
-    def scaled(self, flat: Tensor, size: int, scale: float) -> Tensor:
-        """Copy the columns and multiply them by ``scale``; ``flat`` is not changed."""
-        moved = self(flat, size)
-        if scale == 1:
-            return moved
-        return moved * scale if isinstance(self._index(size, flat.device), slice) else moved.mul_(scale)
+        return selected(units, index, room)
 
     def _index(self, size: int, device: torch.device) -> Tensor | slice:
         """Source unit of each target unit, ``[B * Q]``; a slice of values if they are one run of the source."""
@@ -124,6 +137,7 @@ class Move:
                 self._known.clear()
             source, target = (_units_of(place, size) for place in (self._source, self._target))
             # Both list the units in one order; inverting the target side gives the source unit of each place.
+            # Both list the units in one order; inverting the target side gives the source unit of each place.
             index = np.empty(source.size, dtype=np.int64)
             index[target.reshape(-1)] = source.reshape(-1)
             first = int(index[0]) if len(index) else 0
@@ -131,6 +145,22 @@ class Move:
             run = slice(first * self.unit, (first + len(index)) * self.unit)
             self._known[size] = run if is_run else torch.from_numpy(index).to(device)
         return self._known[size]
+
+
+def _merged(widths: Ints, source: Placement, target: Placement) -> tuple[Ints, Placement, Placement]:
+    """Merge pieces that are neighbours in source and target, so that units are as large as possible."""
+    if not len(widths):
+        return widths, source, target
+    begins = np.ones(len(widths), dtype=bool)
+    begins[1:] = False
+    for place in (source, target):
+        begins[1:] |= np.diff(place.matrix) != 0
+        begins[1:] |= place.offset[1:] != place.offset[:-1] + widths[:-1]
+    first = np.flatnonzero(begins)
+    source, target = (
+        Placement(own.matrix[first], own.width[first], own.offset[first]) for own in (source, target)
+    )
+    return np.add.reduceat(widths, first), source, target
 
 
 def _in_units(place: Placement, units: Ints, unit: int) -> Placement:

@@ -29,9 +29,9 @@ class DMPCollection(DistributedModelParallel):
     From time to time weights, and the optimizer state that kernels keep, are averaged over the groups: by :meth:`sync`,
     or every ``sync_every`` steps. The dense part is replicated over all ranks, its gradients averaged in each step.
 
-    Averaged after each step, tables trained by SGD (with momentum and weight decay, too) are those of one step on the
-    mean gradient of all ranks: their updates are linear in the gradient. Of other optimizers they are the mean of what
-    each group makes of its own gradient, and so is the state.
+    Averaged after each step, tables trained by plain SGD are those of one step on the mean gradient of all ranks: the
+    update is linear in the gradient. Of other optimizers they are the mean of what each group makes of its own
+    gradient, and so is the state.
 
     Args:
         module: the model; changed in place.

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from pathlib import Path
 
 import hypothesis
@@ -125,3 +126,13 @@ def test_plugin_host_tests_pass_with_no_plugin_loaded():
         timeout=110,
     )
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_no_two_classes_of_core_share_a_name():
+    """One word for one thing, private or public: the glossary of CONTRIBUTING has the words."""
+    places = defaultdict(list)
+    for path in python_files("core"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

@@ -13,7 +13,7 @@ from shardwright.hookspecs import KINDS
 from shardwright.host import PluginHost
 
 # Every Python block of the README, and what holds it.
-RUN_HERE = {"test_even_first.py", "train.py", "plan.py", "notebook.py"}
+RUN_HERE = {"test_even_first.py", "train.py", "plan.py", "notebook.py", "checkpoint.py"}
 RUN_ELSEWHERE = {"acme_even_first.py"}
 NOT_TO_RUN = {"hooks"}  # signatures, which tests/test_meta.py compares with the specification
 
@@ -41,6 +41,14 @@ def test_readme_notebook_in_one_process_prints_what_it_shows(tmp_path: Path) -> 
     done = stranger.run_python("-W", "error", str(script))
     assert done.returncode == 0, done.stderr
     assert done.stdout == readme.output_of("notebook.py")
+
+
+def test_readme_checkpoint_in_one_process_prints_what_it_shows(tmp_path: Path) -> None:
+    script = tmp_path / "checkpoint.py"
+    script.write_text(readme.source("checkpoint.py").replace('"checkpoints"', repr(str(tmp_path))))
+    done = stranger.run_python("-W", "error", str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of("checkpoint.py")
 
 
 def test_readme_planning_with_the_plugin_prints_what_it_shows(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ _MODULE_OF_NAME: dict[str, str] = {
     name: module
     for module, names in {
         "shardwright.errors": (
+            "CheckpointError",
             "DistributedError",
             "DuplicateNameError",
             "InvalidInputError",
@@ -123,6 +124,8 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.machines.topology": ("Topology",),
         "shardwright.planning.watch": ("Progress", "Watch"),
         "shardwright.planning.tables.workload": ("Workload",),
+        "shardwright.runtime.checkpoint.loading": ("LoadedCheckpoint", "load_checkpoint"),
+        "shardwright.runtime.checkpoint.saving": ("SavedCheckpoint", "save_checkpoint"),
         "shardwright.runtime.step.awaitable": ("Awaitable", "LazyAwaitable"),
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),

@@ -18,6 +18,7 @@ from shardwright.contracts import Work as Work
 from shardwright.contracts.lookup import Bags as Bags
 from shardwright.contracts.lookup import BlockSpec as BlockSpec
 from shardwright.contracts.lookup import Lookup as Lookup
+from shardwright.errors import CheckpointError as CheckpointError
 from shardwright.errors import DistributedError as DistributedError
 from shardwright.errors import DuplicateNameError as DuplicateNameError
 from shardwright.errors import InvalidInputError as InvalidInputError
@@ -101,6 +102,10 @@ from shardwright.planning.tables.spec import TableSpec as TableSpec
 from shardwright.planning.tables.workload import Workload as Workload
 from shardwright.planning.watch import Progress as Progress
 from shardwright.planning.watch import Watch as Watch
+from shardwright.runtime.checkpoint.loading import LoadedCheckpoint as LoadedCheckpoint
+from shardwright.runtime.checkpoint.loading import load_checkpoint as load_checkpoint
+from shardwright.runtime.checkpoint.saving import SavedCheckpoint as SavedCheckpoint
+from shardwright.runtime.checkpoint.saving import save_checkpoint as save_checkpoint
 from shardwright.runtime.pipeline.train_pipeline import TrainPipelineBase as TrainPipelineBase
 from shardwright.runtime.pipeline.train_pipeline import TrainPipelineSparseDist as TrainPipelineSparseDist
 from shardwright.runtime.pipeline.train_pipeline import lockstep_batches as lockstep_batches

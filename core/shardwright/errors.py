@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "CheckpointError",
     "DistributedError",
     "DuplicateNameError",
     "InvalidInputError",
@@ -68,6 +69,10 @@ class NoPlanError(PlanningError):
 
 class UnsupportedError(ShardwrightError, NotImplementedError):
     """The combination asked for is not supported (here, or yet)."""
+
+
+class CheckpointError(ShardwrightError, RuntimeError):
+    """A checkpoint cannot be written or read, is damaged, or does not fit the model."""
 
 
 class DistributedError(ShardwrightError, RuntimeError):

@@ -308,6 +308,7 @@ def test_no_file_imports_pickle() -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_measure_on_real_ranks_gives_costs_to_plan_with() -> None:
     with RankPool(2, backend="gloo") as pool:

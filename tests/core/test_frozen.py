@@ -23,6 +23,7 @@ PUBLIC_NAMES = """
     CacheParams
     CacheStatistics
     CheckedPlan
+    CheckpointError
     ColumnRange
     CombinedOptimizer
     CommType
@@ -67,6 +68,7 @@ PUBLIC_NAMES = """
     Layout
     LazyAdam
     LazyAwaitable
+    LoadedCheckpoint
     Lookup
     Misfit
     ModuleSharder
@@ -103,6 +105,7 @@ PUBLIC_NAMES = """
     RowsModulo
     RowsRange
     RowsSplit
+    SavedCheckpoint
     SearchSpace
     ShardMetadata
     ShardedEmbeddingBagCollection
@@ -131,10 +134,12 @@ PUBLIC_NAMES = """
     get_qcomm_codecs_registry
     hookimpl
     in_backward_optimizer_filter
+    load_checkpoint
     lockstep_batches
     optimizer_spec_of
     register_fused_optimizer
     register_sharder
+    save_checkpoint
     spec_to_torch
 """
 

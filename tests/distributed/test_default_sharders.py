@@ -21,6 +21,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow  # in each run, the README's notebook is such a process
 @pytest.mark.distributed
 def test_model_parallel_finds_default_sharders_in_a_fresh_process(tmp_path: Path) -> None:
     result = subprocess.run(

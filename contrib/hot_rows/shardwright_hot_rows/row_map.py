@@ -22,7 +22,7 @@ def _sorted(values: Iterable[int]) -> tuple[int, ...]:
 
 @frozen(slots=False, cache_hash=True)
 class HotAndCold(sw.RowMap):
-    """Executor 0 holds the hot rows, each part after it a run of the cold ones, as they are left in order.
+    """Part 0 holds the hot rows, each part after it a run of the cold ones, as they are left in order.
 
     Args:
         num_rows: of the table.

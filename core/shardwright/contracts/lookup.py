@@ -7,7 +7,7 @@ A slot is one feature looked up in one local block.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,12 @@ class Bags:
         return per_bag.repeat_interleave(self.lengths, output_size=self.ids.numel())
 
 
+def _plain_room(num_elements: int) -> Tensor:
+    import torch
+
+    return torch.empty(num_elements, dtype=torch.float32, device="cpu")
+
+
 class Lookup(ABC):
     """The blocks of one kernel group on one rank: weights, optimizer state, lookup and update.
 
@@ -121,6 +127,9 @@ class Lookup(ABC):
     """
 
     blocks: Sequence[BlockSpec]
+    room: Callable[[int], Tensor] = staticmethod(_plain_room)
+    """Maker of the memory for :meth:`forward`'s result, of so many float32 values, which it does not set. Where results
+    are sent as they are, the engine replaces it by memory that they are sent from; a kernel may use it or not."""
     states_per_row: frozenset[str] = frozenset()
     """The names of optimizer states that hold one value a row, the same in every column block of a table."""
 
@@ -158,6 +167,13 @@ class Lookup(ABC):
         Returns:
             One gradient for each of :meth:`parameters`.
         """
+
+    def backward_scaled(self, saved: Any, gradient: Tensor, scale: float) -> Sequence[Tensor | None]:
+        """:meth:`backward` with ``scale`` times the gradient, which is the engine's own and may be changed.
+
+        A kernel that multiplies where it reads saves a pass over the gradient.
+        """
+        return self.backward(saved, gradient if scale == 1 else gradient.mul_(scale))
 
     def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
         """Add up the gradient of every row of some blocks; ``False`` leaves that, and their update, to the engine.

@@ -39,14 +39,14 @@ _BETA1, _BETA2 = 0.9, 0.999
 
 
 @frozen
-class _FusedOptimizer:
+class _RegisteredOptimizer:
     torch_class: type[Optimizer]
     name: str
     mapping: Mapper
     unsharded: Builder | None
 
 
-_REGISTERED: dict[type[Optimizer], _FusedOptimizer] = {}
+_REGISTERED: dict[type[Optimizer], _RegisteredOptimizer] = {}
 
 
 @checked
@@ -66,7 +66,7 @@ def register_fused_optimizer(
     Raises:
         DuplicateNameError: the class was registered otherwise before.
     """
-    entry = _FusedOptimizer(torch_class, name, mapping, unsharded)
+    entry = _RegisteredOptimizer(torch_class, name, mapping, unsharded)
     known = _REGISTERED.setdefault(torch_class, entry)
     if known != entry:
         raise DuplicateNameError(

@@ -61,6 +61,10 @@ class KeyedOptimizer(Optimizer):
             packed["param_groups"] = _keyed_state.pack_groups(self.params, self.param_groups)
         return packed
 
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """The state dict without a collective; of sharded tables it has this rank's blocks."""
+        return self.state_dict()
+
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Check that a state dict fits, changing nothing.
 
@@ -71,7 +75,7 @@ class KeyedOptimizer(Optimizer):
         _keyed_state.check_form(state_dict)
         _keyed_state.check_state(self.params, self.state, state_dict["state"])
         if self._saves_param_groups and "param_groups" in state_dict:
-            _keyed_state.check_groups(self.params, self.param_groups, state_dict["param_groups"])
+            self.check_groups(state_dict["param_groups"])
 
     @checked
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -89,6 +93,22 @@ class KeyedOptimizer(Optimizer):
         if self._saves_param_groups and "param_groups" in state_dict:
             _keyed_state.write_groups(self.params, self.param_groups, state_dict["param_groups"])
         self.post_load_state_dict()
+
+    def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Check that loaded hyperparameters fit, changing nothing.
+
+        Args:
+            groups: as in a state dict; parameters by name.
+
+        Raises:
+            UnknownNameError: they name a parameter that the optimizer does not have.
+            InvalidInputError: they contradict each other, or lack a value or a parameter.
+        """
+        _keyed_state.check_groups(self.params, self.param_groups, groups)
+
+    def take_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Take over hyperparameters that were checked."""
+        _keyed_state.write_groups(self.params, self.param_groups, groups)
 
     def post_load_state_dict(self) -> None:
         """Called after a state dict was loaded, for subclasses."""
@@ -185,9 +205,18 @@ class OptimizerWrapper(_Delegating):
         super().__init__(optimizer.params, optimizer)
         self._keyed = optimizer
 
+    @property
+    def within(self) -> KeyedOptimizer:
+        """The optimizer within."""
+        return self._keyed
+
     def state_dict(self) -> dict[str, Any]:
         """The state dict of the optimizer within."""
         return self._keyed.state_dict()
+
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """That of the optimizer within."""
+        return self._keyed.sharded_state_dict()
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Check that a state dict fits the optimizer within."""
@@ -201,6 +230,20 @@ class OptimizerWrapper(_Delegating):
     def save_param_groups(self, save: bool) -> None:
         """Whether hyperparameters are part of the state dict."""
         self._keyed.save_param_groups(save)
+
+
+def named_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> KeyedOptimizer:
+    """A torch optimizer as a keyed one, which shares its state and groups.
+
+    Args:
+        optimizer: any.
+        parameters: those of the model by name, or more.
+
+    Raises:
+        InvalidInputError: one of the optimizer's is not among them.
+    """
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return _Delegating({name: value for name, value in parameters.items() if id(value) in own}, optimizer)
 
 
 def _check_names(

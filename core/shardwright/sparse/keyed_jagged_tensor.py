@@ -417,7 +417,7 @@ class KeyedJaggedTensor(Jagged):
 
     @checked
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
-        """Executor the keys into runs; the tensors of the parts are views.
+        """Part the keys into runs; the tensors of the parts are views.
 
         Args:
             segments: How many keys each part gets; they add up to F. A part may have none.

@@ -14,14 +14,10 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
+from shardwright.runtime.ranks.alone import CompletedWork
 from shardwright.runtime.ranks.environment import ShardingEnv
 
 T = TypeVar("T")
-
-
-class _Done:
-    def wait(self) -> None:
-        """Nothing was under way."""
 
 
 class PretendedCommunicator(Communicator):
@@ -64,7 +60,7 @@ class PretendedCommunicator(Communicator):
         self._count(label, input.element_size(), input_splits)
         self._answer(output, input, output_splits, input_splits)
         self.own_seconds += time.process_time() - started
-        return _Done()
+        return CompletedWork()
 
     def _count(self, label: str, element_size: int, input_splits: Sequence[int]) -> None:
         others = [size for rank, size in enumerate(input_splits) if rank != self.rank]

@@ -12,6 +12,7 @@ from torch import Tensor
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.errors import DistributedError
 from shardwright.planning.machines.replicas import RankGrid
+from shardwright.runtime.ranks.alone import CompletedWork
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 
@@ -45,11 +46,6 @@ class _Board:
 
     def abort(self) -> None:
         self._barrier.abort()
-
-
-class _Done:
-    def wait(self) -> None:
-        """The exchange happened when it was started."""
 
 
 class SimulatedCommunicator(Communicator):
@@ -89,7 +85,7 @@ class SimulatedCommunicator(Communicator):
             )
         if pieces:
             torch.cat(pieces, out=output)
-        return _Done()
+        return CompletedWork()
 
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
         self.labels.append("tensor")

@@ -119,7 +119,7 @@ class FusedNumbaLookup(Lookup):
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         geometry, cells = self._geometry, _Cells.of(bags)
         places, size = geometry.places(cells.counts, is_matrix=cells.is_matrix)
-        result = torch.empty(size, dtype=torch.float32, device="cpu")
+        result = self.room(size)
         out, weights = result.data_ptr(), self._weights.data_ptr()
 
         def look_up(share: _Share) -> None:
@@ -135,6 +135,9 @@ class FusedNumbaLookup(Lookup):
         return _Cells.of(bags)
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
+        return self.backward_scaled(saved, gradient, 1.0)
+
+    def backward_scaled(self, saved: Any, gradient: Tensor, scale: float) -> Sequence[Tensor | None]:
         self._num_steps += 1
         geometry = self._geometry
         optimizer, numbers = _OPTIMIZERS[self._optimizer.name], self._numbers()
@@ -146,7 +149,7 @@ class FusedNumbaLookup(Lookup):
             total = np.empty(geometry.widest_gradient, np.float32)
             loops.update(
                 optimizer, numbers, weights, first, second, geometry.blocks, by_row.share, by_row.ends, by_row.rows,
-                by_row.starts, by_row.factors, gradients, total.ctypes.data,
+                by_row.starts, by_row.factors, gradients, np.float32(scale), total.ctypes.data,
             )  # fmt: skip
 
         _in_threads(update, self._by_row(saved))

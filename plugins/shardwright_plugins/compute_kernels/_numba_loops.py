@@ -616,6 +616,7 @@ def _update_row(
     row: int,
     dim: int,
     total: int,
+    scale: Any,
     own: int,
     offset: int,
     first: int,
@@ -631,6 +632,7 @@ def _update_row(
         row: where the row begins in ``weights``.
         dim: ``D``.
         total: the row's gradient, ``C`` columns.
+        scale: what it is multiplied by.
         own: ``C``.
         offset: the first of its own columns among those of the gradient.
         first: first state, flat, changed.
@@ -639,10 +641,10 @@ def _update_row(
     """
     rate, eps = numbers[0], numbers[1]
     if optimizer == SGD:
-        _add_row(total, offset, dim, -rate, weights, row)
+        _add_row(total, offset, dim, -rate * scale, weights, row)
     elif optimizer == ADAGRAD:
         for column in range(dim):
-            value = _get(total, offset + column)
+            value = scale * _get(total, offset + column)
             squares = _get(first, state + column) + value * value
             _set(first, state + column, squares)
             _subtract(weights, row + column, rate * value / (np.sqrt(squares) + eps))
@@ -650,14 +652,14 @@ def _update_row(
         squares = np.float32(0)
         for column in range(own):
             squares += _get(total, column) * _get(total, column)
-        squares = _get(first, state) + squares / np.float32(own)
+        squares = _get(first, state) + scale * scale * squares / np.float32(own)
         _set(first, state, squares)
-        step = rate / (np.sqrt(squares) + eps)
+        step = scale * rate / (np.sqrt(squares) + eps)
         _add_row(total, offset, dim, -step, weights, row)
     else:
         rate /= numbers[5]
         for column in range(dim):
-            value = _get(total, offset + column)
+            value = scale * _get(total, offset + column)
             average = _get(first, state + column)
             average += numbers[2] * (value - average)
             squares = numbers[3] * _get(second, state + column) + numbers[4] * value * value
@@ -680,6 +682,7 @@ def update(
     starts: Any,
     factors: Any,
     gradients: int,
+    scale: Any,
     total: int,
 ) -> None:
     """Update every row of some blocks that a bag had, once.
@@ -699,6 +702,7 @@ def update(
         starts: see there.
         factors: see there; empty: all are 1.
         gradients: flat.
+        scale: what they are multiplied by.
         total: room for the widest ``C``.
     """
     index = 0
@@ -724,7 +728,9 @@ def update(
             _sum_rows(gradients, 0, 1, own, starts.ctypes.data + 8 * index, weighted, last - index, total, 0)
             row = base + number * dim
             state = first_row + number if optimizer == ROW_WISE_ADAGRAD else row
-            _update_row(optimizer, numbers, weights, row, dim, total, own, offset, first, second, state)
+            _update_row(
+                optimizer, numbers, weights, row, dim, total, scale, own, offset, first, second, state
+            )
             index = last
 
 
@@ -843,4 +849,7 @@ def update_all(
                 _add_terms(sums, rows + number * own, own, scale, total)
                 row = base + number * dim
                 state = first_row + number if optimizer == ROW_WISE_ADAGRAD else row
-                _update_row(optimizer, numbers, weights, row, dim, total, own, offset, first, second, state)
+                one = np.float32(1)  # the terms were multiplied when they were added up
+                _update_row(
+                    optimizer, numbers, weights, row, dim, total, one, own, offset, first, second, state
+                )

@@ -31,7 +31,7 @@ RANKS = Topology(2, "cpu")
 
 @frozen
 class FirstRowsAskedFor(RowsSplit):
-    """Executor 0 gets three quarters of the lookups."""
+    """Part 0 gets three quarters of the lookups."""
 
     name = "first_rows_asked_for"
 

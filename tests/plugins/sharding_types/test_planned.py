@@ -73,7 +73,8 @@ def test_type_is_planned_where_its_blocks_may_go_and_survives_json(kind, num_hos
 
 
 @pytest.mark.parametrize(
-    ("num_hosts", "local"), [(1, 1), (1, 4), (2, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
+    ("num_hosts", "local"),
+    [(1, 1), (1, 4), *(pytest.param(*hosts, marks=pytest.mark.slow) for hosts in ((2, 2), (4, 2)))],
 )
 def test_all_types_mixed_are_planned_alike_every_time(num_hosts, local):
     tables = [TableSpec(f"t{i}", 100 * (i + 1), 128, [f"f{i}"]) for i in range(2 * len(TYPES))]

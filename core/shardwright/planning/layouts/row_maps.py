@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from attrs import field, frozen
@@ -51,6 +51,9 @@ class RowMap(ABC):
     keeps_neighbours: ClassVar[bool] = True
     """Whether a part may be a run of neighbouring rows. ``False`` for a map that deals rows out: then nobody lists the
     rows of a part to learn whether they are neighbours."""
+    stored_as: ClassVar[Literal["runs", "index"] | None] = None
+    """The form in which checkpoints store rows: ``"runs"`` of neighbouring rows, in the order of the table; or the
+    parts one after the other, with an ``"index"`` of their rows. By default, an index where parts are no runs."""
     num_rows: int
 
     @property

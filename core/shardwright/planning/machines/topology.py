@@ -22,15 +22,15 @@ from shardwright.planning.assumptions import GIB, HOST_DEVICE, Assumption, assum
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
 from shardwright.planning.machines.replicas import RankGrid, Replicas, checked_sync_every
 
-__all__ = ["GIB", "HOST_DEVICE", "Provenance", "Topology", "known_devices"]
+__all__ = ["GIB", "HOST_DEVICE", "InputValue", "Topology", "known_devices"]
 
 _KNOWN_DEVICES = (HOST_DEVICE, "cuda")
 _LINKS = ("intra_host", "inter_host")
 
 
 @frozen
-class Provenance:
-    """Where a value came from: ``given``, ``detected`` or ``assumed``, and the source of an assumption."""
+class InputValue:
+    """A value with where it came from: ``given``, ``detected`` or ``assumed``, and the source of an assumption."""
 
     value: Any
     origin: str
@@ -86,7 +86,7 @@ class Topology:
     link_bandwidths: Mapping[str, float]
     link_latencies_ms: Mapping[str, float]
     replicas: Replicas | None
-    provenance: Mapping[str, Provenance] = field(eq=False, repr=False)
+    provenance: Mapping[str, InputValue] = field(eq=False, repr=False)
 
     @checked_only(
         "memory_bytes", "memory_bandwidths", "link_bandwidths", "link_latencies_ms", "replicas", "detected"
@@ -246,7 +246,7 @@ class Topology:
             replicas=replicas,
             provenance={
                 **self.provenance,
-                **{name: Provenance(value, "given") for name, value in changed.items()},
+                **{name: InputValue(value, "given") for name, value in changed.items()},
             },
         )
         return group
@@ -332,13 +332,13 @@ class _Given:
     """Collects values with where they came from."""
 
     def __init__(self, detected: tuple[str, ...], assumptions: Mapping[str, Assumption]) -> None:
-        self.values: dict[str, Provenance] = {}
+        self.values: dict[str, InputValue] = {}
         self._detected = detected
         self._assumptions = assumptions
 
     def note(self, name: str, value: Any) -> None:
         plain = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-        self.values[name] = Provenance(plain, "detected" if name in self._detected else "given")
+        self.values[name] = InputValue(plain, "detected" if name in self._detected else "given")
 
     def note_all(self, name: str, values: Mapping[str, float]) -> Mapping[str, float]:
         for key, value in values.items():
@@ -348,7 +348,7 @@ class _Given:
     def choose(self, name: str, value: Any, assumed: Assumption | None = None) -> Any:
         if value is None:
             assumed = assumed or self._assumptions[name]
-            self.values[name] = Provenance(assumed.value, "assumed", assumed.source)
+            self.values[name] = InputValue(assumed.value, "assumed", assumed.source)
             return assumed.value
         self.note(name, value)
         return value

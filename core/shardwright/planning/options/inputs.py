@@ -12,7 +12,7 @@ from shardwright.arguments import brief
 from shardwright.contracts.estimator import Estimator
 from shardwright.errors import PlanningError
 from shardwright.planning.machines.reservations import FixedPercentageStorageReservation, StorageReservation
-from shardwright.planning.machines.topology import Provenance, Topology
+from shardwright.planning.machines.topology import InputValue, Topology
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.planning_plugins import PlanningPlugins
 from shardwright.planning.plugin_calls import calling, check_answer
@@ -82,30 +82,30 @@ def describe_inputs(
             STORAGE_RESERVATION.to_data(),
         ),
         **request.topology.provenance,
-        "seconds": Provenance(round(seconds, 4), "measured"),
+        "seconds": InputValue(round(seconds, 4), "measured"),
     }
     if seconds_limit is not None:
-        values["seconds_limit"] = Provenance(seconds_limit, "given")
+        values["seconds_limit"] = InputValue(seconds_limit, "given")
     unknown = sum(rule.pooling_factors is None for rule in rules)
     if unknown:
         source = f"ids per bag of the {unknown} tables whose constraints give none; {_SOURCE}"
-        values["pooling_factors"] = Provenance(1.0, "assumed", source)
+        values["pooling_factors"] = InputValue(1.0, "assumed", source)
     values.update(_estimator_values(plugins))
     if request.constraints.rules:
-        values["constraints"] = Provenance(request.constraints.to_data(), "given")
-    values["tables"] = Provenance([table_to_data(table) for table in options.all_tables], "given")
-    return {name: provenance.to_data() for name, provenance in values.items()}
+        values["constraints"] = InputValue(request.constraints.to_data(), "given")
+    values["tables"] = InputValue([table_to_data(table) for table in options.all_tables], "given")
+    return {name: value.to_data() for name, value in values.items()}
 
 
-def _estimator_values(plugins: PlanningPlugins) -> dict[str, Provenance]:
+def _estimator_values(plugins: PlanningPlugins) -> dict[str, InputValue]:
     """The estimators and their constants, and what else was chosen."""
     preferred = {"estimator": plugins.performance.name, "storage_estimator": plugins.storage.name}
-    values = {name: Provenance(value, "assumed", "the preferred one") for name, value in preferred.items()}
-    values |= {name: Provenance(value, "given") for name, value in plugins.given.items()}
+    values = {name: InputValue(value, "assumed", "the preferred one") for name, value in preferred.items()}
+    values |= {name: InputValue(value, "given") for name, value in plugins.given.items()}
     for estimator in (plugins.performance, plugins.storage):
         for name, value in _provenance_of(estimator).items():
             source = f"estimator {estimator.name}"
-            values[f"{estimator.name}.{name}"] = Provenance(value, "assumed", source)
+            values[f"{estimator.name}.{name}"] = InputValue(value, "assumed", source)
     return values
 
 
@@ -128,5 +128,5 @@ def _provenance_of(estimator: Estimator) -> Mapping[str, Any]:
     return assumed
 
 
-def _given_or_assumed(value: Any, default: Any) -> Provenance:
-    return Provenance(default, "assumed", _SOURCE) if value is None else Provenance(value, "given")
+def _given_or_assumed(value: Any, default: Any) -> InputValue:
+    return InputValue(default, "assumed", _SOURCE) if value is None else InputValue(value, "given")

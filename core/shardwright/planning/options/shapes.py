@@ -72,7 +72,7 @@ class Shape:
         )
 
 
-class _Run(NamedTuple):
+class _ShardRun(NamedTuple):
     """Neighbouring blocks of one size that are placed alike."""
 
     num_rows: int
@@ -84,7 +84,7 @@ class _Run(NamedTuple):
     local_rank: int
     length: int
 
-    def continues(self, other: _Run) -> bool:
+    def continues(self, other: _ShardRun) -> bool:
         """Whether ``other`` begins where this ends and is of its kind."""
         return (
             self[:5] == other[:5]
@@ -97,16 +97,16 @@ def _number(value: int | None, offset: int = 0) -> int:
     return FREE if value is None else value + offset
 
 
-def _runs(layout: Layout, go_on: Callable[[], None]) -> Iterator[_Run]:
+def _runs(layout: Layout, go_on: Callable[[], None]) -> Iterator[_ShardRun]:
     """The blocks of a layout as runs."""
     if isinstance(layout.blocks, BlockRuns):
         return _fold(chain.from_iterable(_parts(layout, run, go_on) for run in layout.blocks.runs))
     return _fold(_single(layout, block, go_on) for block in layout.blocks)
 
 
-def _single(layout: Layout, block: Block, go_on: Callable[[], None]) -> _Run:
+def _single(layout: Layout, block: Block, go_on: Callable[[], None]) -> _ShardRun:
     go_on()
-    return _Run(
+    return _ShardRun(
         block.num_rows,
         block.num_columns,
         block.host_group,
@@ -118,12 +118,12 @@ def _single(layout: Layout, block: Block, go_on: Callable[[], None]) -> _Run:
     )
 
 
-def _parts(layout: Layout, run: BlockRun, go_on: Callable[[], None]) -> Iterator[_Run]:
+def _parts(layout: Layout, run: BlockRun, go_on: Callable[[], None]) -> Iterator[_ShardRun]:
     """A run of blocks in pieces of equally many rows; what is known of one's ids is known of all."""
     is_copy = (run.dataflow or layout.dataflow).is_replicated
     for start, rows, count in run.sizes():
         go_on()
-        yield _Run(
+        yield _ShardRun(
             rows,
             len(run.columns),
             run.host_group,
@@ -135,9 +135,9 @@ def _parts(layout: Layout, run: BlockRun, go_on: Callable[[], None]) -> Iterator
         )
 
 
-def _fold(runs: Iterable[_Run]) -> Iterator[_Run]:
+def _fold(runs: Iterable[_ShardRun]) -> Iterator[_ShardRun]:
     """The runs, those joined that continue the one before."""
-    last: _Run | None = None
+    last: _ShardRun | None = None
     for run in runs:
         if last is not None and last.continues(run):
             last = last._replace(length=last.length + run.length)

@@ -42,14 +42,14 @@ _SOLVED = 2e-5  # the same, of what a solver's tolerances of 1e-6 leave open
 
 
 @frozen(eq=False)
-class _Case:
-    """Executor of all plans: of allowed options, ``[O]``, and with ``L`` and such memory within limits, ``[1 + M]``."""
+class _ProofCase:
+    """Some of all plans: of allowed options, ``[O]``, and with ``L`` and such memory within limits, ``[1 + M]``."""
 
     allowed: Bools
     low: Floats
     high: Floats
 
-    def halves(self, dimension: int, limit: float) -> tuple[_Case, _Case]:
+    def halves(self, dimension: int, limit: float) -> tuple[_ProofCase, _ProofCase]:
         """The plans of no more than a limit, and those of no less."""
         here = np.arange(len(self.low)) == dimension
         below = evolve(self, high=np.where(here, np.minimum(self.high, limit), self.high))
@@ -77,7 +77,7 @@ def why_unproven(
         dims = 1 + len(space.tiers)
         everything = np.ones(space.options.num_options, dtype=bool)
         with np.errstate(over="ignore", invalid="ignore"):  # absurd numbers prove nothing
-            return proof.gap_in(certificate, _Case(everything, np.zeros(dims), np.full(dims, np.inf)))
+            return proof.gap_in(certificate, _ProofCase(everything, np.zeros(dims), np.full(dims, np.inf)))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise PlanError(f"the certificate is malformed: {type(error).__name__}: {error}") from error
 
@@ -112,7 +112,7 @@ class _Proof:
         result: Bools = covers & (total == len(self.space.capacity_bytes))
         return result
 
-    def gap_in(self, node: Mapping[str, Any], case: _Case) -> str:
+    def gap_in(self, node: Mapping[str, Any], case: _ProofCase) -> str:
         """Why a case is not settled; empty if it is."""
         if "spread_ms" in node or "spread_bytes" in node:
             of, limit = ("time", node["spread_ms"]) if "spread_ms" in node else node["spread_bytes"]
@@ -125,7 +125,7 @@ class _Proof:
             )
         return self._leaf(node, case)
 
-    def _leaf(self, node: Mapping[str, Any], case: _Case) -> str:
+    def _leaf(self, node: Mapping[str, Any], case: _ProofCase) -> str:
         allowed = case.allowed & self.fits
         taken = np.array([self._cheapest(column, allowed) for column in self.spread.T])
         if (case.high < taken).any():

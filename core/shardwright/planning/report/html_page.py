@@ -43,7 +43,7 @@ def page(report: Report, title: str) -> str:
         report: of a plan.
         title: its heading.
     """
-    made = _Page(report)
+    made = _ReportPage(report)
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="headline">{escape(report.headline)}</p>',
@@ -87,7 +87,7 @@ def _resource(name: str) -> str:
 
 
 @frozen(eq=False, slots=False)
-class _Page:
+class _ReportPage:
     """The parts of a page."""
 
     report: Report

@@ -65,14 +65,14 @@ class _Coming:
 
 
 @frozen(eq=False)
-class _Call:
+class _CollectionCall:
     """A forward pass of a collection, by its path in the model, and where in the batch its input stands."""
 
     name: str
     path: Path
 
 
-class _Exchange(Protocol):
+class _StatusExchange(Protocol):
     """A step of the engine, or a status word alone."""
 
     statuses: Sequence[Status]
@@ -120,7 +120,9 @@ class BatchesInStep:
         self._begun = []
         self._iterator: Iterator[Any] | None = None  # while a forward pass is to begin the next batch
         self._to_look_up = 0
-        self._calls: list[_Call] | None = None if self._settings.is_ahead and self._collections else []
+        self._calls: list[_CollectionCall] | None = (
+            None if self._settings.is_ahead and self._collections else []
+        )
         self._expected = list(self._collections)
         self._made.clear()
         self._fetched: Fetched | None = None
@@ -205,7 +207,7 @@ class BatchesInStep:
         _raise_if_stopped([Status.FINE if calls is not None else Status.STOPPED for calls in told])
         if any(told):
             self._expected = [name for name, _ in mine]
-            self._calls = [_Call(name, path) for name, path in _agreed(told)]
+            self._calls = [_CollectionCall(name, path) for name, path in _agreed(told)]
             self._tell_who_stays({call.name for call in self._calls})
         self._batch = None
         self._made.clear()
@@ -231,7 +233,7 @@ class BatchesInStep:
         """Begin all exchanges of a batch, then go on with each: so they are under way together."""
         with self._side.active():
             begun = [(call, *self._begin(call, fetched)) for call in self._calls or ()]
-            exchanges: list[_Exchange] = [step for _, _, step in begun]
+            exchanges: list[_StatusExchange] = [step for _, _, step in begun]
             if not exchanges or self._groups is not None:
                 # First, so that it has the statuses of all ranks, where headers have those of a sharding group.
                 exchanges = [StatusWord(self._env, fetched), *exchanges]
@@ -246,7 +248,7 @@ class BatchesInStep:
             self._discard([step for _, _, step in begun if step in sent])
         return _Coming(fetched.batch, error and (fetched.error or error), is_over), statuses
 
-    def _begin(self, call: _Call, fetched: Fetched) -> tuple[Any, Any]:
+    def _begin(self, call: _CollectionCall, fetched: Fetched) -> tuple[Any, Any]:
         features, error = None, fetched.error
         if fetched.batch is not None:
             try:
@@ -366,7 +368,7 @@ def _note(made: list[tuple[str, KeyedJaggedTensor]], name: str, features: KeyedJ
     made.append((name, features))
 
 
-def _send_all(exchanges: Sequence[_Exchange]) -> tuple[Exception | None, list[_Exchange]]:
+def _send_all(exchanges: Sequence[_StatusExchange]) -> tuple[Exception | None, list[_StatusExchange]]:
     """Go on with all; returns the first error, and those whose ids are under way."""
     first: Exception | None = None
     sent = []

@@ -26,7 +26,7 @@ class LoneCommunicator(Communicator):
         label: str = "",
     ) -> Work:
         output.copy_(input)
-        return _Done()
+        return CompletedWork()
 
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
         pass
@@ -44,7 +44,7 @@ class LoneCommunicator(Communicator):
         pass
 
 
-class _Done:
+class CompletedWork:
     """A collective that ended as it began."""
 
     def wait(self) -> None:

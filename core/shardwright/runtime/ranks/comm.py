@@ -63,7 +63,7 @@ class Transport(ABC):
         """See :meth:`Communicator.reads_in_place`; ``patience`` as in :class:`AllToAll`."""
 
 
-class _Pieces:
+class _ReceivedPieces:
     """What arrives, in memory of this rank's own."""
 
     def __init__(self, work: Any, pieces: Sequence[Tensor]) -> None:
@@ -89,7 +89,7 @@ class TorchTransport(Transport):
         work = dist.all_to_all_single(
             received, call.input, splits, sent_splits, group=self._group, async_op=True
         )
-        return work if call.output is not None else _Pieces(work, received.split(splits))
+        return work if call.output is not None else _ReceivedPieces(work, received.split(splits))
 
     def room(self, num_elements: int, device: torch.device) -> Tensor:  # noqa: D102
         return torch.empty(num_elements, dtype=torch.float32, device=device)

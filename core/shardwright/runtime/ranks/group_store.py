@@ -81,7 +81,7 @@ class GroupStore:
         if self._left_behind is not None:  # it has the connection; when it has ended, all is well again
             self._left_behind.join(end - started)
         if self._left_behind is None or not self._left_behind.is_alive():
-            call = _Call(partial(self._answer, question), self._store)
+            call = _StoreRequest(partial(self._answer, question), self._store)
             self._left_behind = call.thread
             call.thread.join(max(end - time.monotonic(), 0.0))
             if not call.thread.is_alive():
@@ -159,7 +159,7 @@ def _naps() -> Iterator[float]:
         nap_s = min(nap_s * _LONGER, _LONGEST_NAP_S)
 
 
-class _Call(Generic[T]):
+class _StoreRequest(Generic[T]):
     """A question being asked, on a thread of its own that nobody has to wait for."""
 
     def __init__(self, question: Callable[[Any], T], store: Any) -> None:

@@ -292,10 +292,11 @@ class _HostStep(ReturnStep):
 
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:
         """Collective, started: this rank's gradients to its counterparts, theirs for this host's sums."""
+        self.scale_left = scale  # kernels multiply where they read
         here, theirs = self._crossing(GRADIENTS)
         flat = gradients[0].reshape(-1)
         self._transfer = self._path.wires[GRADIENTS].exchange(
-            [own.spread.scaled(flat, self._size, scale) for own in self._path.sums],
+            [own.spread(flat, self._size) for own in self._path.sums],
             theirs,
             here,
             label="gradients across hosts",

@@ -149,7 +149,7 @@ class PayloadFormat:
             if not own.start <= group.slots.start < own.stop:
                 continue
             slots = slice(group.slots.start - own.start, group.slots.stop - own.start)
-            ids, bags = _Run(num_ids, slots), _Run(num_bags, slots)
+            ids, bags = _SlotRun(num_ids, slots), _SlotRun(num_bags, slots)
             part_of_lengths = num_routers + number
             part_of_weights = num_routers * (1 + self._is_pooled) + number
             yield Bags(
@@ -165,7 +165,7 @@ class PayloadFormat:
             )
 
 
-class _Run:
+class _SlotRun:
     """A run of slots in a part of each rank's message.
 
     Args:

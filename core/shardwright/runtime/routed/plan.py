@@ -177,7 +177,7 @@ def plan_routing(
 
 
 @frozen(eq=False)
-class _Shape:
+class _KernelShape:
     """A range of columns of a table, as its kernel sees it.
 
     Args:
@@ -239,7 +239,7 @@ class _Builder:
         blocks: BlockColumns,
         kept: Ints,
         kind_of_block: Ints,
-        shapes: Mapping[int, _Shape],
+        shapes: Mapping[int, _KernelShape],
         num_outputs: int,
     ) -> None:
         """A slot for each block and output, in the order of the blocks."""
@@ -259,7 +259,7 @@ class _Builder:
         dataflow: Dataflow,
         span: tuple[int, int],
         readings: Sequence[int],
-    ) -> _Shape:
+    ) -> _KernelShape:
         table = self._collection.tables[index]
         kernel = self._kernel(sharding.compute_kernel)
         request = KernelRequest.of(
@@ -280,7 +280,7 @@ class _Builder:
             bucketing, path, sharding.compute_kernel, kernel.group_key(request), is_matrix, widths, codecs
         )
         group = self._kinds.setdefault(kind, len(self._kinds))
-        shape = _Shape(request, len(self._pieces), group)
+        shape = _KernelShape(request, len(self._pieces), group)
         for output, reading in zip(self._outputs[index], readings, strict=True):
             self._pieces.append((output, *span, *gradient_span, reading, group))
         return shape

@@ -59,12 +59,12 @@ class FillingLookup:
         """As :meth:`Lookup.anticipate`."""
         self._lookup.anticipate(saved[-1])
 
-    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
-        """As :meth:`Lookup.backward`."""
+    def backward_scaled(self, saved: Any, gradient: Tensor, scale: float) -> Sequence[Tensor | None]:
+        """As :meth:`Lookup.backward_scaled`."""
         row, num_rows, inner = saved
         rows = gradient.new_zeros(num_rows, self._widths[1])
         rows[row] = gradient.view(len(row), self._widths[1])
-        return self._lookup.backward(inner, rows.view(-1))
+        return self._lookup.backward_scaled(inner, rows.view(-1), scale)
 
     def _filled(self, bags: Bags) -> _Filled:
         assert bags.lengths is not None  # only pooled lookups are ragged

@@ -19,7 +19,7 @@ from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import RoutingPlan, SlotColumns
 from shardwright.runtime.routed.routing import Bucketed
-from shardwright.runtime.step.columns import Columns
+from shardwright.runtime.step.columns import Columns, Room
 from shardwright.runtime.step.kernel_groups import Bucketing
 
 
@@ -49,7 +49,13 @@ class ReturnStep(ABC):
 
     Each method is called once, in this order, and for all paths before the next of any is: so the paths' collectives
     are under way together.
+
+    Attributes:
+        scale_left: by what :meth:`gradients` are still to be multiplied, known once they are sent; 1 where they were
+            multiplied before.
     """
+
+    scale_left: float = 1.0
 
     @abstractmethod
     def proceed(self) -> None:
@@ -102,6 +108,10 @@ class ReturnPath(ABC):
     @abstractmethod
     def start(self, answers: Answers) -> ReturnStep:
         """Begin to send results."""
+
+    def room(self, device: torch.device) -> Room | None:
+        """Maker of the memory for its group's results, if the path sends them as they are; else ``None``."""
+        return None
 
     @abstractmethod
     def summary(self) -> str:

@@ -171,7 +171,7 @@ class _Sorted:
 
 
 @frozen(eq=False)
-class _Bags:
+class _BucketBags:
     """The bags of each bucket; see :class:`Bucketed`, whose slots are buckets here."""
 
     num_ids: Ints
@@ -180,7 +180,7 @@ class _Bags:
     places: Tensor | None
 
 
-class _CutRouter(Router):
+class _BucketRouter(Router):
     """Features whose ids are parted by row maps: each slot gets those of its part.
 
     Readings stand in the order of their row maps' classes, so that each class is asked once. A bucket has the place of
@@ -258,7 +258,7 @@ class _CutRouter(Router):
         return rows, parts + repeated(self._first_part, sizes, ids.device)
 
     @abstractmethod
-    def _bags(self, ids: _Sorted) -> _Bags:
+    def _bags(self, ids: _Sorted) -> _BucketBags:
         """The bags of each bucket."""
 
     def _samples(self, ids: _Sorted) -> Tensor:
@@ -271,24 +271,26 @@ class _CutRouter(Router):
         return spread(samples, lengths, int(ids.sizes.sum())).index_select(0, ids.place)
 
 
-class CutRouter(_CutRouter):
+class CutRouter(_BucketRouter):
     """The same with a bag for each sample."""
 
     bucketing = Bucketing.CUT
 
-    def _bags(self, ids: _Sorted) -> _Bags:
+    def _bags(self, ids: _Sorted) -> _BucketBags:
         size, num_buckets = ids.batch.batch_size, self._num_buckets
         bag = ids.bucket.mul_(size).add_(self._samples(ids))
         lengths = counts_of(bag, num_buckets * size)
-        return _Bags(ids.counts.cpu().numpy(), np.full(num_buckets, size), lengths.to(torch.int32), None)
+        return _BucketBags(
+            ids.counts.cpu().numpy(), np.full(num_buckets, size), lengths.to(torch.int32), None
+        )
 
 
-class RaggedRouter(_CutRouter):
+class RaggedRouter(_BucketRouter):
     """The same without bags that have no ids."""
 
     bucketing = Bucketing.RAGGED
 
-    def _bags(self, ids: _Sorted) -> _Bags:
+    def _bags(self, ids: _Sorted) -> _BucketBags:
         samples = self._samples(ids)
         # A bag begins with its bucket, and where the sample is another; the last one ends behind the last id.
         begins = torch.ones(len(samples) + 1, dtype=torch.bool, device=samples.device)
@@ -301,18 +303,18 @@ class RaggedRouter(_CutRouter):
         num_bags = torch.diff(reached - 1, prepend=reached.new_zeros(1))
         num_ids, num_bags = torch.stack([ids.counts, num_bags]).cpu().numpy()
         lengths = (edges[1:] - edges[:-1]).to(torch.int32)
-        return _Bags(num_ids, num_bags, lengths, places=samples.index_select(0, edges[:-1]))
+        return _BucketBags(num_ids, num_bags, lengths, places=samples.index_select(0, edges[:-1]))
 
 
-class CutSequenceRouter(_CutRouter):
+class CutSequenceRouter(_BucketRouter):
     """The same where each id is a bag of its own."""
 
     bucketing = Bucketing.CUT
 
-    def _bags(self, ids: _Sorted) -> _Bags:
+    def _bags(self, ids: _Sorted) -> _BucketBags:
         num_ids = ids.counts.cpu().numpy()
         first = repeated(starts_of(ids.sizes), ids.sizes, ids.place.device)
-        return _Bags(num_ids, num_ids, None, ids.place - first.index_select(0, ids.place))
+        return _BucketBags(num_ids, num_ids, None, ids.place - first.index_select(0, ids.place))
 
 
 def _repeated(buckets: Bucketed, bucket_of_slot: Ints) -> Bucketed:

@@ -20,7 +20,7 @@ from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots
 from shardwright.runtime.routed.wire import WireSegment
-from shardwright.runtime.step.columns import Columns, Move, Placement
+from shardwright.runtime.step.columns import Columns, Move, Placement, Room, selected
 from shardwright.runtime.step.kernel_groups import GroupKind
 from shardwright.runtime.step.segments import counts_of, index_of, order_of, repeated, starts_of, sums, take
 
@@ -45,8 +45,8 @@ class SectionStep(ABC):
         """A tensor for each of the section's ``brings``, of the results that came."""
 
     @abstractmethod
-    def gradients(self, gradients: Sequence[Tensor], scale: float) -> Tensor:
-        """The gradients that leave, flat: ``scale`` times those of all outputs, as far as they are needed."""
+    def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
+        """The gradients that leave, flat: those of all outputs, as far as they are needed; made in a room if copied."""
 
     @abstractmethod
     def by_group(self, received: Tensor) -> list[Tensor]:
@@ -212,8 +212,8 @@ class _MatrixStep(SectionStep):
     def outputs(self, received: Tensor) -> list[Tensor]:
         return self._section.home.outputs(received, self._size)
 
-    def gradients(self, gradients: Sequence[Tensor], scale: float) -> Tensor:
-        return self._section.spread.scaled(gradients[0].reshape(-1), self._size, scale)
+    def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
+        return self._section.spread(gradients[0].reshape(-1), self._size, room)
 
     def by_group(self, received: Tensor) -> list[Tensor]:
         widths = [own for _, own in self._section.group_widths]
@@ -337,12 +337,11 @@ class _BagsStep(_RowsStep):
             summed = F.embedding_bag(order, values, offsets, mode="sum", include_last_offset=True)
         return [summed.view(self._size, num_targets * width)]
 
-    def gradients(self, gradients: Sequence[Tensor], scale: float) -> Tensor:
+    def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
         targets, width = self.section.gradient_targets, self.section.widths[1]
         picked = self.section.pick(gradients[0].reshape(-1), self._size)
         rows = picked.view(self._size * len(targets), width)
-        wanted = rows.index_select(0, self._rows_of(targets)).view(-1)
-        return wanted if scale == 1 else wanted.mul_(scale)
+        return selected(rows, self._rows_of(targets), room)
 
 
 class SequenceSection(RowsSection):
@@ -397,14 +396,13 @@ class _SequenceStep(_RowsStep):
         out[rows] = values
         return list(out.split_with_sizes(num_ids.tolist()))
 
-    def gradients(self, gradients: Sequence[Tensor], scale: float) -> Tensor:
+    def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
         targets = self.section.gradient_targets
         columns = targets.columns
         spans = zip(columns.output.tolist(), columns.start.tolist(), columns.stop.tolist(), strict=True)
         every = torch.cat([gradients[output][:, start:stop] for output, start, stop in spans])
         rows = self._rows_of(targets, self._num_ids[self.section.gradient_feature])
-        wanted = every.index_select(0, rows).view(-1)
-        return wanted if scale == 1 else wanted.mul_(scale)
+        return selected(every, rows, room)
 
 
 def sections_of(plan: RoutingPlan, kinds: Sequence[int]) -> list[Section]:

@@ -81,11 +81,20 @@ class RoutedTables(Executor):
         self.header_size = self.format.header_size
         self.slots, self.paths = self._paths()
         self.brings = [columns for path in self.paths for columns in path.brings]
+        self._make_rooms()
 
     def _paths(self) -> tuple[list[PathSlots], list[ReturnPath]]:
         ways: list[Any] = list(dict.fromkeys(kind.path for kind in self.plan.kinds))
         slots = [PathSlots.of(self.plan, way) for way in ways]
         return slots, [way(self.plan, own, self.env) for way, own in zip(ways, slots, strict=True)]
+
+    def _make_rooms(self) -> None:
+        """Have results made where they are sent from, where they are sent as they are."""
+        for slots, path in zip(self.slots, self.paths, strict=True):
+            room = path.room(self.device)
+            if room is not None:
+                for group in slots.groups:
+                    self.lookups[group].room = room
 
     def route(self, batch: FeatureBatch | None) -> ExecutorStep:  # noqa: D102 - described in the base class
         return RoutedStep(self, batch)
@@ -179,8 +188,10 @@ class RoutedStep(ExecutorStep):
             step.send_gradients(gradients, scale)
 
     def update(self) -> list[Tensor | None]:  # noqa: D102
-        received = {group: own for step in self._steps for group, own in step.gradients().items()}
+        received = {
+            group: (own, step.scale_left) for step in self._steps for group, own in step.gradients().items()
+        }
         updated: list[Tensor | None] = []
         for group, (taking, saved) in enumerate(zip(self._tables.taking, self._saved, strict=True)):
-            updated += taking.backward(saved, received.pop(group))
+            updated += taking.backward_scaled(saved, *received.pop(group))
         return updated

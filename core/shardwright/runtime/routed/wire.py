@@ -100,8 +100,15 @@ class Wire:
     def __init__(self, communicator: Communicator, segments: Sequence[WireSegment]) -> None:
         self._communicator, self._segments = communicator, segments
         self._is_plain = all(segment.codec is None for segment in segments)
+        self.sends_as_it_is = self._is_plain and len(segments) == 1
         self._widths = np.array([[segment.width] for segment in segments])
         self._row_bytes = np.array([[segment.row_bytes] for segment in segments])
+
+    def room(self, num_elements: int, device: torch.device) -> Tensor:
+        """Memory for a part that is to be sent: such as it can be sent from without a copy, where it is all that is."""
+        if self.sends_as_it_is:
+            return self._communicator.room(num_elements, device)
+        return torch.empty(num_elements, dtype=torch.float32, device=device)
 
     def exchange(self, sent: Sequence[Tensor], leaving: Ints, arriving: Ints, *, label: str) -> Transfer:
         """Start one all-to-all.

@@ -35,7 +35,7 @@ HEADERS, PARTS, MEANS = "headers of an averaging", "replicas to average", "avera
 _STEP = "step"
 
 
-class _Header(NamedTuple):
+class _AveragingHeader(NamedTuple):
     """What a rank says of an averaging; the same on all ranks of a replica group."""
 
     number: int
@@ -102,9 +102,9 @@ class Averaging:
             return
         tensors = list(self._tensors(include_optimizer_state=include_optimizer_state))
         self._meet(tensors, include_optimizer_state)
-        under_way: _Exchange | None = None
+        under_way: _BucketAverage | None = None
         for bucket in _buckets(tensors):
-            begun = _Exchange(bucket, self._env.replicas.communicator)
+            begun = _BucketAverage(bucket, self._env.replicas.communicator)
             if under_way is not None:
                 under_way.finish()
             under_way = begun
@@ -129,19 +129,21 @@ class Averaging:
         self._number += 1
         form = zlib.crc32(repr([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]).encode())
         checksum = self._env.lockstep.checksum
-        told = self._exchange_headers(_Header(self._number, form, checksum, int(include_optimizer_state)))
+        told = self._exchange_headers(
+            _AveragingHeader(self._number, form, checksum, int(include_optimizer_state))
+        )
         if len(set(told)) > 1:
             self._refuse(told)
 
-    def _exchange_headers(self, mine: _Header) -> list[_Header]:
+    def _exchange_headers(self, mine: _AveragingHeader) -> list[_AveragingHeader]:
         channel, device = self._env.replicas.header_channel
         splits = [len(mine)] * channel.world_size
         sent = torch.tensor(mine * channel.world_size, device=device)
         received = torch.empty_like(sent)
         channel.all_to_all(received, sent, splits, splits, label=HEADERS).wait()
-        return [_Header(*row) for row in received.view(-1, len(mine)).tolist()]
+        return [_AveragingHeader(*row) for row in received.view(-1, len(mine)).tolist()]
 
-    def _refuse(self, told: Sequence[_Header]) -> None:
+    def _refuse(self, told: Sequence[_AveragingHeader]) -> None:
         names = self._env.replicas.communicator.global_ranks
         if len({header._replace(checksum=0) for header in told}) == 1:
             texts = [f"{header.checksum:08x}" for header in told]
@@ -162,7 +164,7 @@ class Averaging:
         )
 
 
-class _Exchange:
+class _BucketAverage:
     """The averaging of one bucket, its parts under way."""
 
     def __init__(self, bucket: _Bucket, communicator: Communicator) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,9 @@ from shardwright.optim.fused import spec_to_torch
 from shardwright.optim.keyed import KeyedOptimizer
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.runtime.ranks.meeting import Meeting
+from shardwright.runtime.sharded.blocked_tensor import BlockedTensor
 from shardwright.runtime.sharded.sharded_parameter import ShardedParameter
+from shardwright.runtime.sharded.table_state import STORED
 from shardwright.runtime.step.learning_rates import LearningRates
 
 if TYPE_CHECKING:
@@ -65,6 +67,42 @@ class FusedOptimizer(KeyedOptimizer):
         ]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
+    @property
+    def tables(self) -> Mapping[str, ShardedTable]:
+        """The tables whose optimizer it is, by parameter name."""
+        return self._tables
+
+    def columns_of(self, name: str) -> dict[str, int]:
+        """The states of a table and their columns; none where no block of it is here."""
+        return _outline(self._tables[name])[1]
+
+    def counts_steps(self, name: str) -> bool:
+        """Whether a table's optimizer counts its updates; not known where no block of it is here."""
+        return _outline(self._tables[name])[0] is not None
+
+    def take_steps(self, steps: Mapping[str, float]) -> None:
+        """Set the number of updates done, by parameter name."""
+        for name, step in steps.items():
+            for local in self._tables[name].state.local:
+                self._tables[name].lookup_of(local).load_step(step)
+
+    def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """As of any keyed optimizer; and only learning rates may differ.
+
+        Raises:
+            UnsupportedError: a group has other values of what kernels are built with.
+        """
+        super().check_groups(groups)
+        for names, fixed in zip(self._names_of, self._fixed, strict=True):
+            for group in groups:
+                if set(names) & set(group["params"]):
+                    _check_fixed({**fixed, **group}, fixed)
+
+    def take_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Take over hyperparameters, and hand learning rates to the kernels."""
+        super().take_groups(groups)
+        self.apply_learning_rates()
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Hand changed learning rates to the kernels; updates happened in the backward pass."""
         loss = closure() if closure is not None else None
@@ -95,6 +133,15 @@ class FusedOptimizer(KeyedOptimizer):
         # The base class packs the groups; the state it would pack is in the kernels.
         return {**super().state_dict(), "state": {name: values for name, values in state.items() if values}}
 
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """The same with this rank's blocks for whole tensors, shared storage; no collective.
+
+        A rank without a block of a table has none of its state. ``torch.distributed.checkpoint.load`` reads into the
+        blocks; :meth:`load_state_dict` of the same dict then takes over steps and hyperparameters.
+        """
+        state = {name: _blocks(name, table) for name, table in self._tables.items()}
+        return {**super().state_dict(), "state": {name: values for name, values in state.items() if values}}
+
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Check that a state dict of whole tables fits, changing nothing.
 
@@ -105,10 +152,6 @@ class FusedOptimizer(KeyedOptimizer):
         """
         groups = {name: value for name, value in state_dict.items() if name != "state"}
         super().check_state_dict({**groups, "state": {}} if "state" in state_dict else groups)
-        for names, fixed in zip(self._names_of, self._fixed, strict=True):
-            for group in state_dict.get("param_groups", ()):
-                if set(names) & set(group["params"]):
-                    _check_fixed({**fixed, **group}, fixed)
         given = state_dict["state"]
         check_names(self.params, given)
         for name, table in self._tables.items():
@@ -136,25 +179,32 @@ class FusedOptimizer(KeyedOptimizer):
         step, columns = communicator.broadcast_object(_outline(table), owner)
         gathered = {} if step is None else {_STEP: torch.tensor(step)}
         for name, width in columns.items():
-
-            def values(local: LocalBlock, name: str = name) -> Tensor:
-                return table.lookup_of(local).optimizer_state(local.index)[name]
-
-            gathered[name] = table.state.gather(values, columns=width, dtype=torch.float32)
+            gathered[name] = table.state.gather(state_of(table, name), columns=width, dtype=torch.float32)
         return gathered
 
 
+def state_of(table: ShardedTable, name: str) -> Callable[[LocalBlock], Tensor]:
+    """The function that gives a local block's values of one optimizer state."""
+    return lambda local: table.lookup_of(local).optimizer_state(local.index)[name]
+
+
+def _blocks(name: str, table: ShardedTable) -> dict[str, Any]:
+    """A table's state in blocks: what there is here."""
+    step, columns = _outline(table)
+    blocks: dict[str, Any] = {} if step is None else {_STEP: torch.tensor(step)}
+    for entry, width in columns.items():
+        blocks |= table.state.blocked(entry, state_of(table, entry), columns=width, dtype=torch.float32)
+    return blocks
+
+
 def _scatter(table: ShardedTable, given: Mapping[str, Any]) -> None:
-    """Copy the local blocks' parts of the whole state into the kernels."""
+    """Copy the local blocks' parts of the whole state into the kernels; blocks have been read into already."""
     for local in table.state.local:
         if _STEP in given:
             table.lookup_of(local).load_step(float(given[_STEP]))
     for name in _entries(table) - {_STEP}:
-
-        def target(local: LocalBlock, name: str = name) -> Tensor:
-            return table.lookup_of(local).optimizer_state(local.index)[name]
-
-        table.state.scatter(given[name], target, table.loaded_rows)
+        if not isinstance(given.get(name), BlockedTensor) and f"{name}.{STORED}" not in given:
+            table.state.scatter(given[name], state_of(table, name), table.loaded_rows)
 
 
 def _entries(table: ShardedTable) -> set[str]:
@@ -167,6 +217,9 @@ def _entries(table: ShardedTable) -> set[str]:
 def _check_entries(name: str, table: ShardedTable, given: Mapping[str, Any]) -> None:
     own = _entries(table)
     if not table.state.local:
+        return
+    if any(isinstance(value, BlockedTensor) for value in given.values()):
+        _check_blocks(name, table, given)
         return
     loaded = {entry for entry, value in given.items() if value is not None}
     if own != loaded:
@@ -181,6 +234,18 @@ def _check_entries(name: str, table: ShardedTable, given: Mapping[str, Any]) -> 
             raise InvalidInputError(
                 f"state {entry!r} of {name!r} has shape {list(expected)}; the state dict has "
                 f"{list(given[entry].shape)}"
+            )
+
+
+def _check_blocks(name: str, table: ShardedTable, given: Mapping[str, Any]) -> None:
+    """Check that blocks that were read into are this table's own."""
+    for entry, own in _blocks(name, table).items():
+        value = given.get(entry)
+        is_own = isinstance(own, BlockedTensor) and isinstance(value, BlockedTensor)
+        if value is None or (entry != _STEP and not (is_own and value.shares_storage_with(own))):
+            raise InvalidInputError(
+                f"state {entry!r} of {name!r} is not a block of this optimizer. What sharded_state_dict() gives is "
+                "loaded by torch.distributed.checkpoint.load, in place"
             )
 
 

@@ -23,6 +23,7 @@ from shardwright.runtime.sharded.dense_sync import DenseDataParallel, compare_de
 from shardwright.runtime.sharded.initialization import seeded
 from shardwright.runtime.sharded.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.sharders import ModuleSharder, default_sharders, shardable_modules
+from shardwright.runtime.sharded.table_state import state_in_blocks
 
 # Buffers are copied when the model is wrapped, not in each step: under its new name where torch has it.
 _BUFFERS_ONCE: Mapping[str, Any] = (
@@ -222,6 +223,25 @@ class DistributedModelParallel(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Keys, shapes and dtypes of the unsharded model; tables are gathered, so every rank makes this call."""
         return self.module.state_dict(*args, **kwargs)
+
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`state_dict`, with this rank's blocks for whole tables; no collective.
+
+        ``torch.distributed.checkpoint`` saves and loads it, each rank its own blocks, under any plan and number of
+        ranks. Storage is shared: loading is in place, and training changes what was not yet saved.
+
+        Example:
+            >>> import shardwright as sw, torch.distributed.checkpoint as dcp
+            >>> table = sw.EmbeddingBagConfig(
+            ...     name="user_id", num_embeddings=1000, embedding_dim=8, feature_names=["user"]
+            ... )
+            >>> bags = sw.EmbeddingBagCollection([table], device="meta")
+            >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+            >>> model.sharded_state_dict()
+            OrderedDict({'embedding_bags.user_id.weight': BlockedTensor([1000, 8], torch.float32, pieces here: 1)})
+        """
+        with state_in_blocks():
+            return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

@@ -28,7 +28,12 @@ from shardwright.runtime.sharded.initialization import initialize
 from shardwright.runtime.sharded.sharded_module import ModuleSharder, check_plan_covers
 from shardwright.runtime.sharded.sharded_parameter import ShardedParameter, refuse_reader
 from shardwright.runtime.sharded.sharded_table import ShardedTable
-from shardwright.runtime.sharded.table_state import LocalBlock, TableState
+from shardwright.runtime.sharded.table_state import (
+    LocalBlock,
+    TableState,
+    is_state_in_blocks,
+    state_in_blocks,
+)
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
 from shardwright.runtime.step.inputs import InputChecks, Status
 from shardwright.runtime.step.inputs_ahead import InputsAhead, who_ended
@@ -196,6 +201,11 @@ class ShardedCollection(nn.Module, ABC):
         """The optimizer that runs in the backward pass, as a ``KeyedOptimizer``."""
         return self._fused_optimizer
 
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``state_dict()``, with this rank's blocks for whole tables, shared storage; no collective."""
+        with state_in_blocks():
+            return self.state_dict(*args, **kwargs)
+
     def embedding_names(self) -> list[str]:
         """The names of the outputs, in order."""
         return [output.name for output in self._engine.collection.outputs]
@@ -239,6 +249,8 @@ class ShardedCollection(nn.Module, ABC):
 
 
 def _meet_to_save(module: ShardedCollection, *_: Any) -> None:
+    if is_state_in_blocks():  # nothing is gathered
+        return
     module._meeting.to_gather("state_dict()")
 
 

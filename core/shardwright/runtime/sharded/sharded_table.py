@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shardwright.contracts.lookup import Lookup
+from shardwright.errors import UnsupportedError
 from shardwright.modules.embedding_configs import dtype_of
+from shardwright.runtime.sharded.blocked_tensor import BlockedTensor
 from shardwright.runtime.sharded.sharded_parameter import ShardedParameter
-from shardwright.runtime.sharded.table_state import LocalBlock, TableState
+from shardwright.runtime.sharded.table_state import LocalBlock, TableState, is_state_in_blocks
 from shardwright.runtime.step.kernel_groups import is_updated_in_backward, kernel_of
 
 
@@ -28,7 +30,7 @@ class ShardedTable(nn.Module):
     def __init__(self, state: TableState, lookups: Sequence[Lookup]) -> None:
         super().__init__()
         self.state, self.is_fused = state, is_updated_in_backward(state.table, state.sharding)
-        self._lookups = lookups
+        self._lookups, self._has_part_of_rows = lookups, False
         self._row_state = kernel_of(state.sharding.compute_kernel).row_state
         # What state dicts have is an attribute on every rank: torch.distributed.checkpoint looks for each key.
         self.register_parameter("weight", None)
@@ -60,8 +62,36 @@ class ShardedTable(nn.Module):
         """What looks a local block up."""
         return self._lookups[local.lookup]
 
+    def take_rows(self, local: LocalBlock, state: Mapping[str, Tensor]) -> Tensor:
+        """Have a block take over rows of a checkpoint in shards, of which this rank has read those with its keys.
+
+        Args:
+            local: the block.
+            state: the kernel's ``row_state`` of these rows, ``[N, 1]`` int64.
+
+        Returns:
+            For each row of the block, which of the ``N`` it is, or -1.
+        """
+        self._has_part_of_rows = True
+        source = self.lookup_of(local).load_rows(local.index, state)
+        if source is None:
+            raise UnsupportedError(
+                f"table {self.state.table.describe()}: the kernel {self.state.sharding.compute_kernel!r} takes keys, "
+                "but its load_rows() does not say which row each key was given"
+            )
+        return source
+
     def loaded_rows(self, local: LocalBlock) -> Tensor | None:
-        """Which rows of the table that was loaded last a block's rows are, where its row map does not say."""
+        """Which rows of the table that was loaded last a block's rows are, where its row map does not say.
+
+        Raises:
+            UnsupportedError: they were loaded from a checkpoint in shards, of which this rank has read a part.
+        """
+        if self._has_part_of_rows:
+            raise UnsupportedError(
+                f"table {self.state.table.describe()}: its rows were loaded by load_checkpoint(), which loads "
+                "optimizer state with them. To load a state dict of the optimizer, load one of the model first"
+            )
         return self.lookup_of(local).loaded_rows(local.index)
 
     def extra_repr(self) -> str:
@@ -79,18 +109,39 @@ class ShardedTable(nn.Module):
         # Blocks stay where the plan put them; to(), cuda() and half() of a model must not tear them from the kernels.
         return self
 
+    def row_state_of(self, name: str) -> Callable[[LocalBlock], Tensor]:
+        """The function that gives a local block's values of one of the kernel's ``row_state``."""
+        return lambda local: self.lookup_of(local).row_state(local.index)[name]
+
+    @property
+    def row_state(self) -> Sequence[str]:
+        """The names of what the kernel knows of each row."""
+        return self._row_state
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if is_state_in_blocks():
+            destination.update(self._blocks(prefix))
+            return
         table = self.state.table
         dtype = dtype_of(table.data_type)
         destination[prefix + "weight"] = self.state.gather(
             self.weight_of, columns=table.embedding_dim, dtype=dtype
         )
         for name in self._row_state:
+            destination[prefix + name] = self.state.gather(
+                self.row_state_of(name), columns=1, dtype=torch.int64
+            )
 
-            def values(local: LocalBlock, name: str = name) -> Tensor:
-                return self.lookup_of(local).row_state(local.index)[name]
-
-            destination[prefix + name] = self.state.gather(values, columns=1, dtype=torch.int64)
+    def _blocks(self, prefix: str) -> dict[str, BlockedTensor]:
+        """What the state dict has in blocks."""
+        table, weight = self.state.table, prefix + "weight"
+        dtype = dtype_of(table.data_type)
+        blocks = self.state.blocked(weight, self.weight_of, columns=table.embedding_dim, dtype=dtype)
+        blocks |= self.state.stored_rows(weight)
+        for name in self._row_state:
+            values = self.row_state_of(name)
+            blocks |= self.state.blocked(prefix + name, values, columns=1, dtype=torch.int64)
+        return blocks
 
     def _load_from_state_dict(
         self,
@@ -102,6 +153,9 @@ class ShardedTable(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        if any(isinstance(value, BlockedTensor) for value in state_dict.values()):
+            error_msgs += self._already_loaded(state_dict, prefix, missing_keys)
+            return
         key = prefix + "weight"
         wanted = [key, *(prefix + name for name in self._row_state)]
         unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name not in wanted]
@@ -116,8 +170,23 @@ class ShardedTable(nn.Module):
                 f"table {self.state.table.describe()}: {key!r} has shape {list(whole.shape)}, not {list(expected)}"
             )
             return
+        self._has_part_of_rows = False
         row_state = {name: state_dict[prefix + name] for name in self._row_state}
         if row_state:
             for local in self.state.local:
                 self.lookup_of(local).load_rows(local.index, row_state)
         self.state.scatter(whole, self.weight_of, self.loaded_rows)
+
+    def _already_loaded(
+        self, state_dict: Mapping[str, Any], prefix: str, missing_keys: list[str]
+    ) -> Iterator[str]:
+        """What is wrong with a state dict of blocks: DCP has read into them, so they must be this table's own."""
+        for name, own in self._blocks(prefix).items():
+            given = state_dict.get(name)
+            if given is None:
+                missing_keys.append(name)
+            elif not isinstance(given, BlockedTensor) or not given.shares_storage_with(own):
+                yield (
+                    f"table {self.state.table.describe()}: {name!r} is not a block of this model. What "
+                    "sharded_state_dict() gives is loaded by torch.distributed.checkpoint.load, in place"
+                )

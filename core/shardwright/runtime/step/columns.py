@@ -5,7 +5,7 @@ Legend: B batch size, Q units of one sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -73,6 +73,19 @@ class Placement:
         return cls(before[matrix], total[matrix], np.cumsum(widths) - widths - before[matrix])
 
 
+Room = Callable[[int], Tensor]
+"""Makes memory for so many float32 values."""
+
+
+def selected(rows: Tensor, index: Tensor, room: Room | None = None) -> Tensor:
+    """Some rows of a matrix, flat; made in a room if there is one."""
+    if room is None:
+        return rows.index_select(0, index).view(-1)
+    made = room(len(index) * rows.shape[1])
+    torch.index_select(rows, 0, index, out=made.view(len(index), rows.shape[1]))
+    return made
+
+
 class Move:
     """A copy of columns from one placement to another, in one call, whatever the number of columns and matrices.
 
@@ -85,6 +98,7 @@ class Move:
     """
 
     def __init__(self, widths: Ints, source: Placement, target: Placement) -> None:
+        widths, source, target = _merged(widths, source, target)
         edges = [
             widths,
             source.matrix,
@@ -99,20 +113,19 @@ class Move:
         self._source, self._target = (_in_units(place, units, self.unit) for place in (source, target))
         self._known: dict[int, Tensor | slice] = {}
 
-    def __call__(self, flat: Tensor, size: int) -> Tensor:
-        """The columns of ``size`` rows where they go, flat; not copied where they stand as they should."""
+    def __call__(self, flat: Tensor, size: int, room: Room | None = None) -> Tensor:
+        """The columns of ``size`` rows where they go, flat; not copied where they stand as they should.
+
+        Args:
+            flat: where they stand.
+            size: rows.
+            room: makes the memory that they are copied to.
+        """
         index = self._index(size, flat.device)
         if isinstance(index, slice):
             return flat[index]
         units = flat.view(flat.numel() // self.unit, self.unit)
-        return units.index_select(0, index).view(-1)
-
-    def scaled(self, flat: Tensor, size: int, scale: float) -> Tensor:
-        """The same, multiplied; ``flat`` is not changed."""
-        moved = self(flat, size)
-        if scale == 1:
-            return moved
-        return moved * scale if isinstance(self._index(size, flat.device), slice) else moved.mul_(scale)
+        return selected(units, index, room)
 
     def _index(self, size: int, device: torch.device) -> Tensor | slice:
         """For each unit of the target, which of the source it is; a slice of values where they are one run."""
@@ -127,6 +140,22 @@ class Move:
             run = slice(first * self.unit, (first + len(index)) * self.unit)
             self._known[size] = run if is_run else torch.from_numpy(index).to(device)
         return self._known[size]
+
+
+def _merged(widths: Ints, source: Placement, target: Placement) -> tuple[Ints, Placement, Placement]:
+    """Pieces that stand side by side in source and target as one, so that units are as large as can be."""
+    if not len(widths):
+        return widths, source, target
+    begins = np.ones(len(widths), dtype=bool)
+    begins[1:] = False
+    for place in (source, target):
+        begins[1:] |= np.diff(place.matrix) != 0
+        begins[1:] |= place.offset[1:] != place.offset[:-1] + widths[:-1]
+    first = np.flatnonzero(begins)
+    source, target = (
+        Placement(own.matrix[first], own.width[first], own.offset[first]) for own in (source, target)
+    )
+    return np.add.reduceat(widths, first), source, target
 
 
 def _in_units(place: Placement, units: Ints, unit: int) -> Placement:

@@ -19,9 +19,8 @@ class Proving(Proposer):
     """Looks for a plan as fast as the bound allows, and for less and less if there is none.
 
     For a time that no rank should exceed, each table takes the option that is cheapest at the multipliers of the
-    bound's proof; shards are placed longest first, and what is over a limit is repaired by moves, swaps, dividing two
-    ranks' shards anew, and other options. Times between the bound and the best plan are tried, and a solver is asked
-    where the problem is small.
+    bound's proof; shards are placed longest first, and what is over a limit is repaired by moves, swaps and other
+    options. Times between the bound and the best plan are tried; a solver is asked where the problem is small.
 
     Args:
         effort: how much the search may do.

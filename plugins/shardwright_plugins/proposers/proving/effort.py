@@ -27,12 +27,11 @@ class Effort:
         few_tables: so few tables are searched until the gap is ``fine``, a number (ablation).
         ladder: times tried for a first plan, in parts above the bound (taste: from fine to hopeless).
         margins: memory left free when options are chosen, parts of it (taste: shards fill no rank to the brim).
+        parts: of a rank's memory that shards of a first plan take at most (taste: from whole tables to crumbs).
         steps_down: parts of the way from the bound to the best plan that are tried (taste).
         narrow: how near times tried by patterns come, a part of the time (ablation).
-        moves: moves and swaps of a repair, a number (ablation).
-        few_moves: the same of a quick one (ablation).
-        changes: options that a repair changes, a number (ablation).
-        few_changes: the same of a quick one (ablation).
+        few_moves: moves and swaps of a repair, a number (ablation).
+        few_changes: options that a repair changes, a number (ablation).
         rounds: tables taken out and put back in a turn, a number of times (ablation).
         vain_turns: turns without a gain before that ends, a number (ablation).
         many_tables: from so many tables on, no repair looks at all their options, a number (ablation).
@@ -43,6 +42,7 @@ class Effort:
         column_kinds: kinds of shards in a program of patterns at most, a number (ablation).
         column_rounds: rounds of new patterns, a number (ablation).
         column_times: times tried by patterns, a number (ablation).
+        column_enough: parts of the ranks that patterns are to need; the others take what is rounded down (ablation).
         program_columns: columns of a mixed-integer program at most, a number (ablation).
         program_nodes: of the solver's tree at most, a number (ablation).
         precision: how near the solver is to come, a part of its solution (tolerance).
@@ -52,13 +52,12 @@ class Effort:
     close: float = 3e-3
     fine: float = 5e-4
     few_tables: int = 64
-    ladder: tuple[float, ...] = (0.005, 0.015, 0.03, 0.08, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
+    ladder: tuple[float, ...] = (0.005, 0.03, 0.2, 0.5, 1.0, 3.0, 10.0, 100.0, 1e4)
     margins: tuple[float, ...] = (0.01, 0.03, 0.08, 0.2)
+    parts: tuple[float, ...] = (1.0, 0.3, 0.1, 0.03, 0.003, 0.0)
     steps_down: tuple[float, ...] = (0.15, 0.4, 0.7)
     narrow: float = 0.01
-    moves: int = 200
     few_moves: int = 60
-    changes: int = 30
     few_changes: int = 3
     rounds: int = 40
     vain_turns: int = 6
@@ -70,6 +69,7 @@ class Effort:
     column_kinds: int = 120
     column_rounds: int = 300
     column_times: int = 12
+    column_enough: tuple[float, ...] = (0.985, 0.998, 0.995)
     program_columns: int = 1000
     program_nodes: int = 2_000
     precision: float = 1e-4

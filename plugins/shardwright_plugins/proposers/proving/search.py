@@ -1,18 +1,17 @@
 """The search for plans of ever less time, between what is proven and what is found.
 
 1. The bound of the relaxation, by bisection of the time.
-2. A first plan: for a time a little above the bound, options that are cheapest at the multipliers of its proof; their
-   shards are put where there is room, repaired, and brought down by descent. Where that fails, a longer time is
-   tried, in the end with more repair, and by the solver. Many tables that are alike over many ranks are planned by
-   patterns.
+2. A plan at once, from options whose shards are small beside a rank's memory. Then one to go on from: for a time a
+   little above the bound, options that are cheapest at the multipliers of its proof; their shards are put where there
+   is room, repaired, and brought down by descent. Where that fails, a longer time is tried, in the end by the
+   solver. Many tables that are alike over many ranks are planned by patterns.
 3. Better plans, as long as the gap is worth it: by repair and descent towards times between the bound and the best
-   plan,
-   and by the solver, where it is a small problem, which raises the bound too.
+   plan, and by the solver, where it is a small problem, which raises the bound too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 
 import numpy as np
@@ -38,8 +37,10 @@ _WORTHWHILE = 2e-3
 # A plan brought down a little at a time: the first step, the most, and the least that is worth a try; how a step
 # changes after a success and a failure; and tries.
 _FIRST_STEP, _MOST_STEP, _LEAST_STEP, _MORE, _LESS, _MOST_TRIES = 0.1, 0.3, 4e-3, 1.5, 0.5, 60
-# A gap that a plan a little better each time is to close, before it is brought down to the bound.
-_FAR = 0.06
+# Gaps that small steps are to close before a plan is brought to the bound, and that no other patterns are worth.
+_FAR, _NEAR = 0.06, 0.02
+# What ranks are over their limits by, in the mean, that no descent mends.
+_HOPELESS = 0.1
 # The part of the solver's nodes that a program gets at first.
 _FIRST_PART, _MOST_PROGRAMS = 0.125, 6
 
@@ -65,8 +66,7 @@ class Search:
     catalogue: Catalogue = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        relaxation = Relaxation(self.space, self.least_ms)
-        self.prover = Prover(relaxation, self.watch)
+        self.prover = Prover(Relaxation(self.space, self.least_ms), self.watch)
         self.catalogue = Catalogue(self.space, self.watch)
         self.prover.begin()
 
@@ -75,21 +75,20 @@ class Search:
         yield self.prover.proven
         if not np.isfinite(self.prover.possible_ms):
             return
-        found = self._first_plan()
-        if found is None:
+        for attempt in (self._hasty, self._first_plan):
+            if (found := attempt()) is not None and found.value_ms < self._value_ms:
+                yield self._keep(found)
+        if self.best is None:
             yield self.prover.proven
             yield from self.choices()
             return
-        yield self._keep(found)
         rest = (self._solved, self._rebuilt) if self._is_small else (self._rebuilt, self._solved)
-        for stage in (self._tightened, *rest):
+        for stage in (self._tightened, self._patterned, *rest):
             if self._is_close():
                 break
             for better in stage():
                 yield self._keep(better)
         yield self.prover.proven
-
-    # -- where it stands ----------------------------------------------------------------------------------------
 
     def _keep(self, found: Assignment) -> Placed:
         self.best = found
@@ -115,44 +114,33 @@ class Search:
 
     # -- a first plan -------------------------------------------------------------------------------------------
 
-    def _first_plan(self) -> Assignment | None:
-        """A plan, by what takes least work first."""
-        columns = ColumnSearch(self.catalogue, self.prover, self.effort)
-        found = columns.plan() if columns.is_worth_it else None
-        for attempt in (self._quick, self._thorough):
-            found = found or self._up_the_ladder(attempt)
-        return found or self._program(self.space.most_ms * (1 + _LEAST_GAIN), 1.0)
-
-    def _up_the_ladder(self, attempt: Callable[[float], Assignment | None]) -> Assignment | None:
-        """A plan of the least of some times at which an attempt finds one."""
-        for part in self.effort.ladder:
-            limit = self.prover.possible_ms * (1 + part)
-            found = attempt(limit)
-            if found is not None:
+    def _hasty(self) -> Assignment | None:
+        """Any plan: of options whose shards take small parts of a rank's memory, so that they go in somewhere."""
+        for part in self.effort.parts:
+            proposal = self.prover.maximise(np.inf, margin=self.effort.margins[-1], part=part).proposal()
+            found = None if proposal is None else self._filled(proposal, self.space.most_ms)
+            if found is not None and np.isfinite(found.value_ms):
                 return found
-            if self.watch.is_over:
-                return self._hasty()
         return None
 
-    def _quick(self, limit_ms: float) -> Assignment | None:
-        """A plan about within a time, if little repair and a descent are enough."""
-        nearest = self._nearest(limit_ms, self.effort.few_moves, self._few_changes)
-        found = None if nearest is None else self._descended(nearest)
-        return found if found is not None and np.isfinite(found.value_ms) else None
+    def _first_plan(self) -> Assignment | None:
+        """A plan to go on from: by patterns, or of the least of some times that little repair and a descent reach."""
+        found = self._by_patterns(self.effort.column_enough[0])
+        for part in self.effort.ladder:
+            if found is not None or self.watch.is_over:
+                return found
+            nearest = self._nearest(self.prover.possible_ms * (1 + part))
+            if nearest is not None and nearest.excess <= _HOPELESS * len(self.space.capacity_bytes):
+                nearest = self._descended(nearest)
+                found = nearest if np.isfinite(nearest.value_ms) else None
+        return self._program(self.space.most_ms * (1 + _LEAST_GAIN), 1.0) if self.best is None else None
 
-    def _thorough(self, limit_ms: float) -> Assignment | None:
-        """A plan within a time by more repair, and by taking tables out and putting them back."""
-        found = self._nearest(limit_ms, self.effort.moves, self._changes)
-        if found is not None and self.effort.has("neighbourhoods"):
-            found.rebuild(self.effort.rounds, self.space.total_cost_ms)
-        return found if found is not None and np.isfinite(found.value_ms) else None
-
-    def _nearest(self, limit_ms: float, moves: int, changes: int) -> Assignment | None:
-        """The first plan that repair brings within a time, or what came nearest."""
+    def _nearest(self, limit_ms: float) -> Assignment | None:
+        """The first plan that little repair brings within a time, or what came nearest."""
         nearest: Assignment | None = None
         for proposal in self._possible(limit_ms):
             trial = self._filled(proposal, limit_ms)
-            if trial.repair(moves, changes=changes):
+            if trial.repair(self.effort.few_moves, changes=self._few_changes):
                 return trial
             if nearest is None or trial.excess < nearest.excess:
                 nearest = trial
@@ -183,20 +171,15 @@ class Search:
                 if proposal is not None:
                     yield proposal
 
-    def _hasty(self) -> Assignment | None:
-        """Any plan, where time was over before there was one."""
-        for part, margin in zip(self.effort.ladder[4::2], self.effort.margins[1:], strict=False):
-            limit = self.prover.possible_ms * (1 + part)
-            proposal = self.prover.maximise(limit, margin=margin).proposal()
-            found = None if proposal is None else self._filled(proposal, limit)
-            if found is not None and np.isfinite(found.value_ms):
-                return found
-        return None
-
     def _filled(self, proposal: Ints, limit_ms: float) -> Assignment:
         """The options of all tables ``[A]`` with their shards put where there is room, the largest first."""
         (trial := Assignment(self.catalogue, proposal, limit_ms)).fill()
         return trial
+
+    def _by_patterns(self, enough: float) -> Assignment | None:
+        """A plan by patterns that need a part of the ranks, if there are many tables alike over many ranks."""
+        columns = ColumnSearch(self.catalogue, self.prover, self.effort, enough)
+        return columns.plan() if columns.is_worth_it else None
 
     # -- better plans -------------------------------------------------------------------------------------------
 
@@ -204,10 +187,6 @@ class Search:
     def _is_of_many(self) -> bool:
         """Whether looking for the best other option of each table takes too long."""
         return len(self.space.options.all_tables) > self.effort.many_tables
-
-    @property
-    def _changes(self) -> int:
-        return 0 if self._is_of_many or not self.effort.has("options") else self.effort.changes
 
     @property
     def _few_changes(self) -> int:
@@ -220,6 +199,17 @@ class Search:
         result = descended(start, self.effort)
         result.repair(self.effort.few_moves, changes=self._few_changes)
         return result
+
+    def _patterned(self) -> Iterator[Assignment]:
+        """Better plans by patterns that leave more or fewer ranks for what is rounded down."""
+        for enough in self.effort.column_enough[1:]:
+            if self._value_ms <= self.prover.bound_ms * (1 + _NEAR):
+                return
+            saved = self.best
+            if (found := self._by_patterns(enough)) is not None:
+                yield found
+                yield from self._tightened()
+                self.best = saved if saved and saved.value_ms <= self._value_ms else self.best
 
     def _tightened(self) -> Iterator[Assignment]:
         """Plans brought down a little at a time, then towards the bound."""
@@ -296,9 +286,8 @@ class Search:
 
     def _program(self, limit_ms: float, part: float) -> Assignment | None:
         """What a solver finds within a time, if the problem is small; its bound is kept."""
-        if not self.effort.has("program") or self.watch.is_over:
-            return None
-        program = Program.of(self.space, limit_ms, self.effort.program_columns)
+        is_asked = self.effort.has("program") and not self.watch.is_over
+        program = Program.of(self.space, limit_ms, self.effort.program_columns) if is_asked else None
         if program is None:
             return None
         proven, plan = program.solve(self.effort, self.watch, part)

@@ -353,7 +353,7 @@ HOT_AND_COLD = RowsSplit((0, 3, 7, 10))
 
 
 def hot_and_cold(ranks=(0, 1), rows=HOT_AND_COLD):
-    """Executor 0 on every rank, the others on one each."""
+    """Part 0 on every rank, the others on one each."""
     return Layout(
         [
             *(Block(rows[0], TABLE.all_columns, rank, dataflow=Replicate()) for rank in ranks),

@@ -23,6 +23,7 @@ from shardwright.planning.search.placement import propose, ranks_of_tables
 from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.watch import Watch
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
 from shardwright_plugins.proposers.proving.effort import Effort
 
@@ -209,3 +210,12 @@ def test_proving_few_tables_are_planned_until_the_gap_is_fine(seed):
     ]
     result = found_in(space_of(shapes, ranks=2, mib=64))
     assert result.feedback.value_ms <= result.lower_bound_ms * (1 + Effort().fine)
+
+
+def test_proving_without_time_finds_a_plan_where_large_shards_leave_no_room():
+    random = np.random.default_rng(4)
+    rows = (10 ** random.triangular(2.0, 4.0, 7.5, size=200)).astype(int).tolist()
+    space = space_of([(each, 16) for each in rows], ranks=16, mib=590)
+    create = host().proposers.create
+    found = search(space, [create("proving")], host().partitioners.create("longest_first"), watch=Watch(0.0))
+    assert np.isfinite(found.feedback.value_ms)

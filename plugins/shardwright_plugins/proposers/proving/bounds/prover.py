@@ -50,16 +50,20 @@ class Prover:
         if proven.bound_ms > self.bound_ms:
             self.proven = proven
 
-    def maximise(self, z_ms: float, start: Floats | None = None, *, margin: float = 0.0) -> Dual:
+    def maximise(
+        self, z_ms: float, start: Floats | None = None, *, margin: float = 0.0, part: float = 1.0
+    ) -> Dual:
         """The best multipliers for a time, as far as needed to tell whether they prove it.
 
         Args:
             z_ms: the time.
             start: multipliers to start from: ``[M]``.
             margin: the part of memory to leave free; with one, nothing is proven.
+            part: the part of a rank's memory that a shard takes at most; with less than all, nothing is proven.
         """
         problem = self.relaxation
-        dual = Dual(problem, z_ms, problem.allowed(z_ms), problem.share / (1 - margin), start)
+        allowed = problem.allowed(z_ms) & problem.takes_at_most(part)
+        dual = Dual(problem, z_ms, allowed, problem.share / (1 - margin), start)
         self.watch.spend(dual.num_evaluated * (_CALL_US + _OPTION_US * len(problem.cost)))
         return dual
 

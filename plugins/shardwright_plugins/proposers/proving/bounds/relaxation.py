@@ -110,6 +110,13 @@ class Relaxation:
         fits: Bools = fast & ((self._movable == 0) | (self._movable <= room)).all(axis=1)
         return fits
 
+    def takes_at_most(self, part: float) -> Bools:
+        """The options whose shards take at most a part of a rank's memory, or the least of their table: ``[O]``."""
+        taken = (self.space.largest_bytes / np.maximum(self.space.capacity_bytes.max(axis=0), 1)).max(axis=1)
+        least = np.minimum.reduceat(taken, self.first)[self.space.options.table]
+        result: Bools = taken <= np.maximum(least, part)
+        return result
+
     def choose(self, cost: Floats, share: Floats, multipliers: Floats) -> Choice:
         """The cheapest option of each table at some multipliers.
 

@@ -19,8 +19,6 @@ from shardwright_plugins.proposers.proving.columns.master import Master, Pattern
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.packing.assignment import Assignment, Catalogue
 
-# The part of the ranks that is enough: what is rounded down finds room in the others.
-_ENOUGH = 0.985
 # The steps of the secant method, in parts of the time; and of the way between a time with too few ranks and one with
 # enough, the part that a step leaves on each side.
 _LEAST_STEP, _MOST_STEP, _MARGIN = 0.004, 0.5, 0.15
@@ -38,11 +36,13 @@ class ColumnSearch:
         catalogue: of the space.
         prover: of its bounds.
         effort: how much may be done.
+        enough: part of the ranks that patterns are to need.
     """
 
     catalogue: Catalogue
     prover: Prover
     effort: Effort
+    enough: float
     best: Assignment | None = None
     _spread: Floats = field(init=False)
     _usable: Bools = field(init=False)
@@ -67,7 +67,7 @@ class ColumnSearch:
 
     def plan(self) -> Assignment | None:
         """The best plan of a few times; ``None`` if patterns find none."""
-        effort, low = self.effort, (max(self.prover.bound_ms, 1e-12), 1 / _ENOUGH)
+        effort, low = self.effort, (max(self.prover.bound_ms, 1e-12), 1 / self.enough)
         limit = self.prover.possible_ms * (1 + effort.ladder[0])
         for _ in range(effort.column_times):
             part = self._try(limit)
@@ -81,7 +81,7 @@ class ColumnSearch:
             high_ms = self.best.value_ms
             if high_ms <= low[0] * (1 + effort.narrow):
                 break
-            way = np.log(low[1]) / (np.log(low[1]) - np.log(_ENOUGH))
+            way = np.log(low[1]) / (np.log(low[1]) - np.log(self.enough))
             limit = low[0] * float((high_ms / low[0]) ** np.clip(way, _MARGIN, 1 - _MARGIN))
         return self.best
 
@@ -95,7 +95,7 @@ class ColumnSearch:
         part = patterns.ranks / len(self.catalogue.space.capacity_bytes)
         if part <= 1 and self._holds_plan(kinds, patterns, limit_ms):
             return part
-        return max(part, 1.0) / _ENOUGH
+        return max(part, 1.0) / self.enough
 
     def _budget(self, limit_ms: float) -> Floats | None:
         """What the choice of options at a time takes of every rank: ``[D]``; ``None`` where the time is refuted."""
@@ -118,7 +118,7 @@ class ColumnSearch:
         known = self._known.get(key, np.empty((0, len(kinds.size))))
         master = Master(kinds, self.catalogue.space.options.multiplicity, known)
         world_size = len(self.catalogue.space.capacity_bytes)
-        enough = _ENOUGH * world_size
+        enough = self.enough * world_size
         found = master.solve(enough, world_size, self.effort, self.prover.watch)
         self._known[key] = master.patterns[-_MOST_KNOWN:]
         return found

@@ -1,0 +1,1 @@
+"""Checkpoints in shards, over ``torch.distributed.checkpoint`` (DCP)."""

@@ -1,0 +1,298 @@
+"""Entries of a checkpoint: what is saved of a model and its optimizers, and where it is loaded to.
+
+Names are ``model.`` and the name in the unsharded model's state dict, and ``optimizer.state.``, a parameter's name and
+that of one of its states. Optimizers of any kind go by parameter names.
+
+Legend: R rows, D columns of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from shardwright.errors import DuplicateNameError, InvalidInputError, UnsupportedError
+from shardwright.modules.embedding_configs import dtype_of
+from shardwright.optim.combined import CombinedOptimizer
+from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper, named_optimizer
+from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer, state_of
+from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
+from shardwright.runtime.sharded.sharded_table import ShardedTable
+from shardwright.runtime.sharded.table_state import LocalBlock, state_in_blocks
+
+MODEL, STATE, GROUPS, EXTRA = "model.", "optimizer.state.", "optimizer.param_groups", "extra."
+STEP = "step"
+
+
+@frozen(eq=False)
+class BlockTarget:
+    """A block of a table into which rows are read.
+
+    Args:
+        local: which block.
+        values: ``[rows, columns]``, shared storage.
+        first_column: where its columns begin in the whole tensor.
+    """
+
+    local: LocalBlock
+    values: Tensor
+    first_column: int
+
+
+@frozen(eq=False)
+class Wanted:
+    """An entry that the model has a place for.
+
+    Args:
+        key: its name in the checkpoint.
+        shape: of the whole tensor.
+        dtype: of its elements; ``None`` if it is no tensor.
+        table: the sharded table that it belongs to, if any.
+        blocks: this rank's blocks of it.
+        whole: where all of it goes, if it belongs to no sharded table.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    table: NamedTable | None = None
+    blocks: Sequence[BlockTarget] = ()
+    whole: Tensor | None = None
+
+    @property
+    def where(self) -> str:
+        """What it is called in errors."""
+        return f"table {self.table.table.state.table.describe()}: " if self.table else ""
+
+
+@frozen(eq=False)
+class NamedTable:
+    """A sharded table and the name of its weight in the unsharded model."""
+
+    name: str
+    table: ShardedTable
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its entries begin with."""
+        return self.name.removesuffix("weight")
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether its ids are keys, so that rows go where their keys are."""
+        return self.table.state.sharding.layout.row_map.takes_any_id
+
+    def wanted(
+        self, key: str, values: Callable[[LocalBlock], Tensor], columns: int, dtype: torch.dtype
+    ) -> Wanted:
+        """An entry of this table.
+
+        Args:
+            key: its name in the checkpoint.
+            values: a local block's tensor.
+            columns: of the whole tensor: ``D``, or 1.
+            dtype: of its elements.
+        """
+        state = self.table.state
+        blocks = [
+            BlockTarget(local, values(local).detach(), local.block.columns.start if columns > 1 else 0)
+            for local in state.local
+        ]
+        return Wanted(key, (state.table.num_embeddings, columns), dtype, self, blocks)
+
+
+def _many(values: Iterable[Optimizer]) -> tuple[Optimizer, ...]:
+    return tuple(values)
+
+
+@frozen(eq=False, slots=False)
+class Trained:
+    """A model and its optimizers.
+
+    Args:
+        model: sharded or not.
+        optimizers: those of the dense rest; the model's fused optimizer belongs to it anyway.
+
+    Raises:
+        InvalidInputError: one of them is something else.
+    """
+
+    model: nn.Module
+    optimizers: Sequence[Optimizer] = field(converter=_many)
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise InvalidInputError(f"a checkpoint is of a model, got a {type(self.model).__name__}")
+        for optimizer in self.optimizers:
+            if not isinstance(optimizer, Optimizer):
+                raise InvalidInputError(
+                    f"after the model come its optimizers, got a {type(optimizer).__name__}; what else there is goes "
+                    "into extra=..."
+                )
+
+    @property
+    def root(self) -> nn.Module:
+        """The module whose state dict it is."""
+        return self.model.module if isinstance(self.model, DistributedModelParallel) else self.model
+
+    @cached_property
+    def tables(self) -> list[NamedTable]:
+        """The sharded tables, in the order of the model."""
+        found = self.root.named_modules(remove_duplicate=False)
+        return [
+            NamedTable(f"{path}.weight" if path else "weight", module)
+            for path, module in found
+            if isinstance(module, ShardedTable)
+        ]
+
+    @cached_property
+    def leaves(self) -> list[tuple[str, KeyedOptimizer]]:
+        """The optimizers that have state themselves, each with what stands before its parameters' names."""
+        fused = getattr(self.model, "fused_optimizer", None)
+        given = [*([fused] if isinstance(fused, KeyedOptimizer) else []), *self.optimizers]
+        leaves = {id(leaf): (prefix, leaf) for each in given for prefix, leaf in self._leaves_of(each, "")}
+        return list(leaves.values())
+
+    def _leaves_of(self, optimizer: Optimizer, prefix: str) -> Iterator[tuple[str, KeyedOptimizer]]:
+        if isinstance(optimizer, CombinedOptimizer):
+            for key, part in optimizer.optimizers:
+                yield from self._leaves_of(part, f"{prefix}{key}." if key else prefix)
+        elif isinstance(optimizer, OptimizerWrapper):
+            yield from self._leaves_of(optimizer.within, prefix)
+        elif isinstance(optimizer, KeyedOptimizer):
+            yield prefix, optimizer
+        else:
+            yield prefix, named_optimizer(optimizer, dict(self.root.named_parameters()))
+
+    @cached_property
+    def _block_of_parameter(self) -> dict[int, tuple[NamedTable, LocalBlock]]:
+        """The block that each parameter of a table is, by the parameter's identity."""
+        return {
+            id(parameter): (named, local)
+            for named in self.tables
+            for local, parameter in zip(named.table.state.local, named.table.parameters(), strict=True)
+        }
+
+    def blocks_under(self, leaf: KeyedOptimizer) -> dict[NamedTable, dict[LocalBlock, Tensor]]:
+        """The parameters of an optimizer that are blocks of tables: whose optimizer is the user's own."""
+        found: dict[NamedTable, dict[LocalBlock, Tensor]] = {}
+        for parameter in () if isinstance(leaf, FusedOptimizer) else leaf.params.values():
+            if id(parameter) in self._block_of_parameter:
+                named, local = self._block_of_parameter[id(parameter)]
+                found.setdefault(named, {})[local] = parameter
+        return found
+
+    def dense_under(self, prefix: str, leaf: KeyedOptimizer) -> dict[str, Tensor]:
+        """The other parameters of an optimizer, by their names in the model."""
+        if isinstance(leaf, FusedOptimizer):
+            return {}
+        return {
+            prefix + name: parameter
+            for name, parameter in leaf.params.items()
+            if id(parameter) not in self._block_of_parameter
+        }
+
+    def names_of(self, prefix: str, leaf: KeyedOptimizer) -> dict[str, str]:
+        """The name in the unsharded model of each parameter of an optimizer, by its own."""
+        blocks = {
+            id(parameter): named.name
+            for named, own in self.blocks_under(leaf).items()
+            for parameter in own.values()
+        }
+        return {name: blocks.get(id(own), prefix + name) for name, own in leaf.params.items()}
+
+    def parameter_names(self, prefix: str, leaf: KeyedOptimizer) -> dict[int, str]:
+        """The same by the parameters' identities."""
+        names = self.names_of(prefix, leaf)
+        return {id(parameter): names[name] for name, parameter in leaf.params.items()}
+
+    def to_save(self) -> dict[str, Any]:
+        """Every entry by name, with this rank's blocks for whole tables; no collective.
+
+        Raises:
+            DuplicateNameError: two optimizers have a parameter of one name.
+        """
+        with state_in_blocks():
+            state = {MODEL + name: value for name, value in self.root.state_dict().items()}
+        groups: list[dict[str, Any]] = []
+        for prefix, leaf in self.leaves:
+            for key, value in self._states(prefix, leaf):
+                if key in state:
+                    raise DuplicateNameError(f"two optimizers have the state {key!r}")
+                state[key] = value
+            names = self.names_of(prefix, leaf)
+            groups += [
+                {**group, "params": sorted({names[name] for name in group["params"]})}
+                for group in leaf.sharded_state_dict().get("param_groups", ())
+            ]
+        return {**state, GROUPS: groups}
+
+    def _states(self, prefix: str, leaf: KeyedOptimizer) -> Iterator[tuple[str, Any]]:
+        if isinstance(leaf, FusedOptimizer):
+            for name, entries in leaf.sharded_state_dict()["state"].items():
+                yield from ((f"{STATE}{prefix}{name}.{entry}", value) for entry, value in entries.items())
+            return
+        for name, parameter in self.dense_under(prefix, leaf).items():
+            for entry, value in leaf.state.get(parameter, {}).items():
+                yield f"{STATE}{name}.{entry}", value
+        for named, blocks in self.blocks_under(leaf).items():
+            yield from _states_of_blocks(
+                named, {local: leaf.state.get(own, {}) for local, own in blocks.items()}
+            )
+
+
+def _states_of_blocks(
+    named: NamedTable, states: Mapping[LocalBlock, Mapping[str, Any]]
+) -> Iterator[tuple[str, Any]]:
+    """States that an optimizer of the user's has of the blocks of one table, as those of the table."""
+    for entry, example in next(iter(states.values())).items():
+        key = f"{STATE}{named.name}.{entry}"
+        if not isinstance(example, Tensor) or not example.dim():
+            yield key, example
+            continue
+        dim = named.table.state.table.embedding_dim
+        for local, state in states.items():
+            shape = tuple(state[entry].shape)
+            if shape not in ((local.block.num_rows, local.block.num_columns), (local.block.num_rows, 1)):
+                raise UnsupportedError(
+                    f"table {named.table.state.table.describe()}: its optimizer's state {entry!r} has the shape "
+                    f"{list(shape)} on a block of {local.block.num_rows} x {local.block.num_columns}, so that it is "
+                    "not known which rows and columns it is of"
+                )
+        columns = dim if example.shape[1] == next(iter(states)).block.num_columns else 1
+        yield from named.table.state.blocked(
+            key,
+            lambda local, entry=entry: states[local][entry],  # type: ignore[misc]
+            columns=columns,
+            dtype=example.dtype,
+        ).items()
+
+
+def wanted_whole(key: str, value: Any) -> Wanted:
+    """An entry that belongs to no sharded table: a tensor, filled in place, or something else."""
+    if isinstance(value, Tensor):
+        return Wanted(key, tuple(value.shape), value.dtype, whole=value.detach())
+    return Wanted(key, (), None)
+
+
+def tables_wanted(tables: Iterable[NamedTable]) -> Iterator[Wanted]:
+    """The weights of tables; what a kernel knows of rows is read before them."""
+    for named in tables:
+        spec = named.table.state.table
+        dtype = dtype_of(spec.data_type)
+        yield named.wanted(MODEL + named.name, named.table.weight_of, spec.embedding_dim, dtype)
+
+
+def fused_wanted(trained: Trained, prefix: str, leaf: FusedOptimizer) -> Iterator[Wanted]:
+    """The states of tables whose optimizer is fused, of those that have a block here."""
+    by_name = {named.name: named for named in trained.tables}
+    for name, table in leaf.tables.items():
+        for entry, columns in leaf.columns_of(name).items():
+            named = by_name[prefix + name]
+            yield named.wanted(f"{STATE}{named.name}.{entry}", state_of(table, entry), columns, torch.float32)

@@ -1,0 +1,507 @@
+"""Loading of checkpoints: what is stored is compared with the model first, then read, each rank its own blocks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import Factory, define, field, frozen
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
+from torch.optim import Optimizer
+
+from shardwright.errors import CheckpointError, InvalidInputError, ShardwrightError, nearest
+from shardwright.optim.keyed import KeyedOptimizer
+from shardwright.planning.layouts.stored_rows import rows_between
+from shardwright.runtime.checkpoint.entries import (
+    EXTRA,
+    GROUPS,
+    MODEL,
+    STATE,
+    STEP,
+    BlockTarget,
+    NamedTable,
+    Trained,
+    Wanted,
+    fused_wanted,
+    tables_wanted,
+    wanted_whole,
+)
+from shardwright.runtime.checkpoint.folder import find_checkpoint
+from shardwright.runtime.checkpoint.reading import (
+    NOWHERE,
+    Found,
+    Ints,
+    PieceRequest,
+    StoredCheckpoint,
+    box_requests,
+    row_requests,
+)
+from shardwright.runtime.checkpoint.saving import env_of
+from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer
+from shardwright.runtime.sharded.table_state import STORED, STORED_ROWS, LocalBlock, state_in_blocks
+
+_MOST_NAMED = 5
+
+
+@frozen
+class LoadedCheckpoint:
+    """What was loaded, beside what is in the model and its optimizers now.
+
+    Args:
+        path: folder of the checkpoint.
+        step: number of the training step; ``None`` of one that DCP alone wrote.
+        extra: plain data of this rank, if as many ranks saved it as there are now; else rank 0's.
+        extras: plain data of every rank that saved it, in order.
+        plan: how the model was sharded then, as a plan document.
+        missing_keys: names that the model has and the checkpoint has not; only if not strict.
+        unexpected_keys: names that the checkpoint has and the model has not; only if not strict.
+    """
+
+    path: Path
+    step: int | None = None
+    extra: Mapping[str, Any] = field(factory=dict)
+    extras: Sequence[Mapping[str, Any]] = ()
+    plan: Mapping[str, Any] | None = field(default=None, repr=False)
+    missing_keys: Sequence[str] = ()
+    unexpected_keys: Sequence[str] = ()
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    *optimizers: Optimizer,
+    step: int | None = None,
+    renames: Mapping[str, str] | None = None,
+    strict: bool = True,
+    verify: bool = True,
+) -> LoadedCheckpoint:
+    """Load a model and its optimizers, each rank its own blocks, whatever plan and ranks saved them.
+
+    Every rank makes this call. The checkpoint is compared with the model, and its files with their checksums, before
+    anything is changed.
+
+    Args:
+        path: a checkpoint, or a folder of them, of which the newest is taken.
+        model: sharded or not; its fused optimizer is loaded with it.
+        optimizers: those of the dense rest, keyed or not.
+        step: of the checkpoint in the folder that is to be taken.
+        renames: names in the checkpoint and what they are called in the model: of a table, a module or a parameter,
+            one or several words between dots.
+        strict: every name must be in both, with one dtype; else what is in both is loaded, and converted.
+        verify: compare all files with their checksums; each rank reads its share of them for that.
+
+    Returns:
+        Step, the user's data and the plan; see :class:`LoadedCheckpoint`.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it does not fit the model; on all ranks.
+
+    Example:
+        >>> import shardwright as sw
+        >>> sw.load_checkpoint("/nowhere", torch.nn.Linear(2, 1))
+        Traceback (most recent call last):
+        ...
+        shardwright.errors.CheckpointError: there is no checkpoint in /nowhere
+    """
+    trained, env = Trained(model, optimizers), env_of(model)
+    with env.phase("reading the checkpoint"):
+        folder = Path(env.communicator.broadcast_object(_found(Path(path), step) if env.rank == 0 else None))
+        loading = _Loading(trained, StoredCheckpoint(folder), dict(renames or {}))
+        missing, unexpected = loading.compare(strict=strict)
+        if verify:
+            loading.stored.verify(loading.stored.files[env.rank :: env.world_size])
+    with env.phase("loading the checkpoint"), torch.no_grad():
+        loading.load()
+    extras, manifest = loading.extras(), loading.stored.manifest
+    own = extras[env.rank] if len(extras) == env.world_size else (extras or [{}])[0]
+    step, plan = (None, None) if manifest is None else (manifest.step, manifest.plan)
+    return LoadedCheckpoint(folder, step, own, extras, plan, missing, unexpected)
+
+
+def _found(path: Path, step: int | None) -> str:
+    return str(find_checkpoint(path, step))
+
+
+@define(eq=False)
+class _Loading:
+    """A checkpoint and what it is loaded into.
+
+    Args:
+        trained: model and optimizers.
+        stored: the checkpoint.
+        renames: names in it, and what they are called in the model.
+    """
+
+    trained: Trained
+    stored: StoredCheckpoint
+    renames: Mapping[str, str]
+    _keys: dict[str, str] = Factory(dict)
+    _wanted: list[Wanted] = Factory(list)
+    _states: dict[int, dict[Tensor, dict[str, Any]]] = Factory(dict)
+    _steps: dict[tuple[int, str], Tensor] = Factory(dict)
+    _rows: dict[tuple[str, LocalBlock], Ints] = Factory(dict)
+    _plain_states: dict[str, Any] = Factory(dict)
+    _groups: list[dict[str, Any]] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        entries = self.stored.entries
+        prefix = "" if any(key.startswith(MODEL) for key in entries) else MODEL
+        self._keys = {prefix + self._renamed(key): key for key in entries}
+        if len(self._keys) != len(entries):
+            raise CheckpointError(f"the renames {dict(self.renames)} give two entries one name")
+        known = {word for key in entries for word in key.split(".")}
+        for old in self.renames:
+            if not any(f".{old}." in f".{key}." for key in entries):
+                raise InvalidInputError(
+                    f"renames: {self.stored.path} has nothing called {old!r}.{nearest(old, known)}"
+                )
+
+    def _renamed(self, key: str) -> str:
+        words = f".{key}."
+        for old, new in self.renames.items():
+            if f".{old}." in words:
+                words = words.replace(f".{old}.", f".{new}.", 1)
+                break
+        return words[1:-1]
+
+    def entry(self, key: str) -> TensorStorageMetadata | BytesStorageMetadata | None:
+        """What is stored under the model's name, if anything."""
+        return self.stored.entries[self._keys[key]] if key in self._keys else None
+
+    def compare(self, *, strict: bool) -> tuple[list[str], list[str]]:
+        """Compare names, shapes and dtypes.
+
+        Returns:
+            The names that are missing, and those that are not expected.
+
+        Raises:
+            CheckpointError: they do not fit.
+        """
+        wanted = [*self._model_wanted(), *self._optimizers_wanted()]
+        problems = [problem for each in wanted for problem in self._differences(each, strict=strict)]
+        problems += self._group_problems(strict=strict)
+        has = {each.key for each in wanted if self._is_stored(each.key)}
+        self._wanted = [each for each in wanted if each.key in has]
+        expected = {each.key for each in wanted} | self._row_states()
+        missing = sorted(key for key in expected if not self._is_stored(key))
+        unexpected = sorted(
+            key for key in map(_whole_name, self._keys) if not self._is_expected(key, expected)
+        )
+        if strict:
+            problems = [*self._unmatched(missing, unexpected, expected), *problems]
+        if problems:
+            raise CheckpointError(
+                f"the checkpoint {self.stored.path} does not fit the model: {'; '.join(problems)}"
+            )
+        return missing, unexpected
+
+    def _is_stored(self, key: str) -> bool:
+        return key in self._keys or f"{key}.{STORED}" in self._keys
+
+    def _is_expected(self, key: str, expected: set[str]) -> bool:
+        if key in expected or key == GROUPS or key.startswith(EXTRA) or not key.startswith((MODEL, STATE)):
+            return True
+        # A rank without a block of a table does not know which states there are.
+        absent = (named.name for named in self.trained.tables if not named.table.state.local)
+        return any(key.startswith(f"{STATE}{name}.") for name in absent)
+
+    def _unmatched(self, missing: list[str], unexpected: list[str], expected: set[str]) -> Iterator[str]:
+        more = "; to load what is in both, give strict=False"
+        if missing:
+            near = nearest(missing[0], unexpected).replace("Did you mean", "It has")
+            hint = " renames={...} says what is called otherwise" if near else ""
+            yield f"it lacks {_named(missing)}.{near}{hint}{more}"
+        elif unexpected:
+            whose = (
+                "no optimizer that was given has a" if unexpected[0].startswith(STATE) else "the model has no"
+            )
+            yield f"{whose} place for {_named(unexpected)}{more}"
+
+    def _row_states(self) -> set[str]:
+        return {
+            f"{MODEL}{named.prefix}{name}" for named in self.trained.tables for name in named.table.row_state
+        }
+
+    def _model_wanted(self) -> Iterator[Wanted]:
+        yield from tables_wanted(self.trained.tables)
+        prefixes = tuple(named.prefix for named in self.trained.tables)
+        with state_in_blocks():
+            state = self.trained.root.state_dict()
+        for name, value in state.items():
+            if not prefixes or not name.startswith(prefixes):
+                yield wanted_whole(MODEL + name, value)
+
+    def _optimizers_wanted(self) -> Iterator[Wanted]:
+        for prefix, leaf in self.trained.leaves:
+            if isinstance(leaf, FusedOptimizer):
+                yield from fused_wanted(self.trained, prefix, leaf)
+                yield from self._steps_wanted(prefix, leaf)
+                continue
+            for name, parameter in self.trained.dense_under(prefix, leaf).items():
+                yield from self._state_of(leaf, name, parameter)
+            for named, blocks in self.trained.blocks_under(leaf).items():
+                yield from self._states_of_blocks(leaf, named, blocks)
+
+    def _steps_wanted(self, prefix: str, leaf: FusedOptimizer) -> Iterator[Wanted]:
+        for name in leaf.tables:
+            if leaf.counts_steps(name):
+                step = self._steps[id(leaf), name] = torch.zeros(())
+                yield wanted_whole(f"{STATE}{prefix}{name}.{STEP}", step)
+
+    def _entries_of(self, name: str, own: Iterable[str]) -> list[str]:
+        """The states of a parameter: those that it has, and those that are stored."""
+        start = f"{STATE}{name}."
+        stored = [_whole_name(key)[len(start) :] for key in self._keys if key.startswith(start)]
+        return sorted({*own, *(entry for entry in stored if "." not in entry)})
+
+    def _state_of(self, leaf: KeyedOptimizer, name: str, parameter: Tensor) -> Iterator[Wanted]:
+        """A dense parameter's state: what it has, and, where it has none yet, what it gets."""
+        own = leaf.state.get(parameter, {})
+        state = self._states.setdefault(id(leaf), {}).setdefault(parameter, dict(own))
+        for entry in self._entries_of(name, own):
+            key = f"{STATE}{name}.{entry}"
+            state.setdefault(entry, self._made(key, parameter.device))
+            yield wanted_whole(key, state[entry])
+
+    def _made(self, key: str, device: torch.device) -> Any:
+        """A place for a state that is stored and that the optimizer has not made yet."""
+        stored = self.entry(key)
+        if not isinstance(stored, TensorStorageMetadata):
+            return None
+        # Counters stay on the host, as most optimizers have them.
+        where = device if len(stored.size) else torch.device("cpu")
+        return torch.zeros(stored.size, dtype=stored.properties.dtype, device=where)
+
+    def _states_of_blocks(
+        self, leaf: KeyedOptimizer, named: NamedTable, blocks: Mapping[LocalBlock, Tensor]
+    ) -> Iterator[Wanted]:
+        """States of a table whose optimizer is the user's own."""
+        states = self._states.setdefault(id(leaf), {})
+        own = {
+            local: states.setdefault(block, dict(leaf.state.get(block, {})))
+            for local, block in blocks.items()
+        }
+        for entry in self._entries_of(named.name, next(iter(own.values()))):
+            key = f"{STATE}{named.name}.{entry}"
+            stored = self.entry(key) or self.entry(f"{key}.{STORED}")
+            if isinstance(stored, TensorStorageMetadata) and len(stored.size) == 2:
+                yield self._state_of_blocks(named, key, stored, own)
+                continue
+            for local, state in own.items():
+                state.setdefault(entry, self._made(key, blocks[local].device))
+                yield wanted_whole(key, state[entry])
+
+    def _state_of_blocks(
+        self,
+        named: NamedTable,
+        key: str,
+        stored: TensorStorageMetadata,
+        own: Mapping[LocalBlock, dict[str, Any]],
+    ) -> Wanted:
+        entry, columns = key.rpartition(".")[2], stored.size[1]
+        for local, state in own.items():
+            block = named.table.weight_of(local)
+            width = block.shape[1] if columns == named.table.state.table.embedding_dim else columns
+            state.setdefault(entry, block.new_zeros(block.shape[0], width, dtype=stored.properties.dtype))
+        return named.wanted(key, lambda local: own[local][entry], columns, stored.properties.dtype)
+
+    def _differences(self, wanted: Wanted, *, strict: bool) -> Iterator[str]:
+        stored = self.entry(wanted.key) or self.entry(f"{wanted.key}.{STORED}")
+        if stored is None:
+            return
+        if isinstance(stored, TensorStorageMetadata) != (wanted.dtype is not None):
+            what = "a tensor" if wanted.dtype is None else "no tensor"
+            yield f"{wanted.where}{wanted.key!r} is {what} in the checkpoint"
+        elif not isinstance(stored, TensorStorageMetadata):
+            return
+        elif tuple(stored.size) != wanted.shape:
+            yield f"{wanted.where}{wanted.key!r} has the shape {list(stored.size)}, not {list(wanted.shape)}"
+        elif strict and stored.properties.dtype != wanted.dtype:
+            yield (
+                f"{wanted.where}{wanted.key!r} is {stored.properties.dtype}, not {wanted.dtype}; to convert it, give "
+                "strict=False"
+            )
+
+    def load(self) -> None:
+        """Read everything into its place."""
+        for named in self.trained.tables:
+            self._place_rows(named)
+        self.stored.read(request for wanted in self._wanted for request in self._requests(wanted))
+        self._load_plain()
+        for prefix, leaf in self.trained.leaves:
+            self._load_optimizer(prefix, leaf)
+
+    def _place_rows(self, named: NamedTable) -> None:
+        """Find out where the rows of each block are stored, where the table's layout alone does not say it."""
+        index = f"{MODEL}{named.name}.{STORED_ROWS}"
+        if named.is_keyed:
+            self._place_keys(named)
+        elif index in self._keys:
+            row_map = named.table.state.sharding.layout.row_map
+            for local in named.table.state.local:
+                part = local.block.rows.index
+                found = self._look(index, lambda rows, part=part: row_map.part_of(rows) == part)
+                self._rows[named.name, local] = _by_local_row(
+                    found, row_map.local_row_of, local.block.num_rows
+                )
+
+    def _look(self, index: str, is_mine: Any) -> Found:
+        key = self._keys[index]
+        entry = self.stored.entries[key]
+        assert isinstance(entry, TensorStorageMetadata)  # compared before
+        found = Found(is_mine)
+        self.stored.read(found.requests(key, entry))
+        return found
+
+    def _place_keys(self, named: NamedTable) -> None:
+        """Have each block take over its keys, wherever they were."""
+        row_map, names = named.table.state.sharding.layout.row_map, named.table.row_state
+        keys = [f"{MODEL}{named.prefix}{name}" for name in names]
+        if not all(key in self._keys for key in keys):
+            return
+        for local in named.table.state.local:
+            part = local.block.rows.index
+            found = self._look(keys[0], lambda ids, part=part: row_map.part_of(ids) == part)
+            places = found.places
+            values = {name: torch.zeros(len(places), 1, dtype=torch.int64) for name in names}
+            for key, name in zip(keys, names, strict=True):
+                entry = self.stored.entries[self._keys[key]]
+                assert isinstance(entry, TensorStorageMetadata)
+                self.stored.read(row_requests(self._keys[key], entry, values[name], places, 0))
+            source = named.table.take_rows(local, values).numpy()
+            self._rows[named.name, local] = np.where(source < 0, NOWHERE, np.append(places, NOWHERE)[source])
+
+    def _requests(self, wanted: Wanted) -> Iterator[PieceRequest]:
+        by_index = f"{wanted.key}.{STORED}" in self._keys
+        key = self._keys[f"{wanted.key}.{STORED}" if by_index else wanted.key]
+        entry = self.stored.entries[key]
+        if not isinstance(entry, TensorStorageMetadata):
+            return
+        if wanted.whole is not None and by_index:
+            yield from row_requests(key, entry, wanted.whole, self._rows_of_whole(wanted.key), 0)
+        elif wanted.whole is not None:
+            yield from box_requests(key, entry, wanted.whole, (0,) * wanted.whole.dim())
+        for block in wanted.blocks:
+            assert wanted.table is not None
+            yield from self._block_requests(wanted.table, key, entry, block)
+
+    def _block_requests(
+        self, named: NamedTable, key: str, entry: TensorStorageMetadata, block: BlockTarget
+    ) -> Iterator[PieceRequest]:
+        local, placed = block.local, self._rows.get((named.name, block.local))
+        if placed is None and local.block.rows.bounds is not None:
+            first = (local.block.rows.bounds[0], block.first_column)
+            yield from box_requests(key, entry, block.values, first)
+            return
+        if placed is None:
+            num_rows = named.table.state.table.num_embeddings
+            placed = rows_between(local.block.rows.rows, 0, local.block.num_rows, num_rows)
+        yield from row_requests(key, entry, block.values, placed, block.first_column)
+
+    def _rows_of_whole(self, key: str) -> Ints:
+        """Where the rows of a whole table are stored."""
+        name = (
+            key.removeprefix(MODEL) if key.startswith(MODEL) else key.removeprefix(STATE).rpartition(".")[0]
+        )
+        found = self._look(f"{MODEL}{name}.{STORED_ROWS}", lambda rows: np.ones(len(rows), bool))
+        return _by_local_row(found, lambda rows: rows, len(found.numbers))
+
+    def _load_plain(self) -> None:
+        """Take over entries that are no tensors: of the model, and of optimizers."""
+        for key, own in self._keys.items():
+            if key.startswith(STATE) and isinstance(self.stored.entries[own], BytesStorageMetadata):
+                self._plain_states[key] = self.stored.plain(own)
+        plain = {
+            key.removeprefix(MODEL): self.stored.plain(own)
+            for key, own in self._keys.items()
+            if key.startswith(MODEL) and isinstance(self.stored.entries[own], BytesStorageMetadata)
+        }
+        if plain:
+            self.trained.root.load_state_dict(plain, strict=False)
+
+    def _load_optimizer(self, prefix: str, leaf: KeyedOptimizer) -> None:
+        """Have an optimizer go on with what was read."""
+        if isinstance(leaf, FusedOptimizer):
+            leaf.take_steps(
+                {
+                    name: float(self._steps[id(leaf), name])
+                    for name in leaf.tables
+                    if self._has_step(prefix, leaf, name)
+                }
+            )
+        names = self.trained.parameter_names(prefix, leaf)
+        for parameter, state in self._states.get(id(leaf), {}).items():
+            start = f"{STATE}{names[id(parameter)]}."
+            plain = {entry: self._plain_states.get(start + entry, value) for entry, value in state.items()}
+            own = {entry: value for entry, value in plain.items() if value is not None}
+            if own:
+                leaf.state[parameter] = own
+        groups = self._groups_of(prefix, leaf)
+        if groups is not None:
+            leaf.take_groups(groups)
+
+    def _has_step(self, prefix: str, leaf: FusedOptimizer, name: str) -> bool:
+        return (id(leaf), name) in self._steps and f"{STATE}{prefix}{name}.{STEP}" in self._keys
+
+    def _groups_of(self, prefix: str, leaf: KeyedOptimizer) -> list[dict[str, Any]] | None:
+        """The stored groups of an optimizer's parameters, by its own names; ``None`` where some are in none."""
+        if GROUPS not in self._keys:
+            return None
+        if self._groups is None:
+            self._groups = self.stored.plain(self._keys[GROUPS])
+        names = self.trained.names_of(prefix, leaf)
+        groups = []
+        for group in self._groups:
+            stored = {self._renamed(name) for name in group["params"]}
+            own = [name for name, whole in names.items() if whole in stored]
+            if own:
+                groups.append({**group, "params": own})
+        found = {name for group in groups for name in group["params"]}
+        return groups if found == set(names) else None
+
+    def _group_problems(self, *, strict: bool) -> Iterator[str]:
+        for prefix, leaf in self.trained.leaves:
+            groups = self._groups_of(prefix, leaf)
+            try:
+                if groups is not None:
+                    leaf.check_groups(groups)
+            except ShardwrightError as error:
+                yield str(error)
+            if groups is None and strict and leaf.params:
+                yield "it has no hyperparameters (param_groups) of all parameters; to go on without, give strict=False"
+
+    def extras(self) -> list[Mapping[str, Any]]:
+        """What users saved beside, by rank."""
+        ranks = sorted(int(key.removeprefix(EXTRA)) for key in self.stored.entries if key.startswith(EXTRA))
+        return [self.stored.plain(f"{EXTRA}{rank}") for rank in ranks]
+
+
+def _by_local_row(found: Found, local_row_of: Any, num_rows: int) -> Ints:
+    """The stored row of each local row.
+
+    Raises:
+        CheckpointError: the index lacks one.
+    """
+    placed = np.full(num_rows, NOWHERE, dtype=np.int64)
+    local = np.asarray(local_row_of(found.numbers))
+    if len(local) != num_rows or (num_rows and not 0 <= local.min() <= local.max() < num_rows):
+        raise CheckpointError(f"the stored index of rows has {len(local)} rows for a block of {num_rows}")
+    placed[local] = found.places
+    if (placed == NOWHERE).any():
+        raise CheckpointError(f"the stored index of rows names a row twice, of a block of {num_rows}")
+    return placed
+
+
+def _whole_name(key: str) -> str:
+    """The name of a whole tensor, whatever form its rows are stored in."""
+    return key.removesuffix(f".{STORED}").removesuffix(f".{STORED_ROWS}")
+
+
+def _named(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:_MOST_NAMED])
+    return shown if len(names) <= _MOST_NAMED else f"{len(names)} names, {shown}, ..."

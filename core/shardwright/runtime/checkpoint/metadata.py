@@ -1,0 +1,211 @@
+"""DCP's metadata and our manifest beside it, read as plain data.
+
+DCP writes its metadata as a pickle. Here an unpickler reads it that knows the dozen classes of which metadata are made,
+all of them plain values, and refuses every other name; what it gives is then checked, number by number. The manifest is
+JSON: what a checkpoint is of, and a checksum of every file, DCP's metadata and itself included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import pickle
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from attrs import asdict, field, frozen
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+from shardwright.errors import CheckpointError
+
+METADATA, MANIFEST = ".metadata", "shardwright.json"
+FORMAT, VERSION = "shardwright checkpoint", 1
+_BUFFER_BYTES = 4 << 20
+
+_CLASSES: Mapping[tuple[str, str], Any] = {
+    **{
+        (metadata.__name__, name): getattr(metadata, name)
+        for name in (
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    },
+    (filesystem.__name__, "_StorageInfo"): filesystem._StorageInfo,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("collections", "OrderedDict"): OrderedDict,
+    # Where it was written; on no system more than a text.
+    **{
+        (module, name): PurePosixPath
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+    },
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        try:
+            return _CLASSES[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(
+                f"it names {module}.{name}, which metadata have no use for"
+            ) from None
+
+
+def metadata_from(data: bytes, where: str) -> Metadata:
+    """DCP's metadata from the bytes of their file.
+
+    Args:
+        data: the file.
+        where: its path, for errors.
+
+    Raises:
+        CheckpointError: the bytes are something else, or numbers in them make no sense.
+    """
+    try:
+        read = _PlainUnpickler(io.BytesIO(data)).load()
+    except Exception as error:  # whatever bytes can make of an unpickler
+        raise CheckpointError(
+            f"{where} is not the metadata of a checkpoint: {type(error).__name__}: {error}"
+        ) from error
+    _check(isinstance(read, Metadata), where, f"it holds a {type(read).__name__}")
+    _check_metadata(read, where)
+    return read
+
+
+def _check(is_right: bool, where: str, what: str) -> None:
+    if not is_right:
+        raise CheckpointError(f"{where} is damaged: {what}")
+
+
+def _check_metadata(read: Metadata, where: str) -> None:
+    entries, stored = read.state_dict_metadata, read.storage_data
+    _check(isinstance(entries, dict) and isinstance(stored, dict), where, "entries or places are missing")
+    for key, entry in entries.items():
+        _check(isinstance(key, str), where, f"an entry is called {key!r}")
+        if isinstance(entry, TensorStorageMetadata):
+            _check_tensor(key, entry, where)
+        else:
+            _check(
+                isinstance(entry, metadata.BytesStorageMetadata),
+                where,
+                f"{key!r} is a {type(entry).__name__}",
+            )
+    for index, info in stored.items():
+        _check(isinstance(index, MetadataIndex), where, f"a place is called {index!r}")
+        _check_place(index.fqn, info, where)
+
+
+def _check_tensor(key: str, entry: TensorStorageMetadata, where: str) -> None:
+    _check(_are_sizes(entry.size), where, f"{key!r} has the shape {entry.size!r}")
+    _check(isinstance(entry.properties.dtype, torch.dtype), where, f"{key!r} has no dtype")
+    _check(isinstance(entry.chunks, list), where, f"{key!r} has no chunks")
+    for chunk in entry.chunks:
+        is_inside = (
+            _are_sizes(chunk.offsets)
+            and _are_sizes(chunk.sizes)
+            and len(chunk.offsets) == len(chunk.sizes) == len(entry.size)
+            and all(o + n <= size for o, n, size in zip(chunk.offsets, chunk.sizes, entry.size, strict=True))
+        )
+        _check(is_inside, where, f"{key!r} {list(entry.size)} has the chunk {chunk!r}")
+    stored, wanted = sum(math.prod(chunk.sizes) for chunk in entry.chunks), math.prod(entry.size)
+    _check(stored == wanted, where, f"of {key!r} there are {stored} elements of {wanted}")
+
+
+def _check_place(key: str, info: Any, where: str) -> None:
+    name = getattr(info, "relative_path", None)
+    is_name = isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
+    _check(is_name, where, f"{key!r} is in a file called {name!r}")
+    _check(_are_sizes((info.offset, info.length)), where, f"{key!r} is at {info.offset!r}")
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, tuple) and all(type(value) is int and value >= 0 for value in values)
+
+
+@frozen
+class StoredFile:
+    """A file of a checkpoint.
+
+    Args:
+        bytes: its length.
+        crc32: of all of it.
+    """
+
+    bytes: int
+    crc32: int
+
+
+@frozen
+class Manifest:
+    """What a checkpoint is of.
+
+    Args:
+        step: number of the training step.
+        world_size: ranks that wrote it.
+        files: every file, by name.
+        plan: how the model was sharded, as a plan document; never needed to load.
+    """
+
+    step: int
+    world_size: int
+    files: Mapping[str, StoredFile] = field(factory=dict)
+    plan: Mapping[str, Any] | None = None
+
+    def to_json(self) -> str:
+        """As a document that has a checksum of itself."""
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return json.dumps({"sha256": _digest(content), **content}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Manifest:
+        """The manifest that :meth:`to_json` wrote.
+
+        Raises:
+            CheckpointError: it is damaged, or of a later version.
+        """
+        try:
+            content = json.loads(text)
+            told = content.pop("sha256")
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{where} is damaged: {error}") from error
+        _check(told == _digest(content), where, "its checksum is another")
+        version = content.pop("version", None), content.pop("format", None)
+        if version != (VERSION, FORMAT):
+            raise CheckpointError(
+                f"{where} is of version {version[0]!r}; this shardwright reads version {VERSION}"
+            )
+        files = {name: StoredFile(**file) for name, file in content.pop("files").items()}
+        return cls(files=files, **content)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def measured(path: Path, progress: Callable[[int], None] = lambda count: None) -> StoredFile:
+    """Length and checksum of a file."""
+    crc, length = 0, 0
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(_BUFFER_BYTES)
+        while count := file.readinto(buffer):
+            crc = zlib.crc32(memoryview(buffer)[:count], crc)
+            length += count
+            progress(count)
+    return StoredFile(length, crc)

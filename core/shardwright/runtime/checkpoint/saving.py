@@ -1,0 +1,397 @@
+"""Saving of checkpoints: DCP's planner and writer, into a folder that is complete when it has its name."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import pickle
+import threading
+import zlib
+from collections.abc import Generator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from attrs import evolve, frozen
+from torch import nn
+from torch.distributed.checkpoint import staging
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.optim import Optimizer
+
+from shardwright.arguments import brief
+from shardwright.errors import CheckpointError, InvalidInputError, ShardwrightError
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.runtime.checkpoint.entries import EXTRA, GROUPS, Trained
+from shardwright.runtime.checkpoint.folder import (
+    complete,
+    discard,
+    folder_of,
+    prepare,
+    saving_folder,
+    steps_in,
+)
+from shardwright.runtime.checkpoint.metadata import MANIFEST, METADATA, Manifest, StoredFile, measured
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.sharded.dmp_collection import DMPCollection
+
+_log = logging.getLogger("shardwright")
+
+
+@frozen(eq=False)
+class SavedCheckpoint:
+    """A checkpoint that is saved, or being saved.
+
+    Args:
+        path: its folder.
+        step: number of the training step.
+    """
+
+    path: Path
+    step: int
+    _work: Future[None]
+
+    def wait(self, timeout_s: float | None = None) -> SavedCheckpoint:
+        """Return when it is complete on the disk.
+
+        Args:
+            timeout_s: seconds to wait at most.
+
+        Raises:
+            CheckpointError: it could not be saved; the same on every rank.
+            TimeoutError: it is not complete yet.
+        """
+        self._work.result(timeout_s)
+        return self
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it is on the disk."""
+        return self._work.done() and self._work.exception() is None
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    *optimizers: Optimizer,
+    step: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+    keep: int | None = None,
+    asynchronous: bool = False,
+) -> SavedCheckpoint:
+    """Save a model, its optimizers and what else training needs, each rank its own blocks; every rank makes this call.
+
+    A checkpoint is a folder ``step_N`` in ``path`` that ``torch.distributed.checkpoint`` reads as well. It has its name
+    from the moment that all of it is on the disk, so that whoever reads sees the older one or the newer one.
+
+    Args:
+        path: folder of the checkpoints of one job, which all ranks see.
+        model: sharded or not; its fused optimizer is saved with it.
+        optimizers: those of the dense rest, keyed or not.
+        step: number of the training step; one after the newest in the folder by default.
+        extra: plain data of this rank's own: position of its data loader, state of a scheduler, of random numbers.
+        keep: how many checkpoints stay in the folder, this one included; all by default.
+        asynchronous: return as soon as the state is copied in host memory; another thread writes it.
+
+    Returns:
+        The checkpoint; its ``wait()`` returns when an asynchronous one is complete. The next save waits for it.
+
+    Raises:
+        InvalidInputError: an argument is wrong, or the step is there already.
+        CheckpointError: it could not be written, or another job saves there; the same on every rank.
+
+    Example:
+        >>> import tempfile, shardwright as sw
+        >>> table = sw.EmbeddingBagConfig(
+        ...     name="user_id", num_embeddings=1000, embedding_dim=8, feature_names=["user"]
+        ... )
+        >>> bags = sw.EmbeddingBagCollection([table], device="meta")
+        >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> folder = tempfile.mkdtemp()
+        >>> sw.save_checkpoint(folder, model, step=100, extra={"epoch": 2}).path.name
+        'step_0000000100'
+        >>> sw.load_checkpoint(folder, model).extra
+        {'epoch': 2}
+    """
+    _check_numbers(step, keep)
+    trained, env = Trained(model, optimizers), env_of(model)
+    ranks = _Ranks.of(model)
+    ranks.finish()
+    folder = _agreed_folder(Path(path), step, env)
+    if isinstance(model, DMPCollection):
+        model.sync_if_changed()
+    state = {**trained.to_save(), f"{EXTRA}{env.rank}": _plain(dict(extra or {}), "extra")}
+    _plain(state[GROUPS], "the optimizers' param_groups")
+    number = int(folder.name.rpartition("_")[2])
+    manifest = Manifest(number, env.world_size, plan=_plan_of(model))
+    writer = _Writer(folder, manifest, keep)
+    if not asynchronous:
+        ranks.write(state, writer)
+        return SavedCheckpoint(folder, number, _done())
+    return SavedCheckpoint(folder, number, ranks.write_later(state, writer))
+
+
+def env_of(model: nn.Module) -> ShardingEnv:
+    """The ranks that a model is sharded over; this process alone for one that is not sharded."""
+    env = getattr(model, "env", None)
+    return env.everyone if isinstance(env, ShardingEnv) else ShardingEnv.local(device_type="cpu")
+
+
+def _check_numbers(step: int | None, keep: int | None) -> None:
+    for name, value, least in (("step", step, 0), ("keep", keep, 1)):
+        if value is not None and (type(value) is not int or value < least):
+            raise InvalidInputError(f"{name} must be an integer from {least}, got {brief(value)}")
+
+
+def _agreed_folder(root: Path, step: int | None, env: ShardingEnv) -> Path:
+    """The folder of the step, as rank 0 has it."""
+    env.communicator.meet(env.lockstep.place("checkpoint"), "save_checkpoint(), to be called on every rank,")
+    if step is None and env.rank == 0:
+        step = max(steps_in(root), default=0) + 1
+    return folder_of(root, env.communicator.broadcast_object(step))
+
+
+def _plan_of(model: nn.Module) -> Mapping[str, Any] | None:
+    plan = getattr(model, "plan", None)
+    return json.loads(plan.to_json()) if isinstance(plan, ShardingPlan) else None
+
+
+def _plain(value: Any, what: str) -> Any:
+    """Check that a value can be read back without unpickling anything.
+
+    Raises:
+        InvalidInputError: it cannot.
+    """
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except (pickle.UnpicklingError, pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InvalidInputError(
+            f"{what} must be plain data: numbers, texts, None, lists, tuples and dicts of them, and tensors. "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return value
+
+
+def _done() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
+
+
+class _Ranks:
+    """The ranks that save, with a channel of their own, so that another thread may write while training goes on."""
+
+    _known: WeakKeyDictionary[nn.Module, _Ranks] = WeakKeyDictionary()
+
+    def __init__(self, env: ShardingEnv) -> None:
+        self._env, self._stager = env, staging.DefaultStager(staging.StagingOptions(*[False] * 4))
+        self._under_way: Future[None] | None = None
+        self._group = None
+        if env.process_group is not None and env.world_size > 1:
+            members = dist.get_process_group_ranks(env.process_group)
+            # What is said while files are written is in the host's memory, whatever device the tables are on.
+            backend = dist.Backend.default_device_backend_map["cpu"]
+            self._group = dist.new_group(members, backend=backend, use_local_synchronization=True)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> _Ranks:
+        """Those of a model, made by all of them together."""
+        known = cls._known.get(model)
+        if known is None:
+            known = cls._known[model] = cls(env_of(model))
+        return known
+
+    def finish(self) -> None:
+        """Wait for what is being written, and raise if that failed."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def write_later(self, state: dict[str, Any], writer: _Writer) -> Future[None]:
+        """Copy the state now; write the copy on another thread."""
+        staged = cast("dict[str, Any]", self._stager.stage(state))
+        future: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                self.write(staged, writer)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+            finally:
+                staged.clear()
+
+        # No daemon: the process waits for it at its end.
+        threading.Thread(target=work, name="checkpoint").start()
+        self._under_way = future
+        return future
+
+    def write(self, state: dict[str, Any], writer: _Writer) -> None:
+        """Write a state; what one rank cannot do, raises on all.
+
+        Raises:
+            CheckpointError: with the text of the rank that failed.
+        """
+        planner = DefaultSavePlanner(flatten_state_dict=False)
+        try:
+            if self._group is not None:
+                save(state, storage_writer=writer, planner=planner, process_group=self._group)
+            else:
+                self._write_without_group(state, writer, planner)
+        except CheckpointException as error:
+            writer.abandon()
+            raise _as_one(error, writer.folder) from error
+        except OSError as error:
+            writer.abandon()
+            raise CheckpointError(f"{writer.folder} cannot be written: {error}") from error
+
+    def _write_without_group(self, state: dict[str, Any], writer: _Writer, planner: SavePlanner) -> None:
+        """What ``dcp.save`` does, by the communicator's collectives: for one rank, and for simulated ones."""
+        gather, rank = self._env.communicator.all_gather_objects, self._env.rank
+        planner.set_up_planner(state, writer.storage_meta(), rank == 0)
+        writer.set_up_storage_writer(rank == 0)
+        plans = gather(writer.prepare_local_plan(planner.create_local_plan()))
+        metadata = None
+        if rank == 0:
+            plans, metadata = planner.create_global_plan(plans)
+            plans = writer.prepare_global_plan(plans)
+        own = self._env.communicator.broadcast_object(plans)[rank]
+        written = writer.write_data(planner.finish_plan(own), planner)
+        results = gather(written.value())
+        if metadata is not None:
+            writer.finish(metadata, results)
+        self._env.communicator.barrier()
+
+
+def _as_one(error: CheckpointException, folder: Path) -> ShardwrightError:
+    """One error for all ranks: what the first that failed had to say."""
+    rank, (cause, _) = min(error.failures.items())
+    if isinstance(cause, ShardwrightError):
+        return cause
+    return CheckpointError(f"{folder} cannot be written: rank {rank}: {type(cause).__name__}: {cause}")
+
+
+class _Writer(FileSystemWriter):
+    """DCP's writer of files, with checksums, into a folder that gets its name at the end.
+
+    Args:
+        folder: of the step.
+        manifest: what it is of.
+        keep: how many checkpoints stay.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, keep: int | None) -> None:
+        super().__init__(saving_folder(folder))
+        self.folder, self._manifest, self._keep = folder, manifest, keep
+        self._is_coordinator = self._is_prepared = False
+        self.fs = self._files = _CheckedFiles()
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+        self._is_coordinator = is_coordinator
+        if is_coordinator:
+            prepare(self.folder)
+            self._is_prepared = True
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Leave the plan as it is: rank 0 makes the folder."""
+        return plan
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        """Write this rank's file, and tell rank 0 its checksum with the places of what is in it."""
+        written = super().write_data(plan, planner)
+        for result in written.value():
+            result.storage_data.shardwright_files = dict(self._files.written)
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On rank 0, when all files are written: write metadata and manifest, and give the folder its name."""
+        files: dict[str, StoredFile] = {}
+        for result in (result for own in results for result in own):
+            files |= result.storage_data.__dict__.pop("shardwright_files")
+        _check_files(self.path, files)
+        super().finish(metadata, results)
+        files[METADATA] = measured(Path(self.path) / METADATA)
+        _write_synced(Path(self.path) / MANIFEST, evolve(self._manifest, files=files).to_json())
+        complete(self.folder, self._keep)
+
+    def abandon(self) -> None:
+        """Remove what was written of a checkpoint that failed."""
+        if self._is_prepared:
+            discard(self.folder)
+
+
+def _check_files(folder: Any, files: Mapping[str, StoredFile]) -> None:
+    """Check that rank 0 sees what the others wrote.
+
+    Raises:
+        CheckpointError: a file is missing, or another.
+    """
+    for name, file in files.items():
+        path = Path(folder) / name
+        if not path.is_file() or path.stat().st_size != file.bytes:
+            raise CheckpointError(
+                f"rank 0 does not see the file {path} that another rank wrote: the folder of checkpoints must be one "
+                "that all ranks share"
+            )
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class _CheckedFiles(FileSystem):
+    """DCP's files, of which each is written once, from its beginning, and has a checksum then.
+
+    Attributes:
+        written: length and checksum of each file that was written.
+    """
+
+    def __init__(self) -> None:
+        self.written: dict[str, StoredFile] = {}
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Generator[Any, None, None]:
+        with super().create_stream(path, mode) as stream:
+            if mode != "wb" or Path(path).suffix != ".distcp":
+                yield stream
+                return
+            checked = _Checked(stream)
+            yield checked
+            self.written[Path(path).name] = StoredFile(checked.length, checked.crc)
+
+
+class _Checked:
+    """A stream that keeps the checksum of what is written to it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self.crc, self.length = stream, 0, 0
+        self.flush, self.fileno, self.close = stream.flush, stream.fileno, stream.close
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self.crc = zlib.crc32(view, self.crc)
+        self.length += len(view)
+        self._stream.write(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self.length

@@ -1,0 +1,207 @@
+"""Checkpoints of several plans, on simulated ranks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from attrs import evolve
+from tests.core.runtime.checkpoint.test_sharded_state_dict import OTHERS, blank
+from tests.core.runtime.mixed_cuts import case_of
+from tests.core.runtime.plans import Cut, Cuts, RowsMirrored
+
+import shardwright as sw
+from shardwright.errors import CheckpointError, InvalidInputError
+from shardwright.planning.layouts.row_maps import RowsModulo
+from shardwright.runtime.checkpoint.folder import steps_in
+from shardwright.testing.simulated import run_simulated
+
+ROWS = 1500  # more than are written as runs of single rows
+BY_INDEX = Cuts(
+    (
+        Cut(ROWS, 4, ("a",), row_map=RowsModulo(ROWS, parts=3), edges=(1,), ranks=(2, 0, 1)),
+        Cut(ROWS, 2, ("b",), row_map=RowsMirrored(ROWS, 2), ranks=(0, 1)),
+    ),
+    3,
+)
+IN_RUNS = Cuts((Cut(ROWS, 4, ("a",), edges=(3,), ranks=(0, 1)), Cut(ROWS, 2, ("b",))), 2)
+OTHER_INDEX = Cuts(
+    (
+        Cut(ROWS, 4, ("a",), row_map=RowsMirrored(ROWS, 3), ranks=(0, 1)),
+        Cut(ROWS, 2, ("b",), row_map=RowsModulo(ROWS, parts=4), ranks=(1, 0, 0, 1)),
+    ),
+    2,
+)
+
+
+def save(case, folder, **options):
+    module = case.module()
+    return run_simulated(
+        lambda env: sw.save_checkpoint(folder, case.shard(env, module), **options), case.world_size
+    )
+
+
+def load(case, folder, **options):
+    """What each rank's whole tables are after loading, and what load_checkpoint gave."""
+    module = blank(case.module())
+
+    def work(env):
+        sharded = case.shard(env, module)
+        loaded = sw.load_checkpoint(folder, sharded, **options)
+        return sharded.state_dict(), loaded
+
+    return run_simulated(work, case.world_size)
+
+
+def assert_loaded(results, expected):
+    for state, _ in results:
+        assert all(torch.equal(state[name], weight) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize("then", OTHERS, ids=["one rank", "modulo, columns, copies", "rows and columns"])
+def test_any_plan_loads_what_another_saved(then, tmp_path):
+    save(case_of(), tmp_path, step=7)
+    results = load(then, tmp_path)
+    assert_loaded(results, case_of().module().state_dict())
+    assert {loaded.step for _, loaded in results} == {7}
+
+
+@pytest.mark.parametrize("then", [BY_INDEX, IN_RUNS, OTHER_INDEX], ids=["same", "runs", "another index"])
+@pytest.mark.parametrize("first", [BY_INDEX, IN_RUNS, OTHER_INDEX], ids=["index", "runs", "other index"])
+def test_rows_that_are_no_runs_are_stored_with_an_index(first, then, tmp_path):
+    save(first, tmp_path)
+    assert_loaded(load(then, tmp_path), first.module().state_dict())
+
+
+def test_unsharded_module_loads_and_saves_too(tmp_path):
+    expected = BY_INDEX.module().state_dict()
+    save(BY_INDEX, tmp_path)
+    module = blank(BY_INDEX.module())
+    sw.load_checkpoint(tmp_path, module)
+    assert all(torch.equal(module.state_dict()[name], weight) for name, weight in expected.items())
+    sw.save_checkpoint(tmp_path, module)
+    with pytest.raises(CheckpointError, match="it has no hyperparameters"):
+        load(IN_RUNS, tmp_path)
+    assert_loaded(load(IN_RUNS, tmp_path, strict=False), expected)
+    assert list(steps_in(tmp_path)) == [1, 2]
+
+
+def test_pieces_of_any_size_load_the_same(monkeypatch, tmp_path):
+    monkeypatch.setattr("shardwright.runtime.sharded.table_state.PIECE_BYTES", 200)
+    save(BY_INDEX, tmp_path)
+    assert_loaded(load(OTHER_INDEX, tmp_path), BY_INDEX.module().state_dict())
+
+
+def test_extra_comes_back_to_each_rank_or_to_all(tmp_path):
+    case, module = case_of(), case_of().module()
+    run_simulated(
+        lambda env: sw.save_checkpoint(tmp_path, case.shard(env, module), extra={"row": env.rank}), 2
+    )
+    assert [loaded.extra["row"] for _, loaded in load(case, tmp_path)] == [0, 1]
+    results = load(OTHERS[1], tmp_path)
+    assert [loaded.extra["row"] for _, loaded in results] == [0, 0, 0]
+    assert [extra["row"] for extra in results[0][1].extras] == [0, 1]
+
+
+def test_extra_that_would_have_to_be_unpickled_is_refused(tmp_path):
+    with pytest.raises(InvalidInputError, match="extra must be plain data"):
+        sw.save_checkpoint(tmp_path, torch.nn.Linear(1, 1), extra={"model": torch.nn.Linear(1, 1)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_keep_leaves_the_newest(tmp_path):
+    module = torch.nn.Linear(2, 1)
+    for step in (1, 5, 9, 12):
+        sw.save_checkpoint(tmp_path, module, step=step, keep=2)
+    assert list(steps_in(tmp_path)) == [9, 12]
+    with pytest.raises(InvalidInputError, match="is there already"):
+        sw.save_checkpoint(tmp_path, module, step=9)
+    with pytest.raises(CheckpointError, match="has no checkpoint of step 5; it has 9, 12"):
+        sw.load_checkpoint(tmp_path, module, step=5)
+
+
+def test_asynchronous_checkpoint_is_of_when_it_was_called(tmp_path):
+    module = torch.nn.Linear(2, 1)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    saving = sw.save_checkpoint(tmp_path, module, asynchronous=True)
+    torch.nn.init.zeros_(module.weight)
+    assert saving.wait(60).is_complete
+    sw.load_checkpoint(tmp_path, module)
+    assert torch.equal(module.weight, before["weight"])
+
+
+def test_another_shape_or_name_is_an_error_that_says_what_differs_and_changes_nothing(tmp_path):
+    save(case_of(), tmp_path)
+    first, second, third = case_of().tables
+    wider = Cuts((first, evolve(second, dim=7, edges=()), third), 2)
+    with pytest.raises(CheckpointError) as error:
+        load(wider, tmp_path)
+    assert (
+        "table 't1' (9 x 7 FP32): 'model.embedding_bags.t1.weight' has the shape [9, 6], not [9, 7]"
+        in str(error.value)
+    )
+    fewer = Cuts((first, second), 2)
+    with pytest.raises(CheckpointError, match=r"the model has no place for 'model\.embedding_bags\.t2"):
+        load(fewer, tmp_path)
+    whole = case_of().module().state_dict()
+    results = load(fewer, tmp_path, strict=False)
+    assert_loaded(results, {name: whole[name] for name in fewer.module().state_dict()})
+    assert results[0][1].unexpected_keys == ["model.embedding_bags.t2.weight"]
+
+
+def test_renames_by_table(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    sw.save_checkpoint(tmp_path, torch.nn.ModuleDict({"old": module}))
+    renamed = torch.nn.ModuleDict({"new": blank(torch.nn.Sequential(torch.nn.Linear(2, 1)))})
+    with pytest.raises(CheckpointError, match=r"lacks 'model.new.0.bias', 'model.new.0.weight'.*renames="):
+        sw.load_checkpoint(tmp_path, renamed)
+    sw.load_checkpoint(tmp_path, renamed, renames={"old": "new"})
+    assert torch.equal(renamed["new"][0].weight, module[0].weight)
+    with pytest.raises(InvalidInputError, match=r"has nothing called 'olds'\. Did you mean 'old'"):
+        sw.load_checkpoint(tmp_path, renamed, renames={"olds": "new"})
+
+
+def test_another_dtype_is_converted_only_if_asked(tmp_path):
+    module = torch.nn.Linear(2, 1)
+    sw.save_checkpoint(tmp_path, module)
+    half = torch.nn.Linear(2, 1).half()
+    with pytest.raises(
+        CheckpointError, match=r"'model.weight' is torch.float32, not torch.float16; to convert"
+    ):
+        sw.load_checkpoint(tmp_path, half)
+    sw.load_checkpoint(tmp_path, half, strict=False)
+    assert torch.equal(half.weight, module.weight.half())
+
+
+@pytest.mark.parametrize("is_stepped", [False, True], ids=["new optimizer", "one that has stepped"])
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad])
+def test_optimizers_of_torch_go_on(make, is_stepped, tmp_path):
+    def stepped(seed, model, optimizer, count):
+        for number in range(count):
+            torch.manual_seed(seed + number)
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+
+    model = torch.nn.Linear(4, 2)
+    optimizer = make(model.parameters(), lr=0.25)
+    stepped(0, model, optimizer, 2)
+    sw.save_checkpoint(tmp_path, model, optimizer)
+    other = torch.nn.Linear(4, 2)
+    other_optimizer = make(other.parameters(), lr=0.5)
+    if is_stepped:
+        stepped(9, other, other_optimizer, 1)
+    sw.load_checkpoint(tmp_path, other, other_optimizer)
+    for pair in ((model, optimizer), (other, other_optimizer)):
+        stepped(5, *pair, 2)
+    assert torch.equal(model.weight, other.weight)
+    assert torch.equal(model.bias, other.bias)
+
+
+def test_checkpoint_says_what_it_is_of(tmp_path):
+    path = save(case_of(), tmp_path, step=3)[0].path
+    manifest = json.loads((path / "shardwright.json").read_text())
+    assert manifest["step"] == 3
+    assert manifest["world_size"] == 2
+    assert set(manifest["files"]) == {"__0_0.distcp", "__1_0.distcp", ".metadata"}

@@ -1,0 +1,156 @@
+"""State in shards, saved and loaded by torch.distributed.checkpoint alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from tests.core.runtime.checkpoint.stored import load_one, save_of_ranks
+from tests.core.runtime.mixed_cuts import case_of, simulate
+from tests.core.runtime.plans import Cut, Cuts
+
+from shardwright.errors import UnsupportedError
+from shardwright.planning.layouts.dataflows import Replicate
+from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
+from shardwright.runtime.sharded.blocked_tensor import BlockedTensor
+from shardwright.testing.simulated import run_simulated
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+# One collection of three tables, cut in ways that have nothing in common.
+OTHERS = [
+    Cuts((Cut(11, 4, ("a",)), Cut(9, 6, ("b", "a")), Cut(7, 3, ("b",))), 1),
+    Cuts(
+        (
+            Cut(11, 4, ("a",), row_map=RowsModulo(11, parts=3), ranks=(2, 0, 1)),
+            Cut(9, 6, ("b", "a"), edges=(1, 5), ranks=(0, 1, 2)),
+            Cut(7, 3, ("b",), dataflow=Replicate(), ranks=(0, 1, 2)),
+        ),
+        3,
+    ),
+    Cuts(
+        (
+            Cut(11, 4, ("a",), row_map=RowsSplit((0, 1, 1, 11)), edges=(2,), ranks=(1, 0)),
+            Cut(9, 6, ("b", "a"), row_map=RowsRange(9, parts=4), ranks=(0, 1, 1, 0)),
+            Cut(7, 3, ("b",), row_map=RowsRange(7, parts=2), ranks=(1, 0)),
+        ),
+        2,
+    ),
+]
+
+
+def saved(case, folder):
+    states = simulate(case, lambda sharded, batch, env: {"model": sharded.sharded_state_dict()})
+    save_of_ranks(states, folder)
+    return case.module().state_dict()
+
+
+def blank(module):
+    for parameter in module.parameters():
+        torch.nn.init.constant_(parameter, 7.0)
+    return module
+
+
+@pytest.mark.parametrize("then", OTHERS, ids=["one rank", "modulo, columns, copies", "rows and columns"])
+def test_any_plan_loads_what_another_saved(then, tmp_path):
+    expected = saved(case_of(), tmp_path)
+    module = blank(then.module())
+
+    def work(env):
+        sharded = then.shard(env, module)
+        state = {"model": sharded.sharded_state_dict()}
+        load_one(state, tmp_path)
+        sharded.load_state_dict(state["model"])
+        return sharded.state_dict()
+
+    for state in run_simulated(work, then.world_size):
+        assert all(torch.equal(state[name], weight) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=["one rank", "modulo, columns, copies", "rows and columns"])
+def test_unsharded_module_loads_it(case, tmp_path):
+    expected = saved(case, tmp_path)
+    state = {"model": blank(case_of().module()).state_dict()}
+    load_one(state, tmp_path)
+    assert all(torch.equal(state["model"][name], weight) for name, weight in expected.items())
+
+
+def test_no_collective_and_names_shapes_and_dtypes_of_the_unsharded_module():
+    case = case_of()
+
+    def work(sharded, batch, env):
+        before = list(env.communicator.labels)
+        state, optimizer = sharded.sharded_state_dict(), sharded.fused_optimizer.sharded_state_dict()
+        return env.communicator.labels == before, state, optimizer
+
+    expected = case.module().state_dict()
+    for is_silent, state, optimizer in simulate(case, work):
+        assert is_silent
+        assert {n: (v.shape, v.dtype) for n, v in state.items()} == {
+            n: (v.shape, v.dtype) for n, v in expected.items()
+        }
+        assert optimizer["param_groups"][0]["params"] == sorted(expected)
+
+
+def test_copies_are_written_once_and_read_by_all(tmp_path):
+    case = OTHERS[1]
+    states = simulate(case, lambda sharded, batch, env: sharded.sharded_state_dict())
+    written = [
+        sum(piece.is_written for piece in state["embedding_bags.t2.weight"].pieces) for state in states
+    ]
+    assert written == [1, 0, 0]
+    assert all(len(state["embedding_bags.t2.weight"].__create_chunk_list__()) == 1 for state in states)
+
+
+def test_blocks_of_another_model_are_refused(tmp_path):
+    case = case_of()
+    others = simulate(case, lambda sharded, batch, env: sharded.sharded_state_dict())
+
+    def work(sharded, batch, env):
+        with pytest.raises(RuntimeError, match="is not a block of this model"):
+            sharded.load_state_dict(others[env.rank])
+
+    simulate(case, work)
+
+
+def test_arithmetic_on_blocks_is_refused():
+    states = simulate(case_of(), lambda sharded, batch, env: sharded.sharded_state_dict())
+    value = states[0]["embedding_bags.t0.weight"]
+    assert isinstance(value, BlockedTensor)
+    with pytest.raises(UnsupportedError, match="saves and loads it in shards"):
+        value + 1
+
+
+def test_pieces_are_bounded_and_share_memory(monkeypatch):
+    monkeypatch.setattr("shardwright.runtime.sharded.table_state.PIECE_BYTES", 40)
+    case = Cuts((Cut(11, 4, ("a",), row_map=RowsRange(11, parts=2), ranks=(0, 1)),), 2)
+
+    def work(sharded, batch, env):
+        pieces = sharded.sharded_state_dict()["embedding_bags.t0.weight"].pieces
+        for piece in pieces:
+            piece.values.fill_(env.rank)
+        return [piece.offsets for piece in pieces], sharded.state_dict()
+
+    (first, state), (second, _) = simulate(case, work)
+    assert first == [(0, 0), (2, 0), (4, 0)]
+    assert second == [(6, 0), (8, 0), (10, 0)]
+    assert torch.equal(state["embedding_bags.t0.weight"][:, 0], (torch.arange(11) >= 6).float())
+
+
+@pytest.mark.parametrize("stager", ["default", "file system writer"])
+def test_async_save_keeps_what_was_when_it_was_called(stager, tmp_path):
+    case = OTHERS[0]
+    expected = case.module().state_dict()
+
+    def work(sharded, batch, env):
+        state = {"model": sharded.sharded_state_dict()}
+        options = {"storage_writer": dcp.FileSystemWriter(tmp_path)} if stager != "default" else {}
+        saving = dcp.async_save(state, checkpoint_id=tmp_path, no_dist=True, **options)
+        for piece in state["model"]["embedding_bags.t0.weight"].pieces:
+            piece.values.fill_(-1)
+        saving.result(timeout=60)
+
+    simulate(case, work)
+    state = {"model": blank(case.module()).state_dict()}
+    load_one(state, tmp_path)
+    assert all(torch.equal(state["model"][name], weight) for name, weight in expected.items())

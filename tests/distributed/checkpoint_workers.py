@@ -1,0 +1,152 @@
+"""What the ranks of the tests of checkpoints do; importable by their processes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from tests.core.runtime.plans import RowsMirrored
+from tests.distributed.workers import train
+
+import shardwright as sw
+from shardwright.planning.layouts.dataflows import Replicate
+
+torch.set_num_threads(1)
+ROWS = {"user": 2500, "item": 1300}  # more than are stored as runs of single rows
+DIM = 8
+CUTS = ("row_wise", "column_wise", "modulo", "hashed", "data_parallel", "table_wise")
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        configs = [
+            sw.EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=DIM, feature_names=features)
+            for (name, rows), features in zip(ROWS.items(), (["user"], ["item", "liked"]), strict=True)
+        ]
+        self.bags = sw.EmbeddingBagCollection(configs, device="cpu")
+        self.over = torch.nn.Linear(3 * DIM, 1)
+
+    def forward(self, features: Any) -> torch.Tensor:
+        return self.over(self.bags(features).values()).squeeze(1)
+
+
+def layout(cut: str, rows: int, world_size: int) -> sw.Layout:
+    """A table's blocks, none of them where another cut has it."""
+    row_map: sw.RowMap = sw.RowsRange(rows)
+    edges: tuple[int, ...] = (0, DIM)
+    if cut == "row_wise":
+        row_map = sw.RowsRange(rows, parts=world_size)
+    elif cut == "modulo":
+        row_map = sw.RowsModulo(rows, parts=world_size)
+    elif cut == "hashed":
+        row_map = RowsMirrored(rows, world_size + 1)
+    elif cut == "column_wise":
+        edges = (0, 2, 5, DIM)
+    blocks = [sw.Block(part, sw.ColumnRange(*span)) for part in row_map for span in pairwise(edges)]
+    if cut == "data_parallel":
+        return sw.Layout(blocks * world_size, Replicate()).placed(range(world_size))
+    return sw.Layout(blocks).placed([(place + 1) % world_size for place in range(len(blocks))])
+
+
+def model_of(cut: str, seed: int, optimizer: str = "adam", kernel: str = "fused_torch") -> Any:
+    """A sharded model and the optimizer of its dense rest."""
+    torch.manual_seed(seed)
+    sharder = sw.EmbeddingBagCollectionSharder(
+        fused_params=None if kernel == "dense" else {"optimizer": optimizer, "learning_rate": 0.1 * seed}
+    )
+    sharding = {
+        name: sw.ParameterSharding(cut, kernel, layout(cut, rows, dist.get_world_size()))
+        for name, rows in ROWS.items()
+    }
+    model = sw.DistributedModelParallel(
+        Model(),
+        plan=sw.ShardingPlan({"bags": sw.EmbeddingModuleShardingPlan(sharding)}),
+        sharders=[sharder],
+        device=torch.device("cpu"),
+    )
+    own = dict(sw.in_backward_optimizer_filter(model.named_parameters()))
+    dense = sw.KeyedOptimizerWrapper(own, lambda params: torch.optim.Adam(params, lr=0.01 * seed))
+    return model, dense
+
+
+def whole(model: Any, dense: Any) -> dict[str, Any]:
+    """All state as unsharded, with what goes by hyperparameters."""
+    fused, rest = model.fused_optimizer.state_dict(), dense.state_dict()
+    state = {
+        f"{name}.{entry}": value
+        for name, entries in [*fused["state"].items(), *rest["state"].items()]
+        for entry, value in entries.items()
+    }
+    rates = [group["lr"] for group in [*fused["param_groups"], *rest["param_groups"]]]
+    return {**model.state_dict(), **state, "lr": torch.tensor(rates)}
+
+
+def save(cut: str, folder: str, steps: int, **options: Any) -> dict[str, Any]:
+    """Train, save and say what was saved."""
+    model, dense = model_of(cut, seed=1)
+    for step in range(steps):
+        train(model, step, dist.get_rank(), sw.CombinedOptimizer([model.fused_optimizer, dense]))
+    sw.save_checkpoint(folder, model, dense, **options).wait(60)
+    return whole(model, dense)
+
+
+def move(cut: str, folder: str) -> dict[str, Any]:
+    """Load, save again, and say what was loaded."""
+    model, dense = model_of(cut, seed=2)
+    sw.load_checkpoint(folder, model, dense)
+    sw.save_checkpoint(folder, model, dense)
+    return whole(model, dense)
+
+
+def train_on(cut: str, folder: str, first: int, last: int, *, asynchronous: bool) -> dict[str, Any]:
+    """Load what there is, go on, and save every second step while training goes on."""
+    model, dense = model_of(cut, seed=2)
+    if Path(folder).exists():
+        sw.load_checkpoint(folder, model, dense)
+    optimizer, saving = sw.CombinedOptimizer([model.fused_optimizer, dense]), None
+    for step in range(first, last):
+        train(model, step, dist.get_rank(), optimizer)
+        if step % 2:
+            saving = sw.save_checkpoint(
+                folder, model, dense, step=step, keep=2, asynchronous=asynchronous, extra={"step": step}
+            )
+    if saving is not None:
+        saving.wait(60)
+    return whole(model, dense)
+
+
+def through_dcp(cut: str, folder: str, then: str) -> bool:
+    """Save and load by torch's functions alone, asynchronously too."""
+    first, _ = model_of(cut, seed=1)
+    train(first, 0, dist.get_rank(), first.fused_optimizer)
+    other, _ = model_of(then, seed=2)
+    for number, save_ in enumerate((dcp.save, lambda *a, **k: dcp.async_save(*a, **k).result(60))):
+        state = {
+            "model": first.sharded_state_dict(),
+            "optimizer": first.fused_optimizer.sharded_state_dict(),
+        }
+        save_(state, checkpoint_id=f"{folder}/{number}")
+        loaded = {
+            "model": other.sharded_state_dict(),
+            "optimizer": other.fused_optimizer.sharded_state_dict(),
+        }
+        dcp.load(loaded, checkpoint_id=f"{folder}/{number}")
+        other.load_state_dict(loaded["model"])
+        other.fused_optimizer.load_state_dict(loaded["optimizer"])
+        mine, theirs = other.state_dict(), first.state_dict()
+        same = all(torch.equal(mine[name], theirs[name]) for name in theirs)
+        states = [model.fused_optimizer.state_dict()["state"] for model in (first, other)]
+        same &= all(
+            torch.equal(torch.as_tensor(states[1][name][entry]), torch.as_tensor(value))
+            for name, entries in states[0].items()
+            for entry, value in entries.items()
+        )
+        if not same:
+            return False
+        train(first, number + 1, dist.get_rank(), first.fused_optimizer)
+    return True

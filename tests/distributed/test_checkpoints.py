@@ -1,0 +1,55 @@
+"""Checkpoints of real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.distributed import checkpoint_workers as workers
+
+from shardwright.runtime.checkpoint.folder import steps_in
+from shardwright.testing.ranks import RankPool
+
+pytestmark = pytest.mark.distributed
+
+WAIT_S = 150.0
+
+
+def assert_same(states, expected):
+    for state in states:
+        assert state.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(torch.as_tensor(state[name]), torch.as_tensor(value)), name
+
+
+def test_two_ranks_three_ranks_one_rank_and_every_cut_have_the_same_bits(pool: RankPool, tmp_path: Path):
+    expected, *others = pool.run(workers.save, 2, "row_wise", str(tmp_path), 2, timeout_s=WAIT_S)
+    assert_same(others, expected)
+    path = [
+        (3, "column_wise"),
+        (1, "modulo"),
+        (2, "hashed"),
+        (3, "modulo"),
+        (2, "data_parallel"),
+        (2, "row_wise"),
+    ]
+    for world_size, cut in path:
+        assert_same(pool.run(workers.move, world_size, cut, str(tmp_path), timeout_s=WAIT_S), expected)
+    assert len(steps_in(tmp_path)) == 1 + len(path)
+
+
+@pytest.mark.parametrize(("cut", "then"), [("row_wise", "column_wise"), ("column_wise", "data_parallel")])
+def test_functions_of_torch_alone_save_and_load(cut: str, then: str, pool: RankPool, tmp_path: Path):
+    assert pool.run(workers.through_dcp, 2, cut, str(tmp_path), then, timeout_s=WAIT_S) == [True, True]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting", "while training goes on"])
+def test_training_that_goes_on_from_a_checkpoint_has_the_bits_of_training_that_did_not_stop(
+    asynchronous: bool, pool: RankPool, tmp_path: Path
+):
+    arguments = {"asynchronous": asynchronous, "timeout_s": WAIT_S}
+    expected, *_ = pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "one"), 0, 6, **arguments)
+    pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "two"), 0, 4, **arguments)
+    assert_same(pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "two"), 4, 6, **arguments), expected)
+    assert list(steps_in(tmp_path / "two")) == [3, 5]

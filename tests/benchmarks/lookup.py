@@ -100,7 +100,9 @@ def kernel(name: str, work: Work) -> Step:
     tables = [TableSpec(f"t{i}", work.rows, work.dim, [f"f{i}"]) for i in range(work.tables)]
     made = host().compute_kernels.create(name)
     optimizer = OptimizerSpec("row_wise_adagrad", learning_rate=RATE, parameters=(("eps", EPSILON),))
-    request = KernelRequest("cpu", tables[0].data_type, work.dim, work.dim, optimizer=optimizer, here=True)
+    request = KernelRequest(
+        "cpu", tables[0].data_type, work.dim, work.dim, optimizer=optimizer, on_this_machine=True
+    )
     answer = made.supports(request)
     if answer is not True:
         raise UnsupportedError(f"{name}: {answer}")

@@ -36,7 +36,7 @@ class Everywhere(Stranger):
 class IdsLookedUp(sw.Estimator):
     """Time: the part of the ids that a shard gets."""
 
-    name, answers_by_shape = "ids_looked_up", True
+    name, depends_on_shape_only = "ids_looked_up", True
 
     def estimate(self, options: Any, topology: Any) -> Any:
         return {"lookup": options.id_fraction + 0.01}

@@ -36,7 +36,7 @@ class LearnedEstimator(sw.Estimator):
     """
 
     name: ClassVar[str] = "learned"
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
 
     def __init__(self, model: Model | None = None) -> None:
         self._given = model
@@ -86,7 +86,7 @@ class LearnedEstimator(sw.Estimator):
             )
         return Model.from_json(DOCUMENT.text(Path(file)))
 
-    def space(self, topology: sw.Topology) -> sw.OptionSpace:
+    def option_space(self, topology: sw.Topology) -> sw.OptionSpace:
         """What was measured; the rest is offered to those who ask for it."""
         measured = self.model.sharding_types
         return sw.OptionSpace(

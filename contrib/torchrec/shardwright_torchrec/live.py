@@ -31,9 +31,9 @@ class TorchRecLive(sw.Estimator):
     """Time: what an installed TorchRec's `EmbeddingPerfEstimator` says."""
 
     name: ClassVar[str] = "torchrec_live"
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
 
-    def space(self, topology: sw.Topology) -> sw.OptionSpace:
+    def option_space(self, topology: sw.Topology) -> sw.OptionSpace:
         """What TorchRec's sharders say they offer on such devices; the rest is offered to those who ask for it."""
         return _space(topology)
 
@@ -55,9 +55,9 @@ class TorchRecLiveStorage(sw.Estimator):
 
     name: ClassVar[str] = "torchrec_live_storage"
     measures: ClassVar[str] = "storage"
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
 
-    def space(self, topology: sw.Topology) -> sw.OptionSpace:
+    def option_space(self, topology: sw.Topology) -> sw.OptionSpace:
         """That of :class:`TorchRecLive`."""
         return _space(topology)
 

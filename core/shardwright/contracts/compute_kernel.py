@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from attrs import field, frozen
 
 from shardwright.contracts.names import OpenNames
+from shardwright.contracts.renamed import warn_renamed
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -34,7 +35,7 @@ class KernelRequest:
         is_weighted: ids carry weights.
         optimizer: applied in the backward pass; ``None`` asks for visible gradients.
         cache: the cache on the device, for kernels that keep weights elsewhere.
-        here: the kernel is to run on this machine, so what is installed here counts.
+        on_this_machine: the kernel is to run on this machine, so what is installed here counts.
     """
 
     device: str
@@ -44,15 +45,25 @@ class KernelRequest:
     is_pooled: bool = True
     is_weighted: bool = False
     optimizer: OptimizerSpec | None = None
-    here: bool = False
+    on_this_machine: bool = False
     first_column: int = 0
     cache: CacheParams = field(factory=CacheParams)
 
     @classmethod
     def of(
-        cls, table: TableSpec, num_columns: int, *, device: str, here: bool = False, first_column: int = 0
+        cls,
+        table: TableSpec,
+        num_columns: int,
+        *,
+        device: str,
+        on_this_machine: bool = False,
+        first_column: int = 0,
+        here: bool | None = None,
     ) -> KernelRequest:
-        """The request for a block of ``num_columns`` columns of ``table``."""
+        """The request for a block of ``num_columns`` columns of ``table`` (``here``: the old ``on_this_machine``)."""
+        if here is not None:
+            warn_renamed("KernelRequest", "here", "on_this_machine")
+            on_this_machine = here
         return cls(
             device=device,
             data_type=table.data_type,
@@ -61,10 +72,16 @@ class KernelRequest:
             is_pooled=table.pooling.value != "NONE",
             is_weighted=table.is_weighted,
             optimizer=table.optimizer,
-            here=here,
+            on_this_machine=on_this_machine,
             first_column=first_column,
             cache=table.cache,
         )
+
+    @property
+    def here(self) -> bool:
+        """Deprecated: ``on_this_machine``."""
+        warn_renamed("KernelRequest", "here", "on_this_machine")
+        return self.on_this_machine
 
     @property
     def cuts_columns(self) -> bool:

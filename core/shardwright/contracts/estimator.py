@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardwright.contracts.names import OpenNames
+from shardwright.contracts.renamed import Renamed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +21,7 @@ PERFORMANCE = "performance"
 STORAGE = "storage"
 
 
-class Estimator(ABC, metaclass=OpenNames):
+class Estimator(Renamed, ABC, metaclass=OpenNames):
     """Estimates a cost of every shard of every option at once: one value for each run of equal shards.
 
     The planner calls, on the one rank that plans:
@@ -34,11 +35,16 @@ class Estimator(ABC, metaclass=OpenNames):
     """
 
     name: ClassVar[str]
+    _renamed: ClassVar[Mapping[str, str]] = {
+        "answers_by_shape": "depends_on_shape_only",
+        "space": "option_space",
+        "published_space": "published_option_space",
+    }
     api: ClassVar[int] = 1
     aliases: ClassVar[tuple[str, ...]] = ()
     measures: ClassVar[str] = PERFORMANCE
     """``"performance"`` (milliseconds a phase) or ``"storage"`` (bytes a memory tier)."""
-    answers_by_shape: ClassVar[bool] = False
+    depends_on_shape_only: ClassVar[bool] = False
     """Whether a table's costs depend on nothing but its shape, data type, pooling, weights, optimizer, number of
     features and constraints.
 
@@ -61,7 +67,7 @@ class Estimator(ABC, metaclass=OpenNames):
             are open names; their sum is what a shard adds to its rank's time.
         """
 
-    def space(self, topology: Topology) -> OptionSpace:
+    def option_space(self, topology: Topology) -> OptionSpace:
         """The options whose cost the model can tell; all by default.
 
         It holds whenever this is the performance estimator and the user asked for no other option space. What
@@ -71,12 +77,12 @@ class Estimator(ABC, metaclass=OpenNames):
 
         return EVERYTHING
 
-    def published_space(self, topology: Topology) -> OptionSpace:
+    def published_option_space(self, topology: Topology) -> OptionSpace:
         """The options that the model was published with, for those who ask for the option space of its name.
 
         By default those whose cost it can tell.
         """
-        return self.space(topology)
+        return self.option_space(topology)
 
     def provenance(self) -> Mapping[str, Any]:
         """The constants the model assumes, by name, for the report; JSON data."""

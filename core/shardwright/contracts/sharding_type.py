@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from shardwright.contracts.names import OpenNames
+from shardwright.contracts.renamed import Renamed
 from shardwright.planning.layouts.layout import DATAFLOWS, Dataflow, Layout
 from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap
 
@@ -22,7 +23,7 @@ ALWAYS: Offered = "always"
 BY_NAME: Offered = "by_name"
 
 
-class ShardingType(ABC, metaclass=OpenNames):
+class ShardingType(Renamed, ABC, metaclass=OpenNames):
     """A way to cut a table into blocks.
 
     The planner calls :meth:`layouts` for each table and offers each layout with each compute kernel; the engine
@@ -34,6 +35,7 @@ class ShardingType(ABC, metaclass=OpenNames):
     """
 
     name: ClassVar[str]
+    _renamed: ClassVar[Mapping[str, str]] = {"answers_by_shape": "depends_on_shape_only"}
     abbreviation: ClassVar[str]
     """Two to four capitals for the report."""
     api: ClassVar[int] = 1
@@ -50,7 +52,7 @@ class ShardingType(ABC, metaclass=OpenNames):
     ``sharding_types`` in their constraints are offered it too; the planner then also plans without the type, and the
     plan is never worse than that one.
     """
-    answers_by_shape: ClassVar[bool] = False
+    depends_on_shape_only: ClassVar[bool] = False
     """Whether the answers depend on nothing of a table but its shape, data type, pooling, weights and optimizer.
 
     Then the planner asks once for all tables that are alike. Leave it ``False`` for a type that looks at a

@@ -113,7 +113,7 @@ class TablePlanner:
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
-        return self._plan(_as_tables(tables), self._known_topology(), here=False)
+        return self._plan(_as_tables(tables), self._known_topology(), on_this_machine=False)
 
     def _known_topology(self) -> Topology:
         if self._topology is None:
@@ -129,7 +129,7 @@ class TablePlanner:
         tables: tuple[TableSpec, ...],
         topology: Topology,
         *,
-        here: bool,
+        on_this_machine: bool,
         dense: DenseBytes | None = None,
         watch: Watch | None = None,
     ) -> ShardingPlan:
@@ -145,15 +145,15 @@ class TablePlanner:
         request = Request(topology, self._constraints, self._batch_size, reservation)
         with shown(watch, is_wanted=self._progress):
             # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
-            space = prepare(tables, request, plugins, here=here, watch=watch)
+            space = prepare(tables, request, plugins, on_this_machine=on_this_machine, watch=watch)
             space = attrs.evolve(space, objective=self._objective)
-            impossible = why_impossible(space, request, plugins, here=here)
+            impossible = why_impossible(space, request, plugins, on_this_machine=on_this_machine)
             if impossible is not None:
                 raise impossible
             with watch.interruptible():
                 result = search_unharmed(space, self._constraints, plugins, watch)
         if result.proposal is None:
-            raise self._no_plan(space, result, request, plugins, watch, here=here)
+            raise self._no_plan(space, result, request, plugins, watch, on_this_machine=on_this_machine)
         modules = _in_order(given, _shardings(space, result.plan))
         seconds = time.perf_counter() - start
         inputs = describe_inputs(
@@ -185,12 +185,12 @@ class TablePlanner:
         plugins: PlanningPlugins,
         watch: Watch,
         *,
-        here: bool,
+        on_this_machine: bool,
     ) -> BaseException:
         """Why there is none: nobody waited for one, or there is none to find."""
         if watch.was_interrupted:
             return KeyboardInterrupt()
-        error = explain_no_plan(space, result, request, plugins, here=here)
+        error = explain_no_plan(space, result, request, plugins, on_this_machine=on_this_machine)
         is_proven = not str(error).startswith("no plan found")
         if is_proven or not result.is_cut_short:
             return error

@@ -94,7 +94,7 @@ def _copies_of(
     ids = [[batch[name].values() for name in spec.feature_names] for batch in batches]
     for block in part.distinct_blocks():
         request = KernelRequest.of(
-            spec, block.num_columns, device="cpu", here=True, first_column=block.columns.start
+            spec, block.num_columns, device="cpu", on_this_machine=True, first_column=block.columns.start
         )
         dim = spec.embedding_dim if kernel.needs_whole_rows(request) else block.num_columns
         found = [

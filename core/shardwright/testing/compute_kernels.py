@@ -80,7 +80,7 @@ class ComputeKernelTests:
     def test_supports_some_training(self, compute_kernel: ComputeKernel) -> None:
         """Some optimizer on some device: else no other test here would test anything."""
         answers = [
-            compute_kernel.supports(attrs.evolve(request, here=False))
+            compute_kernel.supports(attrs.evolve(request, on_this_machine=False))
             for request in possible_requests(self.optimizers)
         ]
         assert True in answers, f"{compute_kernel.name}: supports nothing: {sorted(set(map(str, answers)))}"

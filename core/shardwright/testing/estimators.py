@@ -194,7 +194,7 @@ def _options(estimator: Estimator, drawn: Sequence[Drawn], topology: Topology) -
         )
         for spec, one in zip(specs, drawn, strict=True)
     }
-    space = estimator.space(topology)
+    space = estimator.option_space(topology)
     return enumerate_options(
         specs, topology, Constraints(rules), host(), batch_size=1, fold_tables=False, space=space
     )

@@ -50,8 +50,16 @@ def possible_requests(named: Sequence[str | OptimizerSpec] = OPTIMIZERS) -> list
     """What planners may ask: devices, data types, widths, optimizers, poolings."""
     optimizers = [None, *map(spec_of, named), OptimizerSpec("no_such_optimizer")]
     return [
-        KernelRequest(device, data_type, 16, columns, is_pooled=pooled, optimizer=optimizer, here=here)
-        for device, data_type, columns, pooled, optimizer, here in product(
+        KernelRequest(
+            device,
+            data_type,
+            16,
+            columns,
+            is_pooled=pooled,
+            optimizer=optimizer,
+            on_this_machine=on_this_machine,
+        )
+        for device, data_type, columns, pooled, optimizer, on_this_machine in product(
             ("cpu", "cuda", "no_such_device"), DataType, (16, 7), (True, False), optimizers, (True, False)
         )
     ]
@@ -63,7 +71,7 @@ def device_of(kernel: ComputeKernel, named: Sequence[str | OptimizerSpec] = OPTI
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     for device in filter(None, ("cpu", accelerator.type if accelerator else "")):
         asked = possible_requests(named)
-        requests = [request for request in asked if request.device == device and request.here]
+        requests = [request for request in asked if request.device == device and request.on_this_machine]
         answers = {kernel.supports(request) for request in requests}
         if True in answers:
             return torch.device(device)
@@ -76,7 +84,7 @@ def any_optimizer(kernel: ComputeKernel, named: Sequence[str | OptimizerSpec] = 
     taken = {
         request.optimizer
         for request in possible_requests(named)
-        if request.optimizer and request.here and kernel.supports(request) is True
+        if request.optimizer and request.on_this_machine and kernel.supports(request) is True
     }
     specs = [spec_of(optimizer) for optimizer in named]
     return next((spec for spec in specs if spec in taken), specs[0])

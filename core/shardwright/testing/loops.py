@@ -46,7 +46,7 @@ def block_spec(
     names = tuple(f"f{slot}" for slot in range(slots))
     table = TableSpec("t", rows, dim, names, data_type, pooling, optimizer=optimizer)
     span = table.columns(*(columns or (0, dim)))
-    request = KernelRequest.of(table, len(span), device=device, here=True, first_column=span.start)
+    request = KernelRequest.of(table, len(span), device=device, on_this_machine=True, first_column=span.start)
     part = AllKeys(rows)[0] if takes_any_id else table.all_rows
     return BlockSpec(table, Block(part, span, rank=0), request, slots, extras)
 

@@ -119,7 +119,13 @@ def plain_kernel(*, takes_any_id: bool = False) -> str:
 def _takes_any(kernel: ComputeKernel) -> bool:
     requests = [
         KernelRequest(
-            "cpu", DataType.FP32, 10, columns, is_pooled=pooled, optimizer=OptimizerSpec(name), here=True
+            "cpu",
+            DataType.FP32,
+            10,
+            columns,
+            is_pooled=pooled,
+            optimizer=OptimizerSpec(name),
+            on_this_machine=True,
         )
         for columns in ((10,) if kernel.takes_any_id else (7, 10))
         for pooled in (True, False)

@@ -117,13 +117,13 @@ class ShardingTypeTests:
         def check(table: TableSpec, cluster: Cluster) -> None:
             first, again = (tested.layouts(table, cluster, 1) for _ in range(2))
             assert first == again, f"{sharding_type.name}: offers other layouts when it is asked again"
-            if sharding_type.answers_by_shape:
+            if sharding_type.depends_on_shape_only:
                 other = evolve(table, name="other", feature_names=("g", "h"), module="elsewhere")
                 assert first == tested.layouts(other, cluster, 1), (
-                    f"{sharding_type.name}: says answers_by_shape, but looks at a table's name, module or features"
+                    f"{sharding_type.name}: says depends_on_shape_only, but looks at a table's name, module or features"
                 )
                 assert first == tested.without_extras().layouts(table, cluster, 1), (
-                    f"{sharding_type.name}: says answers_by_shape, but looks at the extras of constraints"
+                    f"{sharding_type.name}: says depends_on_shape_only, but looks at the extras of constraints"
                 )
 
         run_drawn(check)

@@ -47,7 +47,7 @@ class TypeUnderTest:
 
     def has_kernel_for(self, table: TableSpec) -> bool:
         """Whether the kernel of its tables takes one with all its columns."""
-        request = KernelRequest.of(table, table.embedding_dim, device="cpu", here=True)
+        request = KernelRequest.of(table, table.embedding_dim, device="cpu", on_this_machine=True)
         return host().compute_kernels.create(self.kernel).supports(request) is True
 
     def layouts(self, table: TableSpec, cluster: Cluster, min_partition: int | None = None) -> list[Layout]:

@@ -32,7 +32,7 @@ def uvm_bytes(request: KernelRequest, num_rows: int) -> Mapping[str, int]:
 
 
 def _missing(request: KernelRequest) -> str | None:
-    if not request.here:
+    if not request.on_this_machine:
         return None
     from shardwright._fbgemm import serves
 

@@ -82,7 +82,7 @@ def refusal(request: KernelRequest) -> str | None:
 
 
 def _missing(request: KernelRequest) -> str | None:
-    if request.here:
+    if request.on_this_machine:
         from shardwright._fbgemm import available, reason
 
         return None if available() else f"FBGEMM cannot be used here: {reason()}"

@@ -65,7 +65,7 @@ def _refusal(request: KernelRequest) -> str | None:
 def _missing(request: KernelRequest) -> str | None:
     if importlib.util.find_spec("numba") is None:
         return "Numba is not installed (the package is numba)"
-    failure = _failure() if request.here else None
+    failure = _failure() if request.on_this_machine else None
     return failure and f"Numba cannot be used here: {failure}"
 
 

@@ -57,7 +57,7 @@ class Roofline(Estimator):
 
     name: ClassVar[str] = "roofline"
     measures: ClassVar[str] = PERFORMANCE
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Milliseconds of each phase, ``[S]``."""

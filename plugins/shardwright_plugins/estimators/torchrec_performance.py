@@ -54,10 +54,10 @@ class TorchRecPerformance(Estimator):
 
     name: ClassVar[str] = "torchrec"
     measures: ClassVar[str] = PERFORMANCE
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
     preference: ClassVar[int] = 10
 
-    def published_space(self, topology: Topology) -> OptionSpace:
+    def published_option_space(self, topology: Topology) -> OptionSpace:
         """On CUDA devices, what TorchRec offers there; elsewhere it offers less than it could.
 
         Copies on every rank have the kernel ``dense`` in it, whatever optimizer a table has: their gradients are

@@ -41,7 +41,7 @@ class TorchRecStorage(Estimator):
 
     name: ClassVar[str] = "torchrec_storage"
     measures: ClassVar[str] = STORAGE
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Bytes of each tier, ``[S]``."""

@@ -226,7 +226,7 @@ def our_options(case: dict[str, Any], topology: Topology) -> Options:
         )
         for item in case["tables"]
     }
-    space = host().estimators.create("torchrec").published_space(topology)
+    space = host().estimators.create("torchrec").published_option_space(topology)
     return enumerate_options(
         tables, topology, Constraints(rules), host(), batch_size=case["batch_size"], space=space
     )

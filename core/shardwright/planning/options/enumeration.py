@@ -29,7 +29,7 @@ def enumerate_options(
     plugins: Plugins,
     *,
     batch_size: int,
-    here: bool = False,
+    on_this_machine: bool = False,
     fold_tables: bool = True,
     space: OptionSpace = EVERYTHING,
     rules: RankRules | None = None,
@@ -43,7 +43,7 @@ def enumerate_options(
         constraints: what the user asks.
         plugins: where sharding types and kernels come from.
         batch_size: samples per rank and step, where the constraints give none.
-        here: plan for this machine, so what is installed here counts.
+        on_this_machine: plan for this machine, so what is installed here counts.
         fold_tables: tables that the sharding types in use cannot tell apart stand once; otherwise each is distinct.
         space: what is offered to tables of which the constraints ask nothing.
         rules: which ranks tables may use, which are kept together and apart.
@@ -56,7 +56,7 @@ def enumerate_options(
         PlanningError: nothing is left for some table; the text has the reason of every refusal.
     """
     constraints.check(tables)
-    offers = Offers(plugins, topology, here, space, watch or Watch())
+    offers = Offers(plugins, topology, on_this_machine, space, watch or Watch())
     collected = OptionColumns()
     for index, table in enumerate(tables):
         rule = offers.asked(table, constraints.of(table))

@@ -152,11 +152,11 @@ class Offers:
     """The sharding types and kernels in use, with codes, and what they answered."""
 
     def __init__(
-        self, plugins: Plugins, topology: Topology, here: bool, space: OptionSpace, watch: Watch
+        self, plugins: Plugins, topology: Topology, on_this_machine: bool, space: OptionSpace, watch: Watch
     ) -> None:
         self.plugins = plugins
         self.topology = topology
-        self.here = here
+        self.on_this_machine = on_this_machine
         self.space = space
         self.watch = watch
         self.seconds: dict[str, float] = defaultdict(float)
@@ -198,7 +198,7 @@ class Offers:
         """
         if rule not in self._by_table:
             codes, kinds = self.types_for(rule), list(self.types.values())
-            self._by_table[rule] = [code for code in codes if not kinds[code].answers_by_shape]
+            self._by_table[rule] = [code for code in codes if not kinds[code].depends_on_shape_only]
         answers = tuple(self._offer(code, table, rule) for code in self._by_table[rule])
         return (*alike(table), table.num_features, rule, answers)
 
@@ -281,11 +281,11 @@ class Offers:
         """What a sharding type answers for a table; one object for all answers that are equal."""
         kind = list(self.types.values())[code]
         shape = (code, alike(table), rule.sharding_types, rule.min_partition)
-        key = shape if kind.answers_by_shape else (code, table.path, rule)
+        key = shape if kind.depends_on_shape_only else (code, table.path, rule)
         offer = self._offers.get(key)
         if offer is None:
             offer = self._ask_type(kind, table, rule)
-            if not kind.answers_by_shape:
+            if not kind.depends_on_shape_only:
                 offer = _first_equal(offer, self._different[shape])
             self._offers[key] = offer
         return offer
@@ -329,7 +329,9 @@ class Offers:
 
     def _request(self, kernel: int, table: TableSpec, width: int) -> tuple[int, str]:
         """The code of the request for a block of so many columns, and why the kernel refuses it, or nothing."""
-        request = KernelRequest.of(table, width, device=self.topology.compute_device, here=self.here)
+        request = KernelRequest.of(
+            table, width, device=self.topology.compute_device, on_this_machine=self.on_this_machine
+        )
         reason = self._ask(kernel, request)
         if reason:
             return -1, reason

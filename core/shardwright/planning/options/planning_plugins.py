@@ -48,12 +48,12 @@ class PlanningPlugins:
     option_space: OptionSpace | Estimator | None = None
     given: Mapping[str, Any] = field(factory=dict)
 
-    def space(self, topology: Topology) -> OptionSpace:
+    def offered_space(self, topology: Topology) -> OptionSpace:
         """What is offered to tables of which nothing is asked."""
         if isinstance(self.option_space, OptionSpace):
             return self.option_space
         estimator = self.performance if self.option_space is None else self.option_space
-        method = "space" if self.option_space is None else "published_space"
+        method = "option_space" if self.option_space is None else "published_option_space"
         with calling(f"estimator {estimator.name!r}"):
             answer: OptionSpace = getattr(estimator, method)(topology)
         check_answer(f"estimator {estimator.name!r}", method, answer, OptionSpace)

@@ -20,7 +20,7 @@ def prepare(
     request: Request,
     plugins: PlanningPlugins,
     *,
-    here: bool = False,
+    on_this_machine: bool = False,
     watch: Watch | None = None,
 ) -> SearchSpace:
     """Ask sharding types and kernels for options, and the estimators for their costs.
@@ -29,7 +29,7 @@ def prepare(
         tables: what is to be sharded.
         request: over what, and what the user asks.
         plugins: the plugins that plan.
-        here: plan for this machine, so what is installed here counts.
+        on_this_machine: plan for this machine, so what is installed here counts.
         watch: of the search to come; ends this too.
 
     Raises:
@@ -45,9 +45,9 @@ def prepare(
         request.constraints,
         plugins.plugin_host,
         batch_size=request.batch_size,
-        here=here,
-        fold_tables=plugins.performance.answers_by_shape and plugins.storage.answers_by_shape,
-        space=plugins.space(request.topology),
+        on_this_machine=on_this_machine,
+        fold_tables=plugins.performance.depends_on_shape_only and plugins.storage.depends_on_shape_only,
+        space=plugins.offered_space(request.topology),
         rules=rules,
         watch=watch,
     )

@@ -121,4 +121,4 @@ def _asked(
 
 def identity(kind: ShardingType, table: TableSpec, rule: ParameterConstraints) -> tuple[Hashable, ...]:
     """What a table is to a sharding type; equal for tables that are alike to it."""
-    return (alike(table), rule.min_partition) if kind.answers_by_shape else (table, rule)
+    return (alike(table), rule.min_partition) if kind.depends_on_shape_only else (table, rule)

@@ -263,7 +263,7 @@ class _Builder:
         table = self._collection.tables[index]
         kernel = self._kernel(sharding.compute_kernel)
         request = KernelRequest.of(
-            table, span[1] - span[0], device=self._device_type, here=True, first_column=span[0]
+            table, span[1] - span[0], device=self._device_type, on_this_machine=True, first_column=span[0]
         )
         request = kernel.with_extras(request, sharding.layout.extras)
         _check_supported(table, sharding, kernel, request)

@@ -71,7 +71,7 @@ class EmbeddingShardingPlanner(TablePlanner):
         return self._plan(
             tuple(collect_tables(module, sharders, compute_device=topology.compute_device)),
             topology,
-            here=False,
+            on_this_machine=False,
             dense=dense_bytes(module, sharders),
         )
 
@@ -125,7 +125,9 @@ class EmbeddingShardingPlanner(TablePlanner):
         topology = self._topology or _topology_of(env)
         _check_ranks(topology, env)
         tables = tuple(collect_tables(module, sharders, compute_device=topology.compute_device))
-        return self._plan(tables, topology, here=True, dense=dense_bytes(module, sharders), watch=watch)
+        return self._plan(
+            tables, topology, on_this_machine=True, dense=dense_bytes(module, sharders), watch=watch
+        )
 
 
 def _topology_of(env: Any) -> Topology:

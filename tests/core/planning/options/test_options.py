@@ -190,7 +190,7 @@ def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_
     seen = []
 
     class Asked(ShardingType):
-        name, abbreviation, answers_by_shape = "asked", "AS", by_shape
+        name, abbreviation, depends_on_shape_only = "asked", "AS", by_shape
         offered = "always"
 
         def layouts(self, table, topology, constraints):
@@ -217,7 +217,7 @@ def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_
 )
 def test_enumerate_tables_that_nothing_tells_apart_stand_once(host_with, other, rules, by_shape, alike):
     class Asked(ShardingType):
-        name, abbreviation, answers_by_shape = "asked", "AS", by_shape
+        name, abbreviation, depends_on_shape_only = "asked", "AS", by_shape
         offered = "always"
 
         def layouts(self, table, topology, constraints):

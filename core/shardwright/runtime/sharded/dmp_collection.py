@@ -111,7 +111,7 @@ class DMPCollection(DistributedModelParallel):
             self._averaging = Averaging(env, collections)
             self._averaging.copy_from_first()
         for collection in collections:
-            collection.before_gathering(_called_weakly(WeakMethod(self.sync_if_changed)))
+            collection.before_gathering(_called_weakly(WeakMethod(self._sync_if_changed)))
         self.register_forward_pre_hook(_before_forward)
         if init_data_parallel:
             self.init_data_parallel()
@@ -145,8 +145,8 @@ class DMPCollection(DistributedModelParallel):
             self.sync()
         self._num_since += torch.is_grad_enabled()
 
-    def sync_if_changed(self) -> None:
-        """Average if a step was made since the last averaging, so that a checkpoint is one model; on every rank."""
+    def _sync_if_changed(self) -> None:
+        """Average if a step was made since the last averaging, so that a state dict is one model; on every rank."""
         if self._num_since:
             self.sync()
 

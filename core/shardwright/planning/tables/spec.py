@@ -230,6 +230,25 @@ class EmbeddingBagConfig(EmbeddingConfig):
             )
 
 
+UPDATES = ("in_backward", "in_step")
+"""Times at which an optimizer inside a kernel may update a table, the default first."""
+
+
+def check_update(update: Any) -> str:
+    """Check the name of the time at which tables are updated.
+
+    Raises:
+        InvalidInputError: there is no such time; the text has those there are.
+    """
+    if update not in UPDATES:
+        raise InvalidInputError(f"update must be {' or '.join(map(repr, UPDATES))}, got {brief(update)}")
+    return str(update)
+
+
+def _known_update(instance: Any, attribute: Any, value: Any) -> None:
+    check_update(value)
+
+
 @frozen(field_transformer=typed)
 class TableSpec:
     """All that planner and engine know of one table of one module; hashable, without weights and without torch.
@@ -248,6 +267,8 @@ class TableSpec:
         cache: the cache on the device, should the table be kept in host memory.
         allowed: the sharding types that its module's sharder allows, each with the compute kernels that it allows with
             it (``None``: those that are offered anyway); ``None``: the sharder leaves the choice to the planner.
+        update: time of its optimizer's update: ``"in_backward"``, in each backward pass, or ``"in_step"``, in
+            ``optimizer.step()`` by the sum of the gradients since they were cleared.
     """
 
     name: str
@@ -262,6 +283,7 @@ class TableSpec:
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
     cache: CacheParams = field(factory=CacheParams)
     allowed: _Allowed | None = field(default=None, converter=_allowed)
+    update: str = field(default=UPDATES[0], validator=_known_update)
 
     @classmethod
     def from_config(
@@ -273,6 +295,7 @@ class TableSpec:
         optimizer: OptimizerSpec | None = None,
         qcomms_config: QCommsConfig | None = None,
         cache: CacheParams | None = None,
+        update: str = UPDATES[0],
     ) -> TableSpec:
         """The specification of a configured table in the module at path ``module``."""
         return cls(
@@ -287,6 +310,7 @@ class TableSpec:
             optimizer=optimizer,
             qcomms_config=qcomms_config,
             cache=cache or CacheParams(),
+            update=update,
         )
 
     @property

@@ -280,9 +280,8 @@ class _Builder:
         is_matrix = request.is_pooled and kernel.batch_major and bucketing is not Bucketing.RAGGED
         are_alike = not is_matrix or any(codec is not None and not codec.is_elementwise for codec in codecs)
         widths = (span[1] - span[0], gradient_span[1] - gradient_span[0]) if are_alike else None
-        kind = GroupKind(
-            bucketing, path, sharding.compute_kernel, kernel.group_key(request), is_matrix, widths, codecs
-        )
+        key = (kernel.group_key(request), table.update)  # a group is updated at one time
+        kind = GroupKind(bucketing, path, sharding.compute_kernel, key, is_matrix, widths, codecs)
         group = self._kinds.setdefault(kind, len(self._kinds))
         shape = _KernelShape(request, len(self._pieces), group)
         for output, reading in zip(self._outputs[index], readings, strict=True):

@@ -23,6 +23,7 @@ from shardwright.runtime.routed.return_paths import return_path_of
 from shardwright.runtime.routed.routing import Bucketed, routers_of
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
+from shardwright.runtime.step.kept_gradients import keeping_gradients
 from shardwright.runtime.step.kernel_groups import build_lookups
 
 
@@ -68,7 +69,7 @@ class RoutedTables(Executor):
             paths=RoutedPaths(config.env, TableCodecs.of(config), is_pooled),
         )
         self.groups = self.plan.groups
-        self.lookups = build_lookups(self.groups, config.device)
+        self.lookups = keeping_gradients(build_lookups(self.groups, config.device), self.groups)
         self.taking = [taking_ragged(*pair) for pair in zip(self.lookups, self.groups, strict=True)]
         self.routers = routers_of(self.plan)
         self.format = PayloadFormat(

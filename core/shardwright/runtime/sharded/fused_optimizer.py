@@ -15,8 +15,8 @@ from shardwright.optim.keyed import KeyedOptimizer
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded.blocked_tensor import BlockedTensor
-from shardwright.runtime.sharded.sharded_parameter import ShardedParameter
 from shardwright.runtime.sharded.table_state import STORED
+from shardwright.runtime.step.kept_gradients import KeptUpdates
 from shardwright.runtime.step.learning_rates import LearningRates
 
 if TYPE_CHECKING:
@@ -33,23 +33,27 @@ class FusedOptimizer(KeyedOptimizer):
 
     Parameters are grouped by optimizer. A learning rate set in ``param_groups`` (by hand or by a scheduler) holds from
     the next forward pass on: a step keeps, in every kernel, the rate with which its forward pass began. There is
-    nothing else for :meth:`step` to do. State dicts are those of the unsharded tables and the torch optimizers of the
+    nothing else for :meth:`step` to do; with ``update="in_step"`` it makes the updates, with the rate that is set when
+    it is called. State dicts are those of the unsharded tables and the torch optimizers of the
     same names; ``state_dict()`` gathers and must be called on every rank.
 
     Args:
         tables: the module's tables by parameter name; those whose kernel fuses no optimizer are left out.
         rates: of the module's local kernel groups.
         meeting: where the ranks meet before tables are gathered or loaded.
+        updates: the gradients that are kept for the step.
     """
 
-    def __init__(self, tables: Mapping[str, ShardedTable], rates: LearningRates, meeting: Meeting) -> None:
+    def __init__(
+        self, tables: Mapping[str, ShardedTable], rates: LearningRates, meeting: Meeting, updates: KeptUpdates
+    ) -> None:
         self._tables = {name: table for name, table in tables.items() if table.is_fused}
-        self._rates, self._meeting = rates, meeting
+        self._rates, self._meeting, self._updates = rates, meeting, updates
         by_optimizer: dict[OptimizerSpec, list[str]] = {}
         for name, table in self._tables.items():
             assert table.state.table.optimizer is not None  # ShardedTable.is_fused
             by_optimizer.setdefault(table.state.table.optimizer, []).append(name)
-        params = {name: _representative(table) for name, table in self._tables.items()}
+        params = {name: table.representative() for name, table in self._tables.items()}
         groups = [
             {"params": [params[name] for name in names], **_group_of(spec)}
             for spec, names in by_optimizer.items()
@@ -104,14 +108,19 @@ class FusedOptimizer(KeyedOptimizer):
         self.apply_learning_rates()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Hand changed learning rates to the kernels; updates happened in the backward pass."""
+        """Hand changed learning rates to the kernels, and apply the gradients that are kept for the step.
+
+        Tables with ``update="in_backward"`` were updated in the backward pass.
+        """
         loss = closure() if closure is not None else None
         self.apply_learning_rates()
+        self._updates.apply()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Hand changed learning rates to the kernels; there are no gradients to clear."""
+        """Hand changed learning rates to the kernels, and drop the gradients that are kept for the step."""
         self.apply_learning_rates()
+        self._updates.drop()
 
     def apply_learning_rates(self) -> None:
         """Hand changed learning rates to the kernels."""
@@ -247,16 +256,6 @@ def _check_blocks(name: str, table: ShardedTable, given: Mapping[str, Any]) -> N
                 f"state {entry!r} of {name!r} is not a block of this optimizer. What sharded_state_dict() gives is "
                 "loaded by torch.distributed.checkpoint.load, in place"
             )
-
-
-def _representative(table: ShardedTable) -> Tensor:
-    """This rank's weights of the table, or an empty parameter where it has none."""
-    own = next(iter(table.parameters()), None)
-    if own is not None:
-        return own
-    return ShardedParameter.of(
-        torch.nn.Parameter(torch.empty(0)), table.state.table.describe(), is_fused=True
-    )
 
 
 def _first_owner(state: TableState) -> int:

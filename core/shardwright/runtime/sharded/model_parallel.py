@@ -51,6 +51,8 @@ class DistributedModelParallel(nn.Module):
             ``DistributedDataParallel`` around this model, as Accelerate and Lightning make it.
         comm_backend: what carries the tables' collectives, by name or as an object; by default the comm backend of the
             name of the process group's own backend. Instead of ``env``, which has one.
+        update: time at which the optimizers inside kernels update tables, ``"in_backward"`` or ``"in_step"`` (see
+            :class:`ModuleSharder`), instead of what the sharders say.
 
     Raises:
         UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
@@ -68,6 +70,7 @@ class DistributedModelParallel(nn.Module):
         init_data_parallel: bool = True,
         *,
         comm_backend: str | CommBackend | None = None,
+        update: str | None = None,
     ) -> None:
         super().__init__()
         self._env = environment_of(env, comm_backend=comm_backend)
@@ -76,7 +79,7 @@ class DistributedModelParallel(nn.Module):
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
         with self._env.everyone.phase("sharding the model"):
-            self._build(module, plan, sharders, init_data_parallel)
+            self._build(module, plan, sharders, init_data_parallel, update)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self._fused_optimizer = CombinedOptimizer(
             [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
@@ -90,8 +93,11 @@ class DistributedModelParallel(nn.Module):
         plan: ShardingPlan | None,
         sharders: Sequence[ModuleSharder] | None,
         init_data_parallel: bool,
+        update: str | None = None,
     ) -> None:
         sharders = default_sharders() if sharders is None else list(sharders)
+        if update is not None:
+            sharders = [sharder.updating(update) for sharder in sharders]
         self._plan = self._make_plan(module, sharders) if plan is None else plan
         self._model = self._shard(module, sharders)
         self._materialise()

@@ -21,6 +21,7 @@ from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world
 from shardwright.runtime.ranks.lockstep import name_ranks
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded import anatomy
+from shardwright.runtime.sharded.clipping import remember_ranks
 from shardwright.runtime.sharded.data_parallel import watch_data_parallel
 from shardwright.runtime.sharded.executors import executor_of
 from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer
@@ -98,7 +99,7 @@ class ShardedCollection(nn.Module, ABC):
         for spec in inputs.specs:
             own = local.get(spec.name, [])
             state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
-            self._tables[spec.name] = ShardedTable(state, self._engine.lookups)
+            self._tables[spec.name] = ShardedTable(state, self._engine.lookups, self._engine.kept)
         self.add_module(tables_name, nn.ModuleDict(self._tables))
         # Those that the kernels update here; listed once, since each batch begins with a look at them.
         self._updated = [
@@ -114,12 +115,14 @@ class ShardedCollection(nn.Module, ABC):
             {f"{tables_name}.{name}.weight": table for name, table in self._tables.items()},
             self._engine.rates,
             self._meeting,
+            self._engine.kept,
         )
         # Functions of the module that they are called with: one that held it would keep it from being freed at once.
         self.register_state_dict_pre_hook(_meet_to_save)
         self.register_load_state_dict_pre_hook(_meet_to_load)
         watch_data_parallel()
         watch_scalers()
+        remember_ranks(self)
         self.inputs_ahead: InputsAhead | None = None
 
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
@@ -185,7 +188,9 @@ class ShardedCollection(nn.Module, ABC):
         """
         for table in self._tables.values():
             if table.state.is_parted or table.is_fused:
-                refuse_reader(reader, table.state.table.describe(), is_fused=table.is_fused)
+                refuse_reader(
+                    reader, table.state.table.describe(), is_fused=table.is_fused, in_step=table.in_step
+                )
 
     @property
     def sharded_tables(self) -> Mapping[str, ShardedTable]:
@@ -339,6 +344,7 @@ def specs_of(
             optimizer=optimizer_spec_of(module.table_weight(config.name), config.name) or sharder.optimizer,
             qcomms_config=sharder.qcomm_codecs_registry,
             cache=sharder.cache,
+            update=sharder.update,
         )
         for config in module.tables
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from types import GenericAlias
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.tables.spec import UPDATES, TableSpec, check_update
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.inputs import InputChecks
 
@@ -38,6 +39,9 @@ class ModuleSharder(ABC):
             ``ParameterConstraints(qcomms_config=...)`` and a plan that has codecs of its own prevail.
         input_checks: how closely batches are looked at: ``"off"``, ``"standard"`` or ``"strict"`` (see
             :class:`InputChecks`); what the variable ``SHARDWRIGHT_INPUT_CHECKS`` says by default, else the standard.
+        update: time at which optimizers inside kernels update tables. ``"in_backward"``: in each backward pass, the
+            fastest. ``"in_step"``: in ``optimizer.step()`` of the fused optimizer, by the sum of the gradients since
+            ``zero_grad()``, so that they can be accumulated, scaled and clipped.
 
     Raises:
         InvalidInputError: the optimizer or the codecs are of the wrong form, or there are no such checks.
@@ -45,6 +49,7 @@ class ModuleSharder(ABC):
     """
 
     module_type: ClassVar[type[nn.Module]]
+    update: str = UPDATES[0]
     # TorchRec's is generic over the module: ``cast(ModuleSharder[nn.Module], ...)`` is in its tutorials.
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
@@ -55,6 +60,7 @@ class ModuleSharder(ABC):
         qcomm_codecs_registry: QCommsConfig | None = None,
         *,
         input_checks: str | None = None,
+        update: str = UPDATES[0],
     ) -> None:
         self.fused_params = dict(fused_params) if fused_params is not None else None
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
@@ -62,6 +68,13 @@ class ModuleSharder(ABC):
         self.qcomm_codecs_registry = None if codecs is None else codecs.resolved()
         self.input_checks = InputChecks.of(input_checks)
         self.cache = CacheParams.from_fused_params(fused_params)
+        self.update = check_update(update)
+
+    def updating(self, update: str) -> ModuleSharder:
+        """The same sharder with another time of updates, ``"in_backward"`` or ``"in_step"``."""
+        other = copy(self)
+        other.update = check_update(update)
+        return other
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Names of the sharding types that planners may choose for its modules' tables: by default all that are loaded.

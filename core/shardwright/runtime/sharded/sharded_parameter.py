@@ -8,6 +8,7 @@ the rows that this rank has, so that each rank would come to another norm.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -18,7 +19,9 @@ from torch.optim.optimizer import _foreach_supported_types
 from shardwright.error_listeners import reporting_errors
 from shardwright.errors import UnsupportedError
 from shardwright.host.plugin_host import host
-from shardwright.runtime.step.scaled_losses import ADVICE, FUSED_REFUSAL, PARTED_REFUSAL
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.step.kept_gradients import KeptBlock, KeptUpdates
+from shardwright.runtime.step.scaled_losses import ADVICE, FUSED_REFUSAL, IN_STEP_ADVICE, PARTED_REFUSAL
 
 _CLIPPING, _UNSCALING = "torch.nn.utils.clip_grad", "torch.amp.grad_scaler"
 _GRAD: Any = torch.Tensor.grad
@@ -31,11 +34,21 @@ class ShardedParameter(nn.Parameter):
 
     Attributes:
         table: how the table is called in errors; ``None`` of a copy, which is a tensor like any other.
-        is_fused: its optimizer runs in the backward pass; else its gradient is that of this rank's block alone.
+        is_fused: its optimizer runs in the kernel; else its gradient is that of this rank's block alone.
+        env: the ranks; ``None`` of a copy.
+        num_copies: ranks that have a copy of this block, with the same gradient.
+        updates: the kept gradients of its collection, where ``update="in_step"``.
+        kept: those of this block; ``None`` where this rank has none of the table.
+        kept_of_table: those of all blocks of the table on this rank.
     """
 
     table: str | None = None
     is_fused: bool = False
+    env: ShardingEnv | None = None
+    num_copies: int = 1
+    updates: KeptUpdates | None = None
+    kept: KeptBlock | None = None
+    kept_of_table: Sequence[KeptBlock] = ()
 
     @classmethod
     def of(cls, parameter: nn.Parameter, table: str, *, is_fused: bool) -> ShardedParameter:
@@ -62,17 +75,34 @@ class ShardedParameter(nn.Parameter):
     def grad(self) -> Tensor | None:
         """The gradient of this rank's block; ``None`` where the optimizer runs in the backward pass.
 
+        With ``update="in_step"`` it is a sparse tensor of the rows that have a gradient, in shared storage; setting it
+        to ``None`` drops it.
+
         Raises:
             UnsupportedError: a function reads it that would do something wrong with it.
         """
+        if self.updates is not None and _is_reader(sys._getframe(1), _UNSCALING):
+            return None  # it is unscaled with those of all blocks
         if self.table is not None:
-            refuse_reader(sys._getframe(1), self.table, is_fused=self.is_fused)
+            refuse_reader(
+                sys._getframe(1), self.table, is_fused=self.is_fused, in_step=self.updates is not None
+            )
+        if self.kept is not None:
+            return self.kept.gradient()
         gradient: Tensor | None = _GRAD.__get__(self)
         return gradient
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        _GRAD.__set__(self, value)
+        if self.kept is None:
+            _GRAD.__set__(self, value)
+        elif value is None:
+            self.kept.drop()
+        else:
+            raise UnsupportedError(
+                f"the gradient of table {self.table}, which is kept for its optimizer's step, can be changed in place "
+                "or dropped (grad = None), but not replaced"
+            )
 
     @grad.deleter
     def grad(self) -> None:
@@ -83,13 +113,18 @@ class ShardedParameter(nn.Parameter):
 _foreach_supported_types.append(ShardedParameter)
 
 
-def refuse_reader(reader: FrameType, table: str, *, is_fused: bool) -> None:
+def _is_reader(frame: FrameType, module: str) -> bool:
+    return frame.f_globals.get("__name__") == module
+
+
+def refuse_reader(reader: FrameType, table: str, *, is_fused: bool, in_step: bool = False) -> None:
     """Check that gradients of a sharded table are not read by a function that takes them for whole.
 
     Args:
         reader: the frame that reads.
         table: how the table is called.
         is_fused: see :class:`ShardedParameter`.
+        in_step: its gradients are kept for the optimizer's step.
 
     Raises:
         UnsupportedError: they are; the other ranks hear of it.
@@ -101,7 +136,7 @@ def refuse_reader(reader: FrameType, table: str, *, is_fused: bool) -> None:
     if module == _CLIPPING and not is_fused and function in _BY_ELEMENT:
         return
     with reporting_errors():
-        raise UnsupportedError(_refusal(f"{module}.{function}", table, is_fused=is_fused))
+        raise UnsupportedError(_refusal(f"{module}.{function}", table, is_fused=is_fused and not in_step))
 
 
 def _that_show_gradients() -> list[str]:
@@ -109,20 +144,26 @@ def _that_show_gradients() -> list[str]:
     return [repr(name) for name in kernels if not kernels[name].fuses_optimizer]
 
 
+def clipping_refusal(who: str, parameter: ShardedParameter) -> str:
+    """The reason why a function cannot clip a block whose optimizer runs in the backward pass."""
+    return _refusal(who, parameter.table or "", is_fused=True)
+
+
 def _refusal(who: str, table: str, *, is_fused: bool) -> str:
     if who.startswith(_UNSCALING):
         reason = FUSED_REFUSAL if is_fused else PARTED_REFUSAL
-        return f"a GradScaler was given the optimizer of table {table}: {reason}. {ADVICE}."
+        advice = f"{IN_STEP_ADVICE}. {ADVICE}" if is_fused else ADVICE
+        return f"a GradScaler was given the optimizer of table {table}: {reason}. {advice}."
     if is_fused:
         return (
             f"{who} was given the parameters of table {table}, whose optimizer runs in the backward pass, so that "
             "there is no gradient to clip. Clip the others, [p for _, p in "
-            "shardwright.in_backward_optimizer_filter(model.named_parameters())], or plan this table with a compute "
-            f"kernel that shows gradients ({', '.join(_that_show_gradients())})"
+            "shardwright.in_backward_optimizer_filter(model.named_parameters())]; or shard the table with "
+            "update='in_step', or plan it with a compute kernel that shows gradients "
+            f"({', '.join(_that_show_gradients())}), and clip all by shardwright.clip_grad_norm_"
         )
     return (
         f"{who} was given the parameters of table {table}, of which each rank has a part, so that each would take "
-        "another norm. Take it over all ranks: add up, over the ranks, torch.nn.utils.get_total_norm(gradients of the "
-        "table) ** 2, add that of the dense parameters once, and give the root to "
-        "torch.nn.utils.clip_grads_with_norm_()"
+        "another norm. Clip by shardwright.clip_grad_norm_(model.parameters(), max_norm), which takes one norm over "
+        "all parameters of all ranks"
     )

@@ -14,6 +14,7 @@ from shardwright.modules.embedding_configs import dtype_of
 from shardwright.runtime.sharded.blocked_tensor import BlockedTensor
 from shardwright.runtime.sharded.sharded_parameter import ShardedParameter
 from shardwright.runtime.sharded.table_state import LocalBlock, TableState, is_state_in_blocks
+from shardwright.runtime.step.kept_gradients import KeptBlock, KeptGradients, KeptUpdates, is_updated_in_step
 from shardwright.runtime.step.kernel_groups import is_updated_in_backward, kernel_of
 
 
@@ -24,13 +25,15 @@ class ShardedTable(nn.Module):
     Parameters that a kernel updates by itself carry ``_in_backward_optimizers``.
 
     Attributes:
-        is_fused: its kernel runs the optimizer, in the backward pass.
+        is_fused: its kernel runs the optimizer, in the backward pass or in ``optimizer.step()``.
     """
 
-    def __init__(self, state: TableState, lookups: Sequence[Lookup]) -> None:
+    def __init__(self, state: TableState, lookups: Sequence[Lookup], updates: KeptUpdates) -> None:
         super().__init__()
         self.state, self.is_fused = state, is_updated_in_backward(state.table, state.sharding)
-        self._lookups, self._has_part_of_rows = lookups, False
+        self._lookups, self._has_part_of_rows, self._env = lookups, False, updates.env
+        self._updates = updates if is_updated_in_step(state.table, state.sharding) else None
+        self._kept = {number: self._kept_block(local) for number, local in enumerate(state.local)}
         self._row_state = kernel_of(state.sharding.compute_kernel).row_state
         # What state dicts have is an attribute on every rank: torch.distributed.checkpoint looks for each key.
         self.register_parameter("weight", None)
@@ -44,10 +47,41 @@ class ShardedTable(nn.Module):
             if not parameters:
                 parameter._in_backward_optimizers = [lookup]  # type: ignore[attr-defined]  # as torch marks them
             if self.is_fused or state.is_parted:
-                ShardedParameter.of(parameter, state.table.describe(), is_fused=self.is_fused)
+                self._make_sharded(parameter, number)
             self.register_parameter(f"weight_{number}" if number else "weight", parameter)
             if number:  # so does it leave out what they do not have
                 self._non_persistent_buffers_set.add(f"weight_{number}")
+
+    def _kept_block(self, local: LocalBlock) -> KeptBlock | None:
+        """What keeps the gradients of a local block; ``None`` where nothing does."""
+        lookup = self.lookup_of(local)
+        if not isinstance(lookup, KeptGradients):
+            return None
+        return KeptBlock(lookup, local.index, self._num_copies(local))
+
+    def _num_copies(self, local: LocalBlock) -> int:
+        """The ranks that have a copy of a local block."""
+        is_copied = self.state.sharding.layout.dataflow_of(local.block).is_replicated
+        return self.state.communicator.world_size if is_copied else 1
+
+    def _make_sharded(self, parameter: nn.Parameter, number: int) -> ShardedParameter:
+        """Make the parameter of a local block, or an empty one, a sharded one."""
+        own = ShardedParameter.of(parameter, self.state.table.describe(), is_fused=self.is_fused)
+        own.updates, own.env = self._updates, self._env
+        own.kept = self._kept.get(number)
+        own.kept_of_table = [kept for kept in self._kept.values() if kept is not None]
+        own.num_copies = self._num_copies(self.state.local[number]) if self.state.local else 1
+        return own
+
+    def representative(self) -> Tensor:
+        """This rank's weights of the table, or an empty parameter where it has none; for optimizers."""
+        own = next(iter(self.parameters()), None)
+        return self._make_sharded(nn.Parameter(torch.empty(0)), 0) if own is None else own
+
+    @property
+    def in_step(self) -> bool:
+        """Whether its kernel's optimizer runs in ``optimizer.step()``."""
+        return self._updates is not None
 
     @property
     def keeps_rows(self) -> bool:

@@ -32,6 +32,12 @@ from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, parameters_of
 from shardwright.runtime.step.headers import Header, HeaderFormat, Headers
 from shardwright.runtime.step.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
+from shardwright.runtime.step.kept_gradients import (
+    KeptGradients,
+    KeptUpdates,
+    is_kept,
+    is_updated_in_step,
+)
 from shardwright.runtime.step.kernel_groups import (
     KernelGroup,
     check_layout,
@@ -41,7 +47,7 @@ from shardwright.runtime.step.kernel_groups import (
 from shardwright.runtime.step.learning_rates import LearningRates
 from shardwright.runtime.step.open_steps import OpenSteps
 from shardwright.runtime.step.rank_problems import RankProblem, raise_problems
-from shardwright.runtime.step.scaled_losses import FUSED_REFUSAL, PARTED_REFUSAL
+from shardwright.runtime.step.scaled_losses import FUSED_REFUSAL, IN_STEP_ADVICE, PARTED_REFUSAL
 from shardwright.sparse import KeyedJaggedTensor
 
 
@@ -60,6 +66,7 @@ class CollectionEngine:
     Attributes:
         updated_in_backward: description of the first table that a kernel updates in the backward pass; empty if none.
         scaling_refusal: the reason why its tables cannot be trained with scaled gradients; empty if they can.
+        kept: the gradients of tables that are updated in the optimizer's step.
 
     Raises:
         PlanError: the plan names a rank that does not exist or does not cover a table.
@@ -88,6 +95,7 @@ class CollectionEngine:
         self.lookups: list[Lookup] = [lookup for executor in self.executors for lookup in executor.lookups]
         self.rates = LearningRates(self.lookups)
         self.groups: list[KernelGroup] = [group for executor in self.executors for group in executor.groups]
+        self.kept = KeptUpdates(_keeping(self.lookups, self.groups), env)
         arrange = PooledArrangement if self.collection.is_pooled else SequenceArrangement
         self.arrangement: Arrangement = arrange(
             self.collection,
@@ -126,11 +134,29 @@ def _scaling_refusal(
     """The reason why the tables cannot be trained with scaled gradients; empty if they can."""
     for table in tables:
         sharding = shardings[table.name]
+        if is_updated_in_step(table, sharding):
+            continue
         if is_updated_in_backward(table, sharding):
-            return f"Table {table.describe()}: {FUSED_REFUSAL}"
+            return f"Table {table.describe()}: {FUSED_REFUSAL}. {IN_STEP_ADVICE}"
         if world_size > 1 and not sharding.layout.is_replicated:
             return f"Table {table.describe()}: {PARTED_REFUSAL}"
     return ""
+
+
+def _keeping(lookups: Sequence[Lookup], groups: Sequence[KernelGroup]) -> list[KeptGradients]:
+    """The lookups that keep gradients for the optimizer's step.
+
+    Raises:
+        UnsupportedError: one is to, but does not.
+    """
+    for lookup, group in zip(lookups, groups, strict=True):
+        table = group.blocks[0].table
+        if is_kept(group) and not isinstance(lookup, KeptGradients):
+            raise UnsupportedError(
+                f"table {table.describe()} is to be updated in_step, but the executor of its dataflow updates it in "
+                "the backward pass. Shard it with update='in_backward'"
+            )
+    return [lookup for lookup in lookups if isinstance(lookup, KeptGradients)]
 
 
 def _deal(

@@ -32,6 +32,7 @@ ENGINE = CORE_DOCS / "engine.md"
 TYPES, PERFORMANCE = DOCS / "sharding_types.md", DOCS / "performance.md"
 PAGES = sorted([*DOCS.glob("*.md"), *CORE_DOCS.glob("*.md")])
 PICTURE = "layout "
+IN_STEP = "train_in_step.py"
 CODE = ["acme_clipped.py", "acme_clipped_path.py", "train_clipped.py"]
 
 _COLLECTIVES = re.compile(r"^\| (?P<dataflow>\w+) \| (?P<labels>headers, .*) \|$", re.MULTILINE)
@@ -93,7 +94,14 @@ def test_docs_engine_collectives_are_those_that_a_step_makes(name: str) -> None:
 
 
 def test_docs_engine_python_blocks_are_all_run() -> None:
-    assert [block.name for block in readme.blocks(ENGINE) if block.language == "python"] == CODE
+    assert [block.name for block in readme.blocks(ENGINE) if block.language == "python"] == [IN_STEP, *CODE]
+
+
+def test_docs_engine_loop_in_step_runs_as_the_page_shows(tmp_path: Path) -> None:
+    (tmp_path / IN_STEP).write_text(readme.source(IN_STEP, ENGINE))
+    done = stranger.run_python(str(tmp_path / IN_STEP))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of(IN_STEP, ENGINE)
 
 
 def test_docs_engine_dataflow_trains_as_the_page_shows(tmp_path: Path) -> None:

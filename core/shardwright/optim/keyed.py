@@ -1,7 +1,7 @@
 """Optimizers whose state goes by parameter names, so that it outlives a change of plan, order or world size.
 
-They are torch optimizers: learning-rate schedulers take them. Gradient scalers do not, where a part of them runs in the
-backward pass: it would update by scaled gradients, so that it refuses.
+They are torch optimizers: learning-rate schedulers take them. So do gradient scalers, unless a part runs in the
+backward pass: it would update by scaled gradients, and refuses. With ``update="in_step"`` it takes part.
 """
 
 from __future__ import annotations

@@ -79,6 +79,7 @@ class DMPCollection(DistributedModelParallel):
         sync_every: int | None = None,
         comm_backend: str | CommBackend | None = None,
         env: ShardingEnv2D | None = None,
+        update: str | None = None,
     ) -> None:
         sync_every = None if sync_every is None else checked_sync_every(sync_every)
         if env is None:
@@ -103,7 +104,7 @@ class DMPCollection(DistributedModelParallel):
             )
         _check_world(world_size, env)
         _check_plan(plan, env)
-        super().__init__(module, env, device, plan, sharders, init_data_parallel=False)
+        super().__init__(module, env, device, plan, sharders, init_data_parallel=False, update=update)
         _check_plan(self.plan, env)
         self._sync_every, self._num_since = sync_every, 0
         collections = [child for child in self._sharded.values() if isinstance(child, ShardedCollection)]

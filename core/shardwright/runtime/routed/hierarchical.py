@@ -45,7 +45,8 @@ class HostReturn(ReturnPath):
         self.sums = [HostSums(plan, kinds, self) for kinds in alike.values()]
         self.brings = [columns for own in self.sums for columns in own.home.brings]
         self.wires = [
-            Wire(env.communicator, [own.wire[way] for own in self.sums]) for way in (RESULTS, GRADIENTS)
+            Wire(env.communicator, [own.wire[direction] for own in self.sums])
+            for direction in (RESULTS, GRADIENTS)
         ]
         ranks = np.arange(env.world_size)
         self.neighbours = ranks // self.host_size == self.host
@@ -254,9 +255,9 @@ class _HostStep(ReturnStep):
         samples: Ints = self._batch_sizes.reshape(self._path.num_hosts, self._path.host_size).sum(0)
         return samples
 
-    def _inside(self, samples: Ints, way: int) -> Ints:
+    def _inside(self, samples: Ints, direction: int) -> Ints:
         """Values of each part that travel to (or from) each rank: sums of this host for samples of neighbours."""
-        widths = np.array([[own.widths[way][self._path.host]] for own in self._path.sums])
+        widths = np.array([[own.widths[direction][self._path.host]] for own in self._path.sums])
         return self._of(self._path.neighbours, widths * samples)
 
     def _of(self, ranks: Ints, values: Ints) -> Ints:
@@ -265,10 +266,10 @@ class _HostStep(ReturnStep):
         every[:, ranks] = values
         return every
 
-    def _crossing(self, way: int) -> tuple[Ints, Ints]:
+    def _crossing(self, direction: int) -> tuple[Ints, Ints]:
         """Values of each part between this rank and its counterparts: this host's sums for their samples; theirs."""
         path = self._path
-        widths = np.array([own.widths[way] for own in path.sums])
+        widths = np.array([own.widths[direction] for own in path.sums])
         sizes = self._batch_sizes[path.counterparts]
         here = self._of(path.counterparts, widths[:, path.host : path.host + 1] * sizes)
         return here, self._of(path.counterparts, widths * self._size)

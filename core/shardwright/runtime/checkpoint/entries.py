@@ -23,6 +23,7 @@ from shardwright.optim.combined import CombinedOptimizer
 from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper, named_optimizer
 from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer, state_of
 from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
+from shardwright.runtime.sharded.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.sharded_table import ShardedTable
 from shardwright.runtime.sharded.table_state import LocalBlock, state_in_blocks
 
@@ -211,6 +212,12 @@ class Trained:
         """The same by the parameters' identities."""
         names = self.names_of(prefix, leaf)
         return {id(parameter): names[name] for name, parameter in leaf.params.items()}
+
+    def make_one_model(self) -> None:
+        """Average replicas of tables that have grown apart; every rank makes this call."""
+        for module in self.root.modules():
+            if isinstance(module, ShardedCollection):
+                module.make_one_model()
 
     def to_save(self) -> dict[str, Any]:
         """Every entry by name, with this rank's blocks for whole tables; no collective.

@@ -85,7 +85,10 @@ def metadata_from(data: bytes, where: str) -> Metadata:
             f"{where} is not the metadata of a checkpoint: {type(error).__name__}: {error}"
         ) from error
     _check(isinstance(read, Metadata), where, f"it holds a {type(read).__name__}")
-    _check_metadata(read, where)
+    try:
+        _check_metadata(read, where)
+    except (AttributeError, TypeError) as error:  # an object that was not given all of its values
+        raise CheckpointError(f"{where} is damaged: {error}") from error
     return read
 
 

@@ -26,7 +26,14 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.utils import _create_file_view
 
 from shardwright.errors import CheckpointError
-from shardwright.runtime.checkpoint.metadata import MANIFEST, METADATA, Manifest, measured, metadata_from
+from shardwright.runtime.checkpoint.metadata import (
+    MANIFEST,
+    METADATA,
+    Manifest,
+    StoredFile,
+    measured,
+    metadata_from,
+)
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 NOWHERE = -1
@@ -88,6 +95,8 @@ class StoredCheckpoint:
             self._check_file(METADATA)
         self.metadata: Metadata = metadata_from(data, str(path / METADATA))
         self._places: Mapping[MetadataIndex, Any] = self.metadata.storage_data
+        for name in self.files:
+            self._check_length(name)
 
     @property
     def entries(self) -> Mapping[str, TensorStorageMetadata | BytesStorageMetadata]:
@@ -113,22 +122,31 @@ class StoredCheckpoint:
             self._check_file(name, progress)
 
     def _check_file(self, name: str, progress: Callable[[int], None] = lambda count: None) -> None:
+        wanted, path = self._check_length(name), self.path / name
+        try:
+            found = measured(path, progress)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}{self._holds(name)}") from error
+        if found != wanted:
+            raise CheckpointError(
+                f"{path} was altered since it was written: its checksum is another{self._holds(name)}"
+            )
+
+    def _check_length(self, name: str) -> StoredFile:
+        """What a file was when it was written, after a look at its length."""
         assert self.manifest is not None  # which lists the files
         wanted, path = self.manifest.files.get(name), self.path / name
         if wanted is None:
             raise CheckpointError(f"{self.path / MANIFEST} does not list {name}")
         try:
-            found = measured(path, progress)
+            length = path.stat().st_size
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}{self._holds(name)}") from error
-        if found.bytes != wanted.bytes:
+        if length != wanted.bytes:
             raise CheckpointError(
-                f"{path} has {found.bytes} bytes; {wanted.bytes} were written{self._holds(name)}"
+                f"{path} has {length} bytes; {wanted.bytes} were written{self._holds(name)}"
             )
-        if found.crc32 != wanted.crc32:
-            raise CheckpointError(
-                f"{path} was altered since it was written: its checksum is another{self._holds(name)}"
-            )
+        return wanted
 
     def _holds(self, name: str) -> str:
         """What a file has, for errors."""

@@ -196,6 +196,11 @@ class ShardedCollection(nn.Module, ABC):
         """Have something called when the ranks have met to gather tables, for a state dict."""
         self._meeting.before_gathering.append(call)
 
+    def make_one_model(self) -> None:
+        """Do, on every rank, what is called before tables are gathered: average replicas that have grown apart."""
+        for call in self._meeting.before_gathering:
+            call()
+
     @property
     def fused_optimizer(self) -> FusedOptimizer:
         """The optimizer that runs in the backward pass, as a ``KeyedOptimizer``."""

@@ -80,7 +80,7 @@ def run_suite(suite: Suite, *, json: bool, keep_going: bool, path: Path | None =
     """Run a suite with a progress bar, and show what was measured, also if it is interrupted.
 
     Args:
-        suite: what to measure.
+        suite: cases and sides to measure.
         json: print JSON instead of a table.
         keep_going: a case that fails is noted, and the rest goes on.
         path: a file that holds what was measured so far, after each round.

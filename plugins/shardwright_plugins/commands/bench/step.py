@@ -1,4 +1,4 @@
-"""What one rank does to time a training step of a sharded collection alone: forward, backward, fused update."""
+"""Timing of a training step of a sharded collection on one rank: forward, backward, fused update."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class StepSettings:
         ranks: processes, one thread each.
         batch: samples of each rank.
         tables: equal tables, one feature each.
-        rows: of each table.
+        rows: rows of each table.
         dim: columns of each table.
-        ids: of each bag.
+        ids: ids of each bag.
         steps: timed steps.
-        hosts: that the ranks pretend to be on, in equal parts.
+        hosts: number of hosts that the ranks pretend to be on, in equal parts.
 
     Raises:
         InvalidInputError: there are too many ranks, or they do not divide into the hosts.

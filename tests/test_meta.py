@@ -34,7 +34,10 @@ DANGLING = re.compile(
 UNFINISHED = (
     "core/shardwright/modules",
     "core/shardwright/optim",
-    "core/shardwright/runtime",
+    "core/shardwright/runtime/checkpoint",
+    "core/shardwright/runtime/pipeline",
+    "core/shardwright/runtime/routed",
+    "core/shardwright/runtime/sharded",
     "core/shardwright/sparse",
     "plugins/shardwright_plugins/comm_backends",
     "plugins/shardwright_plugins/compute_kernels",

@@ -42,7 +42,7 @@ class Page:
 
     @property
     def name(self) -> str:
-        """What `shardwright docs NAME` takes."""
+        """Name that `shardwright docs NAME` takes."""
         return self.path.stem
 
     @property

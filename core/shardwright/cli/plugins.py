@@ -175,12 +175,12 @@ def _print_table(rows: Sequence[_Row]) -> None:
 
 
 def _files(rows: Sequence[_Row]) -> list[str]:
-    """Where each plugin is."""
+    """List the file of each plugin."""
     return list(dict.fromkeys(f"{row.plugin}\n  {row.file}" for row in rows if row.file))
 
 
 def _reasons(rows: Sequence[_Row]) -> list[str]:
-    """Why something is not there, what is so for one reason together."""
+    """List the reasons why something is not there; names with one reason stand together."""
     names: dict[str, list[str]] = {}
     for row in rows:
         if row.reason:

@@ -72,7 +72,7 @@ class Communicator(ABC):
             input: ``[sum(input_splits)]``, contiguous.
             output_splits: elements received from each rank; zeros are allowed.
             input_splits: elements sent to each rank; zeros are allowed.
-            label: what is exchanged, for errors and traces.
+            label: name of what is exchanged, for errors and traces.
         """
 
     def exchange(
@@ -94,14 +94,14 @@ class Communicator(ABC):
         return torch.empty(num_elements, dtype=torch.float32, device=device)
 
     def reads_in_place(self, num_elements: int) -> bool:
-        """Whether so many float32 values from :meth:`room`, sent by :meth:`exchange`, are read where they are.
+        """True if so many float32 values from :meth:`room`, sent by :meth:`exchange`, are read where they are.
 
         All ranks ask together, and get the same answer.
         """
         return False
 
     def on_host(self) -> Communicator | None:
-        """What sends tensors in host memory among the same ranks, where :meth:`all_to_all` does not.
+        """Return the communicator of host tensors among the same ranks, where :meth:`all_to_all` does not send them.
 
         Headers, which the host reads, then travel by it, and neither wait for a device nor for what it is to send.
         ``None``: they travel as everything else.
@@ -141,15 +141,15 @@ class Communicator(ABC):
 
         Args:
             place: a name that no other meeting of these ranks has.
-            what: what is called, for the error.
+            what: name of the call, for the error.
         """
 
     def named(self, collective: str, since: float | None = None) -> AbstractContextManager[None]:
-        """What fails inside is the failure of a collective that torch makes; by default its error is left as it is.
+        """Report a failure inside as that of a collective that torch makes; by default the error is left as it is.
 
         Args:
             collective: its name, for the error.
-            since: when it was begun, on the monotonic clock; now by default.
+            since: start of the collective, on the monotonic clock, s; now by default.
         """
         return nullcontext()
 

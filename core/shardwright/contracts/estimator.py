@@ -45,7 +45,7 @@ class Estimator(Renamed, ABC, metaclass=OpenNames):
     measures: ClassVar[str] = PERFORMANCE
     """``"performance"`` (milliseconds a phase) or ``"storage"`` (bytes a memory tier)."""
     depends_on_shape_only: ClassVar[bool] = False
-    """Whether a table's costs depend on nothing but its shape, data type, pooling, weights, optimizer, number of
+    """True if a table's costs depend on nothing but its shape, data type, pooling, weights, optimizer, number of
     features and constraints.
 
     Then tables that are alike are planned as one, many times faster. Leave it ``False`` for a model that looks at a

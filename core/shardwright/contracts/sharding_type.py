@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 Offered: TypeAlias = Literal["always", "by_name"]
-"""When tables are offered a sharding type."""
+"""Rules for offering a sharding type to tables."""
 ALWAYS: Offered = "always"
 BY_NAME: Offered = "by_name"
 
@@ -46,14 +46,14 @@ class ShardingType(Renamed, ABC, metaclass=OpenNames):
     """The dataflows its layouts use."""
 
     offered: ClassVar[Offered] = BY_NAME
-    """When the planner asks for layouts: ``"by_name"``, for tables whose constraints name the type, or ``"always"``.
+    """Rule for asking for layouts: ``"by_name"``, for tables whose constraints name the type, or ``"always"``.
 
     So installing a type changes no plan of somebody who does not ask for it. With ``"always"``, tables without
     ``sharding_types`` in their constraints are offered it too; the planner then also plans without the type, and the
     plan is never worse than that one.
     """
     depends_on_shape_only: ClassVar[bool] = False
-    """Whether the answers depend on nothing of a table but its shape, data type, pooling, weights and optimizer.
+    """True if the answers depend on nothing of a table but its shape, data type, pooling, weights and optimizer.
 
     Then the planner asks once for all tables that are alike. Leave it ``False`` for a type that looks at a
     table's name, module or features, or at constraints other than ``sharding_types`` and ``min_partition``.
@@ -68,7 +68,7 @@ class ShardingType(Renamed, ABC, metaclass=OpenNames):
         Args:
             table: the table's specification.
             topology: ranks, hosts and their links.
-            constraints: what the user asks for this table (``min_partition``, ...).
+            constraints: demands of the user on this table (``min_partition``, ...).
 
         Returns:
             Layouts that differ in their ``variant``. Blocks with ``rank=None`` may go to any rank; those with one

@@ -25,7 +25,7 @@ from shardwright.host.offers import Entry, Kind, Provenance, check_version, make
 __all__ = ["PluginRecord", "Source", "load_plugin"]
 
 Offers = dict[str, tuple[Any, ...]]
-"""What the hooks of one plugin returned: hook -> items."""
+"""Items that the hooks of one plugin returned: hook -> items."""
 
 
 @attrs.frozen
@@ -59,7 +59,7 @@ class Source:
 
 @attrs.frozen
 class PluginRecord:
-    """What became of one installed plugin.
+    """State of one installed plugin.
 
     Attributes:
         provenance: Which plugin, of which distribution.

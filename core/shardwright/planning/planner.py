@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shardwright")
 
 WORK_US = 8e6
-"""How much work a search may do unless it has a limit of time: microseconds, which make some ten seconds at most."""
+"""Work that a search may do unless it has a limit of time, in microseconds, which make some ten seconds at most."""
 
 
 class TablePlanner:
@@ -187,7 +187,7 @@ class TablePlanner:
         *,
         on_this_machine: bool,
     ) -> BaseException:
-        """Why there is none: nobody waited for one, or there is none to find."""
+        """Make the error for a search without a plan: it was interrupted, or there is none to find."""
         if watch.was_interrupted:
             return KeyboardInterrupt()
         error = explain_no_plan(space, result, request, plugins, on_this_machine=on_this_machine)
@@ -281,7 +281,7 @@ def _check_layouts(space: SearchSpace, proposal: Ints) -> None:
 
 
 def _origins(space: SearchSpace, result: SearchResult, plugins: PlanningPlugins) -> list[dict[str, str]]:
-    """Which plugins made the plan, with the distributions and versions they come from."""
+    """List the plugins that made the plan, with their distributions and versions."""
     assert result.proposal is not None
     options, chosen, registries = space.options, result.proposal.tolist(), plugins.plugin_host
     used: list[tuple[Registry[Any], Any]] = [

@@ -1,4 +1,4 @@
-"""How many collectives a step makes, from what the dataflows promise and nothing of the engine.
+"""Number of collectives in a step, from what the dataflows promise and nothing of the engine.
 
 Legend: W ranks, B bags of a rank, N ids of a rank, R rows of a copy, D columns of its gradient.
 """
@@ -69,7 +69,7 @@ class _Copy:
     Args:
         num_rows: ``R``.
         dim: ``D``.
-        num_ids: for each rank, the ids of each feature that are rows of it.
+        num_ids: ids of each feature that are rows of it, for each rank.
     """
 
     num_rows: int
@@ -82,7 +82,7 @@ class _Copy:
 
 
 def _replicated(layout: Layout) -> list[Layout]:
-    """What of a layout is copied to every rank."""
+    """Return the parts of a layout that are copied to every rank."""
     return [layout.served_by([flow]) for flow in layout.dataflows if flow.is_replicated]
 
 
@@ -106,7 +106,7 @@ def _copies_of(
 
 
 def _bytes_of_forms(copy: _Copy, case: Case, batches: Sequence[KeyedJaggedTensor]) -> dict[str, int]:
-    """What all ranks together send in each form; the first of two that send as many is taken."""
+    """Compute the bytes that all ranks together send in each form; the first of two that send as many is taken."""
     others = case.world_size - 1
     return {
         "batch": others * sum(_batch_bytes(copy, case, *each) for each in enumerate(batches)),

@@ -1,4 +1,4 @@
-"""What every command must keep."""
+"""Conformance tests of commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CommandTests:
     """The tests of a command: give the fixture ``command``, an instance."""
 
     def test_help_is_one_line(self, command: Command) -> None:
-        """What `shardwright --help` shows beside the name."""
+        """`shardwright --help` shows one line beside the name."""
         text = getattr(command, "help", "")
         assert isinstance(text, str), f"{command.name}: help must be a text, got {text!r}"
         assert text.strip(), f"{command.name}: has no help, a line for `shardwright --help`"

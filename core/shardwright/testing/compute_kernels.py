@@ -1,4 +1,4 @@
-"""What every compute kernel must keep."""
+"""Conformance tests of compute kernels."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ComputeKernelTests:
         optimizers: the optimizers that it is tested with, by name or with parameters; those of the built-in kernels by
             default. A kernel with optimizers of its own names them, and what they are to do is what ``unsharded`` of
             their :func:`~shardwright.optim.fused.register_fused_optimizer` builds.
-        extras: what the plan says of each block, to be set in the subclass where the kernel's lookups need it.
+        extras: data that the plan states for each block; the subclass sets it where the kernel's lookups need it.
     """
 
     optimizers: ClassVar[Sequence[str | OptimizerSpec]] = OPTIMIZERS
@@ -180,7 +180,7 @@ class ComputeKernelTests:
     def test_learning_rate_holds_from_the_next_forward_pass(
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
-        """Where the optimizer is fused."""
+        """A new learning rate takes effect in a fused optimizer."""
         for blocks, device in self._fused_groups(compute_kernel, optimizer):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             for step, rate in enumerate((0.1, 0.7, 0.0, 0.01)):
@@ -210,7 +210,7 @@ class ComputeKernelTests:
     def test_optimizer_state_is_of_the_rows_and_continues_in_another_lookup(
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
-        """What a checkpoint keeps is all there is."""
+        """A checkpoint keeps all state there is."""
         for blocks, device in self._fused_groups(compute_kernel, optimizer):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             for step in range(3):
@@ -226,7 +226,7 @@ class ComputeKernelTests:
             train(what, fresh, loops, batch, device)
 
     def test_row_wise_optimizer_is_exact_on_cut_columns(self, compute_kernel: ComputeKernel) -> None:
-        """Where the kernel takes it, it sees the gradient of whole rows."""
+        """A kernel that takes such a request sees the gradient of whole rows."""
         device = device_of(compute_kernel, self.optimizers)
         blocks = [
             block_spec(
@@ -253,7 +253,7 @@ class ComputeKernelTests:
             train(f"{compute_kernel.name}: row_wise_adagrad, cut columns", lookup, loops, batch, device)
 
     def test_prepare_serves_backward_as_forward_does(self, compute_kernel: ComputeKernel) -> None:
-        """Where nobody asks for the sums."""
+        """``backward`` does the same after ``prepare``, which leaves out the sums."""
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             (looked_up, loops), (prepared, _) = (
                 build(compute_kernel, blocks, device=device) for _ in range(2)
@@ -294,7 +294,7 @@ class ComputeKernelTests:
                 go_back(what, lookup, loops, batch, kept, device)
 
     def test_weights_share_storage_with_what_is_looked_up(self, compute_kernel: ComputeKernel) -> None:
-        """What a checkpoint loads into ``weight`` is what lookups read."""
+        """Lookups read the weights that a checkpoint loads into ``weight``."""
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             lookup, _ = build(compute_kernel, blocks, device=device)
             for index, spec in enumerate(blocks):
@@ -345,7 +345,7 @@ class ComputeKernelTests:
     def test_key_without_a_row_brings_zeros_and_gets_none_without_training(
         self, compute_kernel: ComputeKernel
     ) -> None:
-        """What is looked up to be served, and was never trained, changes nothing."""
+        """A lookup without training of keys that were never trained changes nothing."""
         if not compute_kernel.takes_any_id:
             pytest.skip(f"{compute_kernel.name} takes rows, and no keys")
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):

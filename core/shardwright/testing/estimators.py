@@ -1,4 +1,4 @@
-"""What every estimator must keep.
+"""Conformance tests of estimators.
 
 Legend: S runs of equal shards, O options.
 """
@@ -214,7 +214,7 @@ def _of_options(estimator: Estimator, options: Options, topology: Topology) -> F
 
 
 def _shapes(options: Options) -> list[str]:
-    """What tells options of one table apart, but for sizes."""
+    """Name what tells options of one table apart, but for sizes."""
     return [
         f"{options.type_of(o).name} with {options.kernel_of(o).name} in {options.shards_per_option[o]} shards"
         for o in range(options.num_options)

@@ -1,4 +1,4 @@
-"""What a compute kernel under test is asked, and the blocks that it is given."""
+"""Requests to a compute kernel under test, and the blocks that it is given."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def with_other_parameters(optimizer: str | OptimizerSpec) -> OptimizerSpec:
 
 
 def possible_requests(named: Sequence[str | OptimizerSpec] = OPTIMIZERS) -> list[KernelRequest]:
-    """What planners may ask: devices, data types, widths, optimizers, poolings."""
+    """List requests that planners may make: devices, data types, widths, optimizers, poolings."""
     optimizers = [None, *map(spec_of, named), OptimizerSpec("no_such_optimizer")]
     return [
         KernelRequest(
@@ -66,7 +66,7 @@ def possible_requests(named: Sequence[str | OptimizerSpec] = OPTIMIZERS) -> list
 
 
 def device_of(kernel: ComputeKernel, named: Sequence[str | OptimizerSpec] = OPTIMIZERS) -> torch.device:
-    """Where the kernel is tested: on the CPU if it can, else on the accelerator that is here."""
+    """Find the device to test the kernel on: the CPU if it can, else the accelerator that is here."""
     reasons = []
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     for device in filter(None, ("cpu", accelerator.type if accelerator else "")):
@@ -91,7 +91,7 @@ def any_optimizer(kernel: ComputeKernel, named: Sequence[str | OptimizerSpec] = 
 
 
 def takes(kernel: ComputeKernel, blocks: Sequence[BlockSpec]) -> bool:
-    """Whether the kernel says that it supports all of them."""
+    """True if the kernel says that it supports all of them."""
     return all(kernel.supports(spec.request) is True for spec in blocks)
 
 

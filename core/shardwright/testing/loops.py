@@ -142,7 +142,7 @@ class Loops:
 
     Args:
         blocks: the blocks.
-        weights: of each block, `[rows, columns]` float64.
+        weights: weights of each block, `[rows, columns]` float64.
         batch_major: the order of results.
         whole_rows: gradients have the columns of the whole table.
     """
@@ -194,7 +194,7 @@ class Loops:
             base += sum(sizes)
 
     def size(self, batch: Batch, *, of_gradients: bool) -> int:
-        """How many values the results or gradients of a batch are."""
+        """Count the values of the results or gradients of a batch."""
         return max([stop for *_, stop in self._places(batch, of_gradients=of_gradients)], default=0)
 
     def sums(self, batch: Batch) -> Tensor:
@@ -259,7 +259,7 @@ class Loops:
         self.weights[block] = self.registered[block].step(self.weights[block], whole, learning_rate)
 
     def registered_state(self, block: int) -> Mapping[str, Tensor]:
-        """What the unsharded optimizer of a block keeps, by its own names."""
+        """Return the state that the unsharded optimizer of a block keeps, by its own names."""
         return self.registered[block].state if block in self.registered else {}
 
 
@@ -269,7 +269,7 @@ class _Registered:
 
     Args:
         table: ``[R, D]`` float64, of all columns whose gradient the block gets.
-        optimizer: that updates it.
+        optimizer: torch optimizer that updates the table.
         span: the block's columns among them.
     """
 
@@ -299,7 +299,7 @@ class _Registered:
 
     @property
     def state(self) -> Mapping[str, Tensor]:
-        """What the optimizer keeps: of rows, the block's columns."""
+        """State of the optimizer: of rows, the block's columns."""
         found = self.optimizer.state[self.table]
         is_wide = {name: value.dim() == 2 and value.shape[1] > 1 for name, value in found.items()}
         return {name: value[:, self.span] if is_wide[name] else value for name, value in found.items()}

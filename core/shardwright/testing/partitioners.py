@@ -1,4 +1,4 @@
-"""What every partitioner must keep.
+"""Conformance tests of partitioners.
 
 Legend: N shards, W ranks, M memory tiers.
 """
@@ -39,7 +39,7 @@ class PartitionerTests:
         check()
 
     def test_what_fits_anywhere_is_placed(self, partitioner: Partitioner) -> None:
-        """Where every rank could hold everything."""
+        """Shards are placed if every rank could hold everything."""
 
         @_PLACEMENTS
         @given(proposed_shards())

@@ -1,4 +1,4 @@
-"""What every sharding type must keep.
+"""Conformance tests of sharding types.
 
 Legend: R rows, D columns of a table, W ranks.
 """
@@ -50,7 +50,7 @@ class ShardingTypeTests:
     whose ids are keys needs a kernel that takes any id installed, and is compared with rows that begin as its keys' do.
 
     Attributes:
-        constraints: what a user asks for beside the type's name, to be set in the subclass where it would not apply
+        constraints: demands of a user beside the type's name; the subclass sets them where the type would not apply
             otherwise: ``ParameterConstraints(extras=...)``.
     """
 
@@ -179,7 +179,7 @@ class ShardingTypeTests:
             check()
 
     def test_declared_traffic_equals_counted_bytes(self, sharding_type: ShardingType) -> None:
-        """What the planner reckons with is what ranks send: ids on their way in, results on their way home."""
+        """Ranks send the bytes that the planner reckons with: ids on their way in, results on their way home."""
         with installed(sharding_type):
             tested = TypeUnderTest(sharding_type, self.constraints)
 

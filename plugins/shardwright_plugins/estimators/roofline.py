@@ -45,7 +45,7 @@ WEIGHT_BYTES = 4
 SUM_BYTES = 4
 """Kernels sum in float32."""
 LINE_BYTES = 64
-"""What a memory moves at least: a cache line of x86, two sectors of an NVIDIA device."""
+"""Bytes that a memory moves at least: a cache line of x86, two sectors of an NVIDIA device."""
 SORT_BYTES_AN_ID = 96
 """Four passes of a radix sort over 32 bits, each reading and writing an id of 8 bytes and a position of 4."""
 INPUT_COLLECTIVES = 2
@@ -53,7 +53,7 @@ INPUT_COLLECTIVES = 2
 
 
 class Roofline(Estimator):
-    """What a step moves through memories and links, and the latency of its collectives."""
+    """Model of a step by the bytes it moves through memories and links, and the latency of its collectives."""
 
     name: ClassVar[str] = "roofline"
     measures: ClassVar[str] = PERFORMANCE
@@ -102,7 +102,7 @@ class _Step:
 
     @cached_property
     def batches(self) -> Floats:
-        """How many ranks' batches are looked up; none in an empty shard."""
+        """Number of ranks whose batches are looked up; 0 in an empty shard."""
         looked_up = np.where(self.is_copy, 1.0, float(self.topology.world_size))
         return np.where(self.is_filled, looked_up, 0.0)
 
@@ -128,7 +128,7 @@ class _Step:
 
     @cached_property
     def row_bytes(self) -> Floats:
-        """What is moved for one row."""
+        """Bytes that are moved for one row."""
         used = self.options.num_columns * self.options.element_bytes[self.table]
         return np.ceil(used / LINE_BYTES) * LINE_BYTES
 
@@ -169,7 +169,7 @@ class _Step:
         return streamed / self._memory_bandwidth + 2 * touched * self.row_bytes * self._read_ms_a_byte
 
     def _vectors_ms(self, bytes_of_one: Floats) -> Floats:
-        """How long vectors take between shards and ranks, straight or, as sums, through the host."""
+        """Compute the time of vectors between shards and ranks, straight or, as sums, through the host, ms."""
         pooled = self.options.is_pooled[self.table]
         through_host = self.options.sums_inside_host[self.options.option] & pooled
         total = self.vectors * bytes_of_one
@@ -177,7 +177,7 @@ class _Step:
         return np.where(through_host, self._through_host_ms(total), straight)
 
     def _exchange_ms(self, total_bytes: Floats) -> Floats:
-        """How long what all ranks exchange with each shard takes, without what stays on its rank."""
+        """Compute the time of each shard's exchange with all ranks, ms, without what stays on its rank."""
         topology, links = self.topology, self.topology.link_bandwidths
         a_rank = total_bytes / topology.world_size
         inside = a_rank * (topology.local_world_size - 1) / links["intra_host"]
@@ -185,7 +185,7 @@ class _Step:
         return np.maximum(inside, across)
 
     def _through_host_ms(self, total_bytes: Floats) -> Floats:
-        """How long sums take to be made inside the host, and then to cross to the others."""
+        """Compute the time to make sums inside the host and to cross to the others, ms."""
         topology, links = self.topology, self.topology.link_bandwidths
         local = topology.local_world_size
         inside = total_bytes * (local - 1) / local / links["intra_host"]

@@ -110,7 +110,7 @@ def _bytes_looked_up(work: Work, output: Floats) -> Floats:
 
 
 def _travel_ms(work: Work, element_bytes: Floats) -> Floats:
-    """How long the vectors of each shard, with so many bytes an element, travel one way: ``[S]``."""
+    """Compute the time of each shard's vectors one way, with so many bytes an element, ms: ``[S]``."""
     options, topology, links = work.options, work.topology, work.topology.link_bandwidths
     output_bytes = work.vectors * options.num_columns * element_bytes
     direct = output_bytes / links[topology.link_between(topology.world_size)]
@@ -122,7 +122,7 @@ def _travel_ms(work: Work, element_bytes: Floats) -> Floats:
 
 
 def _synchronisation_ms(work: Work, bandwidth: Floats) -> Floats:
-    """How long the dense gradient of each copy is reduced over all ranks, and applied: ``[S]``."""
+    """Compute the time to reduce the dense gradient of each copy over all ranks and to apply it, ms: ``[S]``."""
     topology = work.topology
     table_bytes = work.options.num_rows * work.options.num_columns * work.element_bytes
     hosts = min(topology.num_hosts, 2)
@@ -148,7 +148,7 @@ def _read_speed(kernel: ComputeKernel, request: KernelRequest, topology: Topolog
 
 
 def _prefetch_ms(work: Work) -> Floats:
-    """How long the rows that a cache misses take to come from the host's memory: ``[S]``."""
+    """Compute the time of the rows that a cache misses to come from the host's memory, ms: ``[S]``."""
     options = work.options
     misses = np.array([_expected_misses(request) for request in work.requests])[options.request]
     if not misses.any():

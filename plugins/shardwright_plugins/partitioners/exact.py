@@ -65,7 +65,7 @@ class _Model:
 
     @property
     def num_numbers(self) -> int:
-        """How many whole numbers are to be chosen."""
+        """Count of whole numbers to choose."""
         return len(self._count) * self._shards.world_size
 
     def solve(self, seconds: float) -> Ints | None:
@@ -96,7 +96,7 @@ class _Model:
         )
 
     def _scale(self) -> Floats:
-        """What a rank has of each dimension, about: ``[D]``."""
+        """Estimate a rank's supply of each dimension: ``[D]``."""
         mean_ms = self._used[:, 0].mean() + (self._count @ self._size)[0] / self._shards.world_size
         scale: Floats = np.maximum(np.append(mean_ms, self._shards.capacity_bytes.max(axis=0)), 1e-30)
         return scale

@@ -41,7 +41,7 @@ class DynamicProgramming(Proposer):
 
 
 def _parts(space: SearchSpace) -> Ints:
-    """How many parts of the device's memory each option takes, rounded to the nearest: ``[O]``."""
+    """Count the parts of the device's memory that each option takes, rounded to the nearest: ``[O]``."""
     capacity = max(int(space.capacity_bytes[:, 0].sum()), 1)
     return np.rint(space.total_bytes[:, 0] * (NUM_BINS / capacity)).astype(np.int64)
 

@@ -34,8 +34,8 @@ class DenseBytes:
     """Bytes of a model's tensors that no sharder shards.
 
     Args:
-        parameters: of parameters.
-        buffers: of buffers.
+        parameters: bytes of parameters.
+        buffers: bytes of buffers.
     """
 
     parameters: int
@@ -43,7 +43,7 @@ class DenseBytes:
 
 
 class StorageReservation(ABC):
-    """How much of each rank's device memory is kept free; a frozen value that a plan document can hold.
+    """Device memory kept free on each rank; a frozen value that a plan document can hold.
 
     The planner calls :meth:`with_dense` once if it has the model, then :meth:`capacity_bytes`.
     """
@@ -59,12 +59,12 @@ class StorageReservation(ABC):
         """Bytes kept free on each rank ``[W]``.
 
         Args:
-            capacity_bytes: what each rank's device has, ``[W]``.
+            capacity_bytes: memory of each rank's device, bytes, ``[W]``.
             ids_per_batch: ids that a rank feeds to all tables in a step.
         """
 
     def capacity_bytes(self, topology: Topology, ids_per_batch: float) -> Ints:
-        """What may be used of each memory tier on each rank, ``[W, M]``.
+        """Compute the bytes that may be used of each memory tier on each rank, ``[W, M]``.
 
         Raises:
             NoPlanError: a rank has less than is to be kept free.

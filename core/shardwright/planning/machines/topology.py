@@ -30,7 +30,7 @@ _LINKS = ("intra_host", "inter_host")
 
 @frozen
 class InputValue:
-    """A value with where it came from: ``given``, ``detected`` or ``assumed``, and the source of an assumption."""
+    """Value with its origin: ``given``, ``detected`` or ``assumed``, and the source of an assumption."""
 
     value: Any
     origin: str
@@ -253,7 +253,7 @@ class Topology:
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts the ranks are on."""
+        """Number of hosts that the ranks are on."""
         return self.world_size // self.local_world_size
 
     @property

@@ -38,15 +38,15 @@ def enumerate_options(
     """Every option of every table.
 
     Args:
-        tables: what is to be sharded.
+        tables: tables to shard.
         topology: over what.
-        constraints: what the user asks.
-        plugins: where sharding types and kernels come from.
+        constraints: demands of the user, by table.
+        plugins: source of sharding types and kernels.
         batch_size: samples per rank and step, where the constraints give none.
         on_this_machine: plan for this machine, so what is installed here counts.
         fold_tables: tables that the sharding types in use cannot tell apart stand once; otherwise each is distinct.
-        space: what is offered to tables of which the constraints ask nothing.
-        rules: which ranks tables may use, which are kept together and apart.
+        space: options offered to tables without constraints.
+        rules: ranks that tables may use, and tables kept together or apart.
         watch: ends the work when it is over.
 
     Raises:
@@ -75,7 +75,7 @@ def enumerate_options(
 
 
 def _ended_early(offers: Offers, table: TableSpec, index: int, count: int) -> BaseException:
-    """Why there is not even a list of options."""
+    """Make the error for an enumeration that ended before all options were known."""
     if offers.watch.was_interrupted:
         return KeyboardInterrupt()
     slowest = max(offers.seconds, key=offers.seconds.__getitem__, default="")
@@ -108,14 +108,14 @@ def _lookups(table: TableSpec, rule: ParameterConstraints, batch_size: int) -> t
 
 @frozen
 class _Demands:
-    """What is asked of a table: its own constraints, and the rules on ranks that it shares with others."""
+    """Demands on a table: its own constraints, and the rules on ranks that it shares with others."""
 
     rule: ParameterConstraints
     rules: RankRules | None
     index: int
 
     def refusal(self, layout: Layout) -> str:
-        """Why the rules on ranks forbid a layout; empty if they do not."""
+        """Explain why the rules on ranks forbid a layout; empty if they do not."""
         return self.rules.refusal(self.index, layout) if self.rules else ""
 
     @property

@@ -38,7 +38,7 @@ class Refusal:
     Args:
         table: the table's path.
         kind: ``"sharding type"`` or ``"compute kernel"``.
-        name: what was refused.
+        name: name of the refused sharding type or kernel.
         reason: why.
     """
 
@@ -62,7 +62,7 @@ class Options:
         sharding_types: the sharding types in use, by code.
         compute_kernels: the compute kernels in use, by code.
         requests: ``(kernel code, request)`` pairs in use, by code: what kernels are asked.
-        refused: what was refused for each distinct table, and why: ``T``.
+        refused: refusals for each distinct table, with reasons: ``T``.
         ids_per_batch: ids a rank looks up in the table a step: ``[T]``.
         bags_per_batch: vectors a rank gets back from the table a step: ``[T]``.
         first_option: ``[T + 1]``.
@@ -76,8 +76,8 @@ class Options:
         first_shard: ``[O + 1]``.
         option: option of each run, ``[S]``.
         count: shards of each run, ``[S]``.
-        num_rows: of each of its shards, ``[S]``.
-        num_columns: of each of its shards, ``[S]``.
+        num_rows: rows of each of its shards, ``[S]``.
+        num_columns: columns of each of its shards, ``[S]``.
         is_copy: every rank has a copy of its rows: ``[S]``.
         id_fraction: the part of its table's lookups that are of the rows that each of its shards holds: ``[S]``.
         rank: the rank that its first shard must live on, the next on the next rank, and so on; or ``FREE``: ``[S]``.
@@ -133,17 +133,17 @@ class Options:
 
     @cached_property
     def shards_per_option(self) -> Ints:
-        """How many shards each option has, those of all its runs together: ``[O]``."""
+        """Number of shards of each option, those of all its runs together: ``[O]``."""
         return np.add.reduceat(self.count, self.first_shard[:-1])
 
     @cached_property
     def multiplicity(self) -> Ints:
-        """How many tables each distinct table stands for: ``[T]``."""
+        """Number of tables that each distinct table stands for: ``[T]``."""
         return np.bincount(self.alike, minlength=len(self.tables)).astype(np.int64)
 
     @cached_property
     def refusals(self) -> tuple[Refusal, ...]:
-        """What was refused for each table, and why."""
+        """Refusals of each table, with reasons."""
         return tuple(
             evolve(refusal, table=table.path)
             for table, distinct in zip(self.all_tables, self.alike.tolist(), strict=True)
@@ -157,12 +157,12 @@ class Options:
 
     @cached_property
     def is_pooled(self) -> Bools:
-        """Whether bags become one vector: ``[T]``."""
+        """True for tables whose bags become one vector: ``[T]``."""
         return np.array([table.pooling.value != "NONE" for table in self.tables], dtype=bool)
 
     @cached_property
     def is_weighted(self) -> Bools:
-        """Whether ids carry weights: ``[T]``."""
+        """True for tables whose ids carry weights: ``[T]``."""
         return np.array([table.is_weighted for table in self.tables], dtype=bool)
 
     @cached_property
@@ -195,7 +195,7 @@ class Options:
         return slice(int(self.first_shard[option]), int(self.first_shard[option + 1]))
 
     def places_of(self, option: int) -> bytes:
-        """How the shards of an option may be placed; equal for options whose shards may be placed alike."""
+        """Encode the places that an option's shards may take; equal for options whose shards may be placed alike."""
         runs = self.shards_of(option)
         _, gang = np.unique(self.gang[runs], return_inverse=True)
         is_alone = self.gang[runs] == NO_GANG

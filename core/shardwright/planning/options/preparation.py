@@ -1,4 +1,4 @@
-"""What comes before a search: every option with its costs, and what the ranks can hold."""
+"""Preparation of a search: every option with its costs, and the capacity of the ranks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def prepare(
     """Ask sharding types and kernels for options, and the estimators for their costs.
 
     Args:
-        tables: what is to be sharded.
+        tables: tables to shard.
         request: over what, and what the user asks.
         plugins: the plugins that plan.
         on_this_machine: plan for this machine, so what is installed here counts.
-        watch: of the search to come; ends this too.
+        watch: watch of the search to come; ends this too.
 
     Raises:
         KeyboardInterrupt: somebody asked for an end before the options were known.

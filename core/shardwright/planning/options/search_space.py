@@ -34,10 +34,10 @@ class SearchSpace:
         options: the options of all tables.
         topology: the ranks.
         phases: phase of a step -> milliseconds that each shard of a run adds to its rank: ``[S]``.
-        memory_bytes: of each shard of a run, ``[S, M]``.
-        capacity_bytes: what may be used on each rank, after reservations: ``[W, M]``.
-        objective: what plans are rated by, a name in :data:`~shardwright.planning.search.objectives.OBJECTIVES`.
-        rules: which ranks tables may use, which are kept together and apart; ``None``: none.
+        memory_bytes: bytes of each shard of a run, ``[S, M]``.
+        capacity_bytes: bytes that may be used on each rank, after reservations: ``[W, M]``.
+        objective: measure that rates plans, a name in :data:`~shardwright.planning.search.objectives.OBJECTIVES`.
+        rules: ranks that tables may use, and tables kept together or apart; ``None``: none.
         further_tiers: names of resources beside the topology's memory tiers, which ``memory_bytes`` and
             ``capacity_bytes`` have columns for after those; a search may use them to stand for rules.
     """
@@ -58,7 +58,7 @@ class SearchSpace:
 
     @cached_property
     def cost_ms(self) -> Floats:
-        """What each shard of a run adds to its rank's time, all phases together: ``[S]``."""
+        """Time that each shard of a run adds to its rank, all phases together, ms: ``[S]``."""
         total = np.zeros(self.options.num_shards)
         for phase in self.phases.values():
             total += phase
@@ -93,12 +93,12 @@ class SearchSpace:
 
     @cached_property
     def fits_alone(self) -> Bools:
-        """Whether each shard of an option, alone, fits where it may go: ``[O]``."""
+        """True for options of which each shard, alone, fits where it may go: ``[O]``."""
         fits = (self.memory_bytes <= self._room_bytes()).all(axis=1)
         return np.logical_and.reduceat(fits, self.options.first_shard[:-1])
 
     def _room_bytes(self) -> Ints:
-        """What the smallest rank that a shard of each run may have to live on can hold: ``[S, M]``."""
+        """Find the capacity of the smallest rank that a shard of each run may have to live on, bytes: ``[S, M]``."""
         most, least = self.capacity_bytes.max(axis=0), self.capacity_bytes.min(axis=0)
         room = np.broadcast_to(most, self.memory_bytes.shape)
         if (most == least).all():
@@ -175,7 +175,7 @@ def _checked(estimator: Estimator, what: str, column: Floats, options: Options) 
 
 
 def vector_bytes(options: Options) -> tuple[Floats, Floats]:
-    """What a vector of each shard takes on its way between ranks, as a result and as its gradient: ``[S]`` each.
+    """Compute the bytes of a vector of each shard between ranks, as a result and as its gradient: ``[S]`` each.
 
     Kernels sum in float32, and float32 is what travels, whatever the type of the weights; or what a table's codecs make
     of it.
@@ -196,7 +196,7 @@ def vector_bytes(options: Options) -> tuple[Floats, Floats]:
 
 
 def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
-    """What each shard of a run receives and sends in a step: ``[S]`` each, in bytes.
+    """Compute the bytes that each shard of a run receives and sends in a step: ``[S]`` each.
 
     Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, of cut rows only those
     of bags with ids (:func:`filled_bags`); if they are added inside the host, those of all bags, and then also the sums
@@ -238,7 +238,7 @@ def filled_bags(options: Options, topology: Topology) -> Floats:
 
 
 def synchronised_bytes(options: Options, topology: Topology) -> Floats:
-    """What a copy receives to stay equal to the others: ``[S]``, in bytes; 0 for shards that are no copies.
+    """Compute the bytes that a copy receives to stay equal to the others: ``[S]``; 0 for shards that are no copies.
 
     Either the ids of all ranks with the 32-bit gradients of their vectors, or the gradient of all rows, whichever is
     less.

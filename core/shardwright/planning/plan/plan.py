@@ -35,7 +35,7 @@ class EnumerableShardingSpec:
 
 @frozen(hash=False, field_transformer=typed)
 class ParameterSharding:
-    """How one table is sharded.
+    """Sharding of one table.
 
     Args:
         sharding_type: name of the sharding type.
@@ -98,7 +98,7 @@ class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
 
 @frozen(hash=False, field_transformer=typed)
 class ShardingPlan:
-    """How every table of a model is sharded.
+    """Sharding of every table of a model.
 
     Args:
         plan: module path -> the plan of its tables.

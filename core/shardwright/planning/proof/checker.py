@@ -59,7 +59,7 @@ class _ProofCase:
 def why_unproven(
     space: SearchSpace, bound_ms: float, certificate: Mapping[str, Any], *, watch: Watch | None = None
 ) -> str:
-    """Why a certificate, ``{"z_ms": z, **case}``, does not prove that no plan is better; empty if it does.
+    """Explain why a certificate, ``{"z_ms": z, **case}``, does not prove that no plan is better; empty if it does.
 
     Args:
         space: options and costs.
@@ -103,7 +103,7 @@ class _Proof:
         self.spread: Floats = np.where(covers[:, None], np.minimum.reduceat(self.needs, starts), 0.0)
 
     def _covers_ranks(self) -> Bools:
-        """Whether each option has a shard on every rank, so that each has its least one at least: ``[O]``."""
+        """True for options with a shard on every rank, so that each rank has at least the smallest one: ``[O]``."""
         first, count = self.options.first_shard, self.options.count
         before = np.cumsum(count) - count
         before = before - np.repeat(before[first[:-1]], np.diff(first))
@@ -113,7 +113,7 @@ class _Proof:
         return result
 
     def gap_in(self, node: Mapping[str, Any], case: _ProofCase) -> str:
-        """Why a case is not settled; empty if it is."""
+        """Explain why a case is not settled; empty if it is."""
         if "spread_ms" in node or "spread_bytes" in node:
             of, limit = ("time", node["spread_ms"]) if "spread_ms" in node else node["spread_bytes"]
             below, above = case.halves(("time", *self.space.tiers).index(of), float(limit))
@@ -165,7 +165,7 @@ class _Proof:
         return float(least[self.options.alike].sum())
 
     def _places(self, rounding: Mapping[str, Any], room: Floats) -> Floats:
-        """How many places the free shards of each option take, of ``W`` in all: ``[O]``."""
+        """Count the places that the free shards of each option take, of ``W`` in all: ``[O]``."""
         parts, column = int(rounding["parts"]), ("time", *self.space.tiers).index(rounding["of"])
         if parts < 1:
             raise ValueError(f"{parts} parts")

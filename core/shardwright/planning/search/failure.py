@@ -1,4 +1,4 @@
-"""Why there is no plan, with the numbers, and what would help."""
+"""Explanations of why there is no plan, with the numbers, and what would help."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def explain_no_plan(
 
 
 def _room_text(space: SearchSpace) -> str:
-    """What all tables need of the memory that is scarcest, what there is, and what would leave some over."""
+    """Tell the need and the supply of the scarcest memory, and what would leave some over."""
     needed = scarcest(space)
     if needed is None:
         return ""

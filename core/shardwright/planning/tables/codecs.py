@@ -1,4 +1,4 @@
-"""Which codecs results and gradients travel by: TorchRec's ``QCommsConfig``, for all tables of a module or for one."""
+"""Codecs of results and gradients between ranks: TorchRec's ``QCommsConfig``, for a module's tables or for one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class QCommsConfig:
     backward_precision: str | None = field(default=None, converter=_name)
 
     def over(self, other: QCommsConfig | None) -> QCommsConfig:
-        """What this says, and where it says nothing, what ``other`` says."""
+        """Fill in what this leaves open from ``other``."""
         if other is None:
             return self
         return QCommsConfig(

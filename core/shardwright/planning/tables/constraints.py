@@ -1,4 +1,4 @@
-"""What the user asks for a table: allowed sharding types and kernels, and how its features are used."""
+"""Demands of a user on a table: allowed sharding types and kernels, and the use of its features."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _positive(instance: Any, attribute: Any, value: int | None) -> None:
 
 @frozen(cache_hash=True, field_transformer=typed)
 class ParameterConstraints:
-    """What is asked for one table, or for all tables that a pattern matches.
+    """Demands on one table, or on all tables that a pattern matches.
 
     There is no field that the planner does not use.
 
@@ -141,7 +141,7 @@ class ParameterConstraints:
             default.
         num_poolings: bags per sample of each feature; one number stands for every feature. 1 by default.
         batch_sizes: samples per rank and step of each feature; the planner's batch size by default.
-        is_weighted: whether ids carry weights; as the module says by default.
+        is_weighted: true if ids carry weights; as the module says by default.
         cache_params: the cache on the device, should the table be kept in host memory; as ``fused_params`` say by
             default.
         device_group: type of the device that must hold the table; planning fails if the topology has another.
@@ -190,7 +190,7 @@ class ParameterConstraints:
             raise InvalidInputError(f"{where}: {error}") from error
 
     def to_data(self) -> dict[str, Any]:
-        """What is asked, as JSON data: an object of the fields that were given."""
+        """Return the demands as JSON data: an object of the fields that were given."""
         return {name: _as_data(getattr(self, name)) for name in self.given}
 
     @property
@@ -323,7 +323,7 @@ class Constraints:
                 )
 
     def of(self, table: TableSpec) -> ParameterConstraints:
-        """What is asked for ``table``."""
+        """Combine the demands on ``table``."""
         rule = _NONE
         for key in self.keys_of(table):
             rule = rule.filled_from(self.rules[key]) if rule is not _NONE else self.rules[key]

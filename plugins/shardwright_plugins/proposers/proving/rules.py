@@ -34,7 +34,7 @@ def within_rules(search: Search) -> Proposals:
     The bounds are those of all plans: with rules there are fewer.
 
     Args:
-        search: of the space with its rules, which it leaves out.
+        search: search of the space with its rules, which it leaves out.
     """
     given = search.space
     assert given.rules is not None  # the caller looked
@@ -159,7 +159,7 @@ class _Resources:
         return np.isin(self._options.table, sorted(tables))
 
     def _seated_options(self) -> tuple[Bools, Bools]:
-        """Which options live on their table's rank, and which others of these tables are left out: ``[O]`` each.
+        """Mark options that live on their table's rank, and others of these tables that are left out: ``[O]`` each.
 
         Several shards of a table on one rank are no better than one; where there is no option of one, they are left
         to a resource.
@@ -183,7 +183,7 @@ class _Resources:
         return found
 
     def _least_ms(self, usable: Bools) -> float:
-        """What the tables that may use some ranks alone take of these at least."""
+        """Compute the least time of ranks that some tables must share among themselves, ms."""
         cost: Floats = np.where(usable & self._space.fits_alone, self._space.total_cost_ms, np.inf)
         least = np.minimum.reduceat(cost, self._options.first_option[:-1])
         needs: dict[frozenset[int], float] = {}

@@ -33,8 +33,8 @@ class Bins:
     """Items in bins.
 
     Args:
-        size: of each item, ``[N, D]``.
-        used: what is in the bins before: ``[W, D]``.
+        size: load of each item, ``[N, D]``.
+        used: load of the bins before: ``[W, D]``.
         limit: ``[W, D]``.
         gang: items of one number go to one host; ``NO_GANG``: alone. ``[N]``.
         local: the bin of its host that an item of a gang must have, or ``FREE``: ``[N]``.
@@ -105,7 +105,7 @@ class Bins:
             self.put(item, self._best_bin(item))
 
     def _best_bin(self, item: int) -> int:
-        """Where the fullest dimension is least full afterwards; within limits, if that can be."""
+        """Find the bin whose fullest dimension is least full with the item; within limits, if that can be."""
         after = (self.used + self.size[item]) / self.limit
         fullest = fullness(after)
         fits = after[:, 1:].max(axis=1, initial=0.0) <= 1 + SLACK
@@ -183,7 +183,7 @@ class Bins:
         """Move and swap items as long as less is over the limits; whether nothing is over any more.
 
         Args:
-            steps: at most.
+            steps: largest number of steps.
         """
         stuck: set[int] = set()
         for _ in range(steps):
@@ -291,7 +291,7 @@ def gang_bins(used: Floats, limit: Floats, size: Floats, local: Ints, bins_per_h
 
 
 def fullness(parts: Floats) -> Floats:
-    """How full bins are, by their fullest dimension; of equally full ones, that with less time comes first."""
+    """Rate the load of bins by their fullest dimension; of equally full ones, that with less time comes first."""
     result: Floats = parts.max(axis=-1) + 0.05 * parts[..., 0]
     return result
 

@@ -76,6 +76,12 @@ class Topology:
     Raises:
         InvalidInputError: a size is not positive, or ranks do not divide into hosts.
         UnknownNameError: no such device is known; the text has the known and the nearest.
+
+    Example:
+        >>> import shardwright as sw
+        >>> topology = sw.Topology(world_size=16, compute_device="cuda", local_world_size=8, hbm_cap=80 * 1024**3)
+        >>> topology.num_hosts, topology.tiers
+        (2, ('hbm', 'ddr'))
     """
 
     world_size: int

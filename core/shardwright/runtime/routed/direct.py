@@ -1,4 +1,4 @@
-"""The direct way home: each rank sends its results to the rank that asked, in one collective, and one back."""
+"""The direct return path: one collective sends results to the ranks that asked, and one sends gradients back."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ RESULTS, GRADIENTS = 0, 1
 
 
 class DirectReturn(ReturnPath):
-    """One collective, and one back; see the module."""
+    """Results in one collective, and gradients in one collective back; see the module."""
 
     def __init__(self, plan: RoutingPlan, slots: PathSlots, env: ShardingEnv) -> None:
         self.sections = sections_of(plan, slots.kinds)
         self._is_one_kind = len(slots.kinds) == 1
         self.brings = [columns for section in self.sections for columns in section.brings]
         self.wires = [
-            Wire(env.communicator, [section.wire[way] for section in self.sections])
-            for way in (RESULTS, GRADIENTS)
+            Wire(env.communicator, [section.wire[direction] for section in self.sections])
+            for direction in (RESULTS, GRADIENTS)
         ]
         widths = plan.pieces.stop - plan.pieces.start
         self._widths = np.bincount(

@@ -29,9 +29,9 @@ class DMPCollection(DistributedModelParallel):
     From time to time weights, and the optimizer state that kernels keep, are averaged over the groups: by :meth:`sync`,
     or every ``sync_every`` steps. The dense part is replicated over all ranks, its gradients averaged in each step.
 
-    Averaged after each step, tables trained by SGD (with momentum and weight decay, too) are those of one step on the
-    mean gradient of all ranks: their updates are linear in the gradient. Of other optimizers they are the mean of what
-    each group makes of its own gradient, and so is the state.
+    Averaged after each step, tables trained by plain SGD are those of one step on the mean gradient of all ranks: the
+    update is linear in the gradient. Of other optimizers they are the mean of what each group makes of its own
+    gradient, and so is the state.
 
     Args:
         module: the model; changed in place.
@@ -111,7 +111,7 @@ class DMPCollection(DistributedModelParallel):
             self._averaging = Averaging(env, collections)
             self._averaging.copy_from_first()
         for collection in collections:
-            collection.before_gathering(_called_weakly(WeakMethod(self._average_before_gathering)))
+            collection.before_gathering(_called_weakly(WeakMethod(self._sync_if_changed)))
         self.register_forward_pre_hook(_before_forward)
         if init_data_parallel:
             self.init_data_parallel()
@@ -145,8 +145,8 @@ class DMPCollection(DistributedModelParallel):
             self.sync()
         self._num_since += torch.is_grad_enabled()
 
-    def _average_before_gathering(self) -> None:
-        """Make one model of the replicas before a state dict is made of one of them."""
+    def _sync_if_changed(self) -> None:
+        """Average if a step was made since the last averaging, so that a state dict is one model; on every rank."""
         if self._num_since:
             self.sync()
 

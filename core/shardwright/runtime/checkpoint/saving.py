@@ -146,6 +146,18 @@ def save_checkpoint(
     return SavedCheckpoint(folder, number, ranks.write_later(state, writer))
 
 
+def save_entries(entries: dict[str, Any], folder: Path) -> None:
+    """Save entries by this process alone.
+
+    Args:
+        entries: by their names in the checkpoint.
+        folder: of the checkpoint, named after its step.
+    """
+    number = int(folder.name.rpartition("_")[2])
+    env = ShardingEnv.local(device_type="cpu")
+    _Ranks(env).write(entries, _Writer(folder, Manifest(number, env.world_size), None))
+
+
 def env_of(model: nn.Module) -> ShardingEnv:
     """The ranks that train a model, of all sharding groups; this process alone for one that is not sharded."""
     env = getattr(model, "env", None)
@@ -343,7 +355,7 @@ class _Writer(FileSystemWriter):
         _check_files(self.path, files)
         super().finish(metadata, results)
         files[METADATA] = measured(Path(self.path) / METADATA)
-        _write_synced(Path(self.path) / MANIFEST, evolve(self._manifest, files=files).to_json())
+        write_manifest(Path(self.path), evolve(self._manifest, files=files))
         complete(self.folder, self._keep)
 
     def abandon(self) -> None:
@@ -378,9 +390,10 @@ def _check_files(folder: Any, files: Mapping[str, StoredFile]) -> None:
             )
 
 
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write a checkpoint's manifest, and have it on the disk."""
+    with (folder / MANIFEST).open("w") as file:
+        file.write(manifest.to_json())
         file.flush()
         os.fsync(file.fileno())
 

@@ -152,13 +152,27 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
     pass, which is logged.
 
     Example:
-        >>> pipeline = TrainPipelineSparseDist(model, optimizer, device)  # doctest: +SKIP
-        >>> batches = iter(loader)  # doctest: +SKIP
-        >>> while True:  # doctest: +SKIP
+        >>> import torch, shardwright as sw
+        >>> class Model(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         table = sw.EmbeddingBagConfig(1000, 8, name="user_id", feature_names=["user"])
+        ...         self.bags = sw.EmbeddingBagCollection([table], device="meta")
+        ...     def forward(self, batch):  # the losses, and the output
+        ...         vectors = self.bags(batch).values()
+        ...         return vectors.square().mean(), vectors
+        >>> model = sw.DistributedModelParallel(Model(), env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> pipeline = sw.TrainPipelineSparseDist(model, model.fused_optimizer, torch.device("cpu"))
+        >>> loader = [sw.KeyedJaggedTensor.from_lists({"user": [[7, 8], [], [user]]}) for user in range(3)]
+        >>> batches, steps = iter(loader), 0
+        >>> while True:
         ...     try:
         ...         output = pipeline.progress(batches)
         ...     except StopIteration:
         ...         break
+        ...     steps += 1
+        >>> steps, output.shape
+        (3, torch.Size([3, 8]))
     """
 
     def _sends_ahead(self) -> bool:

@@ -55,6 +55,18 @@ class DistributedModelParallel(nn.Module):
     Raises:
         UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
         PlanError, InvalidInputError: the plan does not fit the model; naming module and table.
+
+    Example:
+        >>> import shardwright as sw
+        >>> table = sw.EmbeddingBagConfig(
+        ...     num_embeddings=1000, embedding_dim=8, name="user_id", feature_names=["user"]
+        ... )
+        >>> bags = sw.EmbeddingBagCollection([table], device="meta")  # nothing is allocated before it is sharded
+        >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> batch = sw.KeyedJaggedTensor.from_lists({"user": [[7, 8], [], [9]]})
+        >>> model(batch).values().sum().backward()  # updates the table
+        >>> {name: list(value.shape) for name, value in model.state_dict().items()}
+        {'embedding_bags.user_id.weight': [1000, 8]}
     """
 
     @checked_only("env", "device")

@@ -38,8 +38,7 @@ class EmbeddingShardingPlanner(TablePlanner):
             activations): a part of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
         objective: what plans are rated by: ``"largest_rank_time"`` (as in TorchRec), or ``"step_time"``, the sum over
             the phases of each one's slowest rank.
-        seconds: how long the search may take; at the limit the best plan so far is returned, with its gap. By default
-            the
+        seconds: limit of the search, s; at the limit the best plan so far is returned, with its gap. By default the
             search ends by itself, after a budget of work that takes about ten seconds of one core at most and gives
             the same plan on any machine.
         listener: called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the bound
@@ -49,8 +48,18 @@ class EmbeddingShardingPlanner(TablePlanner):
         debug: log and print the report of each plan. Planning is silent otherwise.
 
     Example:
-        >>> planner = EmbeddingShardingPlanner(topology=Topology(world_size=2, compute_device="cpu"))
-        >>> plan = planner.plan_tables([TableSpec("user_id", 1000, 64)])
+        >>> import shardwright as sw
+        >>> planner = sw.EmbeddingShardingPlanner(
+        ...     topology=sw.Topology(world_size=2, compute_device="cpu"),
+        ...     constraints={"user_id": sw.ParameterConstraints(sharding_types=["row_wise"])},
+        ... )
+        >>> plan = planner.plan_tables([sw.TableSpec("user_id", num_embeddings=1000, embedding_dim=64)])
+        >>> print(plan)  # doctest: +NORMALIZE_WHITESPACE
+        module: ...
+          table   | sharding type | compute kernel | ranks
+        ...
+          user_id | row_wise      | ... | 0-1
+        ...
     """
 
     @checked
@@ -105,6 +114,18 @@ class EmbeddingShardingPlanner(TablePlanner):
 
         Raises:
             PlanningError: no plan fits; on every rank.
+
+        Example:
+            >>> import shardwright as sw
+            >>> table = sw.EmbeddingBagConfig(
+            ...     num_embeddings=1000, embedding_dim=8, name="user_id", feature_names=["user"]
+            ... )
+            >>> bags = sw.EmbeddingBagCollection([table], device="meta")
+            >>> plan = sw.EmbeddingShardingPlanner().collective_plan(
+            ...     bags, [sw.EmbeddingBagCollectionSharder()], env=sw.ShardingEnv.local(device_type="cpu")
+            ... )
+            >>> plan.plan[""]["user_id"].ranks
+            [0]
         """
         from shardwright.runtime.ranks.collective_planning import on_one_rank
         from shardwright.runtime.ranks.environment import environment_of

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.planning.layouts.stored_rows import rows_between
+from shardwright.runtime.ranks.devices import is_host
 
 if TYPE_CHECKING:  # importing DCP takes a second, and only who saves or loads has it imported
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
@@ -212,7 +213,7 @@ def own_storage(values: Tensor) -> Tensor:
     """
     whole = values.untyped_storage().nbytes()
     if (
-        values.device.type != "cpu"
+        not is_host(values.device)
         or whole == values.nbytes
         or not values.is_contiguous()
         or not values.numel()

@@ -1,4 +1,4 @@
-"""What runs the tables of core's dataflows, by class; a plugin's dataflow names its own."""
+"""Executors of core's dataflows, by class; a plugin's dataflow names its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXECUTORS: Final[Mapping[type, type[Executor]]] = {Routed: RoutedTables, Replic
 
 
 def executor_of(dataflow: Dataflow) -> type[Executor]:
-    """What runs all tables of a module that ask for such a dataflow.
+    """The executor of all tables of a module that ask for such a dataflow.
 
     Raises:
         UnsupportedError: it names no executor, and neither does a class that it derives from.

@@ -34,8 +34,8 @@ class EmbeddingShardingPlanner(TablePlanner):
             not given. As of estimators and partitioners, a name may be followed by arguments,
             ``"name:key=value,key=value"``, which stand in the plan document and hold for what reads it.
         partitioner: the partitioner, by name or as an object; the preferred one if not given.
-        storage_reservation: device memory kept free for everything that is not planned (dense layers,
-            activations): a part of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
+        storage_reservation: device memory kept free for everything that is not planned (dense layers, activations): a
+            fraction of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
         objective: time that plans are rated by: ``"largest_rank_time"`` (as in TorchRec), or ``"step_time"``, the sum
             over the phases of each one's slowest rank.
         seconds: limit of the search, s; at the limit the best plan so far is returned, with its gap. By default the

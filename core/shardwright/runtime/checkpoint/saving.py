@@ -264,7 +264,7 @@ class _Ranks:
                 staged.clear()
 
         # No daemon: the process waits for it at its end.
-        threading.Thread(target=work, name="checkpoint").start()
+        threading.Thread(target=work, name="checkpoint writer").start()
         self._under_way = future
         return future
 

@@ -40,16 +40,16 @@ _FLOAT_BYTES = 4
 
 
 def is_possible() -> bool:
-    """Whether this system can, and the user did not turn it off."""
+    """True if this system can share memory, and the user did not turn it off."""
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64") and may_share_memory()
 
 
 def exchange_over(process_group: Any, store: GroupStore) -> SameHostTransport | None:
-    """An exchange that shares memory where it can; ``None`` where this rank cannot, of which the others are told.
+    """Make an exchange that shares memory where possible; ``None`` if this rank cannot, which the others are told.
 
     Args:
-        process_group: of gloo; every rank of it makes this call.
-        store: of the group.
+        process_group: process group of gloo; every rank of it makes this call.
+        store: store of the group.
     """
     if is_possible():
         return SameHostTransport(process_group, store)
@@ -61,8 +61,8 @@ class SameHostTransport(Transport):
     """All-to-all over one process group; see the module.
 
     Args:
-        process_group: of gloo.
-        store: of the group.
+        process_group: process group of gloo.
+        store: store of the group.
     """
 
     def __init__(self, process_group: Any, store: GroupStore) -> None:
@@ -126,10 +126,10 @@ class SameHostTransport(Transport):
 
 
 class _Arriving:
-    """What arrives by reference, and is to be counted when it is read.
+    """Pieces that arrive by reference, and are counted when they are read.
 
     Args:
-        large: of this rank.
+        large: large pieces of this rank.
         rank: this rank.
         exchange: the number of the exchange.
     """
@@ -156,12 +156,12 @@ class _ByGloo:
     """One collective of gloo's under way, which carries references beside small pieces.
 
     Args:
-        exchange: whose.
+        exchange: transport that the collective belongs to.
         group: the process group.
-        call: what is exchanged.
-        number: of this exchange.
-        leaving: to whom pieces go by reference.
-        arriving: from whom.
+        call: arguments of the all-to-all.
+        number: number of this exchange.
+        leaving: ranks that pieces go to by reference.
+        arriving: ranks that pieces come from by reference.
     """
 
     def __init__(
@@ -216,10 +216,10 @@ class _ByMail:
     """One exchange under way between ranks that all share memory.
 
     Args:
-        exchange: whose.
-        mail: the ranks' messages.
-        call: what is exchanged.
-        number: of this exchange.
+        exchange: transport that the exchange belongs to.
+        mail: messages of the ranks.
+        call: arguments of the all-to-all.
+        number: number of this exchange.
     """
 
     def __init__(self, exchange: SameHostTransport, mail: Mailboxes, call: AllToAll, number: int) -> None:
@@ -301,7 +301,7 @@ class _ByMail:
 
 
 def _spans(splits: Sequence[int], element_size: int) -> list[tuple[int, int]]:
-    """Where each rank's bytes begin and end."""
+    """First byte of each rank's piece, and the byte after its last."""
     spans, start = [], 0
     for count in splits:
         stop = start + count * element_size
@@ -324,5 +324,5 @@ def _check_sizes(
 
 
 def _is_watched() -> bool:
-    """Whether somebody looks at events, which take microseconds to record."""
+    """True if events are watched; recording one takes microseconds."""
     return torch.autograd._profiler_enabled() or torch._C._len_torch_dispatch_stack() > 0  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ class RowNumbers:
     Args:
         rows: all rows of the part.
         start: local row of the first.
-        count: how many.
+        count: number of rows.
         num_rows: ``R``.
     """
 
@@ -79,9 +79,9 @@ class BlockedTensor(torch.Tensor):
     """A tensor of which this rank has some blocks, each in pieces of bounded size.
 
     Args:
-        shape: of the whole tensor.
-        dtype: of its elements.
-        pieces: what is here; none on a rank without a block.
+        shape: shape of the whole tensor.
+        dtype: dtype of its elements.
+        pieces: pieces on this rank; none on a rank without a block.
         refusal: reason why boxes cannot be read straight into it; empty if they can.
     """
 

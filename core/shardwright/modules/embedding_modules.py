@@ -95,18 +95,14 @@ class EmbeddingBagCollection(TableCollection):
         InvalidInputError: there are no tables, one has no name or features, or two have one name.
 
     Example:
-        >>> import torch
-        >>> from shardwright.modules.embedding_configs import EmbeddingBagConfig
-        >>> from shardwright.sparse import KeyedJaggedTensor
-        >>> table = EmbeddingBagConfig(
+        >>> import torch, shardwright as sw
+        >>> table = sw.EmbeddingBagConfig(
         ...     num_embeddings=10, embedding_dim=2, name="products", feature_names=["bought"],
-        ...     init_fn=nn.init.ones_,
+        ...     init_fn=torch.nn.init.ones_,
         ... )
-        >>> collection = EmbeddingBagCollection(tables=[table], device="cpu")
-        >>> features = KeyedJaggedTensor(
-        ...     keys=["bought"], values=torch.tensor([3, 1, 4]), lengths=torch.tensor([2, 0, 1])
-        ... )
-        >>> collection(features)["bought"]
+        >>> collection = sw.EmbeddingBagCollection(tables=[table], device="cpu")
+        >>> features = sw.KeyedJaggedTensor.from_lists({"bought": [[3, 1], [], [4]]})
+        >>> collection(features)["bought"]  # one vector a bag: ones are added up
         tensor([[2., 2.],
                 [0., 0.],
                 [1., 1.]], grad_fn=<...>)
@@ -189,6 +185,19 @@ class EmbeddingCollection(TableCollection):
 
     Raises:
         InvalidInputError: there are no tables, one has no name or features, or two have one name.
+
+    Example:
+        >>> import torch, shardwright as sw
+        >>> table = sw.EmbeddingConfig(
+        ...     num_embeddings=10, embedding_dim=2, name="movies", feature_names=["seen"],
+        ...     init_fn=torch.nn.init.ones_,
+        ... )
+        >>> collection = sw.EmbeddingCollection(tables=[table], device="cpu")
+        >>> features = sw.KeyedJaggedTensor.from_lists({"seen": [[3, 1], [], [4]]})
+        >>> collection(features)["seen"].values()  # one vector an id
+        tensor([[1., 1.],
+                [1., 1.],
+                [1., 1.]], grad_fn=<...>)
     """
 
     @checked_only("device", "need_indices")

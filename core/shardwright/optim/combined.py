@@ -28,6 +28,16 @@ class CombinedOptimizer(KeyedOptimizer):
 
     Raises:
         DuplicateNameError: two parts have a parameter, or a name of one, in common.
+
+    Example:
+        >>> import torch, shardwright as sw
+        >>> over, under = torch.nn.Linear(2, 1, bias=False), torch.nn.Linear(3, 2, bias=False)
+        >>> parts = [
+        ...     (key, sw.KeyedOptimizerWrapper(dict(part.named_parameters()), lambda p: torch.optim.SGD(p, lr=0.1)))
+        ...     for key, part in {"over": over, "under": under}.items()
+        ... ]
+        >>> sorted(sw.CombinedOptimizer(parts).params)
+        ['over.weight', 'under.weight']
     """
 
     @checked

@@ -34,6 +34,21 @@ class KeyedOptimizer(Optimizer):
     Raises:
         DuplicateNameError: two names stand for one parameter.
         InvalidInputError: a group or the state has a parameter without a name.
+
+    Example:
+        >>> import torch, shardwright as sw
+        >>> weight = torch.zeros(2, requires_grad=True)
+        >>> class SignDescent(sw.KeyedOptimizer):
+        ...     def step(self, closure=None):
+        ...         for parameter in self.params.values():
+        ...             parameter.data -= 0.1 * parameter.grad.sign()
+        >>> optimizer = SignDescent({"weight": weight}, {}, [{"params": [weight]}])
+        >>> (weight * torch.tensor([3.0, -5.0])).sum().backward()
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([-0.1000,  0.1000])
+        >>> optimizer.state_dict()["param_groups"][0]["params"]
+        ['weight']
     """
 
     @checked

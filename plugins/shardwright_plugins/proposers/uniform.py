@@ -35,4 +35,4 @@ def _of_type(space: SearchSpace, code: int, order: Ints) -> Ints:
     wanted = (options.sharding_type[order] == code) & space.fits_alone[order]
     place = np.where(wanted, np.arange(len(order)), len(order))
     first = np.minimum.reduceat(place, options.first_option[:-1])
-    return order[np.where(first < len(order), first, options.first_option[:-1])][options.alike]
+    return order[np.where(first < len(order), first, options.first_option[:-1])][options.distinct_table]

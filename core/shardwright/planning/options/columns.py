@@ -67,7 +67,7 @@ class OptionColumns:
         return Options(
             tables=tuple(self.tables),
             all_tables=tuple(self._all_tables),
-            alike=np.array(self._alike, dtype=np.int64),
+            distinct_table=np.array(self._alike, dtype=np.int64),
             sharding_types=tuple(offers.types.values()),
             compute_kernels=tuple(offers.kernels.values()),
             requests=tuple(offers.request_codes),

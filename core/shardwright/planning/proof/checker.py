@@ -162,7 +162,7 @@ class _Proof:
     def _cheapest(self, column: Floats, allowed: Bools) -> float:
         """The sum over all tables of their least allowed value; infinite if one has none."""
         least = np.minimum.reduceat(np.where(allowed, column, np.inf), self.options.first_option[:-1])
-        return float(least[self.options.alike].sum())
+        return float(least[self.options.distinct_table].sum())
 
     def _places(self, rounding: Mapping[str, Any], room: Floats) -> Floats:
         """Count the places that the free shards of each option take, of ``W`` in all: ``[O]``."""
@@ -183,7 +183,7 @@ def _positive(price: Any) -> float:
 
 def _split(options: Options, path: str, positions: list[int]) -> tuple[Bools, Bools]:
     """The options left where one table's is among some, and where it is one of its others: ``[O]`` each."""
-    table = int(options.alike[[table.path for table in options.all_tables].index(path)])
+    table = int(options.distinct_table[[table.path for table in options.all_tables].index(path)])
     if options.multiplicity[table] != 1:
         raise ValueError(f"table {path!r} is one of {options.multiplicity[table]} alike")
     mine = options.table == table

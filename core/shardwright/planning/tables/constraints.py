@@ -153,6 +153,14 @@ class ParameterConstraints:
 
     Raises:
         InvalidInputError: a value is of the wrong form.
+
+    Example:
+        >>> import shardwright as sw
+        >>> rule = sw.ParameterConstraints(sharding_types=["row_wise"], pooling_factors=[20.0])
+        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), constraints={"user_*": rule})
+        >>> plan = planner.plan_tables([sw.TableSpec("user_id", num_embeddings=1000, embedding_dim=8)])
+        >>> plan.plan[""]["user_id"].ranks
+        [0, 1]
     """
 
     sharding_types: tuple[str, ...] | None = field(default=None, converter=_plain_names)

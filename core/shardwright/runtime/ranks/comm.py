@@ -207,7 +207,7 @@ class TorchCommunicator(Communicator):
         with self.named("the search for memory to share"):
             return self._transport.reads_in_place(num_elements, self._patience)
 
-    def on_host(self) -> Communicator | None:  # noqa: D102
+    def on_cpu(self) -> Communicator | None:  # noqa: D102
         return self._beside
 
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102

@@ -103,7 +103,7 @@ class BlockedTensor(torch.Tensor):
 
     @property
     def pieces(self) -> Sequence[Piece]:
-        """What is here."""
+        """The pieces on this rank."""
         return self._pieces
 
     @property
@@ -112,7 +112,7 @@ class BlockedTensor(torch.Tensor):
         return self._refusal
 
     def shares_storage_with(self, other: BlockedTensor) -> bool:
-        """Whether both are the same blocks in the same memory."""
+        """True if both are the same blocks in the same memory."""
         return len(self._pieces) == len(other._pieces) and all(
             mine.offsets == theirs.offsets and _address(mine) == _address(theirs)
             for mine, theirs in zip(self._pieces, other._pieces, strict=True)
@@ -206,7 +206,7 @@ _HANDLERS: Mapping[Any, Callable[..., BlockedTensor]] = {
 
 
 def own_storage(values: Tensor) -> Tensor:
-    """The same elements as a tensor whose storage is no larger than they are; not a copy where memory allows it.
+    """A tensor of the same elements whose storage has no others; a copy only if they share a larger storage.
 
     DCP copies tensors that are parts of larger storages before it writes them, and keeps these copies.
     """

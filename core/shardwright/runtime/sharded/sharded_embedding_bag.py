@@ -68,7 +68,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         )
 
     def is_weighted(self) -> bool:
-        """Whether ids carry weights."""
+        """True if ids carry weights."""
         return self._is_weighted
 
 

@@ -53,7 +53,7 @@ def is_state_in_blocks() -> bool:
 
 @frozen(eq=False)
 class LocalBlock:
-    """A block of a table on this rank: which, and the lookup's number for it."""
+    """A block of a table on this rank, its number in its lookup, and the lookup's number."""
 
     block: Block
     index: int
@@ -62,7 +62,7 @@ class LocalBlock:
 
 @frozen(eq=False)
 class TableState:
-    """One sharded table: its specification, how it is sharded, and the blocks that are here."""
+    """One sharded table: its specification, its part of the plan, and the blocks on this rank."""
 
     table: TableSpec
     sharding: ParameterSharding
@@ -72,7 +72,7 @@ class TableState:
 
     @property
     def is_parted(self) -> bool:
-        """Whether ranks have different parts of it, so that a rank's gradient of it is not the table's."""
+        """True if ranks have different parts of it, so that a rank's gradient is not the whole table's."""
         return self.communicator.world_size > 1 and not self.sharding.layout.is_replicated
 
     def gather(self, values: Callable[[LocalBlock], Tensor], *, columns: int, dtype: torch.dtype) -> Tensor:
@@ -204,9 +204,10 @@ class TableState:
         """Copy the local blocks' parts of ``whole [R, C]`` into their tensors; no collective.
 
         Args:
-            whole: of the table.
-            target: a local block's tensor ``[rows, C of the block]``.
-            rows_of: where a block's rows are in ``whole``, -1 where nowhere; ``None``: where its row map has them.
+            whole: the whole table's tensor, ``[R, C]``.
+            target: function that returns a local block's tensor ``[rows, C of the block]``.
+            rows_of: function that returns the row of ``whole`` for each row of a block, -1 for none; if it returns
+                ``None``, the block's row map determines them.
 
         Raises:
             InvalidInputError: the shape is not the table's.
@@ -228,7 +229,7 @@ class TableState:
 
 
 def _place(block: Block) -> tuple[int, int, int | None]:
-    """What tells the blocks of a layout apart: they may be made anew each time that one looks at them."""
+    """Key of a block in its layout; layouts may make new block objects each time they are read."""
     return block.rows.index, block.columns.start, block.rank
 
 

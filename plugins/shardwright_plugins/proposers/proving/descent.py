@@ -123,7 +123,7 @@ class Descent:
         allowed = is_efficient & (space.largest_cost_ms <= limit_ms)
         self._allowed = allowed
         self.local_size = space.topology.local_world_size
-        self._alike = space.options.alike
+        self._alike = space.options.distinct_table
         self._menus: dict[int, Menu] = {}
         self._alone: dict[int, Menu] = {}
         self._joint: dict[bytes, Menu] = {}

@@ -229,9 +229,11 @@ class Program:
     def plan(self, numbers: Ints) -> tuple[Ints, Ints]:
         """The plan that has so many of each, ``[N]``: of tables that are alike, the first take the first options."""
         options = self.space.options
-        proposal = np.zeros(len(options.alike), dtype=np.int64)
+        proposal = np.zeros(len(options.distinct_table), dtype=np.int64)
         ranks: list[Ints] = [np.empty(0, dtype=np.int64)] * len(proposal)
-        left = [np.flatnonzero(options.alike == table).tolist() for table in range(len(options.tables))]
+        left = [
+            np.flatnonzero(options.distinct_table == table).tolist() for table in range(len(options.tables))
+        ]
         for option, column in self._columns.items():
             mine = left[int(options.table[option])]
             tables, mine[:] = mine[: numbers[column]], mine[numbers[column] :]

@@ -183,7 +183,9 @@ def _check_numbers(step: int | None, keep: int | None) -> None:
 
 def _agreed_folder(root: Path, step: int | None, env: ShardingEnv) -> Path:
     """The folder of the step, as rank 0 has it."""
-    env.communicator.meet(env.lockstep.place("checkpoint"), "save_checkpoint(), to be called on every rank,")
+    env.communicator.meet(
+        env.lockstep.place("saving a checkpoint"), "save_checkpoint(), to be called on every rank,"
+    )
     if step is None and env.rank == 0:
         step = max(steps_in(root), default=0) + 1
     return folder_of(root, env.communicator.broadcast_object(step))
@@ -264,7 +266,7 @@ class _Ranks:
                 staged.clear()
 
         # No daemon: the process waits for it at its end.
-        threading.Thread(target=work, name="checkpoint").start()
+        threading.Thread(target=work, name="saving a checkpoint").start()
         self._under_way = future
         return future
 

@@ -24,7 +24,10 @@ from shardwright.hookspecs import KINDS
 
 ROOT = Path(__file__).parents[1]
 # Strings in core that are equal to the name of a built-in and mean something else, and what they mean.
-HOMONYMS = {("core/shardwright/optim/fused.py", "fused"): "a keyword of torch's own optimizers"}
+HOMONYMS = {
+    ("core/shardwright/optim/fused.py", "fused"): "a keyword of torch's own optimizers",
+    ("core/shardwright/runtime/checkpoint/saving.py", "checkpoint"): "where ranks meet before they save one",
+}
 # Words that leave a docstring's reader to find the noun, and an argument without a subject.
 QUESTION = re.compile(r"(What|Whether|How|Where|Which|Who|Whose|When|Why|That|If)\b")
 DANGLING = re.compile(

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from shardwright.errors import InvalidInputError
 from shardwright.runtime.pipeline.batch_settings import BatchSettings, EndOfData
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.batch_tree import device_of, leaves, moved, without_examples
 from shardwright.runtime.step.inputs import Status
@@ -60,7 +61,7 @@ class Fetcher:
 
     def _moved(self, batch: Any) -> Any:
         device = self._settings.device
-        if any(device_of(leaf).type != "cpu" for _, leaf in leaves(batch)):
+        if not all(is_host(device_of(leaf)) for _, leaf in leaves(batch)):
             self._side.follow_main()  # something made it there
         with self._side.active():
             return batch if device is None else moved(batch, device)

@@ -19,6 +19,7 @@ from torch import Tensor
 from shardwright.modules.embedding_configs import dtype_of
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.tables.spec import EmbeddingConfig
+from shardwright.runtime.ranks.devices import is_host
 
 _CHUNK_ELEMENTS = 1 << 20
 _HASHED_AT_ONCE = 1 << 16  # elements, which a near cache holds
@@ -145,7 +146,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         seed: seed of the CPU's generator and, if a device is given, of that device's.
         device: accelerator whose generator is seeded too.
     """
-    if device is None or device.type == "cpu":
+    if device is None or is_host(device):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             yield

@@ -18,6 +18,7 @@ from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.environment import ShardingEnv, environment_of
 from shardwright.runtime.sharded.data_parallel import leave_out_tables
 from shardwright.runtime.sharded.dense_sync import DenseDataParallel, compare_dense_values
@@ -170,7 +171,7 @@ class DistributedModelParallel(nn.Module):
         if all(name in ignored or not p.requires_grad for name, p in self.module.named_parameters()):
             return
         options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE}
-        if self.device.type == "cpu":
+        if is_host(self.device):
             self._wrapper = (DenseDataParallel(self.module, everyone, **options),)
             return
         options |= {"device_ids": [self.device], "process_group": everyone.process_group}
@@ -329,8 +330,8 @@ def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def _default_device(env: ShardingEnv) -> torch.device:
-    if env.device_type == "cpu":
-        return torch.device("cpu")
+    if is_host(torch.device(env.device_type)):
+        return torch.device(env.device_type)
     return torch.device(env.device_type, torch.accelerator.current_device_index())
 
 

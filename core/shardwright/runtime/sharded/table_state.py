@@ -47,7 +47,7 @@ def state_in_blocks() -> Iterator[None]:
 
 
 def is_state_in_blocks() -> bool:
-    """Whether state dicts are to have blocks now."""
+    """True while state dicts have blocks in place of whole tables."""
     return _AS_BLOCKS.get()
 
 
@@ -79,9 +79,9 @@ class TableState:
         """The whole ``[R, C]`` tensor on every rank, in host memory; every rank makes this call.
 
         Args:
-            values: a local block's tensor ``[rows, C of the block]``.
-            columns: ``C``: ``D``, or 1 for a value a row (the same in every column block).
-            dtype: of the tensor.
+            values: function that returns a local block's tensor ``[rows, C of the block]``.
+            columns: ``C``: ``D``, or 1 for one value a row (the same in every column block).
+            dtype: dtype of the result.
         """
         whole = torch.empty(self.table.num_embeddings, columns, dtype=dtype)
         mine = {_place(local.block): local for local in self.local}
@@ -96,7 +96,7 @@ class TableState:
 
     @property
     def is_stored_by_index(self) -> bool:
-        """Whether rows are stored part after part, with an index of their rows."""
+        """True if rows are stored part after part, with an index of their rows."""
         return is_stored_by_index(self.sharding.layout.row_map)
 
     def blocked(
@@ -105,10 +105,10 @@ class TableState:
         """The whole ``[R, C]`` tensor as this rank's blocks of it, shared storage; no collective.
 
         Args:
-            name: of the tensor in the state dict.
-            values: a local block's tensor ``[rows, C of the block]``.
-            columns: ``C``: ``D``, or 1 for a value a row (the same in every column block).
-            dtype: of the tensor.
+            name: name of the tensor in the state dict.
+            values: function that returns a local block's tensor ``[rows, C of the block]``.
+            columns: ``C``: ``D``, or 1 for one value a row (the same in every column block).
+            dtype: dtype of the tensor.
 
         Returns:
             One entry; of rows stored by an index its name ends in :data:`STORED`.
@@ -173,7 +173,7 @@ class TableState:
         yield from ((run.row, run.local, run.count) for run in runs_of(row_map, part))
 
     def _is_first_owner(self, block: Block) -> bool:
-        """Whether this rank writes a block: of copies the first in the plan is written."""
+        """True if this rank writes a block: of copies the first in the plan is written."""
         layout = self.sharding.layout
         if not layout.dataflow_of(block).is_replicated:
             return True

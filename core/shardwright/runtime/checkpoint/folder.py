@@ -48,7 +48,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Whether there is one to load: a folder's newest, or the folder itself."""
+    """Return whether there is one to load: the newest in a folder, or the folder itself."""
     return is_checkpoint(path) or bool(steps_in(path))
 
 

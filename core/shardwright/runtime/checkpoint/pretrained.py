@@ -31,7 +31,7 @@ def load_pretrained(model: nn.Module, table: str, source: Source, *, key: str | 
     read anywhere, ranks read the rows between the first and the last that they have.
 
     Args:
-        model: with sharded tables.
+        model: model with sharded tables.
         table: the table's name.
         source: ``[R, D]``: a tensor or array, memory maps too; a path of ``.npy``, ``.safetensors`` or ``.parquet``
             (``D`` columns of numbers, or one of lists); or an iterator of blocks ``[N, D]`` of neighbouring rows.
@@ -115,7 +115,7 @@ def _check_columns(table: str, block: Tensor, shape: tuple[int, int], start: int
 
 
 def _is_whole(source: Source) -> bool:
-    """Whether the source's shape is known before it is read."""
+    """Return whether the shape of the source is known before it is read."""
     return isinstance(source, Tensor | np.ndarray) or (
         isinstance(source, str | os.PathLike) and Path(source).suffix in (".npy", ".safetensors")
     )

@@ -8,6 +8,7 @@ import pytest
 
 from shardwright import Estimator, KernelRequest, OptionSpace, ShardingType, TableSpec, Topology
 from shardwright.planning.tables.option_space import EVERYTHING
+from shardwright.testing import SimulatedCommunicator
 
 TOPOLOGY = Topology(world_size=2, compute_device="cpu")
 SOME = OptionSpace(min_partition=8)
@@ -84,3 +85,13 @@ def test_kernel_request_has_its_old_name() -> None:
     assert request == KernelRequest.of(table, 4, device="cpu", on_this_machine=True)
     with pytest.warns(DeprecationWarning, match="here is called on_this_machine"):
         assert request.here
+
+
+def test_communicator_may_give_its_old_name() -> None:
+    with pytest.warns(DeprecationWarning, match="Old.on_host is called on_cpu"):
+
+        class Old(SimulatedCommunicator):
+            def on_host(self) -> Any:
+                return self
+
+    assert Old.on_cpu is Old.on_host

@@ -50,7 +50,7 @@ class Greedy(sw.Proposer):
     def proposals(self, space: Any) -> Any:
         options = space.options
         last = [options.of_table(table)[-1] for table in range(len(options.tables))]
-        yield np.array(last, dtype=np.int64)[options.alike]
+        yield np.array(last, dtype=np.int64)[options.distinct_table]
 
 
 def tables_of(shapes: list[tuple[int, int]]) -> list[TableSpec]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from shardwright.contracts.names import OpenNames
+from shardwright.contracts.renamed import Renamed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,11 +47,13 @@ class _Arrived:
         """Nobody else waits for this memory."""
 
 
-class Communicator(ABC):
+class Communicator(Renamed, ABC):
     """The collectives among the ranks of one group, as one rank sees them.
 
     Every rank makes the same calls in the same order. Autograd over them is the engine's business.
     """
+
+    _renamed: ClassVar[Mapping[str, str]] = {"on_host": "on_cpu"}
 
     rank: int
     world_size: int
@@ -78,7 +81,7 @@ class Communicator(ABC):
     def exchange(
         self, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], *, label: str = ""
     ) -> Arrivals:
-        """The same for a receiver that reads what arrives only once; a backend may then save it a copy."""
+        """Exchange for a receiver that reads what arrives only once; a backend may then save it a copy."""
         output = input.new_empty(sum(output_splits))
         work = self.all_to_all(output, input, output_splits, input_splits, label=label)
         return _Arrived(work, output, output_splits)
@@ -100,8 +103,8 @@ class Communicator(ABC):
         """
         return False
 
-    def on_host(self) -> Communicator | None:
-        """Return the communicator of host tensors among the same ranks, where :meth:`all_to_all` does not send them.
+    def on_cpu(self) -> Communicator | None:
+        """Return the communicator of CPU tensors among the same ranks, where :meth:`all_to_all` does not send them.
 
         Headers, which the host reads, then travel by it, and neither wait for a device nor for what it is to send.
         ``None``: they travel as everything else.
@@ -133,7 +136,7 @@ class Communicator(ABC):
     def barrier(self) -> None:
         """Return when every rank has come here."""
 
-    def meet(self, place: str, what: str) -> None:  # noqa: B027 - not every communicator can
+    def meet(self, place: str, what: str) -> None:
         """Return when every rank has come to ``place``, without a collective; raise if one does not in time.
 
         The engine asks for it where a rank alone makes a call that is right only if all do, and would send what the

@@ -32,6 +32,16 @@ class ShardingType(Renamed, ABC, metaclass=OpenNames):
 
     ``ShardingType.SOME_NAME.value`` is ``"some_name"`` for every registered name, as with TorchRec's enumeration,
     but the set of names is open.
+
+    Example:
+        >>> import shardwright as sw
+        >>> class LastRank(sw.ShardingType):
+        ...     name, abbreviation = "last_rank", "LR"
+        ...     def layouts(self, table, topology, constraints):
+        ...         yield sw.Layout([sw.Block(table.all_rows, table.all_columns, rank=topology.world_size - 1)])
+        >>> table, topology = sw.TableSpec("user_id", num_embeddings=1000, embedding_dim=8), sw.Topology(4, "cpu")
+        >>> [layout.ranks for layout in LastRank().layouts(table, topology, sw.ParameterConstraints())]
+        [[3]]
     """
 
     name: ClassVar[str]

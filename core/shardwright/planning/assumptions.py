@@ -13,7 +13,7 @@ from attrs import frozen
 
 GIB = 1 << 30
 
-HOST_DEVICE = "cpu"
+CPU_DEVICE = "cpu"
 """The device that has no memory of its own: its tier is the host's."""
 
 
@@ -62,7 +62,7 @@ _OF_A_DEVICE = frozenset(name for name in _TORCHREC if name.startswith("hbm"))
 def assumptions_of(device: str) -> Mapping[str, Assumption]:
     """Return the assumptions about a machine with ranks of ``device``, by the names of ``Topology``'s arguments."""
     common = {**_TORCHREC, **_LATENCIES}
-    if device != HOST_DEVICE:
+    if device != CPU_DEVICE:
         return common
     of_hosts = {**common, **_MEASURED, **_NETWORK}
     return {name: assumed for name, assumed in of_hosts.items() if name not in _OF_A_DEVICE}

@@ -30,10 +30,12 @@ def expected_collectives(case: Case, num_steps: int) -> list[int]:
     """
     specs = case.specs()
     plan = shardings_of(case, specs)
-    routed = {flow for own in plan.values() for flow in own.layout.dataflows if isinstance(flow, Routed)}
-    ways = {return_path_of(flow, is_pooled=case.is_pooled) for flow in routed}
-    crosses = HostReturn in ways and case.local_world_size not in (None, case.world_size)
-    count = 1 + 3 * bool(ways) + 4 * crosses - 2 * (crosses and len(ways) == 1)
+    routed = {
+        dataflow for own in plan.values() for dataflow in own.layout.dataflows if isinstance(dataflow, Routed)
+    }
+    paths = {return_path_of(dataflow, is_pooled=case.is_pooled) for dataflow in routed}
+    crosses = HostReturn in paths and case.local_world_size not in (None, case.world_size)
+    count = 1 + 3 * bool(paths) + 4 * crosses - 2 * (crosses and len(paths) == 1)
     copied = {name: parts for name, own in plan.items() if (parts := _replicated(own.layout))}
     if case.world_size == 1 or not copied:
         return [count] * num_steps
@@ -77,13 +79,13 @@ class _Copy:
     num_ids: Sequence[tuple[int, ...]]
 
     def rooms(self) -> list[int]:
-        """For each rank, the rows that its ids can touch."""
+        """Count the rows that each rank's ids can touch."""
         return [min(sum(own), self.num_rows) for own in self.num_ids]
 
 
 def _replicated(layout: Layout) -> list[Layout]:
     """Return the parts of a layout that are copied to every rank."""
-    return [layout.served_by([flow]) for flow in layout.dataflows if flow.is_replicated]
+    return [layout.served_by([dataflow]) for dataflow in layout.dataflows if dataflow.is_replicated]
 
 
 def _copies_of(

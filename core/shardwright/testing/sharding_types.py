@@ -139,8 +139,10 @@ class ShardingTypeTests:
                 _check_data(
                     f"{sharding_type.name}: row map", layout.row_map, sharding_type.row_maps, "row_maps"
                 )
-                for flow in {dataflow_of(block, layout) for block in layout.blocks}:
-                    _check_data(f"{sharding_type.name}: dataflow", flow, sharding_type.dataflows, "dataflows")
+                for dataflow in {dataflow_of(block, layout) for block in layout.blocks}:
+                    _check_data(
+                        f"{sharding_type.name}: dataflow", dataflow, sharding_type.dataflows, "dataflows"
+                    )
 
         check()
 

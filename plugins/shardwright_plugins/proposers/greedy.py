@@ -48,7 +48,7 @@ class _Descent:
     def __init__(self, space: SearchSpace, cost: Measure) -> None:
         self.space = space
         self.order = ranked_options(space, cost)
-        self.place = space.options.first_option[:-1][space.options.alike]
+        self.place = space.options.first_option[:-1][space.options.distinct_table]
         self.costs = [
             _Measured(self, space.largest_cost_ms),
             _Measured(self, space.total_cost_ms),
@@ -116,7 +116,7 @@ class _Descent:
         table = int(tables[np.argmax(able)])
         option = self.order[self.place[table]]
         start = int(self.place[table]) + 1
-        stop = int(self.space.options.first_option[self.space.options.alike[table] + 1])
+        stop = int(self.space.options.first_option[self.space.options.distinct_table[table] + 1])
         later = self.order[start:stop]
         better = np.logical_or.reduce(
             [measure.values[later] < measure.values[option] for measure in measures]

@@ -105,7 +105,7 @@ class Layout:
 
     @property
     def columns(self) -> BlockColumns:
-        """Its blocks as columns of numbers, made anew each time."""
+        """Blocks as columns of numbers, made anew each time."""
         return BlockColumns.of(self.blocks)
 
     @property
@@ -150,7 +150,7 @@ class Layout:
         return attrs.evolve(self, blocks=kept)
 
     def distinct_blocks(self) -> Iterator[Block]:
-        """Its blocks, of copies only the first: together they hold each row and column once."""
+        """Blocks, of copies only the first: together they hold each row and column once."""
         if self.dataflows == (self.dataflow,) and not self.is_replicated:
             yield from self.blocks
             return
@@ -192,8 +192,8 @@ class Layout:
     def digest(self) -> bytes:
         """A hash of all that is planned for a table, the same for equal blocks however they are written down."""
         columns = self.columns
-        flows = [to_data(flow or self.dataflow) for flow in columns.dataflows]
-        told = json.dumps([to_data(self.row_map), flows, self.variant, dict(self.extras)], sort_keys=True)
+        dataflows = [to_data(dataflow or self.dataflow) for dataflow in columns.dataflows]
+        told = json.dumps([to_data(self.row_map), dataflows, self.variant, dict(self.extras)], sort_keys=True)
         digest = hashlib.sha256(told.encode())
         for column in (columns.part, columns.start, columns.stop, columns.rank, columns.dataflow):
             digest.update(column.tobytes())
@@ -239,8 +239,8 @@ class Layout:
         last = int(columns.rank.max())
         if world_size is None or last >= world_size:
             return False
-        flows = [flow or self.dataflow for flow in columns.dataflows]
-        is_copy = np.array([flow.is_replicated for flow in flows])[columns.dataflow]
+        dataflows = [dataflow or self.dataflow for dataflow in columns.dataflows]
+        is_copy = np.array([dataflow.is_replicated for dataflow in dataflows])[columns.dataflow]
         copies = [
             np.flatnonzero(is_copy & (columns.dataflow == place)) for place in range(len(columns.dataflows))
         ]

@@ -34,11 +34,11 @@ class Plugins(Protocol):
 
     @property
     def sharding_types(self) -> Registry[ShardingType]:
-        """By name or alias."""
+        """Registry of these plugins, by name or alias."""
 
     @property
     def compute_kernels(self) -> Registry[ComputeKernel]:
-        """By name or alias."""
+        """Registry of these plugins, by name or alias."""
 
 
 @frozen(eq=False)
@@ -143,7 +143,7 @@ _SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
 )
 
 
-def alike(table: TableSpec) -> tuple[Any, ...]:
+def shape_key(table: TableSpec) -> tuple[Any, ...]:
     """All of a table but its name, its module and its features: tables with equal answers are alike."""
     return _SHAPE_OF(table)
 
@@ -200,7 +200,7 @@ class Offers:
             codes, kinds = self.types_for(rule), list(self.types.values())
             self._by_table[rule] = [code for code in codes if not kinds[code].depends_on_shape_only]
         answers = tuple(self._offer(code, table, rule) for code in self._by_table[rule])
-        return (*alike(table), table.num_features, rule, answers)
+        return (*shape_key(table), table.num_features, rule, answers)
 
     def types_for(self, rule: ParameterConstraints) -> list[int]:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
@@ -242,7 +242,7 @@ class Offers:
     def _allowed(
         self, codes: Sequence[int], table: TableSpec, allowed: Sequence[str], refusals: list[Refusal]
     ) -> list[int]:
-        """Those of some kernels that the sharder of the table's module allows."""
+        """Keep the kernels that the sharder of the table's module allows."""
         names = list(self.kernels)
         kept = [code for code in codes if names[code] in allowed]
         refusals += [
@@ -280,7 +280,7 @@ class Offers:
     def _offer(self, code: int, table: TableSpec, rule: ParameterConstraints) -> LayoutOffer:
         """Return a sharding type's answer for a table; one object for all answers that are equal."""
         kind = list(self.types.values())[code]
-        shape = (code, alike(table), rule.sharding_types, rule.min_partition)
+        shape = (code, shape_key(table), rule.sharding_types, rule.min_partition)
         key = shape if kind.depends_on_shape_only else (code, table.path, rule)
         offer = self._offers.get(key)
         if offer is None:

@@ -4,7 +4,7 @@ An option of a table is a sharding type's layout with a compute kernel; a shard 
 layout's blocks. What is alike stands once:
 
 - ``T`` *distinct* tables stand for all ``A`` tables: those that no part of the planner could tell apart are one.
-  ``alike[a]`` is the distinct table that table ``a`` of ``all_tables`` is like.
+  ``distinct_table[a]`` is the distinct table that table ``a`` of ``all_tables`` is like.
 - ``S`` *runs* of shards stand for all shards: neighbouring blocks of one size that are placed alike. Run ``s``
   is ``count[s]`` shards; a column over the runs gives one value, that of each one of its shards.
 
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from attrs import evolve, frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
+from shardwright.contracts.renamed import warn_renamed
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.arrays import NO_GANG, Bools, Floats, Ints
 from shardwright.planning.layouts.layout import Layout
@@ -58,7 +59,7 @@ class Options:
     Args:
         tables: the distinct tables, each the first of those alike, in the order given: ``T``.
         all_tables: all tables, in the order given: ``A``.
-        alike: the distinct table that each is like: ``[A]``.
+        distinct_table: the distinct table that each is like: ``[A]``.
         sharding_types: the sharding types in use, by code.
         compute_kernels: the compute kernels in use, by code.
         requests: ``(kernel code, request)`` pairs in use, by code: what kernels are asked.
@@ -89,7 +90,7 @@ class Options:
 
     tables: tuple[TableSpec, ...]
     all_tables: tuple[TableSpec, ...]
-    alike: Ints
+    distinct_table: Ints
     sharding_types: tuple[ShardingType, ...]
     compute_kernels: tuple[ComputeKernel, ...]
     requests: tuple[tuple[int, KernelRequest], ...]
@@ -136,17 +137,23 @@ class Options:
         """Number of shards of each option, those of all its runs together: ``[O]``."""
         return np.add.reduceat(self.count, self.first_shard[:-1])
 
+    @property
+    def alike(self) -> Ints:
+        """Deprecated: ``distinct_table``."""
+        warn_renamed("Options", "alike", "distinct_table")
+        return self.distinct_table
+
     @cached_property
     def multiplicity(self) -> Ints:
         """Number of tables that each distinct table stands for: ``[T]``."""
-        return np.bincount(self.alike, minlength=len(self.tables)).astype(np.int64)
+        return np.bincount(self.distinct_table, minlength=len(self.tables)).astype(np.int64)
 
     @cached_property
     def refusals(self) -> tuple[Refusal, ...]:
         """Refusals of each table, with reasons."""
         return tuple(
             evolve(refusal, table=table.path)
-            for table, distinct in zip(self.all_tables, self.alike.tolist(), strict=True)
+            for table, distinct in zip(self.all_tables, self.distinct_table.tolist(), strict=True)
             for refusal in self.refused[distinct]
         )
 

@@ -15,7 +15,7 @@ from attrs import field, frozen
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.offers import LayoutOffer, alike
+from shardwright.planning.options.offers import LayoutOffer, shape_key
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
@@ -121,4 +121,4 @@ def _asked(
 
 def identity(kind: ShardingType, table: TableSpec, rule: ParameterConstraints) -> tuple[Hashable, ...]:
     """Return a key of a table; equal for tables that are alike to a sharding type."""
-    return (alike(table), rule.min_partition) if kind.depends_on_shape_only else (table, rule)
+    return (shape_key(table), rule.min_partition) if kind.depends_on_shape_only else (table, rule)

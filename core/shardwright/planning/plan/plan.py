@@ -104,6 +104,14 @@ class ShardingPlan:
         plan: module path -> the plan of its tables.
         document: the rest of the plan document (topology, inputs, objective, plugins, and keys that are not
             known here): kept as it is through ``from_json`` and ``to_json``.
+
+    Example:
+        >>> import shardwright as sw
+        >>> planner = sw.EmbeddingShardingPlanner(topology=sw.Topology(world_size=2, compute_device="cpu"))
+        >>> plan = planner.plan_tables([sw.TableSpec("user_id", num_embeddings=1000, embedding_dim=64)])
+        >>> text = plan.to_json()  # a document for a file, editable by hand
+        >>> sw.ShardingPlan.from_json(text) == plan
+        True
     """
 
     plan: dict[str, EmbeddingModuleShardingPlan] = field(factory=dict)

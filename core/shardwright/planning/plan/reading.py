@@ -102,7 +102,7 @@ class _Cut:
     agreed: set[Hashable] = field(factory=set)
 
     def placed(self, ranks: tuple[int, ...]) -> ParameterSharding:
-        """The same with other ranks."""
+        """Copy the sharding to other ranks."""
         layout = self.sharding.layout
         cut = layout.blocks.blocks if isinstance(layout.blocks, PlacedBlocks) else layout.blocks
         return attrs.evolve(self.sharding, layout=attrs.evolve(layout, blocks=PlacedBlocks(cut, ranks)))
@@ -243,8 +243,8 @@ class _Reader:
         rows = [_rows(shard, num_rows, place) for shard, place in zip(shards, places, strict=True)]
         parts = row_parts(given, rows, columns, num_rows, places)
         return [
-            Block(part, span, rank=rank, dataflow=flow)
-            for part, span, rank, flow in zip(parts, columns, ranks, own, strict=True)
+            Block(part, span, rank=rank, dataflow=dataflow)
+            for part, span, rank, dataflow in zip(parts, columns, ranks, own, strict=True)
         ]
 
     def _runs(
@@ -261,12 +261,14 @@ class _Reader:
                 f"{places[0].rpartition(', ')[0]}: shards of several ranks need the table's row_map"
             )
         runs = []
-        for shard, flow, place in zip(shards, own, places, strict=True):
+        for shard, dataflow, place in zip(shards, own, places, strict=True):
             first, last = self._span(shard, place)
             count = last - first + 1
             part, is_copied = _parts(shard, given, count, shape[0], place)
             columns = _columns(shard, shape[1], place)
-            runs.append(BlockRun(given, columns, count, part, is_copied=is_copied, rank=first, dataflow=flow))
+            runs.append(
+                BlockRun(given, columns, count, part, is_copied=is_copied, rank=first, dataflow=dataflow)
+            )
         return runs
 
     def _span(self, shard: Mapping[str, Any], place: str) -> tuple[int, int]:

@@ -32,7 +32,7 @@ def prices_of(options: Options, data: Mapping[str, Mapping[str, list[float]]]) -
     """
     prices, paths = np.zeros(options.num_shards), [table.path for table in options.all_tables]
     for path, of_options in data.items():
-        mine = options.of_table(int(options.alike[paths.index(path)]))
+        mine = options.of_table(int(options.distinct_table[paths.index(path)]))
         for position, of_runs in of_options.items():
             prices[options.shards_of(mine[int(position)])] = of_runs
     if not ((prices >= 0) & (prices < np.inf)).all():

@@ -125,7 +125,7 @@ class _Explainer:
 
     def explanation(self) -> Explanation:
         """All options, the best first."""
-        distinct = int(self._options.alike[self._table])
+        distinct = int(self._options.distinct_table[self._table])
         explained = {option: self._explained(option) for option in self._options.of_table(distinct)}
         others = sorted(
             (explained[option] for option in explained if option != self._own),

@@ -96,7 +96,9 @@ class Rederived:
         """Match each table with its option in the plan, if it is one, and its ranks in that option's order."""
         found = [
             self._option_of(table, distinct)
-            for table, distinct in zip(self.options.all_tables, self.options.alike.tolist(), strict=True)
+            for table, distinct in zip(
+                self.options.all_tables, self.options.distinct_table.tolist(), strict=True
+            )
         ]
         return [option for option, _ in found], [ranks for _, ranks in found]
 

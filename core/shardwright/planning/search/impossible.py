@@ -54,7 +54,7 @@ class Needed:
 
     @classmethod
     def of(cls, space: SearchSpace, tiers: Sequence[int]) -> Needed:
-        """Of some tiers."""
+        """Add up the need of some tiers."""
         chosen = list(tiers)
         size = space.total_bytes[:, chosen].sum(axis=1)
         least = np.minimum.reduceat(size, space.options.first_option[:-1]) @ space.options.multiplicity
@@ -96,7 +96,7 @@ def table_too_large(space: SearchSpace) -> TooLarge | None:
     if fits.all():
         return None
     distinct = int(np.argmin(fits))
-    table = int(np.argmax(options.alike == distinct))
+    table = int(np.argmax(options.distinct_table == distinct))
     mine = np.array(options.of_table(distinct))
     most = space.capacity_bytes.max(axis=0)
     share = (space.largest_bytes[mine] / np.maximum(most, 1)).max(axis=1)
@@ -143,7 +143,7 @@ def scarcest(space: SearchSpace) -> Needed | None:
 
 
 def _each_needed(space: SearchSpace) -> Iterator[Needed]:
-    """Of each tier, of each two, and so on; tiers that no rank has are of no interest."""
+    """Yield the need of each tier, of each two, and so on; tiers that nothing uses are left out."""
     tiers = [tier for tier in range(len(space.tiers)) if space.total_bytes[:, tier].any()]
     for count in range(1, len(tiers) + 1):
         for chosen in combinations(tiers, count):
@@ -201,7 +201,7 @@ def _too_much_for_rules(space: SearchSpace) -> str:
 
 def _lonely_text(space: SearchSpace, table: int, ranks: Sequence[int]) -> str:
     """Tell that no option of a table goes into its ranks, were they empty; empty if one does."""
-    mine = np.array(space.options.of_table(int(space.options.alike[table])))
+    mine = np.array(space.options.of_table(int(space.options.distinct_table[table])))
     there = space.capacity_bytes[list(ranks)]
     over = np.maximum(
         (space.total_bytes[mine] - there.sum(axis=0)).max(axis=1),
@@ -229,7 +229,7 @@ def _lonely_text(space: SearchSpace, table: int, ranks: Sequence[int]) -> str:
 def _least_bytes(space: SearchSpace) -> Ints:
     """Compute the least bytes that each of all tables needs of each tier: ``[A, M]``."""
     least: Ints = np.minimum.reduceat(space.total_bytes, space.options.first_option[:-1], axis=0)
-    return least[space.options.alike]
+    return least[space.options.distinct_table]
 
 
 def _crowded_text(space: SearchSpace, tables: Sequence[int], where: str, least: Ints, have: Ints) -> str:

@@ -266,7 +266,7 @@ def _shortage(misfit: Misfit | None) -> float:
 
 
 def _check_proposal(space: SearchSpace, proposal: Ints, proposer: str) -> None:
-    first, alike = space.options.first_option, space.options.alike
+    first, alike = space.options.first_option, space.options.distinct_table
     valid = proposal.shape == alike.shape
     if not valid or ((proposal < first[alike]) | (proposal >= first[alike + 1])).any():
         raise PlanningError(

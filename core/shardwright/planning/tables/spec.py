@@ -167,6 +167,14 @@ class EmbeddingConfig:
     Raises:
         InvalidInputError: a size is no positive integer, a feature is no text or named twice, ``init_fn`` cannot
             be called, or the ends of the initial weights are the wrong way round.
+
+    Example:
+        >>> import shardwright as sw
+        >>> table = sw.EmbeddingConfig(
+        ...     num_embeddings=1000, embedding_dim=8, name="item_id", feature_names=["item", "seen"]
+        ... )
+        >>> table.num_features()
+        2
     """
 
     num_embeddings: int = field(converter=whole, validator=_positive)
@@ -209,13 +217,22 @@ class EmbeddingConfig:
         return -math.sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
 
     def num_features(self) -> int:
-        """Number of features that are looked up in this table."""
+        """Count the features that are looked up in this table."""
         return len(self.feature_names)
 
 
 @frozen(hash=False, field_transformer=typed)
 class EmbeddingBagConfig(EmbeddingConfig):
-    """One table of an ``EmbeddingBagCollection``: an ``EmbeddingConfig`` with a pooling type."""
+    """One table of an ``EmbeddingBagCollection``: an ``EmbeddingConfig`` with a pooling type.
+
+    Example:
+        >>> import shardwright as sw
+        >>> table = sw.EmbeddingBagConfig(
+        ...     num_embeddings=1000, embedding_dim=8, name="user_id", feature_names=["user"], pooling="MEAN"
+        ... )
+        >>> table.pooling
+        <PoolingType.MEAN: 'MEAN'>
+    """
 
     pooling: PoolingType = field(  # a field where the base derives it
         default=PoolingType.SUM, converter=_pooling

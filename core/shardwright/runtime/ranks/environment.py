@@ -59,8 +59,8 @@ class ShardingEnv:
     @property
     def header_channel(self) -> tuple[Communicator, str]:
         """Communicator that carries headers, and the type of the devices whose memory it sends."""
-        on_host = self.communicator.on_host()
-        return (self.communicator, self.device_type) if on_host is None else (on_host, "cpu")
+        on_cpu = self.communicator.on_cpu()
+        return (self.communicator, self.device_type) if on_cpu is None else (on_cpu, "cpu")
 
     @classmethod
     def from_process_group(

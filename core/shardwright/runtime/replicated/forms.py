@@ -29,7 +29,7 @@ _ID_BYTES, _LENGTH_BYTES = 8, 4
 
 
 @frozen(eq=False)
-class ReplicaBatch:
+class CopiedBatch:
     """This rank's part of a step of a group of copies.
 
     Args:
@@ -77,7 +77,7 @@ class UpdateForm(ABC):
         blocks: indices of the blocks in the group, rising.
     """
 
-    def __init__(self, batch: ReplicaBatch, blocks: Ints) -> None:
+    def __init__(self, batch: CopiedBatch, blocks: Ints) -> None:
         self.batch, self.copies, self.blocks = batch, batch.copies, blocks
         self.slots: Ints = np.flatnonzero(np.isin(self.copies.block_of_slot, blocks))
         self.looked_up = batch.looked_up.of_slots(self.slots)
@@ -219,7 +219,6 @@ class RowsForm(UpdateForm):
     @classmethod
     def bytes_moved(cls, sizes: Sizes) -> Ints:  # noqa: D102 - described in the base class
         # Distinct rows are at most as many as ids, and at most all rows.
-        # Distinct rows are at most as many as ids, and at most all rows.
         rooms = np.minimum(sizes.num_ids, sizes.num_rows)
         return _to_others(rooms * _ID_BYTES + padded(rooms * sizes.dims * FLOAT_BYTES))
 
@@ -314,7 +313,7 @@ class DenseForm(UpdateForm):
 FORMS: Sequence[type[UpdateForm]] = (BatchForm, RowsForm, DenseForm)
 
 
-def touched_rows(batch: ReplicaBatch, block: int) -> tuple[Tensor, Tensor]:
+def touched_rows(batch: CopiedBatch, block: int) -> tuple[Tensor, Tensor]:
     """Find the rows of one block that this rank touched, ``[U]``, and sum their gradients, ``[U, D]``."""
     slots = np.flatnonzero(batch.copies.block_of_slot == block)
     num_ids, num_bags = (own[batch.rank] for own in (batch.looked_up.num_ids, batch.looked_up.num_bags))

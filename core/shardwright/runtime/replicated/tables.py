@@ -15,7 +15,7 @@ from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.runtime.replicated import forms
 from shardwright.runtime.replicated.exchange import Gathering, Summing
-from shardwright.runtime.replicated.forms import ReplicaBatch, UpdateForm
+from shardwright.runtime.replicated.forms import CopiedBatch, UpdateForm
 from shardwright.runtime.replicated.joint_update import update_jointly
 from shardwright.runtime.replicated.sizes import Copies, LookedUp, Sizes
 from shardwright.runtime.routed.codecs import TableCodecs
@@ -168,7 +168,7 @@ class ReplicatedStep(ExecutorStep):
         group, copies = self._tables.groups[index], self._tables.copies[index]
         slots = slice(group.slots.start, group.slots.stop)
         looked_up = LookedUp(self._looked_up.num_ids[:, slots], self._looked_up.num_bags[:, slots])
-        batch = ReplicaBatch(copies, self._tables.env.rank, looked_up, self._bags[index], gradient, scale)
+        batch = CopiedBatch(copies, self._tables.env.rank, looked_up, self._bags[index], gradient, scale)
         chosen = zip(forms.FORMS, self._tables.forms_of(index, looked_up), strict=True)
         return [form(batch, blocks) for form, blocks in chosen if len(blocks)]
 

@@ -27,8 +27,8 @@ class DirectReturn(ReturnPath):
         self._is_one_kind = len(slots.kinds) == 1
         self.brings = [columns for section in self.sections for columns in section.brings]
         self.wires = [
-            Wire(env.communicator, [section.wire[way] for section in self.sections])
-            for way in (RESULTS, GRADIENTS)
+            Wire(env.communicator, [section.wire[direction] for section in self.sections])
+            for direction in (RESULTS, GRADIENTS)
         ]
         widths = plan.pieces.stop - plan.pieces.start
         self._widths = np.bincount(

@@ -49,7 +49,8 @@ class HostReturn(ReturnPath):
         self.sums = [HostSums(plan, kinds, self) for kinds in alike.values()]
         self.brings = [columns for own in self.sums for columns in own.home.brings]
         self.wires = [
-            Wire(env.communicator, [own.wire[way] for own in self.sums]) for way in (RESULTS, GRADIENTS)
+            Wire(env.communicator, [own.wire[direction] for own in self.sums])
+            for direction in (RESULTS, GRADIENTS)
         ]
         ranks = np.arange(env.world_size)
         self.neighbours = ranks // self.host_size == self.host
@@ -265,14 +266,14 @@ class _HostStep(ReturnStep):
         samples: Ints = self._batch_sizes.reshape(self._path.num_hosts, self._path.host_size).sum(0)
         return samples
 
-    def _inside(self, samples: Ints, way: int) -> Ints:
+    def _inside(self, samples: Ints, direction: int) -> Ints:
         """Values of each part to (or from) each rank, ``[P, W]``, inside the host.
 
         Args:
             samples: samples that each neighbour sends or gets sums for, ``[L]``.
-            way: results or gradients.
+            direction: results or gradients.
         """
-        widths = np.array([[own.widths[way][self._path.host]] for own in self._path.sums])
+        widths = np.array([[own.widths[direction][self._path.host]] for own in self._path.sums])
         return self._of(self._path.neighbours, widths * samples)
 
     def _of(self, ranks: Ints, values: Ints) -> Ints:
@@ -281,13 +282,13 @@ class _HostStep(ReturnStep):
         every[:, ranks] = values
         return every
 
-    def _crossing(self, way: int) -> tuple[Ints, Ints]:
+    def _crossing(self, direction: int) -> tuple[Ints, Ints]:
         """Values of each part between this rank and its counterparts, ``[P, W]`` each.
 
         The first are this host's sums for their samples; the second their hosts' sums for this rank's samples.
         """
         path = self._path
-        widths = np.array([own.widths[way] for own in path.sums])
+        widths = np.array([own.widths[direction] for own in path.sums])
         sizes = self._batch_sizes[path.counterparts]
         here = self._of(path.counterparts, widths[:, path.host : path.host + 1] * sizes)
         return here, self._of(path.counterparts, widths * self._size)

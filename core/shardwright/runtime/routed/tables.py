@@ -85,9 +85,11 @@ class RoutedTables(Executor):
         self._make_rooms()
 
     def _paths(self) -> tuple[list[PathSlots], list[ReturnPath]]:
-        ways: list[Any] = list(dict.fromkeys(kind.path for kind in self.plan.kinds))
-        slots = [PathSlots.of(self.plan, way) for way in ways]
-        return slots, [way(self.plan, own, self.env) for way, own in zip(ways, slots, strict=True)]
+        path_types: list[Any] = list(dict.fromkeys(kind.path for kind in self.plan.kinds))
+        slots = [PathSlots.of(self.plan, path_type) for path_type in path_types]
+        return slots, [
+            path_type(self.plan, own, self.env) for path_type, own in zip(path_types, slots, strict=True)
+        ]
 
     def _make_rooms(self) -> None:
         """Have results made where they are sent from, where they are sent as they are."""

@@ -30,8 +30,8 @@ class _RankPart:
     """A rank's part of a norm: sums of powers of gradients, or their maximum for the infinite norm.
 
     Args:
-        dense: of parameters that are alike on all ranks.
-        tables: of this rank's blocks, each divided by the number of its copies.
+        dense: sum over parameters that are alike on all ranks.
+        tables: sum over this rank's blocks, each divided by the number of its copies.
         refusal: the reason why this rank cannot take the norm; empty if it can.
     """
 
@@ -54,7 +54,7 @@ def clip_grad_norm_(
     kernel that shows gradients.
 
     Args:
-        parameters: those of the model, ``model.parameters()``.
+        parameters: parameters of the model, ``model.parameters()``.
         max_norm: largest norm that gradients are to have.
         norm_type: exponent of the norm, above 0; may be ``math.inf``.
         error_if_nonfinite: raise if the norm is infinite or no number.
@@ -91,10 +91,10 @@ class _Gradients:
     """The gradients of some parameters on this rank.
 
     Args:
-        dense: of parameters that are alike on all ranks.
-        tables: of blocks of tables, with the number of copies of each.
-        kept: of blocks that keep them for the optimizer's step.
-        env: the ranks; ``None`` where this process has sharded nothing.
+        dense: gradients of parameters that are alike on all ranks.
+        tables: gradients of blocks of tables, with the number of copies of each.
+        kept: blocks that keep theirs for the optimizer's step.
+        env: environment of the ranks; ``None`` where this process has sharded nothing.
         refusal: the reason why they cannot be clipped.
     """
 
@@ -106,7 +106,7 @@ class _Gradients:
 
     @classmethod
     def of(cls, parameters: Sequence[Tensor]) -> _Gradients:
-        """Those of parameters."""
+        """Collect the gradients of parameters."""
         sharded = [own for own in parameters if isinstance(own, ShardedParameter) and own.table is not None]
         others = (
             [own for own in parameters if not any(own is other for other in sharded)]

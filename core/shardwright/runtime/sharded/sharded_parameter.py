@@ -33,11 +33,11 @@ class ShardedParameter(nn.Parameter):
     """This rank's block of a sharded table.
 
     Attributes:
-        table: how the table is called in errors; ``None`` of a copy, which is a tensor like any other.
+        table: name of the table in errors; ``None`` for a copy, which is a tensor like any other.
         is_fused: its optimizer runs in the kernel; else its gradient is that of this rank's block alone.
-        env: the ranks; ``None`` of a copy.
-        num_copies: ranks that have a copy of this block, with the same gradient.
-        updates: the kept gradients of its collection, where ``update="in_step"``.
+        env: environment of the ranks; ``None`` for a copy.
+        num_copies: number of ranks that have a copy of this block, with the same gradient.
+        updates: kept gradients of its collection, where ``update="in_step"``.
         kept: those of this block; ``None`` where this rank has none of the table.
         kept_of_table: those of all blocks of the table on this rank.
     """
@@ -121,9 +121,9 @@ def refuse_reader(reader: FrameType, table: str, *, is_fused: bool, in_step: boo
     """Check that gradients of a sharded table are not read by a function that takes them for whole.
 
     Args:
-        reader: the frame that reads.
-        table: how the table is called.
-        is_fused: see :class:`ShardedParameter`.
+        reader: frame of the function that reads.
+        table: name of the table in errors.
+        is_fused: the table's optimizer runs in the kernel.
         in_step: its gradients are kept for the optimizer's step.
 
     Raises:

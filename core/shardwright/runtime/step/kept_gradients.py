@@ -31,12 +31,12 @@ from shardwright.runtime.step.segments import starts_of, sums, take
 
 
 def is_updated_in_step(table: TableSpec, sharding: ParameterSharding) -> bool:
-    """Whether the kernel of a table runs its optimizer, but in ``optimizer.step()``."""
+    """Tell if the kernel of a table runs its optimizer in ``optimizer.step()``."""
     return table.update == "in_step" and is_updated_in_backward(table, sharding)
 
 
 def is_kept(group: KernelGroup) -> bool:
-    """Whether a kernel group's gradients are to be kept for the optimizer's step."""
+    """Tell if a kernel group's gradients are to be kept for the optimizer's step."""
     table = group.blocks[0].table
     return table.update == "in_step" and table.optimizer is not None and group.kernel.fuses_optimizer
 
@@ -66,7 +66,7 @@ class KeptGradients(Lookup):
     """A lookup whose backward passes keep the gradient of each row, and which updates when asked to.
 
     Args:
-        lookup: the kernel's.
+        lookup: lookup that the kernel built.
         group: its kernel group.
     """
 
@@ -264,8 +264,8 @@ class KeptBlock:
     """The kept gradients of one local block.
 
     Args:
-        lookup: what keeps them.
-        index: the block's number there.
+        lookup: lookup that keeps them.
+        index: number of the block there.
         num_copies: ranks that have the same gradients of the block.
     """
 
@@ -301,7 +301,7 @@ class KeptUpdates:
     """All gradients that a collection keeps on this rank, for its optimizer and for gradient scalers.
 
     Args:
-        lookups: that keep some; none on a rank that has no block of a table that is updated in the step.
+        lookups: lookups that keep some; none on a rank that has no block of a table that is updated in the step.
         env: the ranks.
     """
 

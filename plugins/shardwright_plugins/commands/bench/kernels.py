@@ -84,8 +84,8 @@ def least_ms(names: Sequence[str], work: Work, *, steps: int) -> tuple[Mapping[s
 
     Args:
         names: kernels.
-        work: of a step.
-        steps: of each kernel.
+        work: work of a step.
+        steps: number of steps of each kernel.
 
     Returns:
         Milliseconds by kernel; reasons.

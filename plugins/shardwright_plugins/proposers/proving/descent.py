@@ -123,7 +123,7 @@ class Descent:
         allowed = is_efficient & (space.largest_cost_ms <= limit_ms)
         self._allowed = allowed
         self.local_size = space.topology.local_world_size
-        self._alike = space.options.alike
+        self._alike = space.options.distinct_table
         self._menus: dict[int, Menu] = {}
         self._alone: dict[int, Menu] = {}
         self._joint: dict[bytes, Menu] = {}
@@ -150,7 +150,7 @@ class Descent:
 
     @property
     def ranks(self) -> list[Ints]:
-        """Of each table, the ranks of its shards without a rank by layout."""
+        """Ranks of each table's shards without a rank by layout."""
         return [places.ranks for places in self._places]
 
     @property

@@ -77,7 +77,7 @@ def prover_of(space):
 def best_by_trying_all(space):
     """The least largest time over all options and ranks; infinite if nothing fits."""
     best, world_size = np.inf, len(space.capacity_bytes)
-    choices = [space.options.of_table(table) for table in space.options.alike.tolist()]
+    choices = [space.options.of_table(table) for table in space.options.distinct_table.tolist()]
     for proposal in product(*choices):
         shards = propose(space, np.array(proposal))
         for ranks in product(range(world_size), repeat=len(shards)):

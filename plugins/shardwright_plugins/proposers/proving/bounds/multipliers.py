@@ -65,7 +65,7 @@ class Dual:
         lean = self.lean or self.best
         if lean is None:
             return None
-        problem, alike = self.relaxation, self.relaxation.space.options.alike
+        problem, alike = self.relaxation, self.relaxation.space.options.distinct_table
         chosen = lean.option[alike]
         if self.lean is None:
             return chosen

@@ -125,7 +125,7 @@ class ColumnSearch:
 
     def _holds_plan(self, kinds: Kinds, patterns: Patterns, limit_ms: float) -> bool:
         """True if all shards find room within about a time; the plan is kept if it is best."""
-        alike, effort = self.catalogue.space.options.alike, self.effort
+        alike, effort = self.catalogue.space.options.distinct_table, self.effort
         found = Assignment(self.catalogue, _whole_tables(patterns.tables, kinds, alike), limit_ms)
         _Placing(found, kinds).place(patterns)
         found.fill()

@@ -181,7 +181,7 @@ class Assignment:
 
     @property
     def excess(self) -> float:
-        """By how much all ranks together are over their limits, in parts of these."""
+        """Excess of all ranks together over their limits, in parts of these."""
         return float(self.bins.over().sum())
 
     @property
@@ -195,7 +195,7 @@ class Assignment:
         return [self.bins.bin[items] for items in self._items]
 
     def copy(self) -> Assignment:
-        """The same options and ranks."""
+        """Copy the options and ranks."""
         twin = copy(self)
         twin.bins, twin.proposal, twin._items = self.bins.copy(), self.proposal.copy(), list(self._items)
         return twin
@@ -304,7 +304,7 @@ class Assignment:
         for table, option in enumerate(self.proposal.tolist()):
             fixed = self.catalogue.pieces(option).fixed
             if (fixed is not None and fixed[rank].any()) or here.intersection(self._items[table]):
-                found.setdefault((int(self.space.options.alike[table]), option), table)
+                found.setdefault((int(self.space.options.distinct_table[table]), option), table)
         return list(found.values())[:_MOST_CHANGED]
 
     def _changes(self, table: int) -> Iterator[tuple[int, float, list[int]]]:
@@ -321,7 +321,7 @@ class Assignment:
 
     def _ways(self, table: int, rest: Floats) -> Iterator[tuple[int, float, list[int]]]:
         """Yield each option of a table that is out, with what it would leave over the limits and its shards' places."""
-        menu = self.catalogue.menu(int(self.space.options.alike[table]))
+        menu = self.catalogue.menu(int(self.space.options.distinct_table[table]))
         limit = self.bins.limit
         cells = (len(menu.singles) + len(menu.spread) + len(menu.others)) * limit.size
         self.bins.watch.spend(_TABLE_US + _OPTION_US * len(menu.others) + _CELL_US * cells)

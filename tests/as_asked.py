@@ -22,7 +22,7 @@ class AsAsked(ShardingType):
 class AsAskedByShape(AsAsked):
     """Looks at the data type alone."""
 
-    name, abbreviation, answers_by_shape = "as_asked_by_shape", "AS", True
+    name, abbreviation, depends_on_shape_only = "as_asked_by_shape", "AS", True
 
     def layouts(self, table, topology, constraints):
         return super().layouts(table, topology, ParameterConstraints())

@@ -15,7 +15,7 @@ class RoundRobin(sw.ShardingType):
 
     name: ClassVar[str] = "round_robin"
     abbreviation: ClassVar[str] = "RR"
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
 
     def layouts(
         self, table: sw.TableSpec, topology: sw.Topology, constraints: sw.ParameterConstraints

@@ -14,7 +14,7 @@ __all__ = ["available", "reason", "serves"]
 
 
 def available() -> bool:
-    """Whether FBGEMM's operators are there; imports FBGEMM when first asked.
+    """True if FBGEMM's operators are there; imports FBGEMM when first asked.
 
     Returns:
         True if FBGEMM was imported and its operators are registered.
@@ -23,7 +23,7 @@ def available() -> bool:
 
 
 def reason() -> str | None:
-    """Why FBGEMM cannot be used, for reports and error texts.
+    """Explain why FBGEMM cannot be used, for reports and error texts.
 
     Returns:
         The kind and text of the error that its import ended with, and of what that came from; None if it is available.
@@ -32,7 +32,7 @@ def reason() -> str | None:
 
 
 def serves(operator: str, device_type: str) -> bool:
-    """Whether FBGEMM brings a kernel of an operator for a kind of device.
+    """True if FBGEMM brings a kernel of an operator for a kind of device.
 
     A build for CPUs only has no kernels for other devices, and its operators fail when they are called there.
 

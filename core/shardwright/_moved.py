@@ -13,8 +13,8 @@ def moved(old: str, new: str, *, stacklevel: int = 2) -> Callable[[str], Any]:
 
     Args:
         old: name of the module.
-        new: where its names stand.
-        stacklevel: of the warning, counted from what is returned.
+        new: name of the module where they stand now.
+        stacklevel: stack level of the warning, counted from what is returned.
     """
 
     def find(name: str) -> Any:

@@ -40,7 +40,7 @@ def checked(function: F) -> F:
     """Check the arguments of a function or method against its annotations before it runs.
 
     Raises:
-        InvalidInputError: from the function, naming the argument, what it must be and what it is.
+        InvalidInputError: names the argument, what it must be and what it is; raised by the function.
     """
     return _checked(function, list(inspect.signature(function).parameters))
 
@@ -126,7 +126,7 @@ def _naming_field(cls: type[Any], field: attrs.Attribute[Any]) -> attrs.Attribut
 
 
 def _naming(cls: type[Any], field: attrs.Attribute[Any], value: Any, error: Exception) -> ShardwrightError:
-    """What was raised because of a field's value, as an error of ours that names the field."""
+    """Turn an error about a field's value into one of ours that names the field."""
     reason = str(error.args[0]) if error.args else type(error).__name__
     if isinstance(error, ShardwrightError):
         return type(error)(reason if field.name in reason else f"{cls.__name__}: {field.name}: {reason}")
@@ -140,7 +140,7 @@ class _Expected:
     Args:
         hint: the annotation.
         plain: classes whose very instances go with it.
-        is_sure: whether a value surely goes with it; where it is not sure, :func:`problem` looks closer.
+        is_sure: true for a value that surely goes with it; for others :func:`problem` looks closer.
     """
 
     hint: Any
@@ -148,12 +148,12 @@ class _Expected:
     is_sure: Callable[[Any], bool]
 
     def problem(self, name: str, value: Any) -> str:
-        """How a value contradicts the annotation; empty if it does not."""
+        """Explain how a value contradicts the annotation; empty if it does not."""
         return "" if self.is_sure(value) else problem(name, value, self.hint)
 
 
 def _sure(hint: Any) -> Callable[[Any], bool]:
-    """Whether a value surely goes with an annotation: calls in each step of training take about a microsecond."""
+    """Make a quick check that a value surely goes with an annotation; a call takes about a microsecond."""
     if hint in (Any, object):
         return lambda value: True
     plain = _plain_kinds(hint)
@@ -193,7 +193,7 @@ def _names_device(device: Any, value: Any) -> bool:
 
 
 def _is_list(hint: Any) -> bool:
-    """Whether an annotation is one of a sequence of things of one kind."""
+    """True for the annotation of a sequence of things of one kind."""
     kind, arguments = typing.get_origin(hint), typing.get_args(hint)
     return kind in _LISTS or (kind is tuple and arguments[-1] is Ellipsis)
 
@@ -217,7 +217,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def problem(name: str, value: Any, hint: Any) -> str:
-    """How a value contradicts an annotation; empty if it does not.
+    """Explain how a value contradicts an annotation; empty if it does not.
 
     Integers are no numbers with a fraction of 0, nor is ``True`` one; texts are no lists of texts.
     """
@@ -241,7 +241,7 @@ def _problem_of_union(name: str, value: Any, hint: Any) -> str:
 
 
 def _problem_of_device(name: str, value: Any, hint: Any) -> str:
-    """What torch has against a text that is to name a device."""
+    """Return torch's objection to a text that is to name a device; empty if it has none."""
     devices = [one for one in typing.get_args(hint) if _is_device(one)]
     if isinstance(value, str | int) and devices:
         try:
@@ -252,7 +252,7 @@ def _problem_of_device(name: str, value: Any, hint: Any) -> str:
 
 
 def _is_of(kind: Any, value: Any, hint: Any) -> bool:
-    """Whether a value is of a kind, whatever is in it."""
+    """True if a value is of a kind, whatever is in it."""
     if kind is typing.Literal:
         return value in typing.get_args(hint)
     if kind is None:
@@ -338,7 +338,7 @@ def brief(value: Any) -> str:
 
 
 def _expected_of(annotations: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, _Expected]:
-    """What annotations say, of those that can be had when a program runs."""
+    """Evaluate annotations that can be had when a program runs."""
     found = {name: _evaluated(hint, names) for name, hint in annotations.items()}
     return {
         name: _Expected(hint, _plain_kinds(hint), _sure(hint))

@@ -1,4 +1,4 @@
-"""What went wrong in this process, told to ranks that may wait for it in vain.
+"""Errors in this process, told to ranks that may wait for it in vain.
 
 A batch that is not even a ``KeyedJaggedTensor`` raises on its rank alone, before any collective. If the others then
 wait for that rank until time is up, they are told why. So they are of an error that ends the program.
@@ -35,7 +35,7 @@ def listen(listener: ErrorListener) -> None:
 
 @contextmanager
 def reporting_errors() -> Iterator[None]:
-    """What is raised inside is told to all listeners, and goes on."""
+    """Tell all listeners of an error raised inside; the error goes on."""
     try:
         yield
     except ShardwrightError as error:

@@ -9,6 +9,18 @@ Every hook takes no argument and returns a list or tuple of what the plugin offe
 (`shardwright.contracts`), or instances of one, each with a `name` of its own. A hook must return quickly and
 the same on every rank: heavy imports and probing of devices belong inside the methods of what is offered. A
 hook that raises, or returns anything else, takes its whole plugin out, and no other.
+
+Example:
+    >>> import shardwright as sw
+    >>> class LastRank(sw.ShardingType):
+    ...     name, abbreviation = "last_rank", "LR"
+    ...     def layouts(self, table, topology, constraints):
+    ...         yield sw.Layout([sw.Block(table.all_rows, table.all_columns, rank=topology.world_size - 1)])
+    >>> @sw.hookimpl
+    ... def shardwright_sharding_types():
+    ...     return [LastRank]
+    >>> shardwright_sharding_types()[0].name
+    'last_rank'
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ SHARED_MEMORY_VARIABLE = "SHARDWRIGHT_SHARED_MEMORY"
 
 
 def may_share_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether ranks of one host may exchange through memory they share: yes, unless the variable says ``off``.
+    """True if ranks of one host may exchange through memory they share: yes, unless the variable says ``off``.
 
     Raises:
         InvalidInputError: it says neither ``on`` nor ``off``.

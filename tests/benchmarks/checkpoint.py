@@ -5,7 +5,7 @@
 One table of the given size is cut by rows over the ranks, with a row-wise optimizer. Each rank saves its shards and
 reads them again; before, it saves the same bytes by ``torch.save``, synced to the disk as the former are. The page
 cache is what it is. A rank's peak is what its resident memory reached above what it was before, looked at every 5 ms,
-without what it shares with files.
+without what it shares with files. Of three rounds, in turn, the shortest time and the highest peak.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from shardwright.testing.ranks import RankPool
 GIB, MIB = 1 << 30, 1 << 20
 DIM = 128
 TIMEOUT_S = 900.0
+ROUNDS = 3
+PICK: dict[str, Callable[[float, float], float]] = {"s": min, "peak_mib": max}
 
 
 def resident() -> int:
@@ -90,21 +92,25 @@ def work(gib: float, folder: str) -> dict[str, Any]:
             file.flush()
             os.fsync(file.fileno())
 
-    found: dict[str, Any] = {"block_mib": block.nbytes / MIB}
     # Once a process: imports, and the disk's first blocks.
     sw.load_checkpoint(
         sw.save_checkpoint(f"{folder}/{rank}", torch.nn.Linear(1, 1)).path, torch.nn.Linear(1, 1)
     )
-    timed(plain)
-    own.unlink()
-    found["torch.save"] = timed(plain)
-    found["torch.load"] = timed(lambda: torch.load(own, weights_only=True))
-    own.unlink()
-    found["save_checkpoint"] = timed(lambda: sw.save_checkpoint(folder, model, step=1))
-    found["load_checkpoint"] = timed(lambda: sw.load_checkpoint(folder, model))
-    found["load_checkpoint, not verified"] = timed(lambda: sw.load_checkpoint(folder, model, verify=False))
+    plain()
+    calls: dict[str, Callable[[], Any]] = {
+        "torch.save": plain,
+        "save_checkpoint": lambda: sw.save_checkpoint(folder, model, keep=1),
+        "torch.load": lambda: torch.load(own, weights_only=True),
+        "load_checkpoint": lambda: sw.load_checkpoint(folder, model),
+        "load_checkpoint, not verified": lambda: sw.load_checkpoint(folder, model, verify=False),
+    }
     if gib <= 1:
-        found["state_dict()"] = timed(lambda: model.state_dict())
+        calls["state_dict()"] = model.state_dict
+    found: dict[str, Any] = {"block_mib": block.nbytes / MIB}
+    for _ in range(ROUNDS):  # in turn, since others use the disk too
+        for name, call in calls.items():
+            now, before = timed(call), found.get(name)
+            found[name] = now if before is None else {key: PICK[key](now[key], before[key]) for key in now}
     return found
 
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import shardwright
-from shardwright.host import GROUP
+from shardwright.host.plugin_host import GROUP
 
 ROOT = Path(__file__).parents[2] / "contrib"
 NAMES = sorted(path.parent.name for path in ROOT.glob("*/pyproject.toml"))

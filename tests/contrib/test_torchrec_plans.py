@@ -222,9 +222,9 @@ with sw.host.use_host(sw.host.PluginHost(entry_points=points)):
     own = {"performance": create("torchrec"), "storage": create("torchrec_storage")}
     class Both(sw.Estimator):
         name = "both"
-        answers_by_shape = True
+        depends_on_shape_only = True
         def __init__(self, measures): self.measures = measures
-        def space(self, topology): return TorchRecLive().space(topology)
+        def option_space(self, topology): return TorchRecLive().option_space(topology)
         def estimate(self, options, topology):
             global worst
             live = (TorchRecLive() if self.measures == "performance" else TorchRecLiveStorage())

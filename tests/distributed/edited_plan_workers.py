@@ -55,7 +55,7 @@ class Slow(Proposer):
 
     def proposals(self, space: Any) -> Any:
         """Proposals without end, but for what happens to them."""
-        proposal = space.options.first_option[:-1][space.options.alike].copy()
+        proposal = space.options.first_option[:-1][space.options.distinct_table].copy()
         for count in range(1000):
             yield proposal.copy()
             time.sleep(0.1)

@@ -17,7 +17,7 @@ from tests.distributed.workers import train
 
 import shardwright as sw
 from shardwright.contracts.comm_backend import Communicator
-from shardwright.runtime.sharded.resharding.exchange import LABEL, Exchange
+from shardwright.runtime.sharded.resharding.exchange import LABEL, RowExchange
 
 CHAIN = ("row_wise", "column_wise", "table_wise", "modulo", "data_parallel", "hashed", "row_wise")
 
@@ -96,15 +96,15 @@ def killed_on_the_way(victim: int, piece: int) -> tuple[str, bool]:
     """What another rank raises if one is killed in the midst, and whether its model is what it was."""
     model, dense = model_of("row_wise", 1)
     before = {name: value.clone() for name, value in model.named_parameters()}
-    made, original = [0], Exchange.make
+    made, original = [0], RowExchange.make
 
-    def make(self: Exchange, windows: Any) -> None:
+    def make(self: RowExchange, windows: Any) -> None:
         made[0] += 1
         if made[0] == piece and dist.get_rank() == victim:
             os.kill(os.getpid(), signal.SIGKILL)
         original(self, windows)
 
-    with mock.patch.object(Exchange, "make", make):
+    with mock.patch.object(RowExchange, "make", make):
         try:
             model.reshard(plan_of("column_wise"), dense, piece_bytes=1 << 12)
         except sw.ShardwrightError as error:

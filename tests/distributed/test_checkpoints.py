@@ -53,3 +53,10 @@ def test_training_that_goes_on_from_a_checkpoint_has_the_bits_of_training_that_d
     pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "two"), 0, 4, **arguments)
     assert_same(pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "two"), 4, 6, **arguments), expected)
     assert list(steps_in(tmp_path / "two")) == [3, 5]
+
+
+def test_replicas_of_tables_are_saved_as_one_model(pool: RankPool, tmp_path: Path):
+    results = pool.run(workers.save_replicas, 4, str(tmp_path), timeout_s=WAIT_S)
+    assert not torch.equal(results[2]["own"], results[3]["own"])  # the same block, of two groups
+    assert_same([result["loaded"] for result in results], results[0]["saved"])
+    assert [result["extra"] for result in results] == [0, 1, 2, 3]

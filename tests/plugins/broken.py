@@ -26,7 +26,7 @@ class Kind(sw.ShardingType):
 class Cost(sw.Estimator):
     """A millisecond a shard."""
 
-    name, answers_by_shape = "broken_cost", True
+    name, depends_on_shape_only = "broken_cost", True
 
     def estimate(self, options: Any, topology: Any) -> Any:
         return {"lookup": np.ones(options.num_shards)}
@@ -35,7 +35,7 @@ class Cost(sw.Estimator):
 class Memory(sw.Estimator):
     """A byte a shard."""
 
-    name, measures, answers_by_shape = "broken_memory", "storage", True
+    name, measures, depends_on_shape_only = "broken_memory", "storage", True
 
     def estimate(self, options: Any, topology: Any) -> Any:
         return {topology.device_tier: np.ones(options.num_shards)}

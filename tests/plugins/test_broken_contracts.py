@@ -110,7 +110,7 @@ METHODS: list[tuple[Any, str, str, str]] = [
     (broken.Kind, "supports", "", "True"),
     (broken.Kind, "layouts", "", ""),
     (broken.Cost, "estimate", "estimator", ""),
-    (broken.Cost, "space", "estimator", ""),
+    (broken.Cost, "option_space", "estimator", ""),
     (broken.Cost, "provenance", "estimator", "{}|{'a': None}|{'a': 'b'}|{'device': -1}"),
     (broken.Memory, "estimate", "storage_estimator", ""),
     (broken.Search, "proposals", "proposer", ""),

@@ -123,6 +123,17 @@ def test_plan_is_for_the_device_that_is_named(workload, tmp_path):
     assert json.loads(path.read_text())["topology"]["compute_device"] == "cpu"
 
 
+@pytest.mark.parametrize(("option", "replicas"), [((), 4), (("--inter-host-averaging",), 1)])
+def test_plan_for_a_sharding_group_says_what_averaging_takes(workload, tmp_path, option, replicas):
+    output = tmp_path / "plan.json"
+    ranks = ["--ranks", "64", "--local", "8", "--sharding-group", "16", "--sync-every", "20"]
+    text = run("plan", workload, *ranks, *option, "--output", output).stdout
+    assert "4 sharding groups of 16 ranks with such a plan, averaged every 20 steps" in text
+    topology = json.loads(output.read_text())["topology"]
+    assert topology["world_size"] == 16
+    assert topology["replicas"] == {"num_groups": 4, "sync_every": 20, "local_replicas": replicas}
+
+
 def test_plan_document_has_the_documented_parts(planned):
     document = json.loads(planned().read_text())
     assert (document["format"], document["version"]) == ("shardwright-plan", 1)

@@ -35,7 +35,7 @@ def sharding_types() -> list[str]:
 @functools.cache
 def kernels() -> list[str]:
     """Those that run on this machine's CPU."""
-    request = KernelRequest("cpu", DataType.FP32, 8, 8, optimizer=OptimizerSpec("sgd"), here=True)
+    request = KernelRequest("cpu", DataType.FP32, 8, 8, optimizer=OptimizerSpec("sgd"), on_this_machine=True)
     known = host().compute_kernels
     return sorted(name for name in known if known.create(name).supports(request) is True)
 
@@ -74,7 +74,7 @@ def supports(
                 num_columns=num_columns,
                 is_weighted=is_weighted,
                 optimizer=OptimizerSpec(optimizer),
-                here=True,
+                on_this_machine=True,
             )
         )
         is True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Iterator
 
 import pytest
@@ -147,11 +146,6 @@ def test_no_process_group_says_how_to_train_in_one_process() -> None:
     for make in (sw.DistributedModelParallel, lambda model: planner.collective_plan(model, sharders)):
         with pytest.raises(sw.DistributedError, match=r"torchrun.*env=ShardingEnv\.local\(\)"):
             make(model)
-
-
-def test_local_docstring_example_gives_what_it_shows() -> None:
-    (example,) = doctest.DocTestFinder().find(sw.ShardingEnv.local, "local")
-    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_simulated_ranks_without_a_plan_plan() -> None:

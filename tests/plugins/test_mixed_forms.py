@@ -36,7 +36,7 @@ def test_kernel_updates_tables_of_all_forms_as_unsharded(monkeypatch, kernel, po
         for rows, features in TABLES
     ]
     case = Case(tables, (3, 2, 4), optimizer=optimizer, is_weighted=pooling == "weighted")
-    request = KernelRequest.of(case.specs()[0], 4, device="cpu", here=True)
+    request = KernelRequest.of(case.specs()[0], 4, device="cpu", on_this_machine=True)
     if (answer := kernel_of(kernel).supports(request)) is not True:
         pytest.skip(answer)
     every = forms.FORMS

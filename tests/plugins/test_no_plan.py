@@ -52,7 +52,7 @@ def space_of(tables, topology, constraints):
 
 def has_plan(space):
     """Whether some choice of options and ranks keeps within every memory, by trying all."""
-    for proposal in product(*(space.options.of_table(t) for t in space.options.alike.tolist())):
+    for proposal in product(*(space.options.of_table(t) for t in space.options.distinct_table.tolist())):
         shards = propose(space, np.array(proposal))
         if (shards.fixed_bytes > shards.capacity_bytes).any():
             continue
@@ -67,7 +67,7 @@ def check_proof(text, space, tables):
     options, names = space.options, [table.name for table in tables]
     each = [
         min(int((space.memory_bytes * options.count[:, None])[options.shards_of(o), 0].sum()) for o in mine)
-        for mine in (options.of_table(t) for t in options.alike.tolist())
+        for mine in (options.of_table(t) for t in options.distinct_table.tolist())
     ]
     have = int(space.capacity_bytes[:, 0].sum())
     if text.startswith("no plan: it is proven that no choice of options"):
@@ -83,7 +83,7 @@ def check_proof(text, space, tables):
         table = next(i for i, name in enumerate(names) if f"'{name}'" in text)
         largest = min(
             int(space.memory_bytes[options.shards_of(o), 0].max())
-            for o in options.of_table(int(options.alike[table]))
+            for o in options.of_table(int(options.distinct_table[table]))
         )
         assert largest > space.capacity_bytes[:, 0].max()
         assert f"needs {bytes_text(largest)} of hbm on one rank" in text

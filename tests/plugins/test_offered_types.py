@@ -36,7 +36,7 @@ class Everywhere(Stranger):
 class IdsLookedUp(sw.Estimator):
     """Time: the part of the ids that a shard gets."""
 
-    name, answers_by_shape = "ids_looked_up", True
+    name, depends_on_shape_only = "ids_looked_up", True
 
     def estimate(self, options: Any, topology: Any) -> Any:
         return {"lookup": options.id_fraction + 0.01}
@@ -50,7 +50,7 @@ class Greedy(sw.Proposer):
     def proposals(self, space: Any) -> Any:
         options = space.options
         last = [options.of_table(table)[-1] for table in range(len(options.tables))]
-        yield np.array(last, dtype=np.int64)[options.alike]
+        yield np.array(last, dtype=np.int64)[options.distinct_table]
 
 
 def tables_of(shapes: list[tuple[int, int]]) -> list[TableSpec]:

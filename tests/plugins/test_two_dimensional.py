@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.equality import Table
 from tests.plugins.test_equality import OPTIMIZERS, kernels, supports
 
 from shardwright import (
+    DistributedModelParallel,
     DMPCollection,
     EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
@@ -21,9 +23,12 @@ from shardwright import (
     EmbeddingShardingPlanner,
     KeyedJaggedTensor,
     ParameterConstraints,
+    ShardingEnv,
     ShardingPlan,
     Topology,
     check_plan,
+    load_checkpoint,
+    save_checkpoint,
 )
 from shardwright.errors import DistributedError, InvalidInputError, PlanError
 from shardwright.host import host
@@ -286,6 +291,30 @@ def test_tables_larger_than_a_bucket_are_averaged_in_several(monkeypatch: pytest
 def test_half_precision_is_averaged_in_float32() -> None:
     values = torch.tensor([[1.0, 2048.0], [0.0, 1.0], [0.0, 1.0], [0.0, 2.0]], dtype=torch.float16)
     assert averaging._mean(values).tolist() == [0.25, 513.0]  # in float16 2048 + 1 is 2048
+
+
+def test_checkpoint_of_groups_is_one_model_for_any_number_of_ranks(tmp_path: Path) -> None:
+    plan = planned(["row_wise", "table_wise", "data_parallel"], "adagrad").made
+
+    def save(env: Any) -> Any:
+        model = wrapped(env, plan, "adagrad")
+        loss_of(model, 0, env.everyone.rank).backward()
+        save_checkpoint(tmp_path, model, step=1)
+        return model.state_dict()
+
+    def load(env: Any) -> Any:
+        model = wrapped(env, plan, "adagrad")
+        load_checkpoint(tmp_path, model)
+        return model.state_dict()
+
+    saved, *_ = simulated(save)
+    alone = DistributedModelParallel(
+        copy.deepcopy(OTHER), env=ShardingEnv.local(device_type="cpu"), sharders=[sharder("adagrad")]
+    )
+    load_checkpoint(tmp_path, alone)
+    for state in (*simulated(load), alone.state_dict()):
+        for name, value in saved.items():
+            torch.testing.assert_close(state[name], value, rtol=0, atol=0)
 
 
 # Misuse

@@ -42,12 +42,12 @@ class Page:
 
     @property
     def name(self) -> str:
-        """What `shardwright docs NAME` takes."""
+        """Name that `shardwright docs NAME` takes."""
         return self.path.stem
 
     @property
     def title(self) -> str:
-        """Its first heading."""
+        """First heading of the page."""
         lines = self.path.read_text(encoding="utf-8").splitlines()
         return next((line.lstrip("# ") for line in lines if line.startswith("# ")), self.name)
 

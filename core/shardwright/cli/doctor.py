@@ -40,12 +40,12 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        part: what of the installation it belongs to.
-        name: which one.
+        part: area of the installation that it belongs to.
+        name: name of the package, plugin or setting.
         found: version, number or value.
         state: `ok`; `absent` or `off`, which is no fault; or `broken`.
         reason: why it is not `ok`, or what is to be known of it.
-        command: what would mend it, or bring it; empty for nothing.
+        command: command that would mend it, or bring it; empty for nothing.
     """
 
     part: str
@@ -96,7 +96,7 @@ def examine(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _is_imported(module: str) -> bool:
-    """Whether it is there and could be imported: the look at it comes before those at what needs it."""
+    """True if a module is there and could be imported: the look at it comes before those at what needs it."""
     return sys.modules.get(module) is not None
 
 
@@ -111,7 +111,7 @@ def _python() -> Iterator[Finding]:
 
 
 _OF_TORCH = ("FBGEMM", "devices", "comm backends")
-"""What there is nothing to say of without torch."""
+"""Parts that there is nothing to say of without torch."""
 
 
 def _torch() -> Iterator[Finding]:
@@ -279,7 +279,7 @@ def _print_table(findings: Sequence[Finding]) -> None:
 
 
 def _print_verdict(findings: Sequence[Finding]) -> None:
-    """What to do, if anything; commands are printed as they are, to be copied."""
+    """Print the verdict and the commands that would mend it; these are printed as they are, to be copied."""
     broken = [finding for finding in findings if finding.state == "broken"]
     typer.echo(f"\n{len(broken)} broken." if broken else "\nWhat is installed works together.")
     for finding in findings:

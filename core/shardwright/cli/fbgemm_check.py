@@ -1,4 +1,4 @@
-"""Whether the installed FBGEMM goes with the installed torch, and which command would mend it.
+"""Compatibility of the installed FBGEMM with the installed torch, and the command that would mend it.
 
 FBGEMM's operators are compiled against one minor release of torch: with another, its libraries have undefined symbols
 or crash. Source of the pairs: FBGEMM's releases, which count with torch's (2.5 with 1.0, 2.6 with 1.1, 2.13 with 1.8).
@@ -38,7 +38,7 @@ _LOAD_ERRORS = (
 
 @attrs.frozen
 class Installed:
-    """What there is of torch and FBGEMM.
+    """Installed versions of torch and FBGEMM.
 
     Attributes:
         torch: torch's version, with its local tag (`2.13.0+cpu`).
@@ -55,7 +55,7 @@ class Installed:
 
 @attrs.frozen
 class Diagnosis:
-    """What is to be said of FBGEMM: its state (`ok`, `absent` or `broken`), why, and what would mend it."""
+    """Verdict on FBGEMM: its state (`ok`, `absent` or `broken`), the reason, and the command that would mend it."""
 
     state: str
     reason: str

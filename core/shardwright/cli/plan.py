@@ -22,6 +22,21 @@ def plan(
     workload: Annotated[Path, typer.Argument(metavar="WORKLOAD", help="The tables, a JSON file.")],
     ranks: Annotated[int, typer.Option(min=1, help="Ranks to shard over.")],
     local: Annotated[int | None, typer.Option(min=1, help="Ranks of one host; all by default.")] = None,
+    sharding_group: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Ranks of a sharding group, of several that average replicas; all by default."
+        ),
+    ] = None,
+    sync_every: Annotated[
+        int, typer.Option(min=1, help="Steps from one averaging of sharding groups to the next.")
+    ] = 1,
+    inter_host_averaging: Annotated[
+        bool,
+        typer.Option(
+            "--inter-host-averaging", help="Sharding groups are neighbouring ranks; else replicas are."
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="Type of the ranks' devices.")] = "cuda",
     hbm_gib: Annotated[float | None, typer.Option(min=0, help="Device memory of a rank, GiB.")] = None,
     ddr_gib: Annotated[
@@ -71,8 +86,13 @@ def plan(
         check_writable(path)
     loaded = Workload.read(workload)
     asked = Constraints.from_data(CONSTRAINTS.read(constraints) if constraints else {})
+    topology = _topology(ranks, local, device, hbm_gib, ddr_gib)
+    if sharding_group is not None:
+        topology = topology.sharding_group(
+            sharding_group, sync_every=sync_every, use_inter_host_allreduce=inter_host_averaging
+        )
     planner = EmbeddingShardingPlanner(
-        topology=_topology(ranks, local, device, hbm_gib, ddr_gib),
+        topology=topology,
         batch_size=batch or loaded.batch_size,
         constraints=loaded.constrained(asked).rules,
         estimator=estimator,

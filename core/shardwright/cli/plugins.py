@@ -132,7 +132,7 @@ def _contract(entry: Entry[Any]) -> list[str]:
 
 
 def _order(row: _Row) -> tuple[bool, int, str, str]:
-    """By kind and name; after them the plugins that offer nothing."""
+    """Sort by kind and name; plugins that offer nothing come last."""
     from shardwright.hookspecs import KINDS
 
     labels = [kind.label for kind in KINDS]
@@ -175,12 +175,12 @@ def _print_table(rows: Sequence[_Row]) -> None:
 
 
 def _files(rows: Sequence[_Row]) -> list[str]:
-    """Where each plugin is."""
+    """List the file of each plugin."""
     return list(dict.fromkeys(f"{row.plugin}\n  {row.file}" for row in rows if row.file))
 
 
 def _reasons(rows: Sequence[_Row]) -> list[str]:
-    """Why something is not there, what is so for one reason together."""
+    """List the reasons why something is not there; names with one reason stand together."""
     names: dict[str, list[str]] = {}
     for row in rows:
         if row.reason:

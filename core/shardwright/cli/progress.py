@@ -1,4 +1,4 @@
-"""What a command shows of its progress: bars on a terminal, now and then a line elsewhere."""
+"""Progress of a command: bars on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 

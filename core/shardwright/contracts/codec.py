@@ -25,12 +25,12 @@ class Codec(ABC, metaclass=OpenNames):
     api: ClassVar[int] = 1
     aliases: ClassVar[tuple[str, ...]] = ()
     is_identity: ClassVar[bool] = False
-    """Whether the bytes are those of the float32 values: such blocks are sent from where they lie."""
+    """True if the bytes are those of the float32 values: such blocks are sent from where they lie."""
     is_elementwise: ClassVar[bool] = False
-    """Whether each value is written by itself, ``row_bytes(D) == D * row_bytes(1)``: neighbouring blocks of whatever
+    """True if each value is written by itself, ``row_bytes(D) == D * row_bytes(1)``: neighbouring blocks of whatever
     shape are then encoded in one call."""
     carries_partial_sums: ClassVar[bool] = True
-    """Whether partial sums may travel by it: those of row parts are decoded and added at float32, and where sums are
+    """True if partial sums may travel by it: those of row parts are decoded and added at float32, and where sums are
     made inside a host they are encoded once more, so that each leg adds its error."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Codec(ABC, metaclass=OpenNames):
 
     @abstractmethod
     def error_bound(self, values: Tensor) -> Tensor:
-        """How far each value may be from what comes back: ``[n, D]`` float32, infinite where nothing is promised.
+        """Bound the error of each value after a round trip: ``[n, D]`` float32, infinite where nothing is promised.
 
         Args:
             values: ``[n, D]`` float32, as given to :meth:`encode`.

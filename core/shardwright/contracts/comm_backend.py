@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from shardwright.contracts.names import OpenNames
+from shardwright.contracts.renamed import Renamed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,11 +47,13 @@ class _Arrived:
         """Nobody else waits for this memory."""
 
 
-class Communicator(ABC):
+class Communicator(Renamed, ABC):
     """The collectives among the ranks of one group, as one rank sees them.
 
     Every rank makes the same calls in the same order. Autograd over them is the engine's business.
     """
+
+    _renamed: ClassVar[Mapping[str, str]] = {"on_host": "on_cpu"}
 
     rank: int
     world_size: int
@@ -72,13 +75,13 @@ class Communicator(ABC):
             input: ``[sum(input_splits)]``, contiguous.
             output_splits: elements received from each rank; zeros are allowed.
             input_splits: elements sent to each rank; zeros are allowed.
-            label: what is exchanged, for errors and traces.
+            label: name of what is exchanged, for errors and traces.
         """
 
     def exchange(
         self, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], *, label: str = ""
     ) -> Arrivals:
-        """The same for a receiver that reads what arrives only once; a backend may then save it a copy."""
+        """Exchange for a receiver that reads what arrives only once; a backend may then save it a copy."""
         output = input.new_empty(sum(output_splits))
         work = self.all_to_all(output, input, output_splits, input_splits, label=label)
         return _Arrived(work, output, output_splits)
@@ -94,14 +97,14 @@ class Communicator(ABC):
         return torch.empty(num_elements, dtype=torch.float32, device=device)
 
     def reads_in_place(self, num_elements: int) -> bool:
-        """Whether so many float32 values from :meth:`room`, sent by :meth:`exchange`, are read where they are.
+        """True if so many float32 values from :meth:`room`, sent by :meth:`exchange`, are read where they are.
 
         All ranks ask together, and get the same answer.
         """
         return False
 
-    def on_host(self) -> Communicator | None:
-        """What sends tensors in host memory among the same ranks, where :meth:`all_to_all` does not.
+    def on_cpu(self) -> Communicator | None:
+        """Return the communicator of CPU tensors among the same ranks, where :meth:`all_to_all` does not send them.
 
         Headers, which the host reads, then travel by it, and neither wait for a device nor for what it is to send.
         ``None``: they travel as everything else.
@@ -133,7 +136,7 @@ class Communicator(ABC):
     def barrier(self) -> None:
         """Return when every rank has come here."""
 
-    def meet(self, place: str, what: str) -> None:  # noqa: B027 - not every communicator can
+    def meet(self, place: str, what: str) -> None:
         """Return when every rank has come to ``place``, without a collective; raise if one does not in time.
 
         The engine asks for it where a rank alone makes a call that is right only if all do, and would send what the
@@ -141,15 +144,15 @@ class Communicator(ABC):
 
         Args:
             place: a name that no other meeting of these ranks has.
-            what: what is called, for the error.
+            what: name of the call, for the error.
         """
 
     def named(self, collective: str, since: float | None = None) -> AbstractContextManager[None]:
-        """What fails inside is the failure of a collective that torch makes; by default its error is left as it is.
+        """Report a failure inside as that of a collective that torch makes; by default the error is left as it is.
 
         Args:
             collective: its name, for the error.
-            since: when it was begun, on the monotonic clock; now by default.
+            since: start of the collective, on the monotonic clock, s; now by default.
         """
         return nullcontext()
 

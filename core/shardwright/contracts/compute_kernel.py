@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from attrs import field, frozen
 
 from shardwright.contracts.names import OpenNames
+from shardwright.contracts.renamed import warn_renamed
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -22,19 +23,19 @@ __all__ = ["ComputeKernel", "KernelRequest"]
 
 @frozen(cache_hash=True)
 class KernelRequest:
-    """What a kernel is asked to do for one block.
+    """Request to a kernel, for one block.
 
     Args:
         device: type of the device (``"cpu"``, ``"cuda"``, ...).
         data_type: element type of the weights.
         embedding_dim: columns of the whole table.
         num_columns: columns of the block.
-        first_column: where the block's columns begin in the table (0 while planning).
+        first_column: first of the block's columns in the table (0 while planning).
         is_pooled: one vector per bag, else one per id.
         is_weighted: ids carry weights.
         optimizer: applied in the backward pass; ``None`` asks for visible gradients.
         cache: the cache on the device, for kernels that keep weights elsewhere.
-        here: the kernel is to run on this machine, so what is installed here counts.
+        on_this_machine: the kernel is to run on this machine, so what is installed here counts.
     """
 
     device: str
@@ -44,15 +45,25 @@ class KernelRequest:
     is_pooled: bool = True
     is_weighted: bool = False
     optimizer: OptimizerSpec | None = None
-    here: bool = False
+    on_this_machine: bool = False
     first_column: int = 0
     cache: CacheParams = field(factory=CacheParams)
 
     @classmethod
     def of(
-        cls, table: TableSpec, num_columns: int, *, device: str, here: bool = False, first_column: int = 0
+        cls,
+        table: TableSpec,
+        num_columns: int,
+        *,
+        device: str,
+        on_this_machine: bool = False,
+        first_column: int = 0,
+        here: bool | None = None,
     ) -> KernelRequest:
-        """The request for a block of ``num_columns`` columns of ``table``."""
+        """The request for a block of ``num_columns`` columns of ``table`` (``here``: the old ``on_this_machine``)."""
+        if here is not None:
+            warn_renamed("KernelRequest", "here", "on_this_machine")
+            on_this_machine = here
         return cls(
             device=device,
             data_type=table.data_type,
@@ -61,10 +72,16 @@ class KernelRequest:
             is_pooled=table.pooling.value != "NONE",
             is_weighted=table.is_weighted,
             optimizer=table.optimizer,
-            here=here,
+            on_this_machine=on_this_machine,
             first_column=first_column,
             cache=table.cache,
         )
+
+    @property
+    def here(self) -> bool:
+        """Deprecated: ``on_this_machine``."""
+        warn_renamed("KernelRequest", "here", "on_this_machine")
+        return self.on_this_machine
 
     @property
     def cuts_columns(self) -> bool:
@@ -83,17 +100,17 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     api: ClassVar[int] = 1
     aliases: ClassVar[tuple[str, ...]] = ()
     fuses_optimizer: ClassVar[bool] = True
-    """Whether the optimizer runs in the backward pass. Others show gradients and are taken only when asked for."""
+    """True if the optimizer runs in the backward pass. Others show gradients and are taken only when asked for."""
     preference: ClassVar[int] = 0
     """Among kernels of equal cost the planner takes the highest."""
     batch_major: ClassVar[bool] = False
     """Shape of what its lookups return, see :class:`shardwright.contracts.lookup.Lookup`."""
 
     takes_ragged_bags: ClassVar[bool] = False
-    """Whether pooled lookups may have another number of bags for each slot, with results slot after slot. Of tables
+    """True if pooled lookups may have another number of bags for each slot, with results slot after slot. Of tables
     whose rows are cut only bags that have ids travel; for a kernel that takes no such bags the engine fills them up."""
     takes_any_id: ClassVar[bool] = False
-    """Whether ids are keys that its lookups find rows for; it then serves row maps that take any id, and no others."""
+    """True if ids are keys that its lookups find rows for; it then serves row maps that take any id, and no others."""
     row_state: ClassVar[tuple[str, ...]] = ()
     """The names of what its lookups' ``row_state`` has, saved beside the weights."""
 
@@ -110,7 +127,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         """
 
     def refusal_of_ids(self, row_map: RowMap) -> str:
-        """Why it does not take the ids that a row map gives it; empty if it does."""
+        """Explain why it does not take the ids that a row map gives it; empty if it does."""
         if self.takes_any_id == row_map.takes_any_id:
             return ""
         given, taken = ("keys", "rows") if row_map.takes_any_id else ("rows", "keys")
@@ -121,7 +138,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         return 1.0
 
     def reads(self, request: KernelRequest) -> Mapping[str, float]:
-        """Where the rows that a step looks up come from.
+        """Return the memory tiers that hold the rows that a step looks up.
 
         Returns:
             ``{tier: part of the rows}``, tiers named as in :meth:`memory_bytes`; the parts add up to 1.
@@ -129,7 +146,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         return {"device": 1.0}
 
     def extras(self, request: KernelRequest) -> Mapping[str, Any]:
-        """What the plan must say of a table that the table's own module does not, as JSON data with string keys.
+        """Return what the plan must say of a table and the table's own module does not, as JSON data with string keys.
 
         It stands among the ``extras`` of the plan's entry, and comes back through :meth:`with_extras`.
         """
@@ -144,7 +161,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         return (request.data_type, request.optimizer)
 
     def needs_whole_rows(self, request: KernelRequest) -> bool:
-        """Whether the update of a block needs the gradient of all the table's columns, not of its own alone.
+        """True if the update of a block needs the gradient of all the table's columns, not of its own alone.
 
         So a row-wise optimizer stays exact on a table whose columns are cut: the engine then sends the gradient of
         whole rows to each column block.

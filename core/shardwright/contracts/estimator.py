@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardwright.contracts.names import OpenNames
+from shardwright.contracts.renamed import Renamed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +21,7 @@ PERFORMANCE = "performance"
 STORAGE = "storage"
 
 
-class Estimator(ABC, metaclass=OpenNames):
+class Estimator(Renamed, ABC, metaclass=OpenNames):
     """Estimates a cost of every shard of every option at once: one value for each run of equal shards.
 
     The planner calls, on the one rank that plans:
@@ -31,15 +32,34 @@ class Estimator(ABC, metaclass=OpenNames):
     An estimator holds no state between calls and never makes one Python object a shard: the columns of
     :class:`~shardwright.planning.options.options.Options` have all that a model of costs needs, the layout's geometry
     among it, so that no estimator has to know a sharding type by name.
+
+    Example:
+        >>> import shardwright as sw
+        >>> class PerColumn(sw.Estimator):
+        ...     name = "per_column"
+        ...     def estimate(self, options, topology):
+        ...         return {"lookup": 0.5 * options.num_columns}  # ms of each run of equal shards
+        >>> planner = sw.EmbeddingShardingPlanner(
+        ...     topology=sw.Topology(2, "cpu"), estimator=PerColumn(),
+        ...     constraints={"user_id": sw.ParameterConstraints(sharding_types=["table_wise"])},
+        ... )
+        >>> plan = planner.plan_tables([sw.TableSpec("user_id", num_embeddings=1000, embedding_dim=8)])
+        >>> plan.document["objective"]["value_ms"]
+        4.0
     """
 
     name: ClassVar[str]
+    _renamed: ClassVar[Mapping[str, str]] = {
+        "answers_by_shape": "depends_on_shape_only",
+        "space": "option_space",
+        "published_space": "published_option_space",
+    }
     api: ClassVar[int] = 1
     aliases: ClassVar[tuple[str, ...]] = ()
     measures: ClassVar[str] = PERFORMANCE
     """``"performance"`` (milliseconds a phase) or ``"storage"`` (bytes a memory tier)."""
-    answers_by_shape: ClassVar[bool] = False
-    """Whether a table's costs depend on nothing but its shape, data type, pooling, weights, optimizer, number of
+    depends_on_shape_only: ClassVar[bool] = False
+    """True if a table's costs depend on nothing but its shape, data type, pooling, weights, optimizer, number of
     features and constraints.
 
     Then tables that are alike are planned as one, many times faster. Leave it ``False`` for a model that looks at a
@@ -61,7 +81,7 @@ class Estimator(ABC, metaclass=OpenNames):
             are open names; their sum is what a shard adds to its rank's time.
         """
 
-    def space(self, topology: Topology) -> OptionSpace:
+    def option_space(self, topology: Topology) -> OptionSpace:
         """The options whose cost the model can tell; all by default.
 
         It holds whenever this is the performance estimator and the user asked for no other option space. What
@@ -71,12 +91,12 @@ class Estimator(ABC, metaclass=OpenNames):
 
         return EVERYTHING
 
-    def published_space(self, topology: Topology) -> OptionSpace:
+    def published_option_space(self, topology: Topology) -> OptionSpace:
         """The options that the model was published with, for those who ask for the option space of its name.
 
         By default those whose cost it can tell.
         """
-        return self.space(topology)
+        return self.option_space(topology)
 
     def provenance(self) -> Mapping[str, Any]:
         """The constants the model assumes, by name, for the report; JSON data."""

@@ -7,7 +7,7 @@ A slot is one feature looked up in one local block.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,8 @@ class BlockSpec:
     Args:
         table: the table's specification.
         block: its rows and columns.
-        request: what was asked of the kernel.
-        num_slots: how many features are looked up in it; their slots follow one another.
+        request: request that the kernel is built for.
+        num_slots: number of features that are looked up in it; their slots follow one another.
         extras: the plugin's data from the plan.
     """
 
@@ -57,7 +57,7 @@ class Bags:
         ids: ``[N]`` int64, local rows of the slot's block.
         lengths: ``[bags]`` int32, ids of each bag; ``None`` where every id is a bag of its own (sequences).
         weights: ``[N]`` float32, or ``None``.
-        counts: for each source, the bags of each slot, ``[W, S]``: tuples, or an array of NumPy's. In pooled lookups
+        counts: bags of each slot, for each source, ``[W, S]``: tuples, or an array of NumPy's. In pooled lookups
             ``B_w`` for all slots, unless the bags are ragged.
         is_ragged: slots have bags of their own number, since bags without ids were left out; only for kernels that
             declare ``takes_ragged_bags``.
@@ -76,7 +76,7 @@ class Bags:
 
     @cached_property
     def counts(self) -> tuple[tuple[int, ...], ...]:
-        """For each source, the bags of each slot."""
+        """Number of bags of each slot, for each source."""
         if isinstance(self._counts, np.ndarray):
             return tuple(map(tuple, self._counts.tolist()))
         return tuple(self._counts)
@@ -109,6 +109,12 @@ class Bags:
         return per_bag.repeat_interleave(self.lengths, output_size=self.ids.numel())
 
 
+def _plain_room(num_elements: int) -> Tensor:
+    import torch
+
+    return torch.empty(num_elements, dtype=torch.float32, device="cpu")
+
+
 class Lookup(ABC):
     """The blocks of one kernel group on one rank: weights, optimizer state, lookup and update.
 
@@ -121,6 +127,9 @@ class Lookup(ABC):
     """
 
     blocks: Sequence[BlockSpec]
+    room: Callable[[int], Tensor] = staticmethod(_plain_room)
+    """Maker of the memory for :meth:`forward`'s result, of so many float32 values, which it does not set. Where results
+    are sent as they are, the engine replaces it by memory that they are sent from; a kernel may use it or not."""
     states_per_row: frozenset[str] = frozenset()
     """The names of optimizer states that hold one value a row, the same in every column block of a table."""
 
@@ -129,7 +138,7 @@ class Lookup(ABC):
         """Sum the rows of each bag.
 
         Args:
-            bags: what to look up.
+            bags: bags to look up.
             training: a backward call will follow.
 
         Returns:
@@ -137,14 +146,14 @@ class Lookup(ABC):
         """
 
     def prepare(self, bags: Bags) -> Any:
-        """What ``backward`` needs for these bags, where nobody asks for their sums."""
+        """Return what ``backward`` needs for these bags, where nobody asks for their sums."""
         return self.forward(bags, training=True)[1]
 
     def anticipate(self, saved: Any) -> None:  # noqa: B027 - not every kernel has something to do then
         """Make what ``backward`` needs of the ids alone; called while results travel, if at all.
 
         Args:
-            saved: from ``forward`` in training.
+            saved: state from ``forward`` in training.
         """
 
     @abstractmethod
@@ -152,12 +161,19 @@ class Lookup(ABC):
         """Update the weights, or return the gradients of :meth:`parameters`.
 
         Args:
-            saved: from ``forward``.
+            saved: state from ``forward``.
             gradient: float32, flat, in the order of ``forward``'s result.
 
         Returns:
             One gradient for each of :meth:`parameters`.
         """
+
+    def backward_scaled(self, saved: Any, gradient: Tensor, scale: float) -> Sequence[Tensor | None]:
+        """:meth:`backward` with ``scale`` times the gradient, which is the engine's own and may be changed.
+
+        A kernel that multiplies where it reads saves a pass over the gradient.
+        """
+        return self.backward(saved, gradient if scale == 1 else gradient.mul_(scale))
 
     def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
         """Add up the gradient of every row of some blocks; ``False`` leaves that, and their update, to the engine.
@@ -165,9 +181,9 @@ class Lookup(ABC):
         Only for kernels whose optimizer is fused, and that have :meth:`update_rows` too.
 
         Args:
-            bags: of one source, of all slots.
+            bags: bags of one source, of all slots.
             gradients: the gradient of each slot's bags, ``[bags, C]``.
-            blocks: which blocks, rising.
+            blocks: indices of the blocks, rising.
             out: flat float32; gets the rows of ``C`` columns of block after block, then, in this order, a mark of each
                 row: 1 if it was looked up, else 0.
         """
@@ -179,10 +195,10 @@ class Lookup(ABC):
         Where ``blocks`` are not all of them, :meth:`backward` updated the others before, and counted the step.
 
         Args:
-            terms: from :meth:`row_sums`, of one or several ranks, to be added up in this order: a row's mark is 0 in
-                all if none looked it up.
+            terms: row sums from :meth:`row_sums`, of one or several ranks, to be added up in this order: a row's mark
+                is 0 in all if none looked it up.
             blocks: those of the terms.
-            scale: by what their sum is to be multiplied.
+            scale: factor of their sum.
         """
         raise AssertionError("only a kernel that makes row_sums is given them back")
 
@@ -203,7 +219,7 @@ class Lookup(ABC):
         return {}
 
     def row_state(self, block: int) -> Mapping[str, Tensor]:
-        """What else there is to know of each row, int64 ``[rows, 1]``: what the kernel's ``row_state`` names."""
+        """Return further state of each row, int64 ``[rows, 1]``, by the names in the kernel's ``row_state``."""
         return {}
 
     def load_rows(self, block: int, state: Mapping[str, Tensor]) -> Tensor | None:
@@ -219,7 +235,7 @@ class Lookup(ABC):
         return None
 
     def loaded_rows(self, block: int) -> Tensor | None:
-        """What :meth:`load_rows` returned, as far as it still holds: optimizer state is loaded by it."""
+        """Return the result of :meth:`load_rows`, as far as it still holds: optimizer state is loaded by it."""
         return None
 
     def load_step(self, step: float) -> None:  # noqa: B027 - not every optimizer counts

@@ -30,7 +30,7 @@ class Partitioner(ABC, metaclass=OpenNames):
     """Above 0: may be taken when none was asked for; the highest is."""
 
     is_last_resort: ClassVar[bool] = False
-    """Whether it is worth its time where no proposal fitted by the partitioner that was chosen: then it is asked to
+    """True if it is worth its time where no proposal fitted by the partitioner that was chosen: then it is asked to
     place those that came nearest. One that cannot work here raises ``UnknownPluginError``, and is passed over."""
 
     @abstractmethod

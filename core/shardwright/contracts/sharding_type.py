@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from shardwright.contracts.names import OpenNames
+from shardwright.contracts.renamed import Renamed
 from shardwright.planning.layouts.layout import DATAFLOWS, Dataflow, Layout
 from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap
 
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 
 
 Offered: TypeAlias = Literal["always", "by_name"]
-"""When tables are offered a sharding type."""
+"""Rules for offering a sharding type to tables."""
 ALWAYS: Offered = "always"
 BY_NAME: Offered = "by_name"
 
 
-class ShardingType(ABC, metaclass=OpenNames):
+class ShardingType(Renamed, ABC, metaclass=OpenNames):
     """A way to cut a table into blocks.
 
     The planner calls :meth:`layouts` for each table and offers each layout with each compute kernel; the engine
@@ -31,9 +32,20 @@ class ShardingType(ABC, metaclass=OpenNames):
 
     ``ShardingType.SOME_NAME.value`` is ``"some_name"`` for every registered name, as with TorchRec's enumeration,
     but the set of names is open.
+
+    Example:
+        >>> import shardwright as sw
+        >>> class LastRank(sw.ShardingType):
+        ...     name, abbreviation = "last_rank", "LR"
+        ...     def layouts(self, table, topology, constraints):
+        ...         yield sw.Layout([sw.Block(table.all_rows, table.all_columns, rank=topology.world_size - 1)])
+        >>> table, topology = sw.TableSpec("user_id", num_embeddings=1000, embedding_dim=8), sw.Topology(4, "cpu")
+        >>> [layout.ranks for layout in LastRank().layouts(table, topology, sw.ParameterConstraints())]
+        [[3]]
     """
 
     name: ClassVar[str]
+    _renamed: ClassVar[Mapping[str, str]] = {"answers_by_shape": "depends_on_shape_only"}
     abbreviation: ClassVar[str]
     """Two to four capitals for the report."""
     api: ClassVar[int] = 1
@@ -44,14 +56,14 @@ class ShardingType(ABC, metaclass=OpenNames):
     """The dataflows its layouts use."""
 
     offered: ClassVar[Offered] = BY_NAME
-    """When the planner asks for layouts: ``"by_name"``, for tables whose constraints name the type, or ``"always"``.
+    """Rule for asking for layouts: ``"by_name"``, for tables whose constraints name the type, or ``"always"``.
 
     So installing a type changes no plan of somebody who does not ask for it. With ``"always"``, tables without
     ``sharding_types`` in their constraints are offered it too; the planner then also plans without the type, and the
     plan is never worse than that one.
     """
-    answers_by_shape: ClassVar[bool] = False
-    """Whether the answers depend on nothing of a table but its shape, data type, pooling, weights and optimizer.
+    depends_on_shape_only: ClassVar[bool] = False
+    """True if the answers depend on nothing of a table but its shape, data type, pooling, weights and optimizer.
 
     Then the planner asks once for all tables that are alike. Leave it ``False`` for a type that looks at a
     table's name, module or features, or at constraints other than ``sharding_types`` and ``min_partition``.
@@ -66,7 +78,7 @@ class ShardingType(ABC, metaclass=OpenNames):
         Args:
             table: the table's specification.
             topology: ranks, hosts and their links.
-            constraints: what the user asks for this table (``min_partition``, ...).
+            constraints: demands of the user on this table (``min_partition``, ...).
 
         Returns:
             Layouts that differ in their ``variant``. Blocks with ``rank=None`` may go to any rank; those with one

@@ -1,4 +1,4 @@
-"""What the ranks of one job must have in common: the plugins, and the names that each one serves.
+"""Fingerprint that the ranks of one job must share: the plugins, and the names that each one serves.
 
 A rank with another plugin would take other decisions than its peers and wait in a collective for them without
 end. So all ranks compare fingerprints when a process group starts, and all raise if one differs.
@@ -83,7 +83,7 @@ def compare_fingerprints(fingerprints: Sequence[Fingerprint]) -> None:
 
 
 def _differences(mine: Fingerprint, majority: Fingerprint) -> list[str]:
-    """What a rank has otherwise than the majority."""
+    """List a rank's differences from the majority."""
     ours, theirs = _by_plugin(mine.plugins), _by_plugin(majority.plugins)
     reasons = dict(mine.not_loaded)
     differences = []

@@ -25,7 +25,7 @@ from shardwright.host.offers import Entry, Kind, Provenance, check_version, make
 __all__ = ["PluginRecord", "Source", "load_plugin"]
 
 Offers = dict[str, tuple[Any, ...]]
-"""What the hooks of one plugin returned: hook -> items."""
+"""Items that the hooks of one plugin returned: hook -> items."""
 
 
 @attrs.frozen
@@ -59,7 +59,7 @@ class Source:
 
 @attrs.frozen
 class PluginRecord:
-    """What became of one installed plugin.
+    """State of one installed plugin.
 
     Attributes:
         provenance: Which plugin, of which distribution.
@@ -172,7 +172,7 @@ def _explain(error: BaseException) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _name_and_version(distribution: Distribution | None) -> tuple[str, str]:
-    """Of a distribution; its metadata is parsed anew whenever it is asked for, which takes milliseconds."""
+    """Read a distribution's name and version, once: its metadata is parsed anew each time, which takes milliseconds."""
     if distribution is None:
         return "(no distribution)", ""
     metadata = distribution.metadata

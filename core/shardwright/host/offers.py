@@ -1,4 +1,4 @@
-"""What a plugin offers: its kind, its contract, its names and where it comes from, checked one by one."""
+"""Offers of a plugin: kind, contract, names and origin, checked one by one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _USABLE_NAME = re.compile(r"[^\s,=]+")
 
 @attrs.frozen
 class Provenance:
-    """Where something comes from: which plugin of which distribution.
+    """Origin of an offer: the plugin, and its distribution.
 
     Attributes:
         plugin: The name of the entry point.
@@ -63,11 +63,11 @@ class Provenance:
 
     @property
     def is_own(self) -> bool:
-        """Whether it comes with shardwright itself, so that it is there with or without others."""
+        """True if it comes with shardwright itself, so that it is there with or without others."""
         return self.is_from(_OWN)
 
     def is_from(self, distribution: str) -> bool:
-        """Whether this is the distribution of that name, spelt in any of the ways that packaging allows."""
+        """True if this is the distribution of that name, spelt in any of the ways that packaging allows."""
         return normalized(self.distribution) == normalized(distribution)
 
 
@@ -111,7 +111,7 @@ class Kind(Generic[C]):
 
     @property
     def title(self) -> str:
-        """What texts call one of it, such as `sharding type`."""
+        """Words for one of this kind in texts, such as `sharding type`."""
         return self.name.replace("_", " ")
 
     @property

@@ -114,7 +114,7 @@ class PluginHost:
 
     @property
     def plugins(self) -> tuple[PluginRecord, ...]:
-        """What became of each installed plugin, sorted by name."""
+        """State of each installed plugin, sorted by name."""
         return self._discover().records
 
     def registry_of(self, contract: type[C]) -> Registry[C]:
@@ -131,7 +131,7 @@ class PluginHost:
         raise InvalidInputError(f"{contract!r} is none of the contracts. Known: {known}.")
 
     def fingerprint(self) -> Fingerprint:
-        """What must be the same on all ranks of a job: the loaded plugins and the names that each serves."""
+        """Return what must be the same on all ranks of a job: the loaded plugins and the names that each serves."""
         discovered = self._discover()
         names: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         for record in discovered.records:

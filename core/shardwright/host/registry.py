@@ -80,11 +80,11 @@ class Registry(Generic[C]):
         return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
-        """Whether asking for this name or alias gives something."""
+        """True if asking for this name or alias gives something."""
         return name in self._entries or name in self._aliases
 
     def __getitem__(self, name: str) -> type[C] | C:
-        """What was offered under this name or alias: a class or an instance. Raises as `entry` does."""
+        """Return the class or instance offered under this name or alias. Raises as `entry` does."""
         return self.entry(name).item
 
     def __repr__(self) -> str:

@@ -31,7 +31,7 @@ PREFER_VARIABLE = "SHARDWRIGHT_PREFER"
 
 @attrs.frozen
 class PluginSettings:
-    """Which plugins to load, how strictly, and whom to prefer.
+    """Selection of plugins to load, strictness, and preferred distributions.
 
     Attributes:
         selection: The plugins to load, or with a leading hyphen to leave out; None loads all.
@@ -58,7 +58,7 @@ class PluginSettings:
         )
 
     def choose(self, installed: Iterable[str]) -> frozenset[str]:
-        """Which of the installed plugins to load.
+        """Choose which of the installed plugins to load.
 
         Raises:
             UnknownPluginError: If one is selected, or turned off, that is not installed.

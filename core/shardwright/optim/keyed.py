@@ -34,6 +34,21 @@ class KeyedOptimizer(Optimizer):
     Raises:
         DuplicateNameError: two names stand for one parameter.
         InvalidInputError: a group or the state has a parameter without a name.
+
+    Example:
+        >>> import torch, shardwright as sw
+        >>> weight = torch.zeros(2, requires_grad=True)
+        >>> class SignDescent(sw.KeyedOptimizer):
+        ...     def step(self, closure=None):
+        ...         for parameter in self.params.values():
+        ...             parameter.data -= 0.1 * parameter.grad.sign()
+        >>> optimizer = SignDescent({"weight": weight}, {}, [{"params": [weight]}])
+        >>> (weight * torch.tensor([3.0, -5.0])).sum().backward()
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([-0.1000,  0.1000])
+        >>> optimizer.state_dict()["param_groups"][0]["params"]
+        ['weight']
     """
 
     @checked
@@ -98,7 +113,7 @@ class KeyedOptimizer(Optimizer):
         """Check that loaded hyperparameters fit, changing nothing.
 
         Args:
-            groups: as in a state dict; parameters by name.
+            groups: groups of a state dict, which name parameters.
 
         Raises:
             UnknownNameError: they name a parameter that the optimizer does not have.
@@ -114,7 +129,7 @@ class KeyedOptimizer(Optimizer):
         """Called after a state dict was loaded, for subclasses."""
 
     def save_param_groups(self, save: bool) -> None:
-        """Whether hyperparameters are part of the state dict.
+        """Set if hyperparameters are part of the state dict.
 
         They are by default (not so in TorchRec): without its learning rate an optimizer would not go on where
         it was saved.
@@ -216,7 +231,7 @@ class OptimizerWrapper(_Delegating):
         return self._keyed.state_dict()
 
     def sharded_state_dict(self) -> dict[str, Any]:
-        """That of the optimizer within."""
+        """The sharded state dict of the optimizer within."""
         return self._keyed.sharded_state_dict()
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -229,7 +244,7 @@ class OptimizerWrapper(_Delegating):
         self.post_load_state_dict()
 
     def save_param_groups(self, save: bool) -> None:
-        """Whether hyperparameters are part of the state dict."""
+        """Set if hyperparameters are part of the state dict."""
         self._keyed.save_param_groups(save)
 
 

@@ -41,6 +41,14 @@ def apply_optimizer_in_backward(
 
     Raises:
         InvalidInputError: a parameter does not require gradients, or is no leaf.
+
+    Example:
+        >>> import torch, shardwright as sw
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> sw.apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})
+        >>> weight.sum().backward()
+        >>> weight.data, weight.grad
+        (tensor([0.5000, 0.5000]), None)
     """
     for param in params:
         if not isinstance(param, Tensor):

@@ -1,4 +1,4 @@
-"""What is assumed of machines where nothing was given, each value with its source.
+"""Assumptions about machines where nothing was given, each value with its source.
 
 Bandwidths are bytes per millisecond per rank, latencies the milliseconds of a collective that carries next to
 nothing.
@@ -13,7 +13,7 @@ from attrs import frozen
 
 GIB = 1 << 30
 
-HOST_DEVICE = "cpu"
+CPU_DEVICE = "cpu"
 """The device that has no memory of its own: its tier is the host's."""
 
 
@@ -60,9 +60,9 @@ _OF_A_DEVICE = frozenset(name for name in _TORCHREC if name.startswith("hbm"))
 
 
 def assumptions_of(device: str) -> Mapping[str, Assumption]:
-    """What is assumed of a machine with ranks of ``device``, under the names of ``Topology``'s arguments."""
+    """Return the assumptions about a machine with ranks of ``device``, by the names of ``Topology``'s arguments."""
     common = {**_TORCHREC, **_LATENCIES}
-    if device != HOST_DEVICE:
+    if device != CPU_DEVICE:
         return common
     of_hosts = {**common, **_MEASURED, **_NETWORK}
     return {name: assumed for name, assumed in of_hosts.items() if name not in _OF_A_DEVICE}

@@ -1,4 +1,4 @@
-"""What the user asked for by name, with arguments: ``"name"`` or ``"name:key=value,key=value"``."""
+"""Plugins that users name, with arguments: ``"name"`` or ``"name:key=value,key=value"``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BETWEEN = re.compile(r",(?=\s*\w+\s*=)")
 
 
 def make_plugin(registry: Registry[_Plugin], asked: str | _Plugin, argument: str) -> _Plugin:
-    """What was asked for: an object as it is; by name, a new one, made with the arguments that follow the name.
+    """Return the plugin asked for: an object as it is; by name, a new one, made with the arguments after the name.
 
     Args:
         registry: the kind.
@@ -56,7 +56,7 @@ def split_name(registry: Registry[Any], asked: str) -> tuple[str, dict[str, Any]
     """The name in what was asked for, and the arguments.
 
     Raises:
-        InvalidInputError: what follows the colon is no list of arguments.
+        InvalidInputError: the text after the colon is no list of arguments.
     """
     name, colon, rest = asked.partition(":")
     if not colon or asked in registry:

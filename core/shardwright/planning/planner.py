@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shardwright")
 
 WORK_US = 8e6
-"""How much work a search may do unless it has a limit of time: microseconds, which make some ten seconds at most."""
+"""Work that a search may do unless it has a limit of time, in microseconds, which make some ten seconds at most."""
 
 
 class TablePlanner:
@@ -113,7 +113,7 @@ class TablePlanner:
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
-        return self._plan(_as_tables(tables), self._known_topology(), here=False)
+        return self._plan(_as_tables(tables), self._known_topology(), on_this_machine=False)
 
     def _known_topology(self) -> Topology:
         if self._topology is None:
@@ -129,7 +129,7 @@ class TablePlanner:
         tables: tuple[TableSpec, ...],
         topology: Topology,
         *,
-        here: bool,
+        on_this_machine: bool,
         dense: DenseBytes | None = None,
         watch: Watch | None = None,
     ) -> ShardingPlan:
@@ -145,15 +145,15 @@ class TablePlanner:
         request = Request(topology, self._constraints, self._batch_size, reservation)
         with shown(watch, is_wanted=self._progress):
             # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
-            space = prepare(tables, request, plugins, here=here, watch=watch)
+            space = prepare(tables, request, plugins, on_this_machine=on_this_machine, watch=watch)
             space = attrs.evolve(space, objective=self._objective)
-            impossible = why_impossible(space, request, plugins, here=here)
+            impossible = why_impossible(space, request, plugins, on_this_machine=on_this_machine)
             if impossible is not None:
                 raise impossible
             with watch.interruptible():
                 result = search_unharmed(space, self._constraints, plugins, watch)
         if result.proposal is None:
-            raise self._no_plan(space, result, request, plugins, watch, here=here)
+            raise self._no_plan(space, result, request, plugins, watch, on_this_machine=on_this_machine)
         modules = _in_order(given, _shardings(space, result.plan))
         seconds = time.perf_counter() - start
         inputs = describe_inputs(
@@ -185,12 +185,12 @@ class TablePlanner:
         plugins: PlanningPlugins,
         watch: Watch,
         *,
-        here: bool,
+        on_this_machine: bool,
     ) -> BaseException:
-        """Why there is none: nobody waited for one, or there is none to find."""
+        """Make the error for a search without a plan: it was interrupted, or there is none to find."""
         if watch.was_interrupted:
             return KeyboardInterrupt()
-        error = explain_no_plan(space, result, request, plugins, here=here)
+        error = explain_no_plan(space, result, request, plugins, on_this_machine=on_this_machine)
         is_proven = not str(error).startswith("no plan found")
         if is_proven or not result.is_cut_short:
             return error
@@ -281,7 +281,7 @@ def _check_layouts(space: SearchSpace, proposal: Ints) -> None:
 
 
 def _origins(space: SearchSpace, result: SearchResult, plugins: PlanningPlugins) -> list[dict[str, str]]:
-    """Which plugins made the plan, with the distributions and versions they come from."""
+    """List the plugins that made the plan, with their distributions and versions."""
     assert result.proposal is not None
     options, chosen, registries = space.options, result.proposal.tolist(), plugins.plugin_host
     used: list[tuple[Registry[Any], Any]] = [

@@ -20,7 +20,7 @@ def shown(watch: Watch, *, is_wanted: bool | None = None, after_s: float = AFTER
     """Show a watch's progress on standard error while this lasts, once that is longer than a moment.
 
     Args:
-        watch: of the search.
+        watch: watch of the search.
         is_wanted: ``None``: if standard error is a terminal.
         after_s: the moment.
     """

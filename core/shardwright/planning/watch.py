@@ -1,4 +1,4 @@
-"""What a long search tells, and asks: how good it is so far, and whether it is to end."""
+"""Progress and limits of a long search: how good it is so far, and when it is to end."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class OutOfTime(BaseException):
 
 @frozen
 class Progress:
-    """How far a search has come.
+    """Progress of a search.
 
     Args:
         seconds: since it began.
         value_ms: the objective of the best plan so far; infinite while there is none.
-        lower_bound_ms: what no plan can be better than; 0 while nothing is proven.
+        lower_bound_ms: value that no plan can be better than; 0 while nothing is proven.
     """
 
     seconds: float
@@ -36,7 +36,7 @@ class Progress:
 
     @property
     def gap(self) -> float:
-        """By what part of the bound the best plan exceeds it, at most; infinite while it is not known."""
+        """Largest excess of the best plan over the bound, in parts of it; infinite while it is not known."""
         return gap_of(self.value_ms, self.lower_bound_ms)
 
 
@@ -48,7 +48,7 @@ def gap_of(value_ms: float, lower_bound_ms: float) -> float:
 
 
 class Listener(Protocol):
-    """Who is told about progress."""
+    """Callable that is told about progress."""
 
     def __call__(self, progress: Progress, /) -> None:
         """Called on the thread that searches, whenever value or bound change."""
@@ -63,10 +63,10 @@ class Watch:
     limit of work, unlike one of time, gives the same plan on any machine.
 
     Args:
-        seconds: how long it may take; no limit by default.
+        seconds: limit of time, s; no limit by default.
         listener: who is told about progress.
-        work_us: how much work it may do, in microseconds of an ordinary core; no limit by default.
-        clock: what tells the time, seconds.
+        work_us: limit of work, in microseconds of an ordinary core; no limit by default.
+        clock: function that tells the time, s.
         outer: the watch of a search that this one is part of: work counts there too, and when that is over, so is this.
     """
 
@@ -76,7 +76,7 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
     outer: Watch | None = None
     was_interrupted: bool = field(default=False, init=False)
-    """Whether somebody asked for an end with Ctrl-C."""
+    """True if somebody asked for an end with Ctrl-C."""
     spent_us: float = field(default=0.0, init=False)
     """The work that was done so far, as it was counted."""
     _start: float = field(default=Factory(lambda self: self.clock(), takes_self=True), init=False)
@@ -90,13 +90,13 @@ class Watch:
 
     @property
     def seconds_left(self) -> float:
-        """Until the limit; infinite without one."""
+        """Time until the limit, s; infinite without one."""
         own = math.inf if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
         return own if self.outer is None else min(own, self.outer.seconds_left)
 
     @property
     def is_over(self) -> bool:
-        """Whether the search is to return what it has."""
+        """True if the search is to return what it has."""
         is_late = self.seconds is not None and self.elapsed_s >= self.seconds
         is_done = self.was_interrupted or is_late or self.spent_us >= self.work_us
         return is_done or (self.outer is not None and self.outer.is_over)

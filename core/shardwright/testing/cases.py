@@ -84,7 +84,7 @@ class Case:
 
     @property
     def fused_params(self) -> dict[str, Any]:
-        """What the sharder is told of the optimizer."""
+        """Parameters of the optimizer, for the sharder."""
         return {"optimizer": self.optimizer, "learning_rate": 0.1}
 
     @property
@@ -143,14 +143,14 @@ class Case:
         return torch.cat([result[name].values().reshape(-1) for name in sorted(result.keys())])
 
     def batch_size(self, step: int, rank: int) -> int:
-        """How many samples a rank has in a step."""
+        """Return the number of samples of a rank in a step."""
         kind = self.batches[step % len(self.batches)] if self.batches else "uneven"
         if kind == "empty batch on one rank" and rank == self.world_size - 1:
             return 0
         return self.batch_sizes[rank] if kind == "uneven" else max(self.batch_sizes)
 
     def lengths(self, step: int, rank: int, generator: torch.Generator) -> Tensor:
-        """How many ids each bag of a feature has."""
+        """Draw the number of ids of each bag of a feature."""
         kind = self.batches[step % len(self.batches)] if self.batches else "uneven"
         own = torch.randint(0, self.max_length + 1, (self.batch_size(step, rank),), generator=generator)
         if kind == "empty bags":
@@ -177,7 +177,7 @@ class Case:
         )
 
     def rows_of(self, feature: str) -> int:
-        """How many rows are looked up by a feature: those that all its tables have."""
+        """Return the number of rows that a feature can look up: rows that all its tables have."""
         return min((table.rows for table in self.tables if feature in table.features), default=5)
 
     def batch_to_shard(self, step: int, rank: int) -> KeyedJaggedTensor:

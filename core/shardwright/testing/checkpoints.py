@@ -19,7 +19,7 @@ from shardwright.testing.training import NUM_STEPS, prefixed, train_simulated
 
 
 def check_checkpoint(name: str, case: Case, moved: Case) -> None:
-    """What ranks of one case write, those of the other load: the whole tables, or what each key brings."""
+    """Check that ranks of one case load what those of the other write: whole tables, or the rows of keys."""
     where = f"{name}: a checkpoint of {case.world_size} ranks loaded by {moved.world_size}"
     # Rows that are not neighbours are stored with an index in large tables alone: here in all.
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(stored_rows, "MOST_SHORT_RUNS", 0):
@@ -70,7 +70,7 @@ def _check_state(
 
 
 def _check_keys(where: str, case: Case, moved: Case, folder: str) -> None:
-    """What keys bring is the same, also after a step that uses the optimizer state."""
+    """Check that keys bring the same rows, also after a step that uses the optimizer state."""
     from shardwright.runtime.checkpoint.loading import load_checkpoint
     from shardwright.runtime.checkpoint.saving import save_checkpoint
 

@@ -1,4 +1,4 @@
-"""What every codec must keep, checked on one block of values: for authors of codecs, and for our own.
+"""Conformance tests of codecs, on one block of values: for authors of codecs, and for our own.
 
 Legend: n rows, D columns.
 """
@@ -26,7 +26,7 @@ class CodecTests:
     """The tests of a codec: give the fixture ``codec``, an instance."""
 
     def test_values_come_back_within_the_error_bound(self, codec: Codec) -> None:
-        """Of any magnitude and offset, as embeddings and gradients have them; nothing else is touched."""
+        """Values come back, of any magnitude and offset as embeddings have them; nothing else is touched."""
 
         @settings(LAWS, max_examples=150)
         @given(value_blocks())
@@ -56,7 +56,7 @@ class CodecTests:
             )
 
     def test_bytes_are_the_same_each_time(self, codec: Codec) -> None:
-        """What one rank writes every other reads: a codec has no state, and draws no lots."""
+        """Every rank reads what another writes: a codec has no state, and draws no lots."""
         values = torch.randn(9, 7, generator=torch.Generator().manual_seed(2))
         first, again = (_encoded(codec, values) for _ in range(2))
         assert torch.equal(first, again), (
@@ -89,7 +89,7 @@ def check_codec(codec: Codec, values: Tensor) -> Tensor:
     """Encode and decode a block, and hold the codec to its contract.
 
     Args:
-        codec: whose contract it is.
+        codec: codec to test.
         values: ``[n, D]`` float32; NaN and infinities are left out of the error bound.
 
     Returns:

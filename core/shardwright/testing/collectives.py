@@ -1,4 +1,4 @@
-"""How many collectives a step makes, from what the dataflows promise and nothing of the engine.
+"""Number of collectives in a step, from what the dataflows promise and nothing of the engine.
 
 Legend: W ranks, B bags of a rank, N ids of a rank, R rows of a copy, D columns of its gradient.
 """
@@ -30,10 +30,12 @@ def expected_collectives(case: Case, num_steps: int) -> list[int]:
     """
     specs = case.specs()
     plan = shardings_of(case, specs)
-    routed = {flow for own in plan.values() for flow in own.layout.dataflows if isinstance(flow, Routed)}
-    ways = {return_path_of(flow, is_pooled=case.is_pooled) for flow in routed}
-    crosses = HostReturn in ways and case.local_world_size not in (None, case.world_size)
-    count = 1 + 3 * bool(ways) + 4 * crosses - 2 * (crosses and len(ways) == 1)
+    routed = {
+        dataflow for own in plan.values() for dataflow in own.layout.dataflows if isinstance(dataflow, Routed)
+    }
+    paths = {return_path_of(dataflow, is_pooled=case.is_pooled) for dataflow in routed}
+    crosses = HostReturn in paths and case.local_world_size not in (None, case.world_size)
+    count = 1 + 3 * bool(paths) + 4 * crosses - 2 * (crosses and len(paths) == 1)
     copied = {name: parts for name, own in plan.items() if (parts := _replicated(own.layout))}
     if case.world_size == 1 or not copied:
         return [count] * num_steps
@@ -69,7 +71,7 @@ class _Copy:
     Args:
         num_rows: ``R``.
         dim: ``D``.
-        num_ids: for each rank, the ids of each feature that are rows of it.
+        num_ids: ids of each feature that are rows of it, for each rank.
     """
 
     num_rows: int
@@ -77,13 +79,13 @@ class _Copy:
     num_ids: Sequence[tuple[int, ...]]
 
     def rooms(self) -> list[int]:
-        """For each rank, the rows that its ids can touch."""
+        """Count the rows that each rank's ids can touch."""
         return [min(sum(own), self.num_rows) for own in self.num_ids]
 
 
 def _replicated(layout: Layout) -> list[Layout]:
-    """What of a layout is copied to every rank."""
-    return [layout.served_by([flow]) for flow in layout.dataflows if flow.is_replicated]
+    """Return the parts of a layout that are copied to every rank."""
+    return [layout.served_by([dataflow]) for dataflow in layout.dataflows if dataflow.is_replicated]
 
 
 def _copies_of(
@@ -94,7 +96,7 @@ def _copies_of(
     ids = [[batch[name].values() for name in spec.feature_names] for batch in batches]
     for block in part.distinct_blocks():
         request = KernelRequest.of(
-            spec, block.num_columns, device="cpu", here=True, first_column=block.columns.start
+            spec, block.num_columns, device="cpu", on_this_machine=True, first_column=block.columns.start
         )
         dim = spec.embedding_dim if kernel.needs_whole_rows(request) else block.num_columns
         found = [
@@ -106,7 +108,7 @@ def _copies_of(
 
 
 def _bytes_of_forms(copy: _Copy, case: Case, batches: Sequence[KeyedJaggedTensor]) -> dict[str, int]:
-    """What all ranks together send in each form; the first of two that send as many is taken."""
+    """Compute the bytes that all ranks together send in each form; the first of two that send as many is taken."""
     others = case.world_size - 1
     return {
         "batch": others * sum(_batch_bytes(copy, case, *each) for each in enumerate(batches)),

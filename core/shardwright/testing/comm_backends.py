@@ -1,4 +1,4 @@
-"""What every comm backend must keep: real processes, since what they are about is between processes.
+"""Conformance tests of comm backends, in real processes, since a backend connects processes.
 
 Legend: W ranks.
 """
@@ -73,7 +73,7 @@ def _connect(backend: CommBackend, group: Any) -> tuple[Communicator, torch.devi
 
 
 def _check_collectives(backend: CommBackend) -> None:
-    """On each rank."""
+    """Run the checks on each rank."""
     communicator, device = _connect(backend, dist.group.WORLD)
     mine = (communicator.rank, communicator.world_size)
     assert mine == (dist.get_rank(), WORLD_SIZE), f"(rank, world_size) is {mine}"
@@ -85,7 +85,7 @@ def _check_collectives(backend: CommBackend) -> None:
 
 
 def _count(source: int, to: int, *, salt: int) -> int:
-    """How many values a rank sends another: some none, and with some salts nobody anything."""
+    """Return the number of values that a rank sends another: some none, and with some salts nobody anything."""
     return 0 if salt == 5 else (source + 2 * to + salt) % 4
 
 
@@ -164,7 +164,7 @@ def _check_left_alone(backend: CommBackend) -> None:
 
 
 def _fails(communicator: Communicator, device: torch.device) -> bool:
-    """Whether an exchange raises."""
+    """True if an exchange raises."""
     values, splits = torch.ones(WORLD_SIZE, device=device), [1] * WORLD_SIZE
     try:
         communicator.all_to_all(torch.empty_like(values), values, splits, splits, label="nothing").wait()

@@ -1,4 +1,4 @@
-"""What every command must keep."""
+"""Conformance tests of commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CommandTests:
     """The tests of a command: give the fixture ``command``, an instance."""
 
     def test_help_is_one_line(self, command: Command) -> None:
-        """What `shardwright --help` shows beside the name."""
+        """`shardwright --help` shows one line beside the name."""
         text = getattr(command, "help", "")
         assert isinstance(text, str), f"{command.name}: help must be a text, got {text!r}"
         assert text.strip(), f"{command.name}: has no help, a line for `shardwright --help`"
@@ -41,7 +41,7 @@ class CommandTests:
         assert not taken, f"{command.name}: shardwright has a command {', '.join(sorted(taken))} already"
 
     def test_command_is_listed(self, command: Command) -> None:
-        """With its name and its help."""
+        """The program lists its name and its help."""
         with installed(command):
             shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "400"}).output
         for word in (command.name, command.help):

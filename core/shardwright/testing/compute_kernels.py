@@ -1,4 +1,4 @@
-"""What every compute kernel must keep."""
+"""Conformance tests of compute kernels."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ComputeKernelTests:
         optimizers: the optimizers that it is tested with, by name or with parameters; those of the built-in kernels by
             default. A kernel with optimizers of its own names them, and what they are to do is what ``unsharded`` of
             their :func:`~shardwright.optim.fused.register_fused_optimizer` builds.
-        extras: what the plan says of each block, to be set in the subclass where the kernel's lookups need it.
+        extras: data that the plan states for each block; the subclass sets it where the kernel's lookups need it.
     """
 
     optimizers: ClassVar[Sequence[str | OptimizerSpec]] = OPTIMIZERS
@@ -80,13 +80,13 @@ class ComputeKernelTests:
     def test_supports_some_training(self, compute_kernel: ComputeKernel) -> None:
         """Some optimizer on some device: else no other test here would test anything."""
         answers = [
-            compute_kernel.supports(attrs.evolve(request, here=False))
+            compute_kernel.supports(attrs.evolve(request, on_this_machine=False))
             for request in possible_requests(self.optimizers)
         ]
         assert True in answers, f"{compute_kernel.name}: supports nothing: {sorted(set(map(str, answers)))}"
 
     def test_what_is_supported_is_built_and_looked_up(self, compute_kernel: ComputeKernel) -> None:
-        """Of each data type, pooling and cut of columns that the kernel says it supports."""
+        """Every data type, pooling and cut of columns is tried that the kernel says it supports."""
         device = device_of(compute_kernel, self.optimizers)
         for data_type, pooling, columns in product(DataType, ("SUM", "NONE"), ((0, 8), (2, 5))):
             block = block_spec(
@@ -129,7 +129,7 @@ class ComputeKernelTests:
             check_sums(f"{compute_kernel.name}: sums of {data_type} rows", lookup, loops, batch, device)
 
     def test_forward_of_sequences_is_the_ids_rows_in_their_order(self, compute_kernel: ComputeKernel) -> None:
-        """Of any number of ranks and ids."""
+        """Batches have any number of ranks and ids."""
         for blocks, device in self._groups(
             compute_kernel, self._any_optimizer(compute_kernel), pooling="NONE"
         ):
@@ -142,7 +142,7 @@ class ComputeKernelTests:
     def test_backward_updates_rows_or_shows_their_gradients(
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec, pooling: str
     ) -> None:
-        """By each optimizer that the kernel declares; rows that nobody looks up are left alone."""
+        """Each optimizer that the kernel declares updates rows; those that nobody looks up are left alone."""
         for blocks, device in self._groups(compute_kernel, spec_of(optimizer), pooling=pooling):
             for sources, is_weighted in product(SOURCES[1:4], {False, pooling == "SUM"}):
                 lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
@@ -155,7 +155,7 @@ class ComputeKernelTests:
     def test_ragged_bags_are_looked_up_and_updated_slot_after_slot(
         self, compute_kernel: ComputeKernel, is_weighted: bool
     ) -> None:
-        """By kernels that declare that they take such: slots have bags of their own number, and none is empty."""
+        """Kernels that declare so take ragged bags: slots have bags of their own number, and none is empty."""
         if not compute_kernel.takes_ragged_bags:
             pytest.skip(f"{compute_kernel.name} takes no ragged bags, the engine fills them up for it")
         for blocks, device in self._groups(compute_kernel, any_optimizer(compute_kernel)):
@@ -180,7 +180,7 @@ class ComputeKernelTests:
     def test_learning_rate_holds_from_the_next_forward_pass(
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
-        """Where the optimizer is fused."""
+        """A new learning rate takes effect in a fused optimizer."""
         for blocks, device in self._fused_groups(compute_kernel, optimizer):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             for step, rate in enumerate((0.1, 0.7, 0.0, 0.01)):
@@ -192,7 +192,7 @@ class ComputeKernelTests:
     def test_step_keeps_the_learning_rate_of_its_forward_pass(
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
-        """Whatever was set since, and whichever forward pass came later: as the engine calls it."""
+        """Rates that are set later, and later forward passes, do not change it: so the engine calls a lookup."""
         for blocks, device in self._fused_groups(compute_kernel, optimizer):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             rates, begun = LearningRates([lookup]), []
@@ -210,7 +210,7 @@ class ComputeKernelTests:
     def test_optimizer_state_is_of_the_rows_and_continues_in_another_lookup(
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
-        """What a checkpoint keeps is all there is."""
+        """A checkpoint keeps all state there is."""
         for blocks, device in self._fused_groups(compute_kernel, optimizer):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             for step in range(3):
@@ -226,7 +226,7 @@ class ComputeKernelTests:
             train(what, fresh, loops, batch, device)
 
     def test_row_wise_optimizer_is_exact_on_cut_columns(self, compute_kernel: ComputeKernel) -> None:
-        """Where the kernel takes it, it sees the gradient of whole rows."""
+        """A kernel that takes such a request sees the gradient of whole rows."""
         device = device_of(compute_kernel, self.optimizers)
         blocks = [
             block_spec(
@@ -253,7 +253,7 @@ class ComputeKernelTests:
             train(f"{compute_kernel.name}: row_wise_adagrad, cut columns", lookup, loops, batch, device)
 
     def test_prepare_serves_backward_as_forward_does(self, compute_kernel: ComputeKernel) -> None:
-        """Where nobody asks for the sums."""
+        """``backward`` does the same after ``prepare``, which leaves out the sums."""
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             (looked_up, loops), (prepared, _) = (
                 build(compute_kernel, blocks, device=device) for _ in range(2)
@@ -294,7 +294,7 @@ class ComputeKernelTests:
                 go_back(what, lookup, loops, batch, kept, device)
 
     def test_weights_share_storage_with_what_is_looked_up(self, compute_kernel: ComputeKernel) -> None:
-        """What a checkpoint loads into ``weight`` is what lookups read."""
+        """Lookups read the weights that a checkpoint loads into ``weight``."""
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             lookup, _ = build(compute_kernel, blocks, device=device)
             for index, spec in enumerate(blocks):
@@ -345,7 +345,7 @@ class ComputeKernelTests:
     def test_key_without_a_row_brings_zeros_and_gets_none_without_training(
         self, compute_kernel: ComputeKernel
     ) -> None:
-        """What is looked up to be served, and was never trained, changes nothing."""
+        """A lookup without training of keys that were never trained changes nothing."""
         if not compute_kernel.takes_any_id:
             pytest.skip(f"{compute_kernel.name} takes rows, and no keys")
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):

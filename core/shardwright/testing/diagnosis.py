@@ -1,4 +1,4 @@
-"""What is wrong with an output, in words: which table, which bag, and what it looks like.
+"""Descriptions of a wrong output: the table, the bag, and a likely cause.
 
 Legend: B samples, D columns of all outputs.
 """
@@ -23,7 +23,7 @@ def explain_output(
 
     Args:
         tables: the description, columns and features of each table, in the order of outputs.
-        batch: what was looked up.
+        batch: features that were looked up.
         actual: ``[B, D]``, what came.
         expected: ``[B, D]``, what the unsharded module gives.
 
@@ -55,7 +55,7 @@ def _outputs(tables: Sequence[tuple[str, int, Sequence[str]]]) -> Iterator[tuple
 
 
 def _looks_like(got: Tensor, wanted: Tensor, num_ids: int) -> str:
-    """What the wrong vector is, if it is something that is known to go wrong."""
+    """Name a known fault that would give the wrong vector, if there is one."""
 
     def is_close(other: Tensor) -> bool:
         return torch.allclose(got, other, rtol=1e-3, atol=1e-5)

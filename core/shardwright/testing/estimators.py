@@ -1,4 +1,4 @@
-"""What every estimator must keep.
+"""Conformance tests of estimators.
 
 Legend: S runs of equal shards, O options.
 """
@@ -40,7 +40,7 @@ class Drawn:
     batch_size: int
 
     def times(self, what: str, factor: int) -> Drawn:
-        """With so many times as many rows, columns, ids or samples."""
+        """Multiply the rows, columns, ids or samples by ``factor``."""
         if what == "ids":
             return attrs.evolve(self, pooling_factor=self.pooling_factor * factor)
         if what == "samples":
@@ -156,7 +156,7 @@ class EstimatorTests:
 
     @pytest.mark.parametrize("what", ["rows", "columns", "ids", "samples"])
     def test_estimates_never_fall_with_more_bytes(self, estimator: Estimator, what: str) -> None:
-        """Of all shards of an option together; columns are grown from wide ones."""
+        """Estimates are those of all shards of an option together; columns are grown from wide ones."""
 
         @_COSTS
         @given(
@@ -194,7 +194,7 @@ def _options(estimator: Estimator, drawn: Sequence[Drawn], topology: Topology) -
         )
         for spec, one in zip(specs, drawn, strict=True)
     }
-    space = estimator.space(topology)
+    space = estimator.option_space(topology)
     return enumerate_options(
         specs, topology, Constraints(rules), host(), batch_size=1, fold_tables=False, space=space
     )
@@ -214,7 +214,7 @@ def _of_options(estimator: Estimator, options: Options, topology: Topology) -> F
 
 
 def _shapes(options: Options) -> list[str]:
-    """What tells options of one table apart, but for sizes."""
+    """Name what tells options of one table apart, but for sizes."""
     return [
         f"{options.type_of(o).name} with {options.kernel_of(o).name} in {options.shards_per_option[o]} shards"
         for o in range(options.num_options)

@@ -1,4 +1,4 @@
-"""What a compute kernel's lookups are compared with: loops over rows, and what the kernel declares."""
+"""Comparisons of a compute kernel's lookups with loops over rows, and with what the kernel declares."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from shardwright.testing.loops import OPTIMIZERS, Batch, Loops, build, draw_batc
 from shardwright.testing.memory import held_bytes
 
 MEMORY_TOLERANCE = 0.03
-"""What the planner promises: memory as declared, within 3 %."""
+"""Promise of the planner: memory as declared, within 3 %."""
 
 _CLOSE: Mapping[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 _ROUNDED_STEPS = 4
-"""How often weights of halves are rounded to their type before they are compared."""
+"""Number of roundings of half-precision weights to their type before they are compared."""
 
 _STATES = {"sgd": (), "adam": ("exp_avg", "exp_avg_sq")}
 
 
 def check_declared(kernel: ComputeKernel, request: KernelRequest) -> None:
-    """What a kernel says of a request that it supports can be planned with."""
+    """Check that planners can use what a kernel says of a request that it supports."""
     fraction, reads = kernel.bandwidth_fraction(request), kernel.reads(request)
     assert 0 < fraction <= 1, f"{kernel.name}: bandwidth_fraction is {fraction}, not above 0 and up to 1"
     assert sum(reads.values()) == pytest.approx(1), (
@@ -157,7 +157,7 @@ def _dense_gradients(loops: Loops, batch: Batch, gradient: Tensor) -> list[Tenso
 
 
 def weights_of(lookup: Lookup) -> list[Tensor]:
-    """Those of every block."""
+    """Collect the weights of every block."""
     return [lookup.weight(index) for index in range(len(lookup.blocks))]
 
 
@@ -194,7 +194,7 @@ def _check_registered_state(what: str, state: Mapping[str, Tensor], expected: Ma
 
 
 def copy_state(what: str, lookup: Lookup, fresh: Lookup, loops: Loops, index: int) -> None:
-    """As a checkpoint is loaded: first which row is whose, then weights and optimizer state."""
+    """Copy state as a checkpoint is loaded: first which row is whose, then weights and optimizer state."""
     source = torch.arange(len(lookup.weight(index)))
     if isinstance(lookup, RowsOfKeys) and isinstance(fresh, RowsOfKeys):
         source = fresh.take_over(lookup, index, what)
@@ -206,7 +206,7 @@ def copy_state(what: str, lookup: Lookup, fresh: Lookup, loops: Loops, index: in
 
 
 def check_memory(what: str, kernel: ComputeKernel, blocks: Sequence[BlockSpec]) -> None:
-    """What is allocated after a step is what the kernel declares, within :data:`MEMORY_TOLERANCE`."""
+    """Check that a step allocates what the kernel declares, within :data:`MEMORY_TOLERANCE`."""
     lookup, loops = build(kernel, blocks)
     batch = draw_batch(blocks, (2,), is_weighted=False)
     _, saved = lookup.forward(batch.as_bags(), training=True)
@@ -224,7 +224,7 @@ def check_memory(what: str, kernel: ComputeKernel, blocks: Sequence[BlockSpec]) 
 
 
 def _step_of_user(block: BlockSpec, lookup: Lookup, gradients: Sequence[Tensor | None]) -> Any:
-    """What the user's own optimizer keeps after a step."""
+    """Run a step of the user's own optimizer, and return the state that it keeps."""
     for parameter, gradient in zip(lookup.parameters(), gradients, strict=True):
         parameter.grad = gradient
     assert block.request.optimizer is not None

@@ -1,4 +1,4 @@
-"""What a kernel's wrong sums and updates are, if they are something that is known to go wrong."""
+"""Known faults of kernels, found by comparing wrong sums and updates with those of faulty loops."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def updates_look_like(
     """A sentence on the weights of a block after a backward pass; empty if they are like nothing known.
 
     Args:
-        weight: what they are, ``[R, D]``.
-        block: which block.
-        before: how the block was before the pass.
-        batch: what was gone back through.
-        gradient: of its flat sums.
+        weight: wrong weights, ``[R, D]``.
+        block: index of the block.
+        before: loops with the block's state before the pass.
+        batch: batch of the pass.
+        gradient: gradient of its flat sums.
         rate: the learning rate.
     """
     guesses = [

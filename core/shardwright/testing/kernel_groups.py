@@ -1,4 +1,4 @@
-"""What a compute kernel under test is asked, and the blocks that it is given."""
+"""Requests to a compute kernel under test, and the blocks that it is given."""
 
 from __future__ import annotations
 
@@ -47,23 +47,31 @@ def with_other_parameters(optimizer: str | OptimizerSpec) -> OptimizerSpec:
 
 
 def possible_requests(named: Sequence[str | OptimizerSpec] = OPTIMIZERS) -> list[KernelRequest]:
-    """What planners may ask: devices, data types, widths, optimizers, poolings."""
+    """List requests that planners may make: devices, data types, widths, optimizers, poolings."""
     optimizers = [None, *map(spec_of, named), OptimizerSpec("no_such_optimizer")]
     return [
-        KernelRequest(device, data_type, 16, columns, is_pooled=pooled, optimizer=optimizer, here=here)
-        for device, data_type, columns, pooled, optimizer, here in product(
+        KernelRequest(
+            device,
+            data_type,
+            16,
+            columns,
+            is_pooled=pooled,
+            optimizer=optimizer,
+            on_this_machine=on_this_machine,
+        )
+        for device, data_type, columns, pooled, optimizer, on_this_machine in product(
             ("cpu", "cuda", "no_such_device"), DataType, (16, 7), (True, False), optimizers, (True, False)
         )
     ]
 
 
 def device_of(kernel: ComputeKernel, named: Sequence[str | OptimizerSpec] = OPTIMIZERS) -> torch.device:
-    """Where the kernel is tested: on the CPU if it can, else on the accelerator that is here."""
+    """Find the device to test the kernel on: the CPU if it can, else the accelerator that is here."""
     reasons = []
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     for device in filter(None, ("cpu", accelerator.type if accelerator else "")):
         asked = possible_requests(named)
-        requests = [request for request in asked if request.device == device and request.here]
+        requests = [request for request in asked if request.device == device and request.on_this_machine]
         answers = {kernel.supports(request) for request in requests}
         if True in answers:
             return torch.device(device)
@@ -76,14 +84,14 @@ def any_optimizer(kernel: ComputeKernel, named: Sequence[str | OptimizerSpec] = 
     taken = {
         request.optimizer
         for request in possible_requests(named)
-        if request.optimizer and request.here and kernel.supports(request) is True
+        if request.optimizer and request.on_this_machine and kernel.supports(request) is True
     }
     specs = [spec_of(optimizer) for optimizer in named]
     return next((spec for spec in specs if spec in taken), specs[0])
 
 
 def takes(kernel: ComputeKernel, blocks: Sequence[BlockSpec]) -> bool:
-    """Whether the kernel says that it supports all of them."""
+    """True if the kernel says that it supports all of them."""
     return all(kernel.supports(spec.request) is True for spec in blocks)
 
 

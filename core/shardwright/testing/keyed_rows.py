@@ -60,7 +60,7 @@ def born_rows(case: Case, sharded: Any) -> dict[str, Tensor]:
 
 
 def looked_up_rows(case: Case, sharded: Any) -> dict[str, Tensor]:
-    """What each key brings, under the names of the unsharded module's state: ``[R, D]``; zeros for what nobody asks."""
+    """Return the row of each key, by the names of the unsharded module's state: ``[R, D]``; zeros for others."""
     with torch.no_grad():
         result = sharded(with_keys(every_row(case)))
         module = case.module()

@@ -16,7 +16,7 @@ from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.planning.layouts.row_maps import RowMap
 
 SIGHTINGS = 3
-"""How often the kit has an id looked up in training before it must have a row."""
+"""Number of lookups in training after which an id must have a row."""
 
 _DIGIT = 128
 """Rows are marked with numbers to this base, which every float type holds exactly."""
@@ -25,7 +25,7 @@ _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def keys_of(count: int, *, first: int = 1) -> Tensor:
-    """So many different 64-bit numbers, negative ones among them: ``[count]`` int64."""
+    """Make different 64-bit numbers, negative ones among them: ``[count]`` int64."""
     return torch.arange(first, first + count) * _ODD  # an odd factor permutes the numbers modulo 2 ** 64
 
 
@@ -55,11 +55,11 @@ class RowsOfKeys(Lookup):
     """A lookup of keys as one of rows: all its rows are born, and row ``r`` is the one that ``keys[block][r]`` has.
 
     Args:
-        lookup: what a kernel that takes any id has built.
+        lookup: lookup that a kernel for any id has built.
         what: its name, for messages.
 
     Raises:
-        AssertionError: as many keys as there are rows do not each have one after they were seen.
+        AssertionError: keys, as many as there are rows, do not each have a row after they were seen.
     """
 
     def __init__(self, lookup: Lookup, what: str) -> None:

@@ -46,7 +46,7 @@ def block_spec(
     names = tuple(f"f{slot}" for slot in range(slots))
     table = TableSpec("t", rows, dim, names, data_type, pooling, optimizer=optimizer)
     span = table.columns(*(columns or (0, dim)))
-    request = KernelRequest.of(table, len(span), device=device, here=True, first_column=span.start)
+    request = KernelRequest.of(table, len(span), device=device, on_this_machine=True, first_column=span.start)
     part = AllKeys(rows)[0] if takes_any_id else table.all_rows
     return BlockSpec(table, Block(part, span, rank=0), request, slots, extras)
 
@@ -68,7 +68,7 @@ class Batch:
         return [bag for slots in self.bags for samples in slots for bag in samples]
 
     def changed(self, change: Callable[[Bag], Bag]) -> Batch:
-        """With every bag as `change` makes it, its ids weighted."""
+        """Change every bag by `change`, its ids weighted."""
         bags = [[[change(bag) for bag in samples] for samples in slots] for slots in self.bags]
         return Batch(bags, True, self.is_pooled, self.is_ragged)
 
@@ -78,7 +78,7 @@ class Batch:
         return Batch(bags, self.is_weighted, is_ragged=True)
 
     def as_bags(self, device: torch.device = CPU) -> Bags:
-        """As the engine gives them to a lookup."""
+        """Convert to bags, as the engine gives them to a lookup."""
         pairs = [pair for bag in self.flat() for pair in bag]
         return Bags(
             ids=torch.tensor([id for id, _ in pairs], dtype=torch.int64, device=device),
@@ -129,7 +129,7 @@ def draw_batch(
 def draw_sequences(
     blocks: Sequence[BlockSpec], num_sources: int, *, seed: int = 0, max_ids: int = 6
 ) -> Batch:
-    """For each source and slot up to `max_ids` ids, each a bag of its own."""
+    """Draw up to `max_ids` ids for each source and slot, each a bag of its own."""
     drawn = draw_batch(blocks, (1,) * num_sources, is_weighted=False, seed=seed, max_length=max_ids)
     return Batch(
         [[[[pair] for pair in bag] for (bag,) in slots] for slots in drawn.bags], False, is_pooled=False
@@ -142,7 +142,7 @@ class Loops:
 
     Args:
         blocks: the blocks.
-        weights: of each block, `[rows, columns]` float64.
+        weights: weights of each block, `[rows, columns]` float64.
         batch_major: the order of results.
         whole_rows: gradients have the columns of the whole table.
     """
@@ -156,7 +156,7 @@ class Loops:
     registered: dict[int, _Registered] = field(factory=dict)
 
     def copied(self) -> Loops:
-        """As they are now, to be gone on with apart."""
+        """Copy the blocks as they are now."""
         weights = [weight.clone() for weight in self.weights]
         # An update puts new tensors into the lists of a state.
         state = {place: list(values) for place, values in self.state.items()}
@@ -194,7 +194,7 @@ class Loops:
             base += sum(sizes)
 
     def size(self, batch: Batch, *, of_gradients: bool) -> int:
-        """How many values the results or gradients of a batch are."""
+        """Count the values of the results or gradients of a batch."""
         return max([stop for *_, stop in self._places(batch, of_gradients=of_gradients)], default=0)
 
     def sums(self, batch: Batch) -> Tensor:
@@ -216,7 +216,7 @@ class Loops:
             self.registered[block].reorder(source)
 
     def row_gradients(self, batch: Batch, gradient: Tensor) -> dict[tuple[int, int], Tensor]:
-        """For each row that was looked up, (block, row), its gradient."""
+        """Compute the gradient of each row, (block, row), that was looked up."""
         gradients: dict[tuple[int, int], Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
         for block, bag, start, stop in self._places(batch, of_gradients=True):
             for row, weight in bag:
@@ -259,7 +259,7 @@ class Loops:
         self.weights[block] = self.registered[block].step(self.weights[block], whole, learning_rate)
 
     def registered_state(self, block: int) -> Mapping[str, Tensor]:
-        """What the unsharded optimizer of a block keeps, by its own names."""
+        """Return the state that the unsharded optimizer of a block keeps, by its own names."""
         return self.registered[block].state if block in self.registered else {}
 
 
@@ -269,7 +269,7 @@ class _Registered:
 
     Args:
         table: ``[R, D]`` float64, of all columns whose gradient the block gets.
-        optimizer: that updates it.
+        optimizer: torch optimizer that updates the table.
         span: the block's columns among them.
     """
 
@@ -299,7 +299,7 @@ class _Registered:
 
     @property
     def state(self) -> Mapping[str, Tensor]:
-        """What the optimizer keeps: of rows, the block's columns."""
+        """State of the optimizer: of rows, the block's columns."""
         found = self.optimizer.state[self.table]
         is_wide = {name: value.dim() == 2 and value.shape[1] > 1 for name, value in found.items()}
         return {name: value[:, self.span] if is_wide[name] else value for name, value in found.items()}

@@ -1,4 +1,4 @@
-"""How many bytes objects hold."""
+"""Memory that objects hold, in bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _storages_of(value: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
 
 
 def _parts_of(value: Any) -> Sequence[Any]:
-    """What an object holds."""
+    """List the objects that an object holds."""
     if isinstance(value, dict):
         return list(value.values())
     if isinstance(value, list | tuple | set | frozenset):

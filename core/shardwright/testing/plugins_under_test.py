@@ -58,7 +58,7 @@ def _module(kind: Kind[Any], plugin: Any) -> types.ModuleType:
 
 
 def _environment(plugin: Any) -> dict[str, str]:
-    """That of the process, with the plugin among those that are loaded, and preferred."""
+    """Return the process's environment, with the plugin among those that are loaded, and preferred."""
     environment = dict(os.environ)
     words = {f"{word}=this process" for word in (plugin.name, *plugin.aliases)}
     given = environment.get(PREFER_VARIABLE, "").split(",")

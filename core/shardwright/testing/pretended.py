@@ -111,7 +111,7 @@ def pretended_env(
 
     Args:
         world_size: the number of ranks.
-        rank: which of them this is.
+        rank: number of this rank.
         local_world_size: ranks on one host; all by default.
     """
     communicator = PretendedCommunicator(rank, world_size)

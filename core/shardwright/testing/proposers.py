@@ -1,4 +1,4 @@
-"""What every proposer must keep.
+"""Conformance tests of proposers.
 
 Legend: A tables, O options, S runs of equal shards.
 """
@@ -30,7 +30,7 @@ MAX_PROPOSALS = 5_000
 """A proposer that has not ended for two small tables by then does not end."""
 
 DEADLINE_S = 60.0
-"""How long a search whose time is up may go on: far more than the step it is in takes."""
+"""Longest run of a search after its time is up: far more than the step it is in takes."""
 
 _SPACES = settings(LAWS, max_examples=8)
 
@@ -56,7 +56,7 @@ class ProposerTests:
         check()
 
     def test_proposals_end(self, proposer: Proposer) -> None:
-        """Whatever becomes of them."""
+        """Proposals end whatever becomes of them."""
 
         @_SPACES
         @given(_table_lists(most=2), st.sampled_from([1, 2]))
@@ -159,7 +159,7 @@ def _partitioner() -> Partitioner:
 
 
 def _proposals(proposer: Proposer, space: SearchSpace) -> Iterator[tuple[list[int], list[int] | None]]:
-    """What is proposed, each answered with what became of it, as the planner does."""
+    """Yield the proposals, each answered with its outcome, as the planner does."""
     generator, partitioner = begun(proposer, space, Watch()), _partitioner()
     try:
         proposed = next(generator)

@@ -1,4 +1,4 @@
-"""What the conformance kit draws: tables, ranks on hosts, and models with their batches.
+"""Random inputs of the conformance kit: tables, ranks on hosts, and models with their batches.
 
 Everything is drawn from a fixed seed, so that a test gives the same in every run.
 """
@@ -52,7 +52,7 @@ def run_drawn(check: Callable[[], None]) -> None:
 
 @frozen
 class Cluster:
-    """How many ranks there are on how many hosts."""
+    """Numbers of hosts and of ranks on each."""
 
     num_hosts: int
     local_world_size: int
@@ -69,7 +69,7 @@ class Cluster:
 
     @classmethod
     def of(cls, case: Case) -> Cluster:
-        """That of a case."""
+        """Return the cluster of a case."""
         local = case.local_world_size or case.world_size
         return cls(case.world_size // local, local)
 
@@ -119,7 +119,13 @@ def plain_kernel(*, takes_any_id: bool = False) -> str:
 def _takes_any(kernel: ComputeKernel) -> bool:
     requests = [
         KernelRequest(
-            "cpu", DataType.FP32, 10, columns, is_pooled=pooled, optimizer=OptimizerSpec(name), here=True
+            "cpu",
+            DataType.FP32,
+            10,
+            columns,
+            is_pooled=pooled,
+            optimizer=OptimizerSpec(name),
+            on_this_machine=True,
         )
         for columns in ((10,) if kernel.takes_any_id else (7, 10))
         for pooled in (True, False)

@@ -41,7 +41,7 @@ class RankPool:
 
     Args:
         size: the most ranks a call can use.
-        backend: of the process groups, one made for each call.
+        backend: backend of the process groups, one made for each call.
         initializer: a function at the top level of a module, called in each process before anything else.
 
     Example:
@@ -73,7 +73,7 @@ class RankPool:
 
         Args:
             function: a function at the top level of a module that the processes can import.
-            world_size: how many ranks.
+            world_size: number of ranks.
             args: picklable.
             timeout_s: after that the processes are ended, and the call fails.
             kwargs: picklable.
@@ -82,7 +82,7 @@ class RankPool:
             The results, in rank order.
 
         Raises:
-            RankError: on a rank the function raised, the process died, or did not end in time.
+            RankError: the function raised on a rank, the process died, or did not end in time.
         """
         self._ensure(world_size)
         workers = self._workers[:world_size]

@@ -1,4 +1,4 @@
-"""What every row map must keep."""
+"""Conformance tests of row maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every sharding type must keep.
+"""Conformance tests of sharding types.
 
 Legend: R rows, D columns of a table, W ranks.
 """
@@ -50,7 +50,7 @@ class ShardingTypeTests:
     whose ids are keys needs a kernel that takes any id installed, and is compared with rows that begin as its keys' do.
 
     Attributes:
-        constraints: what a user asks for beside the type's name, to be set in the subclass where it would not apply
+        constraints: demands of a user beside the type's name; the subclass sets them where the type would not apply
             otherwise: ``ParameterConstraints(extras=...)``.
     """
 
@@ -117,13 +117,13 @@ class ShardingTypeTests:
         def check(table: TableSpec, cluster: Cluster) -> None:
             first, again = (tested.layouts(table, cluster, 1) for _ in range(2))
             assert first == again, f"{sharding_type.name}: offers other layouts when it is asked again"
-            if sharding_type.answers_by_shape:
+            if sharding_type.depends_on_shape_only:
                 other = evolve(table, name="other", feature_names=("g", "h"), module="elsewhere")
                 assert first == tested.layouts(other, cluster, 1), (
-                    f"{sharding_type.name}: says answers_by_shape, but looks at a table's name, module or features"
+                    f"{sharding_type.name}: says depends_on_shape_only, but looks at a table's name, module or features"
                 )
                 assert first == tested.without_extras().layouts(table, cluster, 1), (
-                    f"{sharding_type.name}: says answers_by_shape, but looks at the extras of constraints"
+                    f"{sharding_type.name}: says depends_on_shape_only, but looks at the extras of constraints"
                 )
 
         run_drawn(check)
@@ -139,8 +139,10 @@ class ShardingTypeTests:
                 _check_data(
                     f"{sharding_type.name}: row map", layout.row_map, sharding_type.row_maps, "row_maps"
                 )
-                for flow in {dataflow_of(block, layout) for block in layout.blocks}:
-                    _check_data(f"{sharding_type.name}: dataflow", flow, sharding_type.dataflows, "dataflows")
+                for dataflow in {dataflow_of(block, layout) for block in layout.blocks}:
+                    _check_data(
+                        f"{sharding_type.name}: dataflow", dataflow, sharding_type.dataflows, "dataflows"
+                    )
 
         check()
 
@@ -179,7 +181,7 @@ class ShardingTypeTests:
             check()
 
     def test_declared_traffic_equals_counted_bytes(self, sharding_type: ShardingType) -> None:
-        """What the planner reckons with is what ranks send: ids on their way in, results on their way home."""
+        """Ranks send the bytes that the planner reckons with: ids on their way in, results on their way home."""
         with installed(sharding_type):
             tested = TypeUnderTest(sharding_type, self.constraints)
 

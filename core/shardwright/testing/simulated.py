@@ -22,11 +22,11 @@ _TIMEOUT_S = 60.0
 
 
 class _LeftAlone(DistributedError):
-    """What a rank gets because another one failed."""
+    """Error of a rank that waited for another that failed."""
 
 
 class _Board:
-    """Where the ranks of one world meet: each posts a value, all read all."""
+    """Meeting of the ranks of one world: each posts a value, all read all."""
 
     def __init__(self, world_size: int, timeout_s: float) -> None:
         self._values: list[Any] = [None] * world_size
@@ -53,7 +53,7 @@ class SimulatedCommunicator(Communicator):
 
     Attributes:
         labels: the label of every all-to-all, in order; others are noted as ``"object"``, ``"tensor"``, ``"barrier"``.
-        sent_bytes: for every all-to-all, in order, its label and the bytes sent to each rank (this one included).
+        sent_bytes: label of every all-to-all, in order, and the bytes sent to each rank (this one included).
     """
 
     def __init__(self, board: _Board, rank: int, world_size: int) -> None:
@@ -115,7 +115,7 @@ class _Boards:
         world_size: all ranks.
         local_world_size: ranks of a host.
         sharding_group_size: ranks of a sharding group; ``None``: there are no groups.
-        timeout_s: how long a rank waits for another.
+        timeout_s: longest wait of a rank for another, s.
     """
 
     def __init__(
@@ -164,11 +164,11 @@ def run_simulated(
     """Call ``function(env)`` on each of ``world_size`` simulated ranks at once.
 
     Args:
-        function: what each rank does; called in a thread of its own with that rank's environment.
-        world_size: how many ranks.
+        function: function that each rank runs, in a thread of its own with that rank's environment.
+        world_size: number of ranks.
         local_world_size: ranks on one simulated host; all by default.
         sharding_group_size: ranks of a sharding group; environments then are those of ``DMPCollection``.
-        timeout_s: how long a rank waits for another in a collective.
+        timeout_s: longest wait of a rank for another in a collective, s.
 
     Returns:
         Each rank's result, in rank order.
@@ -201,5 +201,5 @@ def run_simulated(
 
 
 def _remoteness(error: BaseException) -> int:
-    """How far an error is from the cause: a rank's own, what ranks say of each other, what a lone rank gets."""
+    """Rank an error by distance from its cause: a rank's own, what ranks say of others, what a lone rank gets."""
     return 2 if isinstance(error, _LeftAlone) else int(isinstance(error, DistributedError))

@@ -31,7 +31,7 @@ _CANDIDATES = 10_000
 
 
 def check_traffic(tested: TypeUnderTest, table: TableSpec, cluster: Cluster, *, is_weighted: bool) -> None:
-    """Of each layout: each rank looks every row up twice, in bags of their own. Copies look up their own rank's."""
+    """Check each layout: each rank looks every row up twice, in bags of its own; copies look up their rank's."""
     first = _case(tested, table, cluster, is_weighted)
     for index in range(len(tested.layouts(first.specs()[0], cluster, 1))):
         case = evolve(first, tables=[evolve(first.tables[0], variant=index)])
@@ -41,7 +41,7 @@ def check_traffic(tested: TypeUnderTest, table: TableSpec, cluster: Cluster, *, 
 
 
 def _reckons_with_all_rows(row_map: RowMap) -> bool:
-    """Whether each part that has rows is said to get ids: from none nothing can be reckoned for those looked up."""
+    """True if each part that has rows is said to get ids: from none nothing can be reckoned for those looked up."""
     return all(
         row_map.id_fraction_of(part) or not row_map.num_rows_of(part) for part in range(row_map.num_parts)
     )
@@ -90,7 +90,7 @@ def _declared_bytes(tested: TypeUnderTest, case: Case, cluster: Cluster, variant
 
 
 def _as_rows_are(options: Options) -> Floats:
-    """What ids are to be multiplied by where each row is looked up as often as any other: ``[S]``."""
+    """Compute the factor of ids where each row is looked up as often as any other: ``[S]``."""
     given = options.id_fraction > 0
     return np.divide(options.row_fraction, options.id_fraction, where=given, out=np.zeros(len(given)))
 
@@ -111,7 +111,7 @@ def _sent(case: Case, ids: Tensor, repetitions: int) -> Counter[str]:
     Args:
         case: one table.
         ids: each is looked up in two bags, so that no message is filled up to whole words.
-        repetitions: how often it is in each of them.
+        repetitions: number of times that each id is in each bag.
     """
     module, num_bags = case.module_to_shard(), 2 * len(ids)
     features = KeyedJaggedTensor(

@@ -26,7 +26,7 @@ NUM_STEPS = 5
 
 @frozen
 class RankResult:
-    """What one rank saw."""
+    """Observations of one rank."""
 
     outputs: list[Tensor]
     first_weights: dict[str, Tensor]
@@ -36,7 +36,7 @@ class RankResult:
     expected_collectives: Sequence[int] = ()
     """Of each step; rank 0 says, which knows the sharding types."""
     first_rows: dict[str, Tensor] = field(factory=dict)
-    """What rows began with, if the unsharded module does not say."""
+    """Initial rows, if the unsharded module does not give them."""
     copies: list[Tensor] = field(factory=list)
     """This rank's own copies of what every rank has, and their optimizer state."""
 
@@ -183,8 +183,8 @@ def assert_equals_unsharded(
     """Compare all ranks with one process that trains on the whole batch with a mean loss over ranks.
 
     Args:
-        case: what was trained.
-        results: of each rank.
+        case: case that was trained.
+        results: observations of each rank.
         collectives: the number of each step, if not what dataflows promise.
     """
     unsharded = _Unsharded(case, results[0].first_rows)
@@ -284,5 +284,5 @@ def _assert_states(
 
 
 def prefixed(what: str) -> Callable[[str], str]:
-    """For ``torch.testing``: its message, after what it is of."""
+    """Make a function for ``torch.testing`` that puts a subject before its message."""
     return lambda message: f"{what}: {message}"

@@ -37,17 +37,17 @@ class TypeUnderTest:
         return evolve(self.constraints, sharding_types=[self.name], **fields)
 
     def with_more_extras(self) -> TypeUnderTest:
-        """The same, with extras that are for somebody else beside its own."""
+        """Add extras that are for somebody else."""
         extras = {**(self.constraints.extras or {}), "shardwright.testing": {"not_yours": [1, 2.5, None]}}
         return evolve(self, constraints=evolve(self.constraints, extras=extras))
 
     def without_extras(self) -> TypeUnderTest:
-        """The same, with no extras at all."""
+        """Drop all extras."""
         return evolve(self, constraints=evolve(self.constraints, extras=None))
 
     def has_kernel_for(self, table: TableSpec) -> bool:
-        """Whether the kernel of its tables takes one with all its columns."""
-        request = KernelRequest.of(table, table.embedding_dim, device="cpu", here=True)
+        """True if the kernel of its tables takes one with all its columns."""
+        request = KernelRequest.of(table, table.embedding_dim, device="cpu", on_this_machine=True)
         return host().compute_kernels.create(self.kernel).supports(request) is True
 
     def layouts(self, table: TableSpec, cluster: Cluster, min_partition: int | None = None) -> list[Layout]:
@@ -62,13 +62,13 @@ class TypeUnderTest:
         return list(self.sharding_type.layouts(table, topology, self.rule(min_partition=min_partition)))
 
     def applies(self, case: Case) -> bool:
-        """Whether every table of a case has a layout."""
+        """True if every table of a case has a layout."""
         cluster = Cluster.of(case)
         return all(self.layouts(spec, cluster, 1) for spec in case.specs())
 
     @cached_property
     def gives_keys(self) -> bool:
-        """Whether ids are keys for it, and not rows."""
+        """True if ids are keys for it, and not rows."""
         offered = [layout for cluster in SHAPES for layout in self.layouts(PLAIN, cluster)]
         return any(layout.row_map.takes_any_id for layout in offered)
 

@@ -1,4 +1,4 @@
-"""How far a value is from the nearest number of a floating-point type."""
+"""Distance of a value from the nearest number of a floating-point type."""
 
 from __future__ import annotations
 

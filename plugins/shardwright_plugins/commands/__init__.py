@@ -5,10 +5,11 @@ from __future__ import annotations
 from shardwright.contracts import Command
 from shardwright.hookspecs import hookimpl
 from shardwright_plugins.commands.bench import Bench
+from shardwright_plugins.commands.checkpoint import Checkpoint
 from shardwright_plugins.commands.demo import Demo
 
 
 @hookimpl
 def shardwright_commands() -> list[type[Command]]:
     """Offer the built-in commands."""
-    return [Bench, Demo]
+    return [Bench, Checkpoint, Demo]

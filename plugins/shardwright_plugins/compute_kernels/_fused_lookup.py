@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from attrs import frozen
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -25,6 +27,7 @@ from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.tables.spec import DataType
 from shardwright.runtime.step.segments import starts_of, sums, take
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
+from shardwright_plugins.compute_kernels._threads import in_threads
 
 _OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
@@ -42,29 +45,49 @@ _STATE_NAMES = {
 }
 
 
-class _Saved:
-    """What backward passes need of a forward pass.
-
-    FBGEMM's graph serves one, after which the weights are others; for a further one the lookup is made again.
+@frozen(eq=False)
+class _Part:
+    """A table-batched embedding of some neighbouring blocks, which one thread looks up.
 
     Args:
-        result: FBGEMM's result.
-        call: makes it again.
-        cells: the rows of each source and slot, where its order may not be that in which they came.
+        tables: the embedding.
+        slots: its slots, among all.
+        columns: its columns, among those of a pooled result.
     """
 
-    def __init__(self, result: Tensor, call: Callable[[], Tensor], cells: _Cells | None = None) -> None:
-        self._result: Tensor | None = result
+    tables: SplitTableBatchedEmbeddingBagsCodegen
+    slots: slice
+    columns: slice
+
+
+class _Saved:
+    """The state of a forward pass that backward passes need.
+
+    FBGEMM's graph serves one backward pass, which changes the weights. For a further one the lookup is made again.
+
+    Args:
+        results: FBGEMM's results, of each part.
+        call: function that makes them again.
+        cells: rows of each source and slot, if FBGEMM's order may differ from that in which they came.
+    """
+
+    def __init__(
+        self, results: list[Tensor], call: Callable[[], list[Tensor]], cells: _Cells | None = None
+    ) -> None:
+        self._results: list[Tensor] | None = results
         self._call, self.cells = call, cells
 
-    def take(self) -> Tensor:
-        """The result, with a graph that has not been gone through."""
-        result, self._result = self._result, None
-        return self._call() if result is None else result
+    def take(self) -> list[Tensor]:
+        """The results, with graphs that have not been gone through."""
+        results, self._results = self._results, None
+        return self._call() if results is None else results
 
 
 class FusedLookup(Lookup):
-    """One table-batched embedding over all blocks of the group."""
+    """One table-batched embedding over all blocks of the group; on the CPU one for each thread that torch may use.
+
+    FBGEMM's CPU build runs an embedding on one thread, so that blocks are dealt, about equally many columns to each.
+    """
 
     def __init__(
         self,
@@ -79,8 +102,8 @@ class FusedLookup(Lookup):
         self._optimizer = optimizer
         self.states_per_row = frozenset(_STATE_NAMES[optimizer.name] if optimizer.name in ROW_WISE else ())
         self._num_slots = sum(spec.num_slots for spec in blocks)
-        self._tables = table_batched_embedding(blocks, device) if tables is None else tables
-        self._weights = self._tables.split_embedding_weights()
+        self._parts = _dealt(blocks, device) if tables is None else [_whole(blocks, tables)]
+        self._weights = [own for part in self._parts for own in part.tables.split_embedding_weights()]
         self._num_steps = torch.zeros((), dtype=torch.float32, device="cpu")
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
@@ -89,7 +112,7 @@ class FusedLookup(Lookup):
         ids, lengths, weights = _slot_major(bags, bags.lengths)
         call = partial(self._call, ids, _offsets(lengths), weights, training=training)
         sums = call()
-        return sums.detach(), _Saved(sums, call) if training else None
+        return _joined(sums, 1), _Saved(sums, call) if training else None
 
     def _rows_of_ids(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         """A row for each id, in the order the ids came."""
@@ -97,20 +120,41 @@ class FusedLookup(Lookup):
         totals = torch.from_numpy(bags.table.sum(0)).to(bags.ids.device)
         call = partial(self._call, cells.slot_major(bags.ids), _offsets(totals), None, training=training)
         rows = call()
-        return cells.as_they_came(rows.detach()), _Saved(rows, call, cells) if training else None
+        return cells.as_they_came(_joined(rows, 0)), _Saved(rows, call, cells) if training else None
 
-    def _call(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, *, training: bool) -> Tensor:
-        # FBGEMM's operators for the CPU exist under autograd's dispatch keys only, which inference mode leaves out.
-        with torch.inference_mode(False), torch.set_grad_enabled(training):
-            result: Tensor = self._tables(ids, offsets, per_sample_weights=weights)
-        return result
+    def _call(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, *, training: bool) -> list[Tensor]:
+        """Each part's result; bags stand slot after slot, as many in each, or one for each slot."""
+        per_slot = (len(offsets) - 1) // self._num_slots
+        firsts = offsets[::per_slot].tolist() if len(self._parts) > 1 and per_slot else []
+
+        def look_up(part: _Part) -> Tensor:
+            own, ends, factors = ids, offsets, weights
+            if firsts:
+                span = slice(firsts[part.slots.start], firsts[part.slots.stop])
+                own, factors = ids[span], None if weights is None else weights[span]
+                ends = offsets[part.slots.start * per_slot : part.slots.stop * per_slot + 1] - span.start
+            # FBGEMM's operators for the CPU exist under autograd's dispatch keys only, which inference mode leaves out.
+            with torch.inference_mode(False), torch.set_grad_enabled(training):
+                result: Tensor = part.tables(own, ends, per_sample_weights=factors)
+            return result
+
+        return in_threads(look_up, self._parts)
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         self._num_steps += 1
-        result, cells = saved.take(), saved.cells
+        results, cells = saved.take(), saved.cells
         if cells is not None:
-            gradient = cells.slot_major(gradient.view(result.shape))
-        result.backward(gradient.view_as(result))
+            sizes = [len(result) for result in results]
+            rows = cells.slot_major(gradient.view(sum(sizes), results[0].shape[1]))
+            gradients: Sequence[Tensor] = rows.split(sizes)
+        else:
+            matrix = gradient.view(len(results[0]), sum(result.shape[1] for result in results))
+            gradients = [matrix[:, part.columns] for part in self._parts]
+
+        def go_back(pair: tuple[Tensor, Tensor]) -> None:
+            pair[0].backward(pair[1])
+
+        in_threads(go_back, list(zip(results, gradients, strict=True)))
         return ()
 
     def weight(self, block: int) -> Tensor:
@@ -121,7 +165,7 @@ class FusedLookup(Lookup):
         names = _STATE_NAMES[self._optimizer.name]
         if not names:
             return {}
-        values = self._tables.split_optimizer_states()[block]
+        values = [own for part in self._parts for own in part.tables.split_optimizer_states()][block]
         rows = self._weights[block].shape[0]
         states = {name: value.detach().view(rows, -1) for name, value in zip(names, values, strict=True)}
         return {"step": self._num_steps, **states}
@@ -129,10 +173,39 @@ class FusedLookup(Lookup):
     def load_step(self, step: float) -> None:
         self._num_steps.fill_(step)
         # FBGEMM's own counter, which its bias corrections read; it lives on the host.
-        self._tables.set_optimizer_step(int(step))
+        for part in self._parts:
+            part.tables.set_optimizer_step(int(step))
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        self._tables.set_learning_rate(learning_rate)
+        for part in self._parts:
+            part.tables.set_learning_rate(learning_rate)
+
+
+def _whole(blocks: Sequence[BlockSpec], tables: SplitTableBatchedEmbeddingBagsCodegen) -> _Part:
+    """All blocks in one."""
+    return _Part(tables, slice(0, sum(spec.num_slots for spec in blocks)), slice(None))
+
+
+def _dealt(blocks: Sequence[BlockSpec], device: torch.device) -> list[_Part]:
+    """The blocks in order, a part for each thread."""
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    slots = np.cumsum([0, *(spec.num_slots for spec in blocks)])
+    columns = np.cumsum([0, *(spec.num_slots * spec.block.num_columns for spec in blocks)])
+    bounds = np.unique(np.searchsorted(columns, columns[-1] * np.arange(threads + 1) / threads)).tolist()
+    return [
+        _Part(
+            table_batched_embedding(blocks[start:stop], device),
+            slice(int(slots[start]), int(slots[stop])),
+            slice(int(columns[start]), int(columns[stop])),
+        )
+        for start, stop in pairwise(bounds)
+    ]
+
+
+def _joined(results: Sequence[Tensor], dim: int) -> Tensor:
+    """The parts' results as one, without a graph."""
+    values = [result.detach() for result in results]
+    return values[0] if len(values) == 1 else torch.cat(values, dim)
 
 
 def table_batched_embedding(
@@ -172,10 +245,10 @@ def _offsets(lengths: Tensor) -> Tensor:
 
 
 class _Cells:
-    """What stands source after source, and slot after slot in each, and how FBGEMM has it: slot after slot.
+    """Reordering of values that come by source, then by slot, to FBGEMM's order: by slot, then by source.
 
     Args:
-        sizes: elements of each source and slot, ``[W, S]``.
+        sizes: number of elements of each source and slot, ``[W, S]``.
     """
 
     def __init__(self, sizes: Ints) -> None:
@@ -188,7 +261,7 @@ class _Cells:
         return take(values, self._starts, self._sizes)
 
     def as_they_came(self, values: Tensor) -> Tensor:
-        """The same the other way round."""
+        """Reorder from FBGEMM's order to that in which values came."""
         back = np.argsort(self._place)
         return take(values, starts_of(self._sizes)[back], self._sizes[back])
 

@@ -5,12 +5,9 @@ Legend: W sources, S slots, K blocks, D columns of a block, C columns of a slot'
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +18,8 @@ from torch import Tensor
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright_plugins.compute_kernels import _numba_loops as loops
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
+from shardwright_plugins.compute_kernels._threads import in_threads
 
-T = TypeVar("T")
 Ints = npt.NDArray[np.int64]
 
 _OPTIMIZERS = {
@@ -119,7 +116,7 @@ class FusedNumbaLookup(Lookup):
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         geometry, cells = self._geometry, _Cells.of(bags)
         places, size = geometry.places(cells.counts, is_matrix=cells.is_matrix)
-        result = torch.empty(size, dtype=torch.float32, device="cpu")
+        result = self.room(size)
         out, weights = result.data_ptr(), self._weights.data_ptr()
 
         def look_up(share: _Share) -> None:
@@ -128,13 +125,16 @@ class FusedNumbaLookup(Lookup):
                 cells.first_id, places, out,
             )  # fmt: skip
 
-        _in_threads(look_up, _shares(lambda: geometry.slot_work(cells), len(geometry.slots)))
+        in_threads(look_up, _shares(lambda: geometry.slot_work(cells), len(geometry.slots)))
         return result, cells if training else None
 
     def prepare(self, bags: Bags) -> Any:
         return _Cells.of(bags)
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
+        return self.backward_scaled(saved, gradient, 1.0)
+
+    def backward_scaled(self, saved: Any, gradient: Tensor, scale: float) -> Sequence[Tensor | None]:
         self._num_steps += 1
         geometry = self._geometry
         optimizer, numbers = _OPTIMIZERS[self._optimizer.name], self._numbers()
@@ -146,10 +146,10 @@ class FusedNumbaLookup(Lookup):
             total = np.empty(geometry.widest_gradient, np.float32)
             loops.update(
                 optimizer, numbers, weights, first, second, geometry.blocks, by_row.share, by_row.ends, by_row.rows,
-                by_row.starts, by_row.factors, gradients, total.ctypes.data,
+                by_row.starts, by_row.factors, gradients, np.float32(scale), total.ctypes.data,
             )  # fmt: skip
 
-        _in_threads(update, self._by_row(saved))
+        in_threads(update, self._by_row(saved))
         return ()
 
     def anticipate(self, saved: Any) -> None:
@@ -161,9 +161,9 @@ class FusedNumbaLookup(Lookup):
             geometry = self._geometry
             places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
             shares = _shares(lambda: geometry.block_work(cells), len(geometry.blocks))
-            made: list[_Sorted] = []
-            _in_threads(lambda share: made.append(_Sorted.of(share, geometry.blocks, cells, places)), shares)
-            cells.by_row.extend(made)
+            cells.by_row.extend(
+                in_threads(lambda share: _Sorted.of(share, geometry.blocks, cells, places), shares)
+            )
         return cells.by_row
 
     def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
@@ -179,7 +179,7 @@ class FusedNumbaLookup(Lookup):
                 cells.first_id, starts[start:stop], out.data_ptr(),
             )  # fmt: skip
 
-        _in_threads(add_up, _shares(lambda: geometry.block_work(cells)[wanted], len(wanted), may_part=False))
+        in_threads(add_up, _shares(lambda: geometry.block_work(cells)[wanted], len(wanted), may_part=False))
         return True
 
     def update_rows(self, terms: Sequence[Tensor], blocks: tuple[int, ...], scale: float) -> None:
@@ -198,7 +198,7 @@ class FusedNumbaLookup(Lookup):
                 sums, starts[start:stop], np.float32(scale), total.ctypes.data,
             )  # fmt: skip
 
-        _in_threads(update, _shares(lambda: geometry.elements[wanted], len(wanted), may_part=False))
+        in_threads(update, _shares(lambda: geometry.elements[wanted], len(wanted), may_part=False))
 
     def _state_addresses(self) -> tuple[int, int]:
         first, second = [*(state.data_ptr() for state in self._states), 0, 0][:2]
@@ -228,7 +228,7 @@ class FusedNumbaLookup(Lookup):
 
 
 class _Geometry:
-    """Where blocks, slots and rows stand; decided once.
+    """Places of blocks, slots and rows in flat memory, computed once.
 
     Attributes:
         slots: ``[S, 3]``, see :func:`_numba_loops.look_up`.
@@ -340,28 +340,13 @@ _Share: TypeAlias = tuple[int, int, int, int]
 """The first of a thread's slots or blocks and the one after the last; and which part of each, of how many."""
 
 
-def _in_threads(work: Callable[[T], None], shares: Sequence[T]) -> None:
-    """Call ``work`` for each share, each in a thread of its own; what it writes is the same whatever the shares are."""
-    first, *rest = shares
-    if not rest:
-        work(first)
-        return
-    others: list[Future[None]] = [_threads(os.getpid(), len(shares)).submit(work, share) for share in rest]
-    try:
-        work(first)
-    finally:
-        wait(others)  # they write into what would be freed
-    for other in others:
-        other.result()
-
-
 def _shares(sizes_of: Callable[[], Ints], count: int, *, may_part: bool = True) -> list[_Share]:
     """Shares of about equal size that together are everything, for as many threads as pay.
 
     Args:
-        sizes_of: the work of each slot or block.
-        count: how many slots or blocks there are.
-        may_part: they may be parted.
+        sizes_of: function that returns the work of each slot or block, in elements.
+        count: number of slots or blocks.
+        may_part: a slot or block may be parted between threads.
     """
     if torch.get_num_threads() == 1:
         return [(0, count, 0, 1)]
@@ -382,9 +367,3 @@ def _dealt(sizes: Ints, num_threads: int, *, may_part: bool) -> list[_Share]:
     if may_part and largest > _EVEN * total / num_threads:
         return [(0, count, part, num_threads) for part in range(num_threads)]
     return [(start, stop, 0, 1) for start, stop in spans]
-
-
-@lru_cache(maxsize=1)
-def _threads(process: int, count: int) -> ThreadPoolExecutor:
-    """Threads of this process; a forked one needs its own."""
-    return ThreadPoolExecutor(count, thread_name_prefix="shardwright-numba")

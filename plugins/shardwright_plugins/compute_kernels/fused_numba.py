@@ -65,13 +65,13 @@ def _refusal(request: KernelRequest) -> str | None:
 def _missing(request: KernelRequest) -> str | None:
     if importlib.util.find_spec("numba") is None:
         return "Numba is not installed (the package is numba)"
-    failure = _failure() if request.here else None
+    failure = _failure() if request.on_this_machine else None
     return failure and f"Numba cannot be used here: {failure}"
 
 
 @lru_cache(maxsize=1)
 def _failure() -> str | None:
-    """Why Numba does not work here; tried once."""
+    """The reason why Numba does not work here, or ``None``; tried once."""
     try:
         import shardwright_plugins.compute_kernels._numba_loops  # noqa: F401
     except Exception as error:  # whatever a broken or an unfit version raises

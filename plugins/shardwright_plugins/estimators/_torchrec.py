@@ -1,4 +1,4 @@
-"""What TorchRec's models of time and of memory have in common: ids, vectors, and which of its types a shard is of.
+"""Common parts of TorchRec's models of time and memory: ids, vectors, and TorchRec's type of a shard.
 
 Source: TorchRec 1.8, ``torchrec/distributed/planner/estimator/estimator.py`` and ``shard_estimators.py``.
 """
@@ -30,13 +30,13 @@ KERNELS: Mapping[str, tuple[str, ...]] = {
     "grid_shard": (),  # only for those who ask for it
     "data_parallel": ("dense",),
 }
-"""What TorchRec's EmbeddingEnumerator offers for an EmbeddingBagCollection on CUDA devices."""
+"""Options that TorchRec's EmbeddingEnumerator offers for an EmbeddingBagCollection on CUDA devices."""
 MIN_PARTITION = 128
 
 
 @frozen(eq=False, slots=False)
 class Work:
-    """What each shard looks up and returns: columns over runs of shards."""
+    """Lookups and results of each shard: columns over runs of shards."""
 
     options: Options
     topology: Topology
@@ -48,7 +48,7 @@ class Work:
 
     @cached_property
     def cuts_rows(self) -> Bools:
-        """Of a type that cuts rows."""
+        """True for shards of a type that cuts rows."""
         options = self.options
         names = np.array([kind.name for kind in options.sharding_types], dtype=object)
         named = (names == ROW_WISE)[options.sharding_type].astype(bool)
@@ -93,14 +93,14 @@ class Work:
         return of_result, of_gradient
 
     def of_kernels(self, *names: str) -> Bools:
-        """Whether the kernel is one of these."""
+        """True for shards whose kernel is one of these."""
         options = self.options
         known = np.array([kernel.name in names for kernel in options.compute_kernels], dtype=bool)
         return known[options.compute_kernel[options.option]]
 
     @cached_property
     def requests(self) -> list[KernelRequest]:
-        """What kernels are asked, by code."""
+        """Requests to kernels, by code."""
         return [request for _, request in self.options.requests]
 
     @cached_property

@@ -54,11 +54,11 @@ class TorchRecPerformance(Estimator):
 
     name: ClassVar[str] = "torchrec"
     measures: ClassVar[str] = PERFORMANCE
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
     preference: ClassVar[int] = 10
 
-    def published_space(self, topology: Topology) -> OptionSpace:
-        """On CUDA devices, what TorchRec offers there; elsewhere it offers less than it could.
+    def published_option_space(self, topology: Topology) -> OptionSpace:
+        """Return what TorchRec offers on CUDA devices; elsewhere it offers less than it could.
 
         Copies on every rank have the kernel ``dense`` in it, whatever optimizer a table has: their gradients are
         visible, and the user's own optimizer updates them.
@@ -104,17 +104,20 @@ def _bytes_looked_up(work: Work, output: Floats) -> Floats:
     options, columns = work.options, work.options.num_columns
     ids = np.ceil(work.ids * ID_BYTES) * np.where(options.is_weighted[options.shard_table], 2, 1)
     is_plain = ~(work.cuts_rows | work.is_copy)
+    # Few columns are read as slowly as MIN_LOOKUP_COLUMNS, and narrow blocks less well than wide ones. TorchRec
+    # reckons so for tables and columns, and not for cut rows and copies.
     width = np.where(is_plain, np.maximum(columns, MIN_LOOKUP_COLUMNS), columns)
     penalty = np.where(is_plain, _block_penalty(columns), 1.0)
     return (ids + work.ids * width * work.element_bytes + output) * penalty
 
 
 def _travel_ms(work: Work, element_bytes: Floats) -> Floats:
-    """How long the vectors of each shard, with so many bytes an element, travel one way: ``[S]``."""
+    """Compute the time of each shard's vectors one way, with so many bytes an element, ms: ``[S]``."""
     options, topology, links = work.options, work.topology, work.topology.link_bandwidths
     output_bytes = work.vectors * options.num_columns * element_bytes
     direct = output_bytes / links[topology.link_between(topology.world_size)]
     inside = output_bytes / links[topology.link_between(topology.local_world_size)]
+    # With sums inside the host, one vector a bag then crosses to each host.
     crossing = options.bags_per_batch[options.shard_table] * options.num_columns * element_bytes
     num_sums = topology.num_hosts if topology.num_hosts > 1 else 0
     by_host = inside + crossing * num_sums / links["inter_host"]
@@ -122,9 +125,10 @@ def _travel_ms(work: Work, element_bytes: Floats) -> Floats:
 
 
 def _synchronisation_ms(work: Work, bandwidth: Floats) -> Floats:
-    """How long the dense gradient of each copy is reduced over all ranks, and applied: ``[S]``."""
+    """Compute the time to reduce the dense gradient of each copy over all ranks and to apply it, ms: ``[S]``."""
     topology = work.topology
     table_bytes = work.options.num_rows * work.options.num_columns * work.element_bytes
+    # All-reduce: T (2 n - 1) / n / (C' L) with n = min(H, 2), and twice that with more than two hosts.
     hosts = min(topology.num_hosts, 2)
     of_a_host = topology.link_bandwidths["inter_host"] * topology.local_world_size
     rounds = 2 if topology.num_hosts > 2 else 1
@@ -148,12 +152,13 @@ def _read_speed(kernel: ComputeKernel, request: KernelRequest, topology: Topolog
 
 
 def _prefetch_ms(work: Work) -> Floats:
-    """How long the rows that a cache misses take to come from the host's memory: ``[S]``."""
+    """Compute the time of the rows that a cache misses to come from the host's memory, ms: ``[S]``."""
     options = work.options
     misses = np.array([_expected_misses(request) for request in work.requests])[options.request]
     if not misses.any():
         return np.zeros(options.num_shards)
     rows = np.where(work.of_kernels(CACHED) & ~work.is_copy, misses, 0.0)
+    # The misses are those of the whole table: each row part has its share.
     moved = rows / options.num_row_parts[options.option] * options.num_columns * work.element_bytes
     return moved / work.topology.read_bandwidth("host")
 

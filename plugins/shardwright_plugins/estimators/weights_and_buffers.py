@@ -23,7 +23,7 @@ class WeightsAndBuffers(Estimator):
 
     name: ClassVar[str] = "weights_and_buffers"
     measures: ClassVar[str] = STORAGE
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
     preference: ClassVar[int] = 10
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:

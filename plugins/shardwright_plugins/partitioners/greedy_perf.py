@@ -38,7 +38,7 @@ class GreedyPerf(Partitioner):
 
 
 def _units(shards: ProposedShards, length: Floats) -> list[list[int]]:
-    """What is placed together, the longest first: free shards on their own, and gangs, their longest shards first."""
+    """Group shards that are placed together, the longest first: free shards on their own, and gangs."""
     free = np.flatnonzero(~shards.is_fixed)
     longest_first = free[np.argsort(-length[free], kind="stable")]
     gangs: dict[int, list[int]] = {}
@@ -67,7 +67,7 @@ def _place(shards: ProposedShards, units: Sequence[list[int]]) -> Ints | Misfit:
 
 
 class _Ranks:
-    """What the ranks hold while shards are placed. Plain lists: there are few ranks, and many small steps."""
+    """Room and load of the ranks while shards are placed. Plain lists: there are few ranks, and many small steps."""
 
     def __init__(self, shards: ProposedShards) -> None:
         self._shards = shards
@@ -163,6 +163,7 @@ class _GangTrial:
         places: Ints = self._shards.local_rank[step]
         if places[0] == FREE:
             has_room = (self.room >= need).all(axis=2)
+            # The least loaded rank with room, on each host; where none has room, one that is noted as stuck below.
             columns = np.where(has_room, self.loads, np.inf).argmin(axis=1)[:, None]
         else:
             columns = np.broadcast_to(places, (len(self._hosts), len(step)))
@@ -193,6 +194,6 @@ class _GangTrial:
 
 
 def _left(room: list[int], need: list[int]) -> list[int] | None:
-    """What is left of a rank's room, or ``None`` if it is too little."""
+    """Subtract a need from a rank's room; ``None`` if it is too little."""
     left = [have - want for have, want in zip(room, need, strict=True)]
     return left if min(left) >= 0 else None

@@ -1,4 +1,4 @@
-"""Which options no other of the same table dominates."""
+"""Options that no other option of the same table dominates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwright.planning.options.search_space import SearchSpace
 
 
 def efficient_options(space: SearchSpace) -> Bools:
-    """Whether no other option of the same table is as good in every respect and better in one: ``[O]``.
+    """True for options that no other of their table equals in every respect and beats in one: ``[O]``.
 
     The respects are time and memory, of all shards together and of the largest one; whether shards must share a host;
     and the number of shards. Of two that are equal in all, the first one stays.

@@ -29,7 +29,7 @@ class DynamicProgramming(Proposer):
     name: ClassVar[str] = "dynamic_programming"
 
     def proposals(self, space: SearchSpace, watch: Watch) -> Proposals:
-        """For less and less memory, the options of least time together."""
+        """Propose the options of least time together, for less and less memory."""
         best, taken = _solved(space)
         reachable = np.flatnonzero(np.isfinite(best))[::-1]
         seen: set[bytes] = set()
@@ -41,7 +41,7 @@ class DynamicProgramming(Proposer):
 
 
 def _parts(space: SearchSpace) -> Ints:
-    """How many parts of the device's memory each option takes, rounded to the nearest: ``[O]``."""
+    """Count the parts of the device's memory that each option takes, rounded to the nearest: ``[O]``."""
     capacity = max(int(space.capacity_bytes[:, 0].sum()), 1)
     return np.rint(space.total_bytes[:, 0] * (NUM_BINS / capacity)).astype(np.int64)
 
@@ -49,7 +49,7 @@ def _parts(space: SearchSpace) -> Ints:
 def _solved(space: SearchSpace) -> tuple[Floats, Ints]:
     """The least time for exactly so many parts ``[P]``, and the option that each table takes there: ``[A, P]``."""
     parts, efficient = _parts(space), efficient_options(space)
-    alike = space.options.alike
+    alike = space.options.distinct_table
     best = np.full(NUM_BINS + 1, np.inf)
     best[0] = 0.0
     taken = np.full((len(alike), NUM_BINS + 1), -1)

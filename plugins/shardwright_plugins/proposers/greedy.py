@@ -23,9 +23,9 @@ PATIENCE_WITHOUT_PLAN = 200
 class Greedy(Proposer):
     """Starts with the cheapest option of each table and moves one table at a time on to its next option.
 
-    The idea is TorchRec's ``GreedyProposer``. Which table moves is learnt from what became of the last
-    proposal: if it fitted, the dearest on the most loaded rank; if not, the one whose shard takes most of the
-    memory that was short, or the smallest of those that are cut over all ranks, if these were too many.
+    The idea is TorchRec's ``GreedyProposer``. The outcome of the last proposal tells which table
+    moves. If it fitted, the dearest on the most loaded rank moves. If not, the one whose shard takes most of the
+    memory that was short moves, or the smallest of those that are cut over all ranks, if these were too many.
     Four descents are made: from the options of least cost on any rank, of least cost over all ranks, of least
     memory on any rank, and of least memory over all ranks.
     """
@@ -48,7 +48,7 @@ class _Descent:
     def __init__(self, space: SearchSpace, cost: Measure) -> None:
         self.space = space
         self.order = ranked_options(space, cost)
-        self.place = space.options.first_option[:-1][space.options.alike]
+        self.place = space.options.first_option[:-1][space.options.distinct_table]
         self.costs = [
             _Measured(self, space.largest_cost_ms),
             _Measured(self, space.total_cost_ms),
@@ -116,7 +116,7 @@ class _Descent:
         table = int(tables[np.argmax(able)])
         option = self.order[self.place[table]]
         start = int(self.place[table]) + 1
-        stop = int(self.space.options.first_option[self.space.options.alike[table] + 1])
+        stop = int(self.space.options.first_option[self.space.options.distinct_table[table] + 1])
         later = self.order[start:stop]
         better = np.logical_or.reduce(
             [measure.values[later] < measure.values[option] for measure in measures]
@@ -126,7 +126,7 @@ class _Descent:
 
 
 def _cost_on(space: SearchSpace, proposal: Ints, ranks: Ints, rank: int) -> Floats:
-    """What each table adds to a rank: ``[A]``."""
+    """Compute the time that each table adds to a rank, ms: ``[A]``."""
     shards, chosen, count = propose(space, proposal), Chosen.of(space, proposal), len(proposal)
     there = ranks == rank
     moved = np.bincount(shards.table[there], weights=shards.cost_ms[there], minlength=count)
@@ -152,6 +152,6 @@ class _Measured:
             self._later[start : stop - 1] = np.minimum.accumulate(backwards)[::-1]
 
     def can_improve(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-        """Whether some later option of each table is better than its present one: ``[T]``."""
+        """True for tables with a later option that is better than the present one: ``[T]``."""
         place = self._descent.place
         return np.less(self._later[place], self.values[self._descent.order[place]])

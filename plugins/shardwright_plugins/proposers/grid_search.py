@@ -32,7 +32,7 @@ class GridSearch(Proposer):
         efficient = efficient_options(space)
         order = ranked_options(space, space.total_cost_ms)
         each = []
-        for table in space.options.alike.tolist():
+        for table in space.options.distinct_table.tolist():
             mine = order[space.options.first_option[table] : space.options.first_option[table + 1]]
             each.append([option for option in mine.tolist() if efficient[option]] or mine[:1].tolist())
         most = max(map(len, each))

@@ -14,7 +14,7 @@ from shardwright_plugins.proposers._ranking import ranked_options
 
 
 class Uniform(Proposer):
-    """For each sharding type and measure of cost, each table takes its cheapest option of that type.
+    """Propose each table's cheapest option of one sharding type, for each type and measure of cost.
 
     A table for which the type offers nothing that fits takes its cheapest option of any.
     """
@@ -35,4 +35,4 @@ def _of_type(space: SearchSpace, code: int, order: Ints) -> Ints:
     wanted = (options.sharding_type[order] == code) & space.fits_alone[order]
     place = np.where(wanted, np.arange(len(order)), len(order))
     first = np.minimum.reduceat(place, options.first_option[:-1])
-    return order[np.where(first < len(order), first, options.first_option[:-1])][options.alike]
+    return order[np.where(first < len(order), first, options.first_option[:-1])][options.distinct_table]

@@ -1,4 +1,4 @@
-"""Where the columns of a table are cut, for every type that cuts them."""
+"""Cuts of a table's columns, for every type that cuts them."""
 
 from __future__ import annotations
 

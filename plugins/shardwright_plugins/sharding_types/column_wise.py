@@ -25,7 +25,7 @@ class ColumnWise(ShardingType):
     name: ClassVar[str] = "column_wise"
     abbreviation: ClassVar[str] = "CW"
     offered: ClassVar[Offered] = "always"
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
 
     def layouts(
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints

@@ -18,7 +18,7 @@ class DataParallel(ShardingType):
     name: ClassVar[str] = "data_parallel"
     abbreviation: ClassVar[str] = "DP"
     offered: ClassVar[Offered] = "always"
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
 
     def layouts(
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints

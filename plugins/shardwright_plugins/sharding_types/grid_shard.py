@@ -23,7 +23,7 @@ class GridShard(ShardingType):
     name: ClassVar[str] = "grid_shard"
     abbreviation: ClassVar[str] = "GS"
     offered: ClassVar[Offered] = "always"
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
 
     def layouts(
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints

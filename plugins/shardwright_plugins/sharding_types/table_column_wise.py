@@ -19,7 +19,7 @@ class TableColumnWise(ShardingType):
     name: ClassVar[str] = "table_column_wise"
     abbreviation: ClassVar[str] = "TWCW"
     offered: ClassVar[Offered] = "always"
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
 
     def layouts(
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints

@@ -22,7 +22,7 @@ class TableRowWise(ShardingType):
     name: ClassVar[str] = "table_row_wise"
     abbreviation: ClassVar[str] = "TWRW"
     offered: ClassVar[Offered] = "always"
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
 
     def layouts(
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints

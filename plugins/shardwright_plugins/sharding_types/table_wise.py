@@ -18,7 +18,7 @@ class TableWise(ShardingType):
     name: ClassVar[str] = "table_wise"
     abbreviation: ClassVar[str] = "TW"
     offered: ClassVar[Offered] = "always"
-    answers_by_shape: ClassVar[bool] = True
+    depends_on_shape_only: ClassVar[bool] = True
 
     def layouts(
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints

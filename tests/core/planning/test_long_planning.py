@@ -50,8 +50,8 @@ class Endless(Proposer):
 
     def proposals(self, space):
         options = space.options
-        sizes = (options.first_option[1:] - options.first_option[:-1])[options.alike]
-        proposal = options.first_option[:-1][options.alike].copy()
+        sizes = (options.first_option[1:] - options.first_option[:-1])[options.distinct_table]
+        proposal = options.first_option[:-1][options.distinct_table].copy()
         place = 0 * proposal
         while True:
             yield (proposal + place).copy()

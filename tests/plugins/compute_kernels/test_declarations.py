@@ -16,7 +16,7 @@ from shardwright.planning.tables.spec import DataType
 
 
 def request_for(**changes: Any) -> KernelRequest:
-    plain = KernelRequest("cpu", DataType.FP32, 16, 16, optimizer=OptimizerSpec("sgd"), here=True)
+    plain = KernelRequest("cpu", DataType.FP32, 16, 16, optimizer=OptimizerSpec("sgd"), on_this_machine=True)
     return attrs.evolve(plain, **changes)
 
 
@@ -96,7 +96,7 @@ def test_supports_refuses_with_its_reason(kernel: str, changes: dict[str, Any], 
         ("fused_torch", {"is_pooled": False}),
         ("dense", {"optimizer": OptimizerSpec("shampoo"), "device": "tpu"}),
         ("dense", {"data_type": DataType.BF16, "num_columns": 7}),
-        ("fused", {"device": "cuda", "here": False, "optimizer": OptimizerSpec("adam")}),
+        ("fused", {"device": "cuda", "on_this_machine": False, "optimizer": OptimizerSpec("adam")}),
         ("fused", {"num_columns": 8, "optimizer": OptimizerSpec("adagrad")}),
         ("fused", {"data_type": DataType.FP16, "is_weighted": True}),
         ("fused_numba", {"num_columns": 7, "optimizer": OptimizerSpec("row_wise_adagrad")}),
@@ -123,7 +123,7 @@ def test_supports_without_fbgemm_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     answer = kernel_of("fused").supports(request_for())
     assert answer == "FBGEMM cannot be used here: ImportError: no such library"
     assert kernel_of("fused_torch").supports(request_for()) is True
-    assert kernel_of("fused").supports(request_for(device="cuda", here=False)) is True
+    assert kernel_of("fused").supports(request_for(device="cuda", on_this_machine=False)) is True
 
 
 def test_memory_of_dense_without_optimizer_is_weights_and_gradient() -> None:

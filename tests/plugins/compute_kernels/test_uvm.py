@@ -22,7 +22,7 @@ UVM = ["fused_uvm", "fused_uvm_caching"]
 
 
 def on_cuda(**changes: Any) -> KernelRequest:
-    return request_for(**{"device": "cuda", "here": False, **changes})
+    return request_for(**{"device": "cuda", "on_this_machine": False, **changes})
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -72,7 +72,7 @@ def test_supports_refuses_here_if_fbgemm_was_built_without_unified_memory(
 
     monkeypatch.setattr(_fbgemm, "serves", lambda operator, device: False)
     monkeypatch.setattr(_fbgemm, "available", lambda: True)
-    answer = kernel_of(kernel).supports(on_cuda(here=True))
+    answer = kernel_of(kernel).supports(on_cuda(on_this_machine=True))
     assert answer == "FBGEMM's build here has no unified memory (the package for CUDA devices is fbgemm-gpu)"
 
 

@@ -345,8 +345,8 @@ class RightProposer(sw.Proposer):
 
     def proposals(self, space: Any) -> Any:
         first = space.options.first_option
-        yield first[:-1][space.options.alike]
-        yield (first[1:] - 1)[space.options.alike]
+        yield first[:-1][space.options.distinct_table]
+        yield (first[1:] - 1)[space.options.distinct_table]
 
 
 class Shuffled(RightProposer):
@@ -356,7 +356,7 @@ class Shuffled(RightProposer):
     def proposals(self, space: Any) -> Any:
         first = space.options.first_option
         for _ in range(3):
-            yield self._random.integers(first[:-1], first[1:])[space.options.alike]
+            yield self._random.integers(first[:-1], first[1:])[space.options.distinct_table]
 
 
 class Endless(RightProposer):
@@ -373,7 +373,7 @@ class AnotherTables(RightProposer):
     name = "another_tables"
 
     def proposals(self, space: Any) -> Any:
-        yield space.options.first_option[1:][space.options.alike]
+        yield space.options.first_option[1:][space.options.distinct_table]
 
 
 # --- partitioners ---------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class TestShardingTypes(ShardingTypeTests):
 class ByShapeSaysItself(AsAsked):
     """Says that shapes are all it looks at, and looks at extras."""
 
-    name, abbreviation, answers_by_shape = "by_shape_says_itself", "BS", True
+    name, abbreviation, depends_on_shape_only = "by_shape_says_itself", "BS", True
 
 
 class AskedToCut(ShardingTypeTests):
@@ -46,5 +46,7 @@ def test_kit_plans_of_a_type_that_looks_at_what_it_is_told_come_back(kit, case):
 
 
 def test_kit_finds_a_type_that_says_shapes_and_looks_at_extras():
-    with pytest.raises(AssertionError, match="says answers_by_shape, but looks at the extras of constraints"):
+    with pytest.raises(
+        AssertionError, match="says depends_on_shape_only, but looks at the extras of constraints"
+    ):
         AskedToCut().test_layouts_are_the_same_each_time(ByShapeSaysItself())

@@ -36,7 +36,7 @@ def allocated_bytes(block: Any, table: TableSpec, kernel: Any) -> int:
     """Bytes of the tensors behind a block, after a step."""
     torch.set_num_threads(1)
     request = KernelRequest.of(
-        table, block.num_columns, device="cpu", here=True, first_column=block.columns.start
+        table, block.num_columns, device="cpu", on_this_machine=True, first_column=block.columns.start
     )
     specs = [BlockSpec(table, block, request, num_slots=1)]
     lookup = kernel.build(specs, device=torch.device("cpu"))

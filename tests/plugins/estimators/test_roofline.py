@@ -185,7 +185,7 @@ def test_codecs_of_one_of_two_like_tables_change_its_costs_alone():
     }
     topology = topology_of()
     options = enumerate_options(tables, topology, Constraints(rules), host(), batch_size=BATCH)
-    plain, coded = (options.of_table(table).start for table in options.alike.tolist())
+    plain, coded = (options.of_table(table).start for table in options.distinct_table.tolist())
     results, gradients = vector_bytes(options)
     runs = options.first_shard[[plain, coded]]
     assert results[runs].tolist() == [4 * COLUMNS, 2 * COLUMNS]

@@ -194,7 +194,7 @@ def _our_options(case: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], np.nda
         memory["ddr"],
     ]
     numbers = np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
-    for spec, alike in zip(options.all_tables, options.alike.tolist(), strict=True):
+    for spec, alike in zip(options.all_tables, options.distinct_table.tolist(), strict=True):
         for option in options.of_table(alike):
             runs = numbers[options.shards_of(option)]
             names = (options.type_of(option).name, options.kernel_of(option).name)
@@ -226,7 +226,7 @@ def our_options(case: dict[str, Any], topology: Topology) -> Options:
         )
         for item in case["tables"]
     }
-    space = host().estimators.create("torchrec").published_space(topology)
+    space = host().estimators.create("torchrec").published_option_space(topology)
     return enumerate_options(
         tables, topology, Constraints(rules), host(), batch_size=case["batch_size"], space=space
     )

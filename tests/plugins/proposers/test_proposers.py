@@ -87,7 +87,7 @@ def test_greedy_leaves_small_tables_whole_where_memory_is_tight():
     space = space_of(tables, ranks=4, ddr_cap=14 * MIB, batch_size=1024, ids_per_bag=10.0)
     kinds = types_of(space, np.arange(space.options.num_options))
     first = space.options.first_option.tolist()
-    all_cut = np.array([kinds.index("row_wise", start) for start in first[:-1]])[space.options.alike]
+    all_cut = np.array([kinds.index("row_wise", start) for start in first[:-1]])[space.options.distinct_table]
     partitioner = host().partitioners.create("greedy_perf")
     assert isinstance(partitioner.place(propose(space, all_cut, with_fixed=True)), Misfit)
     kinds = types_of(space, run(space, "greedy").proposal)
@@ -98,7 +98,9 @@ def test_greedy_leaves_small_tables_whole_where_memory_is_tight():
 def best_placed(space):
     """The least value of all choices of options, each placed by the partitioner."""
     partitioner, values = host().partitioners.create("greedy_perf"), []
-    for chosen in product(*(space.options.of_table(table) for table in space.options.alike.tolist())):
+    for chosen in product(
+        *(space.options.of_table(table) for table in space.options.distinct_table.tolist())
+    ):
         shards = propose(space, np.array(chosen), with_fixed=True)
         ranks = partitioner.place(shards)
         if not isinstance(ranks, Misfit):
@@ -121,12 +123,12 @@ def test_dynamic_programming_proposes_the_least_time_together_for_each_amount_of
         np.where(space.fits_alone, space.total_cost_ms, np.inf), options.first_option[:-1]
     )
     totals = [float(space.total_cost_ms[proposal].sum()) for proposal in proposals]
-    assert min(totals) == pytest.approx(best[options.alike].sum())
+    assert min(totals) == pytest.approx(best[options.distinct_table].sum())
     for proposal, total in zip(proposals, totals, strict=True):
         size = space.total_bytes[proposal, 0].sum()
         cheaper = [
             chosen
-            for chosen in product(*(options.of_table(table) for table in options.alike.tolist()))
+            for chosen in product(*(options.of_table(table) for table in options.distinct_table.tolist()))
             if space.total_bytes[list(chosen), 0].sum() < 0.97 * size
             and space.total_cost_ms[list(chosen)].sum() < 0.999 * total
         ]

@@ -184,7 +184,7 @@ def test_column_cuts_are_as_wide_as_asked_and_start_at_whole_vectors(dim, min_co
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_types_answer_by_shape_as_they_say(name):
     kind = host().sharding_types.create(name)
-    assert kind.answers_by_shape
+    assert kind.depends_on_shape_only
     one = TableSpec("one", 10, 128, ["f"], module="here")
     other = TableSpec("other", 10, 128, ["g", "h"], module="there")
     asked = ParameterConstraints(min_partition=16, sharding_types=[name])

@@ -1,4 +1,4 @@
-"""Whether a document has the form that its JSON schema states, and what is wrong with it in words."""
+"""Checks of documents against their JSON schemas; faults are told in words."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class DocumentKind:
     Plugins that read JSON of their own have one too, without a schema.
 
     Args:
-        title: what messages call it: ``"workload"``.
+        title: noun that messages use for such a document: ``"workload"``.
         schema: file of its JSON schema in ``schemas/``; empty: any JSON.
-        error: what is raised for a document that is wrong.
+        error: exception class raised for a document that is wrong.
         locate: words for a place in a document: ``(document, place) -> (words, the rest of the place)``.
 
     Example:
@@ -113,7 +113,7 @@ class DocumentKind:
             raise self.error(min((self._told(value, fault) for fault in faults), key=itemgetter(0))[1])
 
     def _told(self, value: Any, fault: jsonschema_rs.ValidationError) -> tuple[int, str]:
-        """How urgent it is to tell a fault, 0 the most, and what is told."""
+        """Urgency and text of a fault; urgency 0 is told first."""
         words, rest = self.locate(value, list(_place_in(value, fault.instance_path)))
         where = ": ".join(filter(None, [words, _dotted(rest)])) or f"the {self.title}"
         nodes = _nodes(self.schema, fault.evaluation_path)
@@ -189,7 +189,7 @@ def _dotted(place: Place) -> str:
 
 
 def _wrong(fault: jsonschema_rs.ValidationError, schema: Mapping[str, Any]) -> str:
-    """What is wrong with a value, what stands there, and what would be right."""
+    """Describe a fault of a value: the rule, and the value that breaks it."""
     kind, limit = fault.kind.name, fault.kind.value
     if kind == "additionalProperties":
         return _unknown_key(limit[0], schema.get("properties", {}))

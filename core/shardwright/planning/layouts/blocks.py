@@ -52,8 +52,8 @@ class Block:
         rank: the rank it must live on; ``None`` leaves the choice to the partitioner.
         host_group: a label. The blocks of a layout with one label go to ranks of one host, whichever; those of
             different labels may share a host or not. ``None``: any rank of any host.
-        local_rank: with a ``host_group``, the rank inside that host that it must have; ``None``: any of them.
-        dataflow: how ids and results of these rows travel; ``None``: as the layout says.
+        local_rank: rank inside that host, with a ``host_group`` only; ``None``: any of them.
+        dataflow: path of ids and results of these rows between ranks; ``None``: the layout's.
 
     Raises:
         InvalidInputError: a number is negative, a block has both a rank and a ``host_group``, or a ``local_rank``
@@ -109,13 +109,13 @@ class BlockRun:
     Args:
         row_map: the map of the rows.
         columns: the range of columns.
-        count: how many blocks.
+        count: number of blocks.
         first_part: the row part of the first.
         is_copied: all have the first one's row part.
         rank: the rank of the first, or ``None``; see :class:`Block`.
-        host_group: of all of them; see :class:`Block`.
+        host_group: host group of all blocks; see :class:`Block`.
         local_rank: the rank inside the host of the first, or ``None``.
-        dataflow: of all of them; see :class:`Block`.
+        dataflow: dataflow of all blocks; see :class:`Block`.
 
     Raises:
         InvalidInputError: the row map has fewer parts; what a :class:`Block` raises.
@@ -152,7 +152,7 @@ class BlockRun:
         )
 
     def sizes(self) -> Iterator[tuple[int, int, int]]:
-        """Its blocks as runs of equally many rows: ``(index of the first, rows of each, how many)``."""
+        """Runs of blocks with equally many rows: ``(index of the first, rows of each, how many)``."""
         if self.is_copied:
             yield 0, self.row_map.num_rows_of(self.first_part), self.count
             return

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Dataflow(ABC):
-    """How ids reach the blocks of a layout and how partial results come home.
+    """Path of ids to the blocks of a layout, and of partial results back.
 
     A descriptor: a frozen attrs class of plain data, hashable. What runs core's own dataflows, the runtime knows, by
     their classes. A plugin's dataflow names what runs it by the methods below, which import it only when asked. Most
@@ -22,9 +22,9 @@ class Dataflow(ABC):
 
     name: ClassVar[str]
     is_replicated: ClassVar[bool] = False
-    """Whether every rank has a copy of the whole table and looks up its own batch there."""
+    """True if every rank has a copy of the whole table and looks up its own batch there."""
     sums_inside_host: ClassVar[bool] = False
-    """Whether partial sums are added inside a host before they cross to others."""
+    """True if partial sums are added inside a host before they cross to others."""
 
     @abstractmethod
     def executor(self) -> type[Executor] | None:

@@ -77,7 +77,7 @@ class Layout:
         blocks: all of one row map; together they cover every row and column exactly once. Where the dataflow is
             replicated, each is all columns of a row part, and every rank has one. Either blocks or, where there may
             be hundreds, :class:`BlockRun` objects, of which blocks are made when they are looked at.
-        dataflow: how ids and results travel, for all blocks that say nothing else.
+        dataflow: path of ids and results, for all blocks without one of their own.
         variant: tells layouts of one sharding type for one table apart (``"4 columns blocks"``); part of an
             option's identity.
         extras: JSON data of the plugin, kept in the plan and handed back at run time.
@@ -105,7 +105,7 @@ class Layout:
 
     @property
     def columns(self) -> BlockColumns:
-        """Its blocks as columns of numbers, made anew each time."""
+        """Blocks as columns of numbers, made anew each time."""
         return BlockColumns.of(self.blocks)
 
     @property
@@ -123,11 +123,11 @@ class Layout:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every rank has a copy of each block."""
+        """True if every rank has a copy of each block."""
         return all(dataflow.is_replicated for dataflow in self.dataflows)
 
     def dataflow_of(self, block: Block) -> Dataflow:
-        """How ids and results of a block travel."""
+        """Return the path of a block's ids and results."""
         return block.dataflow or self.dataflow
 
     def served_by(self, dataflows: Iterable[Dataflow]) -> Layout:
@@ -150,7 +150,7 @@ class Layout:
         return attrs.evolve(self, blocks=kept)
 
     def distinct_blocks(self) -> Iterator[Block]:
-        """Its blocks, of copies only the first: together they hold each row and column once."""
+        """Blocks, of copies only the first: together they hold each row and column once."""
         if self.dataflows == (self.dataflow,) and not self.is_replicated:
             yield from self.blocks
             return
@@ -165,18 +165,18 @@ class Layout:
 
     @property
     def cuts_rows(self) -> bool:
-        """Whether a row part is less than the whole table, so that results are partial sums."""
+        """True if a row part is less than the whole table, so that results are partial sums."""
         return self.row_map.num_parts > 1
 
     @property
     def maps_rows(self) -> bool:
-        """Whether a row's place in its part differs from its place in the table, so that ids must be mapped."""
+        """True if a row's place in its part differs from its place in the table: ids must be mapped."""
         first = self.blocks[0].rows
         return first.index > 0 or first.bounds != (0, self.row_map.num_rows)
 
     @property
     def is_placed(self) -> bool:
-        """Whether each block has a rank."""
+        """True if each block has a rank."""
         if isinstance(self.blocks, PlacedBlocks):
             return True
         items = self.blocks.runs if isinstance(self.blocks, BlockRuns) else self.blocks
@@ -192,8 +192,8 @@ class Layout:
     def digest(self) -> bytes:
         """A hash of all that is planned for a table, the same for equal blocks however they are written down."""
         columns = self.columns
-        flows = [to_data(flow or self.dataflow) for flow in columns.dataflows]
-        told = json.dumps([to_data(self.row_map), flows, self.variant, dict(self.extras)], sort_keys=True)
+        dataflows = [to_data(dataflow or self.dataflow) for dataflow in columns.dataflows]
+        told = json.dumps([to_data(self.row_map), dataflows, self.variant, dict(self.extras)], sort_keys=True)
         digest = hashlib.sha256(told.encode())
         for column in (columns.part, columns.start, columns.stop, columns.rank, columns.dataflow):
             digest.update(column.tobytes())
@@ -234,13 +234,13 @@ class Layout:
             _check_columns(f"{where}, row part {part}", columns, table.embedding_dim)
 
     def _covers_once(self, table: TableSpec, world_size: int | None) -> bool:
-        """Whether :meth:`check` finds nothing: by columns of numbers, as there may be thousands of blocks."""
+        """True if :meth:`check` finds nothing; computed on columns of numbers, as there may be thousands of blocks."""
         columns = self.columns
         last = int(columns.rank.max())
         if world_size is None or last >= world_size:
             return False
-        flows = [flow or self.dataflow for flow in columns.dataflows]
-        is_copy = np.array([flow.is_replicated for flow in flows])[columns.dataflow]
+        dataflows = [dataflow or self.dataflow for dataflow in columns.dataflows]
+        is_copy = np.array([dataflow.is_replicated for dataflow in dataflows])[columns.dataflow]
         copies = [
             np.flatnonzero(is_copy & (columns.dataflow == place)) for place in range(len(columns.dataflows))
         ]
@@ -262,7 +262,7 @@ class Layout:
 
     @staticmethod
     def _are_copies(columns: BlockColumns, copies: Ints, table: TableSpec, world_size: int) -> bool:
-        """Whether some blocks are whole rows of parts of which every rank has one."""
+        """True if the chosen blocks are whole rows, and every rank has one of each row part."""
         if not len(copies):
             return True
         part, rank = columns.part[copies], columns.rank[copies]
@@ -300,7 +300,7 @@ class Layout:
 
 
 def _rows_of_parts(row_map: RowMap) -> int:
-    """How many rows the parts hold together: each is asked where the class is not one of core's."""
+    """Count the rows of all parts together; part by part where the class is not one of core's."""
     if type(row_map) in ROW_MAPS:
         return sum(rows * count for rows, count in row_map.part_sizes())
     return sum(row_map.num_rows_of(part) for part in range(row_map.num_parts))

@@ -61,7 +61,7 @@ class RowWindow:
         """The rows that are in another part, too.
 
         Args:
-            part: of the new layout's row map.
+            part: a part of the new layout's row map.
             is_same_map: both layouts have one row map, so that parts are equal or have nothing in common.
         """
         if is_same_map:
@@ -81,7 +81,7 @@ class RowWindow:
         return self._listed(part)
 
     def _listed(self, part: RowPart) -> SharedRows:
-        """The same where a part is no run: row by row."""
+        """Shared rows of parts that are no runs, found row by row."""
         here = np.flatnonzero(self._parts_under(part) == part.index)
         if not len(here):
             return NO_ROWS
@@ -106,7 +106,7 @@ class RowWindow:
 
 @frozen(eq=False)
 class Flow:
-    """What a block of the new layout gets from one of the old.
+    """Rows and columns that a block of the new layout gets from one of the old.
 
     Args:
         source: block of the old layout; of copies, the one that is sent.
@@ -121,7 +121,7 @@ class Flow:
 
     @property
     def carries_row_values(self) -> bool:
-        """Whether values of which a row has one travel by it: the block with the first column sends them."""
+        """Mark of flows that carry values of which a row has one: the block with the first column sends them."""
         return self.source.columns.start == 0
 
 
@@ -141,7 +141,7 @@ class LayoutMove:
 
     @cached_property
     def is_same_map(self) -> bool:
-        """Whether rows are parted alike."""
+        """Mark of layouts that part rows alike."""
         return self.old.row_map == self.new.row_map
 
     @cached_property
@@ -181,7 +181,7 @@ class LayoutMove:
                     yield Flow(source, target, columns)
 
     def _have_rows_in_common(self, source: Block, target: Block) -> bool:
-        """Whether two blocks may have rows in common; not asked row by row."""
+        """Ask whether two blocks may have rows in common, by their bounds alone."""
         if self.is_same_map:
             return source.rows.index == target.rows.index
         old, new = source.rows.bounds, target.rows.bounds

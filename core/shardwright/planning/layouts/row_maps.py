@@ -37,7 +37,7 @@ def _check_least(instance: Any, attribute: Any, value: Any, least: int) -> None:
 
 
 class RowMap(ABC):
-    """Where each row of a table goes: ``ids -> (part, local row)``, a bijection from rows to (part, local row).
+    """Bijection from the rows of a table to ``(part, local row)``: ``ids -> (part, local row)``.
 
     Subclasses are frozen attrs classes with a ``name`` of their own; their fields are plain data (numbers, strings,
     tuples of them), so that a plan document can hold them. A plugin that brings a row map lists its class in its
@@ -46,10 +46,10 @@ class RowMap(ABC):
 
     name: ClassVar[str]
     takes_any_id: ClassVar[bool] = False
-    """Whether ids are keys, any 64-bit numbers, and not rows. Then ``local_row_of`` gives the key, and a kernel that
+    """True if ids are keys, any 64-bit numbers, and not rows. Then ``local_row_of`` gives the key, and a kernel that
     ``takes_any_id`` finds it a row; the rows of the table are its capacity."""
     keeps_neighbours: ClassVar[bool] = True
-    """Whether a part may be a run of neighbouring rows. ``False`` for a map that deals rows out: then nobody lists the
+    """True if a part may be a run of neighbouring rows. ``False`` for a map that deals rows out: then nobody lists the
     rows of a part to learn whether they are neighbours."""
     stored_as: ClassVar[Literal["runs", "index"] | None] = None
     """The form in which checkpoints store rows: ``"runs"`` of neighbouring rows, in the order of the table; or the
@@ -59,7 +59,7 @@ class RowMap(ABC):
     @property
     @abstractmethod
     def num_parts(self) -> int:
-        """How many parts there are; some may be empty."""
+        """Number of parts; some may be empty."""
 
     @abstractmethod
     def part_of(self, ids: Any) -> Any:
@@ -71,14 +71,14 @@ class RowMap(ABC):
 
     @classmethod
     def place(cls, maps: Sequence[RowMap], ids: Any, sizes: Sequence[int]) -> tuple[Any, Any]:
-        """Where ids of several tables go: what :meth:`part_of` and :meth:`local_row_of` say, one map after another.
+        """Map the ids of several tables: results of :meth:`part_of` and :meth:`local_row_of`, map after map.
 
         A class whose maps differ in a number or two may do all of them at once: it is called in every step.
 
         Args:
-            maps: of this class, one for each piece of ``ids``.
+            maps: row maps of this class, one for each piece of ``ids``.
             ids: a torch tensor ``[N]``.
-            sizes: how many ids each map gets, in order; they add up to ``N``.
+            sizes: number of ids of each map, in order; they add up to ``N``.
 
         Returns:
             The part of each id, and its row in that part: ``[N]`` each.
@@ -94,7 +94,7 @@ class RowMap(ABC):
         """The table's rows that ``part`` holds, in the order of its local rows: a slice, or an index array."""
 
     def num_rows_of(self, part: int) -> int:
-        """How many rows ``part`` holds.
+        """Count the rows of ``part``.
 
         By default they are listed and counted, which takes seconds where there are 1e9: a map whose ``rows_of`` gives
         an array brings the formula.
@@ -139,7 +139,7 @@ class RowPart:
 
     @property
     def num_rows(self) -> int:
-        """How many rows it holds."""
+        """Number of its rows."""
         return self.row_map.num_rows_of(self.index)
 
     @property

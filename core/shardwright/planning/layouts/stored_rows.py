@@ -28,7 +28,7 @@ class RowRun:
     Args:
         row: first row of the table.
         local: its local row in the part.
-        count: how many rows.
+        count: number of rows.
     """
 
     row: int
@@ -37,7 +37,7 @@ class RowRun:
 
 
 def is_stored_by_index(row_map: RowMap) -> bool:
-    """Whether rows are stored with an index: the map says so, or deals rows out in too many runs.
+    """True if rows are stored with an index: the map says so, or deals rows out in too many runs.
 
     The rows of a map that takes any id are its capacity, stored where they are.
     """
@@ -72,7 +72,7 @@ def _runs_of_array(rows: np.ndarray[Any, Any]) -> Iterator[RowRun]:
 
 
 def first_stored_row(row_map: RowMap, part: int) -> int:
-    """Where a part begins when the parts are stored one after the other."""
+    """Find the first row of a part when the parts are stored one after the other."""
     before, number = 0, 0
     for rows, count in row_map.part_sizes():
         here = min(count, part - number)

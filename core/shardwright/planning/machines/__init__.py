@@ -1,1 +1,1 @@
-"""Where tables go: ranks, their memory and links, and what of it is reserved."""
+"""Machines: ranks, their memory and links, and the memory that is reserved."""

@@ -39,7 +39,7 @@ def checked_sync_every(value: Any) -> int:
 
 @frozen
 class Replicas:
-    """What a plan for one sharding group has to know of the others.
+    """Facts about the other sharding groups that a plan for one of them needs.
 
     Args:
         num_groups: sharding groups, ``R``; each has a replica of every shard.
@@ -67,7 +67,7 @@ class Replicas:
         return cls(data["num_groups"], data.get("sync_every", 1), data.get("local_replicas", 1))
 
     def to_data(self) -> dict[str, int]:
-        """As JSON data."""
+        """Return the facts as JSON data."""
         return {
             "num_groups": self.num_groups,
             "sync_every": self.sync_every,
@@ -147,7 +147,7 @@ class RankGrid:
         return int(size)
 
     def replicas(self, sync_every: int) -> Replicas:
-        """What a plan for one of the sharding groups has to know of the others."""
+        """Summarise the other sharding groups for a plan of one of them."""
         # Each replica group has one of its ranks in any sharding group.
         local = min(self.local_size(self.replica_group(rank)) for rank in self.sharding_group(0))
         return Replicas(self.num_groups, sync_every, local)

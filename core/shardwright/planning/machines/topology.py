@@ -18,32 +18,32 @@ from attrs import field, frozen
 
 from shardwright.arguments import brief, checked_only, whole
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
-from shardwright.planning.assumptions import GIB, HOST_DEVICE, Assumption, assumptions_of
+from shardwright.planning.assumptions import CPU_DEVICE, GIB, Assumption, assumptions_of
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
 from shardwright.planning.machines.replicas import RankGrid, Replicas, checked_sync_every
 
-__all__ = ["GIB", "HOST_DEVICE", "InputValue", "Topology", "known_devices"]
+__all__ = ["CPU_DEVICE", "GIB", "InputValue", "Topology", "known_devices"]
 
-_KNOWN_DEVICES = (HOST_DEVICE, "cuda")
+_KNOWN_DEVICES = (CPU_DEVICE, "cuda")
 _LINKS = ("intra_host", "inter_host")
 
 
 @frozen
 class InputValue:
-    """A value with where it came from: ``given``, ``detected`` or ``assumed``, and the source of an assumption."""
+    """Value with its origin: ``given``, ``detected`` or ``assumed``, and the source of an assumption."""
 
     value: Any
     origin: str
     source: str = ""
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return JSON data."""
         data = {"value": self.value, "provenance": self.origin}
         return {**data, "source": self.source} if self.source else data
 
 
 def _tiers_of(device: str) -> tuple[str, ...]:
-    return ("ddr",) if device == HOST_DEVICE else ("hbm", "ddr")
+    return ("ddr",) if device == CPU_DEVICE else ("hbm", "ddr")
 
 
 @frozen(init=False, hash=False)
@@ -76,6 +76,12 @@ class Topology:
     Raises:
         InvalidInputError: a size is not positive, or ranks do not divide into hosts.
         UnknownNameError: no such device is known; the text has the known and the nearest.
+
+    Example:
+        >>> import shardwright as sw
+        >>> topology = sw.Topology(world_size=16, compute_device="cuda", local_world_size=8, hbm_cap=80 * 1024**3)
+        >>> topology.num_hosts, topology.tiers
+        (2, ('hbm', 'ddr'))
     """
 
     world_size: int
@@ -141,7 +147,7 @@ class Topology:
             "intra_host": given.choose("intra_host_bw", intra_host_bw),
             "inter_host": given.choose("inter_host_bw", inter_host_bw),
         }
-        if compute_device != HOST_DEVICE:
+        if compute_device != CPU_DEVICE:
             links["hbm_to_ddr"] = given.choose("hbm_to_ddr_mem_bw", hbm_to_ddr_mem_bw)
         speeds.update(given.note_all("memory_bandwidths", memory_bandwidths))
         links.update(given.note_all("link_bandwidths", link_bandwidths))
@@ -253,7 +259,7 @@ class Topology:
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts the ranks are on."""
+        """Number of hosts that the ranks are on."""
         return self.world_size // self.local_world_size
 
     @property
@@ -314,7 +320,7 @@ class Topology:
         return rank // self.local_world_size
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return JSON data."""
         replicas = {} if self.replicas is None else {"replicas": self.replicas.to_data()}
         return {
             "world_size": self.world_size,
@@ -401,7 +407,7 @@ def _check_bandwidths(bandwidths: Mapping[str, float]) -> None:
 def _check_of_device(device: str, **given: Any) -> None:
     """Check that nothing was said of device memory where the device has none."""
     wrong = {name: value for name, value in given.items() if value is not None}
-    if device == HOST_DEVICE and wrong:
+    if device == CPU_DEVICE and wrong:
         said = " and ".join(f"{name}={value}" for name, value in wrong.items())
         raise InvalidInputError(
             f"{said} given, but {device!r} has host memory only; give ddr_cap and ddr_mem_bw"
@@ -431,7 +437,7 @@ def _per_rank(name: str, value: Any, world_size: int) -> tuple[int, ...]:
 
 
 def _least(values: tuple[int, ...], grid: RankGrid) -> tuple[int, ...]:
-    """Of a value of each rank, the least that a replica of each rank of a sharding group has."""
+    """Take the least of the values of each rank's replicas, for the ranks of a sharding group."""
     if len(set(values)) == 1:
         return values[: grid.sharding_group_size]
     return tuple(min(values[other] for other in grid.replica_group(rank)) for rank in grid.sharding_group(0))

@@ -1,1 +1,1 @@
-"""What there is to choose from: every option of every table, with its costs."""
+"""Options of every table to choose from, with their costs."""

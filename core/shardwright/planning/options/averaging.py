@@ -1,4 +1,4 @@
-"""What it costs to average the replicas of shards over sharding groups: bytes, and milliseconds a step.
+"""Costs of averaging the replicas of shards over sharding groups: bytes, and milliseconds a step.
 
 Each rank adds up one part in ``R`` of its shards for all replicas, and sends the mean back: ``(R - 1) / R`` of the
 bytes of weights and optimizer state leave a rank twice, as in a ring's all-reduce (Patarasuk, Yuan 2009). Legend: S

@@ -29,7 +29,7 @@ def enumerate_options(
     plugins: Plugins,
     *,
     batch_size: int,
-    here: bool = False,
+    on_this_machine: bool = False,
     fold_tables: bool = True,
     space: OptionSpace = EVERYTHING,
     rules: RankRules | None = None,
@@ -38,15 +38,15 @@ def enumerate_options(
     """Every option of every table.
 
     Args:
-        tables: what is to be sharded.
+        tables: tables to shard.
         topology: over what.
-        constraints: what the user asks.
-        plugins: where sharding types and kernels come from.
+        constraints: demands of the user, by table.
+        plugins: source of sharding types and kernels.
         batch_size: samples per rank and step, where the constraints give none.
-        here: plan for this machine, so what is installed here counts.
+        on_this_machine: plan for this machine, so what is installed here counts.
         fold_tables: tables that the sharding types in use cannot tell apart stand once; otherwise each is distinct.
-        space: what is offered to tables of which the constraints ask nothing.
-        rules: which ranks tables may use, which are kept together and apart.
+        space: options offered to tables without constraints.
+        rules: ranks that tables may use, and tables kept together or apart.
         watch: ends the work when it is over.
 
     Raises:
@@ -56,7 +56,7 @@ def enumerate_options(
         PlanningError: nothing is left for some table; the text has the reason of every refusal.
     """
     constraints.check(tables)
-    offers = Offers(plugins, topology, here, space, watch or Watch())
+    offers = Offers(plugins, topology, on_this_machine, space, watch or Watch())
     collected = OptionColumns()
     for index, table in enumerate(tables):
         rule = offers.asked(table, constraints.of(table))
@@ -75,7 +75,7 @@ def enumerate_options(
 
 
 def _ended_early(offers: Offers, table: TableSpec, index: int, count: int) -> BaseException:
-    """Why there is not even a list of options."""
+    """Make the error for an enumeration that ended before all options were known."""
     if offers.watch.was_interrupted:
         return KeyboardInterrupt()
     slowest = max(offers.seconds, key=offers.seconds.__getitem__, default="")
@@ -108,14 +108,14 @@ def _lookups(table: TableSpec, rule: ParameterConstraints, batch_size: int) -> t
 
 @frozen
 class _Demands:
-    """What is asked of a table: its own constraints, and the rules on ranks that it shares with others."""
+    """Demands on a table: its own constraints, and the rules on ranks that it shares with others."""
 
     rule: ParameterConstraints
     rules: RankRules | None
     index: int
 
     def refusal(self, layout: Layout) -> str:
-        """Why the rules on ranks forbid a layout; empty if they do not."""
+        """Explain why the rules on ranks forbid a layout; empty if they do not."""
         return self.rules.refusal(self.index, layout) if self.rules else ""
 
     @property
@@ -125,7 +125,7 @@ class _Demands:
         return tuple(name for name in cutting if name in self.rule.given)
 
     def only(self, demands: Sequence[str]) -> _Demands:
-        """These demands alone."""
+        """Keep some demands, and drop the others."""
         dropped = set(self.demands) - set(demands)
         rules = self.rules.without(self.index, dropped) if self.rules else None
         return _Demands(self.rule.only(set(self.rule.given) - dropped), rules, self.index)

@@ -1,4 +1,4 @@
-"""What went into a plan, each value with where it came from: given, detected or assumed."""
+"""Inputs of a plan, each value with its origin: given, detected or assumed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ STORAGE_RESERVATION = FixedPercentageStorageReservation(0.15)
 
 @frozen(eq=False)
 class Request:
-    """What the user asked the planner for.
+    """Request of a user to the planner.
 
     Args:
         topology: the ranks.
-        constraints: by table.
+        constraints: constraints, by table.
         given_batch_size: samples per rank and step, if given.
-        given_reservation: what to keep free of the device's memory, if given.
+        given_reservation: reservation of device memory, if given.
     """
 
     topology: Topology
@@ -51,7 +51,7 @@ class Request:
 
     @property
     def reservation(self) -> StorageReservation:
-        """What to keep free of the device's memory."""
+        """Reservation of device memory to plan with."""
         return STORAGE_RESERVATION if self.given_reservation is None else self.given_reservation
 
 
@@ -68,11 +68,11 @@ def describe_inputs(
     With them, all options and costs can be had again: the tables, what was asked of them, and the estimators.
 
     Args:
-        request: what was asked.
-        options: for the tables, whose pooling factors may be assumed.
+        request: request of the user.
+        options: options of all tables, whose pooling factors may be assumed.
         plugins: the plugins that planned; the constants of estimators are assumptions too.
-        seconds: how long planning took.
-        seconds_limit: how long the search might take, if that was limited.
+        seconds: duration of planning, s.
+        seconds_limit: limit of the search, s, if there was one.
     """
     rules = [request.constraints.of(table) for table in options.all_tables]
     values = {
@@ -110,7 +110,7 @@ def _estimator_values(plugins: PlanningPlugins) -> dict[str, InputValue]:
 
 
 def _provenance_of(estimator: Estimator) -> Mapping[str, Any]:
-    """What an estimator says that it assumes.
+    """Ask an estimator for its assumptions, and check that they are JSON data.
 
     Raises:
         PlanningError: it is nothing that a plan document can hold.

@@ -1,4 +1,4 @@
-"""What sharding types and compute kernels offer for tables; each is asked the same only once."""
+"""Offers of sharding types and compute kernels for tables; each is asked the same only once."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Plugins(Protocol):
 
     @property
     def sharding_types(self) -> Registry[ShardingType]:
-        """By name or alias."""
+        """Registry of these plugins, by name or alias."""
 
     @property
     def compute_kernels(self) -> Registry[ComputeKernel]:
-        """By name or alias."""
+        """Registry of these plugins, by name or alias."""
 
 
 @frozen(eq=False)
 class LayoutOffer:
-    """What a sharding type answered for a table: layouts, or the reason why there are none."""
+    """Answer of a sharding type for a table: layouts, or the reason why there are none."""
 
     layouts: tuple[tuple[Layout, Shape], ...] = ()
     reason: str = ""
@@ -57,13 +57,13 @@ class LayoutOffer:
         rule: ParameterConstraints,
         go_on: Callable[[], None],
     ) -> LayoutOffer:
-        """What a sharding type answers, checked.
+        """Ask a sharding type for layouts, and check its answer.
 
         Args:
             kind: the sharding type.
-            table: what is to be cut.
+            table: table to cut.
             topology: over what.
-            rule: what the user asks for the table.
+            rule: demands of the user on the table.
             go_on: called now and then; ends the work by raising.
 
         Raises:
@@ -95,14 +95,14 @@ class LayoutOffer:
         return cls(layouts, "" if layouts else "offers no layout for this table")
 
     def equals(self, other: LayoutOffer) -> bool:
-        """Whether two answers are the same, word for word and block for block."""
+        """True if two answers are the same, word for word and block for block."""
         return self.reason == other.reason and [one for one, _ in self.layouts] == [
             one for one, _ in other.layouts
         ]
 
 
 def _checked(answer: object) -> tuple[Layout, ...]:
-    """What `layouts` gave, if that is layouts that their variants tell apart."""
+    """Check that `layouts` gave layouts with different variants, and return them."""
     if not isinstance(answer, Iterable):
         raise TypeError(f"layouts() must give Layouts, it gave {answer!r}")
     offered = tuple(answer)
@@ -119,7 +119,7 @@ def _checked(answer: object) -> tuple[Layout, ...]:
 
 
 def _reason(answer: object) -> str:
-    """What `supports` gave for a reason."""
+    """Return the reason that `supports` gave; name the fault of an answer that is none."""
     if isinstance(answer, str):
         return answer
     return f"supports() returned {answer!r}; it must be True, or a text that says why not"
@@ -143,7 +143,7 @@ _SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
 )
 
 
-def alike(table: TableSpec) -> tuple[Any, ...]:
+def shape_key(table: TableSpec) -> tuple[Any, ...]:
     """All of a table but its name, its module and its features: tables with equal answers are alike."""
     return _SHAPE_OF(table)
 
@@ -152,15 +152,15 @@ class Offers:
     """The sharding types and kernels in use, with codes, and what they answered."""
 
     def __init__(
-        self, plugins: Plugins, topology: Topology, here: bool, space: OptionSpace, watch: Watch
+        self, plugins: Plugins, topology: Topology, on_this_machine: bool, space: OptionSpace, watch: Watch
     ) -> None:
         self.plugins = plugins
         self.topology = topology
-        self.here = here
+        self.on_this_machine = on_this_machine
         self.space = space
         self.watch = watch
         self.seconds: dict[str, float] = defaultdict(float)
-        """What each sharding type took to answer."""
+        """Time of each sharding type's answers, s."""
         self.types: dict[str, ShardingType] = {}
         self.kernels: dict[str, ComputeKernel] = {}
         self.request_codes: dict[tuple[int, KernelRequest], int] = {}
@@ -174,7 +174,7 @@ class Offers:
         self._type_codes: dict[tuple[str, ...] | None, list[int]] = {}
 
     def asked(self, table: TableSpec, rule: ParameterConstraints) -> ParameterConstraints:
-        """What is asked of a table, with the defaults of what is offered; one object for all that are equal.
+        """Fill in what the offers leave to default in a table's constraints; one object for all that are equal.
 
         A sharder that allows only sharding types which are offered to nobody who does not name them names them.
         """
@@ -192,15 +192,15 @@ class Offers:
         return known
 
     def identity(self, table: TableSpec, rule: ParameterConstraints) -> Hashable:
-        """What a table is to all that plans it; equal for tables that are alike.
+        """Return a key of a table, equal for tables that are alike to all that plans them.
 
         A sharding type that may look at a table's name is asked for each table, and then its answers tell.
         """
         if rule not in self._by_table:
             codes, kinds = self.types_for(rule), list(self.types.values())
-            self._by_table[rule] = [code for code in codes if not kinds[code].answers_by_shape]
+            self._by_table[rule] = [code for code in codes if not kinds[code].depends_on_shape_only]
         answers = tuple(self._offer(code, table, rule) for code in self._by_table[rule])
-        return (*alike(table), table.num_features, rule, answers)
+        return (*shape_key(table), table.num_features, rule, answers)
 
     def types_for(self, rule: ParameterConstraints) -> list[int]:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
@@ -242,7 +242,7 @@ class Offers:
     def _allowed(
         self, codes: Sequence[int], table: TableSpec, allowed: Sequence[str], refusals: list[Refusal]
     ) -> list[int]:
-        """Those of some kernels that the sharder of the table's module allows."""
+        """Keep the kernels that the sharder of the table's module allows."""
         names = list(self.kernels)
         kept = [code for code in codes if names[code] in allowed]
         refusals += [
@@ -267,7 +267,7 @@ class Offers:
     def layouts(
         self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
     ) -> Sequence[tuple[Layout, Shape]]:
-        """What a sharding type offers for ``table``; a refusal if that is nothing."""
+        """List a sharding type's layouts for ``table``; add a refusal if there are none."""
         name = list(self.types)[code]
         if table.allowed is not None and name not in dict(table.allowed):
             refusals.append(Refusal(table.path, "sharding type", name, _NOT_ALLOWED))
@@ -278,14 +278,14 @@ class Offers:
         return offer.layouts
 
     def _offer(self, code: int, table: TableSpec, rule: ParameterConstraints) -> LayoutOffer:
-        """What a sharding type answers for a table; one object for all answers that are equal."""
+        """Return a sharding type's answer for a table; one object for all answers that are equal."""
         kind = list(self.types.values())[code]
-        shape = (code, alike(table), rule.sharding_types, rule.min_partition)
-        key = shape if kind.answers_by_shape else (code, table.path, rule)
+        shape = (code, shape_key(table), rule.sharding_types, rule.min_partition)
+        key = shape if kind.depends_on_shape_only else (code, table.path, rule)
         offer = self._offers.get(key)
         if offer is None:
             offer = self._ask_type(kind, table, rule)
-            if not kind.answers_by_shape:
+            if not kind.depends_on_shape_only:
                 offer = _first_equal(offer, self._different[shape])
             self._offers[key] = offer
         return offer
@@ -299,7 +299,7 @@ class Offers:
             self.seconds[kind.name] += time.perf_counter() - start
 
     def goes_with(self, kernel: int, layout: Layout, table: TableSpec, refusals: list[Refusal]) -> bool:
-        """Whether a kernel takes such ids as a layout sends; else there is one more refusal."""
+        """True if a kernel takes the ids that a layout sends; otherwise one more refusal is added."""
         own = list(self.kernels.values())[kernel]
         who = f"compute kernel {own.name!r}"
         with calling(who):
@@ -329,7 +329,9 @@ class Offers:
 
     def _request(self, kernel: int, table: TableSpec, width: int) -> tuple[int, str]:
         """The code of the request for a block of so many columns, and why the kernel refuses it, or nothing."""
-        request = KernelRequest.of(table, width, device=self.topology.compute_device, here=self.here)
+        request = KernelRequest.of(
+            table, width, device=self.topology.compute_device, on_this_machine=self.on_this_machine
+        )
         reason = self._ask(kernel, request)
         if reason:
             return -1, reason

@@ -4,7 +4,7 @@ An option of a table is a sharding type's layout with a compute kernel; a shard 
 layout's blocks. What is alike stands once:
 
 - ``T`` *distinct* tables stand for all ``A`` tables: those that no part of the planner could tell apart are one.
-  ``alike[a]`` is the distinct table that table ``a`` of ``all_tables`` is like.
+  ``distinct_table[a]`` is the distinct table that table ``a`` of ``all_tables`` is like.
 - ``S`` *runs* of shards stand for all shards: neighbouring blocks of one size that are placed alike. Run ``s``
   is ``count[s]`` shards; a column over the runs gives one value, that of each one of its shards.
 
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from attrs import evolve, frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
+from shardwright.contracts.renamed import warn_renamed
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.arrays import NO_GANG, Bools, Floats, Ints
 from shardwright.planning.layouts.layout import Layout
@@ -38,7 +39,7 @@ class Refusal:
     Args:
         table: the table's path.
         kind: ``"sharding type"`` or ``"compute kernel"``.
-        name: what was refused.
+        name: name of the refused sharding type or kernel.
         reason: why.
     """
 
@@ -58,11 +59,11 @@ class Options:
     Args:
         tables: the distinct tables, each the first of those alike, in the order given: ``T``.
         all_tables: all tables, in the order given: ``A``.
-        alike: the distinct table that each is like: ``[A]``.
+        distinct_table: the distinct table that each is like: ``[A]``.
         sharding_types: the sharding types in use, by code.
         compute_kernels: the compute kernels in use, by code.
         requests: ``(kernel code, request)`` pairs in use, by code: what kernels are asked.
-        refused: what was refused for each distinct table, and why: ``T``.
+        refused: refusals for each distinct table, with reasons: ``T``.
         ids_per_batch: ids a rank looks up in the table a step: ``[T]``.
         bags_per_batch: vectors a rank gets back from the table a step: ``[T]``.
         first_option: ``[T + 1]``.
@@ -76,8 +77,8 @@ class Options:
         first_shard: ``[O + 1]``.
         option: option of each run, ``[S]``.
         count: shards of each run, ``[S]``.
-        num_rows: of each of its shards, ``[S]``.
-        num_columns: of each of its shards, ``[S]``.
+        num_rows: rows of each of its shards, ``[S]``.
+        num_columns: columns of each of its shards, ``[S]``.
         is_copy: every rank has a copy of its rows: ``[S]``.
         id_fraction: the part of its table's lookups that are of the rows that each of its shards holds: ``[S]``.
         rank: the rank that its first shard must live on, the next on the next rank, and so on; or ``FREE``: ``[S]``.
@@ -89,7 +90,7 @@ class Options:
 
     tables: tuple[TableSpec, ...]
     all_tables: tuple[TableSpec, ...]
-    alike: Ints
+    distinct_table: Ints
     sharding_types: tuple[ShardingType, ...]
     compute_kernels: tuple[ComputeKernel, ...]
     requests: tuple[tuple[int, KernelRequest], ...]
@@ -133,20 +134,26 @@ class Options:
 
     @cached_property
     def shards_per_option(self) -> Ints:
-        """How many shards each option has, those of all its runs together: ``[O]``."""
+        """Number of shards of each option, those of all its runs together: ``[O]``."""
         return np.add.reduceat(self.count, self.first_shard[:-1])
+
+    @property
+    def alike(self) -> Ints:
+        """Deprecated: ``distinct_table``."""
+        warn_renamed("Options", "alike", "distinct_table")
+        return self.distinct_table
 
     @cached_property
     def multiplicity(self) -> Ints:
-        """How many tables each distinct table stands for: ``[T]``."""
-        return np.bincount(self.alike, minlength=len(self.tables)).astype(np.int64)
+        """Number of tables that each distinct table stands for: ``[T]``."""
+        return np.bincount(self.distinct_table, minlength=len(self.tables)).astype(np.int64)
 
     @cached_property
     def refusals(self) -> tuple[Refusal, ...]:
-        """What was refused for each table, and why."""
+        """Refusals of each table, with reasons."""
         return tuple(
             evolve(refusal, table=table.path)
-            for table, distinct in zip(self.all_tables, self.alike.tolist(), strict=True)
+            for table, distinct in zip(self.all_tables, self.distinct_table.tolist(), strict=True)
             for refusal in self.refused[distinct]
         )
 
@@ -157,12 +164,12 @@ class Options:
 
     @cached_property
     def is_pooled(self) -> Bools:
-        """Whether bags become one vector: ``[T]``."""
+        """True for tables whose bags become one vector: ``[T]``."""
         return np.array([table.pooling.value != "NONE" for table in self.tables], dtype=bool)
 
     @cached_property
     def is_weighted(self) -> Bools:
-        """Whether ids carry weights: ``[T]``."""
+        """True for tables whose ids carry weights: ``[T]``."""
         return np.array([table.is_weighted for table in self.tables], dtype=bool)
 
     @cached_property
@@ -195,7 +202,7 @@ class Options:
         return slice(int(self.first_shard[option]), int(self.first_shard[option + 1]))
 
     def places_of(self, option: int) -> bytes:
-        """How the shards of an option may be placed; equal for options whose shards may be placed alike."""
+        """Encode the places that an option's shards may take; equal for options whose shards may be placed alike."""
         runs = self.shards_of(option)
         _, gang = np.unique(self.gang[runs], return_inverse=True)
         is_alone = self.gang[runs] == NO_GANG

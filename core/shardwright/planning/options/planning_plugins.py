@@ -30,13 +30,13 @@ class PlanningPlugins:
     Args:
         performance: the performance estimator.
         storage: the storage estimator.
-        proposers: in the order they run.
+        proposers: proposers in the order they run.
         partitioner: places proposals.
         last_resorts: partitioners that are asked where none fitted.
-        option_space: what is offered to tables of which nothing is asked; ``None``: what the performance estimator can
-            tell the time of. Or the estimator that such a space was published with.
-        plugin_host: where they come from, and sharding types and kernels are.
-        given: what was chosen and not merely preferred, as JSON data by the planner's argument.
+        option_space: options offered to tables without constraints; ``None``: those whose time the performance
+            estimator can tell. Or the estimator that such a space was published with.
+        plugin_host: registries that these plugins, sharding types and kernels come from.
+        given: JSON data of what was chosen and not merely preferred, by the planner's argument.
     """
 
     performance: Estimator
@@ -48,12 +48,12 @@ class PlanningPlugins:
     option_space: OptionSpace | Estimator | None = None
     given: Mapping[str, Any] = field(factory=dict)
 
-    def space(self, topology: Topology) -> OptionSpace:
-        """What is offered to tables of which nothing is asked."""
+    def offered_space(self, topology: Topology) -> OptionSpace:
+        """Return the options that are offered to tables without constraints."""
         if isinstance(self.option_space, OptionSpace):
             return self.option_space
         estimator = self.performance if self.option_space is None else self.option_space
-        method = "space" if self.option_space is None else "published_space"
+        method = "option_space" if self.option_space is None else "published_option_space"
         with calling(f"estimator {estimator.name!r}"):
             answer: OptionSpace = getattr(estimator, method)(topology)
         check_answer(f"estimator {estimator.name!r}", method, answer, OptionSpace)
@@ -62,7 +62,7 @@ class PlanningPlugins:
 
 @frozen(eq=False)
 class PluginChoice:
-    """What the user chose: names, objects, or nothing."""
+    """Choice of planning plugins by the user: names, objects, or nothing."""
 
     estimator: str | Estimator | None = None
     storage_estimator: str | Estimator | None = None
@@ -74,7 +74,7 @@ class PluginChoice:
         """The plugins themselves: what was chosen, and the preferred ones for the rest.
 
         Args:
-            plugin_host: what is installed.
+            plugin_host: registries of installed plugins.
 
         Raises:
             UnknownPluginError: a name is not known, or nothing is loaded that may be taken unasked.
@@ -97,7 +97,7 @@ class PluginChoice:
         )
 
     def _given(self) -> dict[str, Any]:
-        """What was chosen, as JSON data: a name, or several, or an option space."""
+        """Return the choice as JSON data: a name, several names, or an option space."""
         values = {name: getattr(self, name) for name in (attribute.name for attribute in fields(type(self)))}
         return {name: _as_data(value) for name, value in values.items() if value is not None}
 

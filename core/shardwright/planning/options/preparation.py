@@ -1,4 +1,4 @@
-"""What comes before a search: every option with its costs, and what the ranks can hold."""
+"""Preparation of a search: every option with its costs, and the capacity of the ranks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def prepare(
     request: Request,
     plugins: PlanningPlugins,
     *,
-    here: bool = False,
+    on_this_machine: bool = False,
     watch: Watch | None = None,
 ) -> SearchSpace:
     """Ask sharding types and kernels for options, and the estimators for their costs.
 
     Args:
-        tables: what is to be sharded.
+        tables: tables to shard.
         request: over what, and what the user asks.
         plugins: the plugins that plan.
-        here: plan for this machine, so what is installed here counts.
-        watch: of the search to come; ends this too.
+        on_this_machine: plan for this machine, so what is installed here counts.
+        watch: watch of the search to come; ends this too.
 
     Raises:
         KeyboardInterrupt: somebody asked for an end before the options were known.
@@ -45,9 +45,9 @@ def prepare(
         request.constraints,
         plugins.plugin_host,
         batch_size=request.batch_size,
-        here=here,
-        fold_tables=plugins.performance.answers_by_shape and plugins.storage.answers_by_shape,
-        space=plugins.space(request.topology),
+        on_this_machine=on_this_machine,
+        fold_tables=plugins.performance.depends_on_shape_only and plugins.storage.depends_on_shape_only,
+        space=plugins.offered_space(request.topology),
         rules=rules,
         watch=watch,
     )

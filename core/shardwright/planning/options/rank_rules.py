@@ -27,7 +27,7 @@ class RankRules:
 
     Args:
         topology: the ranks.
-        tables: in the planner's order.
+        tables: tables in the planner's order.
         ranks: table -> the ranks its shards may use, where not all.
         together: table -> the tables that share one rank with it, itself among them, in order.
         apart: the groups of tables of which no two may share a rank.
@@ -66,7 +66,7 @@ class RankRules:
         return found
 
     def refusal(self, table: int, layout: Layout) -> str:
-        """Why a layout cannot follow the rules for its table; empty if it can."""
+        """Explain why a layout cannot follow the rules for its table; empty if it can."""
         allowed, count = self.allowed(table), len(layout.blocks)
         if table in self.together and count > 1:
             others = self.names(other for other in self.together[table] if other != table)
@@ -82,7 +82,7 @@ class RankRules:
         return ""
 
     def without(self, table: int, names: Collection[str]) -> RankRules:
-        """These rules, with ``names`` (of constraints) no longer asked of a table."""
+        """Drop the constraints ``names`` of a table from the rules."""
         ranks, together, apart = dict(self.ranks), dict(self.together), self.apart
         if "ranks" in names:
             ranks.pop(table, None)
@@ -93,7 +93,7 @@ class RankRules:
         return RankRules(self.topology, self.tables, ranks, together, apart)
 
     def broken(self, used: Mapping[int, Collection[int]]) -> str:
-        """Which rule is broken where tables use these ranks; empty if none.
+        """Name the rule that is broken where tables use these ranks; empty if none is.
 
         Args:
             used: table -> the ranks of its shards; those of tables that no rule is for may be left out.
@@ -126,7 +126,7 @@ class RankRules:
 
     @cached_property
     def masks(self) -> Mapping[int, Bools]:
-        """Which ranks each table that a rule is for may use: ``[W]`` each."""
+        """Ranks that each table under a rule may use: ``[W]`` each."""
         ranks = range(self.topology.world_size)
         return {
             table: np.array([rank in allowed for rank in ranks])

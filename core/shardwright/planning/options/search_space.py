@@ -34,10 +34,10 @@ class SearchSpace:
         options: the options of all tables.
         topology: the ranks.
         phases: phase of a step -> milliseconds that each shard of a run adds to its rank: ``[S]``.
-        memory_bytes: of each shard of a run, ``[S, M]``.
-        capacity_bytes: what may be used on each rank, after reservations: ``[W, M]``.
-        objective: what plans are rated by, a name in :data:`~shardwright.planning.search.objectives.OBJECTIVES`.
-        rules: which ranks tables may use, which are kept together and apart; ``None``: none.
+        memory_bytes: bytes of each shard of a run, ``[S, M]``.
+        capacity_bytes: bytes that may be used on each rank, after reservations: ``[W, M]``.
+        objective: measure that rates plans, a name in :data:`~shardwright.planning.search.objectives.OBJECTIVES`.
+        rules: ranks that tables may use, and tables kept together or apart; ``None``: none.
         further_tiers: names of resources beside the topology's memory tiers, which ``memory_bytes`` and
             ``capacity_bytes`` have columns for after those; a search may use them to stand for rules.
     """
@@ -58,7 +58,7 @@ class SearchSpace:
 
     @cached_property
     def cost_ms(self) -> Floats:
-        """What each shard of a run adds to its rank's time, all phases together: ``[S]``."""
+        """Time that each shard of a run adds to its rank, all phases together, ms: ``[S]``."""
         total = np.zeros(self.options.num_shards)
         for phase in self.phases.values():
             total += phase
@@ -93,17 +93,19 @@ class SearchSpace:
 
     @cached_property
     def fits_alone(self) -> Bools:
-        """Whether each shard of an option, alone, fits where it may go: ``[O]``."""
+        """True for options of which each shard, alone, fits where it may go: ``[O]``."""
         fits = (self.memory_bytes <= self._room_bytes()).all(axis=1)
         return np.logical_and.reduceat(fits, self.options.first_shard[:-1])
 
     def _room_bytes(self) -> Ints:
-        """What the smallest rank that a shard of each run may have to live on can hold: ``[S, M]``."""
+        """Find the capacity of the smallest rank that a shard of each run may have to live on, bytes: ``[S, M]``."""
         most, least = self.capacity_bytes.max(axis=0), self.capacity_bytes.min(axis=0)
         room = np.broadcast_to(most, self.memory_bytes.shape)
         if (most == least).all():
             return room
         room = room.copy()
+        # Shards of a run with ranks live on `count` ranks in turn: the smallest of these decides. Many runs share
+        # their ranks, so each distinct pair (first rank, count) is looked at once.
         fixed = np.flatnonzero(self.options.rank != FREE)
         places = np.stack([self.options.rank[fixed], self.options.count[fixed]])
         distinct, inverse = np.unique(places, axis=1, return_inverse=True)
@@ -175,7 +177,7 @@ def _checked(estimator: Estimator, what: str, column: Floats, options: Options) 
 
 
 def vector_bytes(options: Options) -> tuple[Floats, Floats]:
-    """What a vector of each shard takes on its way between ranks, as a result and as its gradient: ``[S]`` each.
+    """Compute the bytes of a vector of each shard between ranks, as a result and as its gradient: ``[S]`` each.
 
     Kernels sum in float32, and float32 is what travels, whatever the type of the weights; or what a table's codecs make
     of it.
@@ -189,6 +191,7 @@ def vector_bytes(options: Options) -> tuple[Floats, Floats]:
             by_config.setdefault(spec.qcomms_config, []).append(table)
     for config, tables in by_config.items():
         mine = np.flatnonzero(np.isin(options.shard_table, tables))
+        # A codec's bytes depend on the width alone: it is asked once for each width.
         widths, place = np.unique(columns[mine], return_inverse=True)
         results[mine] = np.array([config.result_row_bytes(width) for width in widths.tolist()])[place]
         gradients[mine] = np.array([config.gradient_row_bytes(width) for width in widths.tolist()])[place]
@@ -196,7 +199,7 @@ def vector_bytes(options: Options) -> tuple[Floats, Floats]:
 
 
 def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
-    """What each shard of a run receives and sends in a step: ``[S]`` each, in bytes.
+    """Compute the bytes that each shard of a run receives and sends in a step: ``[S]`` each.
 
     Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, of cut rows only those
     of bags with ids (:func:`filled_bags`); if they are added inside the host, those of all bags, and then also the sums
@@ -208,10 +211,13 @@ def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]
     fraction = options.id_fraction
     pooled = options.is_pooled[table]
     num_batches = np.where(options.is_copy, 1, topology.world_size)
+    # Ids of all ranks' batches that fall into the shard's rows.
     ids = options.ids_per_batch[table] * num_batches * fraction
+    # Sums inside the host: beside the vectors of all batches, one sum for each host crosses.
     crossing = topology.num_hosts if topology.num_hosts > 1 else 0
     crosses = options.sums_inside_host[options.option] & ~options.is_copy
     num_sums = num_batches + np.where(crosses, crossing, 0)
+    # A shard without rows sends nothing but the zeros that a sum over its host waits for.
     sends = (options.num_rows > 0) | (crosses & (crossing > 0))
     bags = options.bags_per_batch[table] * filled_bags(options, topology)
     vectors = np.where(pooled, bags * num_sums * sends, ids)
@@ -233,12 +239,13 @@ def filled_bags(options: Options, topology: Topology) -> Floats:
     num_ids = np.divide(
         options.ids_per_batch[table], num_bags, where=num_bags > 0, out=np.ones_like(num_bags)
     )
+    # n log(1 - f), and below 1 - e^that: both keep the digits of a small f. f = 1 would be log 0.
     missed = np.log1p(-np.minimum(options.id_fraction, 1 - 1e-12)) * num_ids
     return np.where(is_whole, 1.0, -np.expm1(missed))
 
 
 def synchronised_bytes(options: Options, topology: Topology) -> Floats:
-    """What a copy receives to stay equal to the others: ``[S]``, in bytes; 0 for shards that are no copies.
+    """Compute the bytes that a copy receives to stay equal to the others: ``[S]``; 0 for shards that are no copies.
 
     Either the ids of all ranks with the 32-bit gradients of their vectors, or the gradient of all rows, whichever is
     less.
@@ -247,6 +254,7 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     ids = options.ids_per_batch[table] * options.id_fraction
     vectors = np.where(options.is_pooled[table], options.bags_per_batch[table], ids)
     row_bytes = vector_bytes(options)[1]
+    # First form: ids and gradients of every rank's batch. Second form: the gradient of all rows.
     of_a_batch = ids * _input_bytes_of_id(options) + vectors * row_bytes
     least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
     return np.where(options.is_copy, least, 0.0)

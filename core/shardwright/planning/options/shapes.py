@@ -85,7 +85,7 @@ class _ShardRun(NamedTuple):
     length: int
 
     def continues(self, other: _ShardRun) -> bool:
-        """Whether ``other`` begins where this ends and is of its kind."""
+        """True if ``other`` begins where this ends and is of its kind."""
         return (
             self[:5] == other[:5]
             and other.rank == (FREE if self.rank == FREE else self.rank + self.length)

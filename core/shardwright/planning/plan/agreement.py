@@ -1,4 +1,4 @@
-"""Whether the shards of a plan are such as their sharding type makes.
+"""Agreement of a plan's shards with the sharding type that the plan names.
 
 A plan may be edited by hand, and cut a table where no planner would: at other rows, into other widths, on other ranks.
 But the name of the sharding type stands for a way to cut and a dataflow, and shards that are of another kind contradict
@@ -15,7 +15,7 @@ from attrs import field, frozen
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.offers import LayoutOffer, alike
+from shardwright.planning.options.offers import LayoutOffer, shape_key
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
@@ -23,7 +23,7 @@ from shardwright.planning.watch import Watch
 
 @frozen
 class _Character:
-    """What is common to the layouts of a sharding type, whatever the sizes."""
+    """Features that all layouts of a sharding type share, whatever the sizes."""
 
     cuts_rows: bool
     cuts_columns: bool
@@ -40,7 +40,7 @@ class _Character:
         )
 
     def is_kept_by(self, other: _Character, num_hosts: int) -> bool:
-        """Whether shards of another character, on so many hosts, are of this one too."""
+        """True if shards of another character, on so many hosts, are of this one too."""
         mine, theirs = ((one.cuts_rows, one.cuts_columns, one.dataflow) for one in (self, other))
         return mine == theirs and (num_hosts == 1 or not self.shares_host)
 
@@ -65,13 +65,13 @@ class Agreement:
     def disagreement(
         self, kind: ShardingType, table: TableSpec, layout: Layout, rule: ParameterConstraints
     ) -> str:
-        """How a table's shards contradict the sharding type that the plan names; empty if they do not.
+        """Explain how a table's shards contradict the sharding type that the plan names; empty if they do not.
 
         Args:
             kind: the sharding type named.
             table: the table, as it was planned.
             layout: its shards, each on a rank.
-            rule: what was asked of it.
+            rule: constraints under which it was planned.
 
         Returns:
             A sentence that names the type, or nothing: also where the type makes no layout of this table here, so that
@@ -97,7 +97,7 @@ class Agreement:
     def _characters(
         self, kind: ShardingType, table: TableSpec, rule: ParameterConstraints
     ) -> frozenset[_Character]:
-        """What the type would do with the table."""
+        """Collect the characters of the layouts that the type makes of the table."""
         key = (kind.name, *identity(kind, table, rule))
         if key not in self._known:
             offer = LayoutOffer.of(kind, table, self.topology, rule, Watch().go_on)
@@ -110,7 +110,7 @@ class Agreement:
 def _asked(
     kind: ShardingType, table: TableSpec, layout: Layout, rule: ParameterConstraints
 ) -> Iterator[ParameterConstraints]:
-    """What the type is asked by name: as it was asked, then with blocks as narrow as these, and whole ones."""
+    """Yield demands to ask the type by name: the original, then blocks as narrow as these, then whole ones."""
     named = attrs.evolve(rule, sharding_types=(kind.name,))
     yield named
     columns = layout.columns
@@ -120,5 +120,5 @@ def _asked(
 
 
 def identity(kind: ShardingType, table: TableSpec, rule: ParameterConstraints) -> tuple[Hashable, ...]:
-    """What a table is to a sharding type; equal for tables that are alike to it."""
-    return (alike(table), rule.min_partition) if kind.answers_by_shape else (table, rule)
+    """Return a key of a table; equal for tables that are alike to a sharding type."""
+    return (shape_key(table), rule.min_partition) if kind.depends_on_shape_only else (table, rule)

@@ -138,7 +138,7 @@ class _ShardWriter:
         return self._dims[key]
 
     def can_be_derived(self, layout: Layout) -> bool:
-        """Whether the row map follows from the shards' bounds."""
+        """True if the row map follows from the shards' bounds."""
         key = id(_cut(layout))
         if key not in self._derived:
             self._derived[key] = _can_be_derived(layout)
@@ -164,7 +164,7 @@ def _entries_of(layout: Layout) -> list[str] | None:
 
 
 def _begins_of_runs(columns: BlockColumns) -> list[int]:
-    """Where a run of shards begins, but the first: of neighbouring parts, or of copies of one part."""
+    """Find where runs of shards begin, except the first: runs of neighbouring parts, or of copies of one part."""
     alike = np.stack([columns.start, columns.stop, columns.dataflow])
     follows = (np.diff(columns.rank) == 1) & (np.diff(alike) == 0).all(0)
     step = np.diff(columns.part)

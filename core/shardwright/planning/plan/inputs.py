@@ -1,4 +1,4 @@
-"""What a plan document says was asked of its tables: their specifications and constraints."""
+"""Tables and constraints that a plan document states as its inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class InputTables:
 
     Args:
         tables: path of the module and name -> the table; none where the document does not say.
-        constraints: of all of them.
+        constraints: constraints of all tables.
     """
 
     tables: Mapping[tuple[str, str], TableSpec]
@@ -29,7 +29,7 @@ class InputTables:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> InputTables:
-        """What a document says in its ``inputs``.
+        """Read the tables and constraints from a document's ``inputs``.
 
         Raises:
             PlanError: it is not as a planner writes it, or has a table twice.

@@ -35,7 +35,7 @@ class EnumerableShardingSpec:
 
 @frozen(hash=False, field_transformer=typed)
 class ParameterSharding:
-    """How one table is sharded.
+    """Sharding of one table.
 
     Args:
         sharding_type: name of the sharding type.
@@ -98,12 +98,20 @@ class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
 
 @frozen(hash=False, field_transformer=typed)
 class ShardingPlan:
-    """How every table of a model is sharded.
+    """Sharding of every table of a model.
 
     Args:
         plan: module path -> the plan of its tables.
         document: the rest of the plan document (topology, inputs, objective, plugins, and keys that are not
             known here): kept as it is through ``from_json`` and ``to_json``.
+
+    Example:
+        >>> import shardwright as sw
+        >>> planner = sw.EmbeddingShardingPlanner(topology=sw.Topology(world_size=2, compute_device="cpu"))
+        >>> plan = planner.plan_tables([sw.TableSpec("user_id", num_embeddings=1000, embedding_dim=64)])
+        >>> text = plan.to_json()  # a document for a file, editable by hand
+        >>> sw.ShardingPlan.from_json(text) == plan
+        True
     """
 
     plan: dict[str, EmbeddingModuleShardingPlan] = field(factory=dict)

@@ -42,8 +42,8 @@ def read_plan(text: str, plugin_host: PluginHost) -> ShardingPlan:
     """The plan in a document.
 
     Args:
-        text: of the document.
-        plugin_host: whose sharding types and kernels it names.
+        text: text of the document.
+        plugin_host: source of the sharding types and kernels that the document names.
 
     Raises:
         PlanError: the document is malformed, names what is not known, or its shards do not cover each row and
@@ -90,10 +90,10 @@ class _Cut:
     """A table as it was read and found right, for others that are cut alike.
 
     Args:
-        sharding: with blocks of the ranks of the first.
+        sharding: sharding of the first such table, with its ranks.
         dim: the table's columns.
-        right_places: where the shards may be, as far as that matters.
-        agreed: what tables of this cut are to their sharding type, and their places, where shards agree with it.
+        right_places: places where the shards may be, as far as that matters.
+        agreed: keys of tables of this cut and of their places, for which shards agreed with the sharding type.
     """
 
     sharding: ParameterSharding
@@ -102,7 +102,7 @@ class _Cut:
     agreed: set[Hashable] = field(factory=set)
 
     def placed(self, ranks: tuple[int, ...]) -> ParameterSharding:
-        """The same with other ranks."""
+        """Copy the sharding to other ranks."""
         layout = self.sharding.layout
         cut = layout.blocks.blocks if isinstance(layout.blocks, PlacedBlocks) else layout.blocks
         return attrs.evolve(self.sharding, layout=attrs.evolve(layout, blocks=PlacedBlocks(cut, ranks)))
@@ -117,7 +117,7 @@ def _cut_text(entry: Mapping[str, Any]) -> str:
 
 
 def _has_runs(shards: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether an entry stands for shards of several ranks."""
+    """True if an entry stands for shards of several ranks."""
     return any("ranks" in shard for shard in shards)
 
 
@@ -170,7 +170,7 @@ class _Reader:
         return ParameterSharding(kind.name, kernel, layout, device=self._device, qcomms_config=codecs)
 
     def _contradiction(self, path: str, name: str, made: ParameterSharding, cut: _Cut) -> str:
-        """How the shards contradict the sharding type, as far as the document says what it was asked."""
+        """Explain how the shards contradict the sharding type, as far as the document states its inputs."""
         layout = cut.sharding.layout
         asked = self._asked.of_table(path, name, layout.row_map.num_rows, cut.dim)
         if asked is None:
@@ -185,7 +185,7 @@ class _Reader:
         return contradiction
 
     def _remembered(self, cut: str, made: ParameterSharding, entry: Mapping[str, Any]) -> ParameterSharding:
-        """What was read, kept for tables that are cut alike."""
+        """Keep a table's sharding for tables that are cut alike, and return it."""
         ranks = tuple(made.ranks)
         dim = int(made.layout.columns.stop.max())
         known = self._cuts.setdefault(cut, _Cut(made, dim, {self._places(made.layout, ranks)}))
@@ -243,8 +243,8 @@ class _Reader:
         rows = [_rows(shard, num_rows, place) for shard, place in zip(shards, places, strict=True)]
         parts = row_parts(given, rows, columns, num_rows, places)
         return [
-            Block(part, span, rank=rank, dataflow=flow)
-            for part, span, rank, flow in zip(parts, columns, ranks, own, strict=True)
+            Block(part, span, rank=rank, dataflow=dataflow)
+            for part, span, rank, dataflow in zip(parts, columns, ranks, own, strict=True)
         ]
 
     def _runs(
@@ -261,12 +261,14 @@ class _Reader:
                 f"{places[0].rpartition(', ')[0]}: shards of several ranks need the table's row_map"
             )
         runs = []
-        for shard, flow, place in zip(shards, own, places, strict=True):
+        for shard, dataflow, place in zip(shards, own, places, strict=True):
             first, last = self._span(shard, place)
             count = last - first + 1
             part, is_copied = _parts(shard, given, count, shape[0], place)
             columns = _columns(shard, shape[1], place)
-            runs.append(BlockRun(given, columns, count, part, is_copied=is_copied, rank=first, dataflow=flow))
+            runs.append(
+                BlockRun(given, columns, count, part, is_copied=is_copied, rank=first, dataflow=dataflow)
+            )
         return runs
 
     def _span(self, shard: Mapping[str, Any], place: str) -> tuple[int, int]:

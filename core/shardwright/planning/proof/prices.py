@@ -20,7 +20,7 @@ _EXACT, _NODES = 2e-6, 4000
 
 
 def prices_of(options: Options, data: Mapping[str, Mapping[str, list[float]]]) -> Floats:
-    """What each shard is worth, by table and option: ``[S]``.
+    """Read the price of each shard, given by table and option: ``[S]``.
 
     Args:
         options: all there are.
@@ -32,7 +32,7 @@ def prices_of(options: Options, data: Mapping[str, Mapping[str, list[float]]]) -
     """
     prices, paths = np.zeros(options.num_shards), [table.path for table in options.all_tables]
     for path, of_options in data.items():
-        mine = options.of_table(int(options.alike[paths.index(path)]))
+        mine = options.of_table(int(options.distinct_table[paths.index(path)]))
         for position, of_runs in of_options.items():
             prices[options.shards_of(mine[int(position)])] = of_runs
     if not ((prices >= 0) & (prices < np.inf)).all():
@@ -44,9 +44,9 @@ def most_worth(needs: Floats, prices: Floats, room: Floats) -> float:
     """No shards that go into a room together are worth more, by the bound of a solver.
 
     Args:
-        needs: of each shard: ``[N, D]``.
-        prices: of each: ``[N]``.
-        room: what there is: ``[D]``.
+        needs: resources that each shard takes: ``[N, D]``.
+        prices: price of each shard: ``[N]``.
+        room: resources that there are: ``[D]``.
     """
     fits = (prices > 0) & (needs <= room).all(axis=1)
     if not fits.any():

@@ -34,13 +34,13 @@ _MOST_NODES = 500_000
 
 
 def why_not_empty(space: SearchSpace, z_ms: float, data: Mapping[str, Any], watch: Watch) -> str:
-    """Why it is not proven that no plan takes less than ``z_ms``; empty if it is.
+    """Explain why it is not proven that no plan takes less than ``z_ms``; empty if it is.
 
     Args:
         space: options and costs; rules on ranks are left out, which can only make plans faster.
         z_ms: the claim.
-        data: of the certificate: ``nodes``, how many nodes of the solver's tree the search looked at, and
-            ``precision``, to which part it asked for a bound. Both say what it takes, not what is proven.
+        data: data of the certificate. ``nodes``: nodes of the solver's tree that the search looked at. ``precision``:
+            relative precision of the bound it asked for. Both say what it takes, not what is proven.
         watch: ends the check.
     """
     plans = _Plans(space, z_ms)
@@ -142,7 +142,7 @@ class _Plans:
         self._terms += [(row, column, factor) for column, factor in others]
 
     def _load(self, column: int, run: int, first_rank: int, count: int) -> None:
-        """Of each that the column counts, so many ranks in turn have a shard of the run."""
+        """Add the load of a run's shards on ``count`` ranks in turn, for each that the column counts."""
         for rank in range(first_rank, first_rank + count):
             self._loads.append((rank, column, self._needs[run] / self._has[rank]))
 
@@ -161,7 +161,7 @@ class _Plans:
         return [one for one in options if not any(replaces(other, one) for other in options if other != one)]
 
     def _places(self, option: int) -> list[tuple[int, int, int, int]]:
-        """Where an option's runs may be: their counts, ranks, ranks inside the host, and gangs, from 1 on."""
+        """List where an option's runs may be: their counts, ranks, ranks inside the host, and gangs, from 1 on."""
         options, runs = self._options, self._options.shards_of(option)
         known = {NO_GANG: 0}
         gangs = [known.setdefault(gang, len(known)) for gang in options.gang[runs].tolist()]
@@ -169,11 +169,11 @@ class _Plans:
         return list(zip(*(column.tolist() for column in columns), gangs, strict=True))
 
     def solved(self, price: float, most_nodes: int, precision: float, watch: Watch) -> MixedSolution:
-        """What the solver says of the least time of the slowest rank, in parts of ``z_ms``.
+        """Ask the solver for the least time of the slowest rank, in parts of ``z_ms``.
 
         Args:
-            price: what "no plan" costs, and the most that a plan may; at 1, there must be a plan.
-            most_nodes: of the solver's tree.
+            price: cost of "no plan", and the most that a plan may cost; at 1, there must be a plan.
+            most_nodes: largest number of nodes of the solver's tree.
             precision: the part of its best solution within which its bound is to be.
             watch: ends it, and counts its work.
         """

@@ -26,9 +26,9 @@ class Entries:
     """A sparse matrix by its entries; those of one place are added up.
 
     Args:
-        row: of each entry.
-        column: of each entry.
-        value: of each entry.
+        row: row of each entry.
+        column: column of each entry.
+        value: value of each entry.
     """
 
     row: Ints
@@ -42,7 +42,7 @@ class Entries:
         return cls(row, column, dense[row, column])
 
     def by_column(self, num_columns: int) -> tuple[Ints, Ints, Floats]:
-        """Where each column begins ``[N + 1]``, and the rows and values, column after column."""
+        """Sort the entries by column: first entry of each column ``[N + 1]``, then rows and values."""
         height = int(self.row.max(initial=-1)) + 1
         place = self.column * height + self.row
         order = np.argsort(place, kind="stable")
@@ -55,12 +55,12 @@ class Entries:
 
 @frozen(eq=False)
 class MixedSolution:
-    """What the solver found.
+    """Result of the solver.
 
     Args:
         x: the best numbers: ``[N]``; ``None`` if none were found.
         bound: no numbers cost less.
-        nodes: of its tree, that were looked at.
+        nodes: number of nodes of its tree that were looked at.
         is_infeasible: it is proven that there are none.
     """
 
@@ -80,7 +80,7 @@ class MixedProgram:
         lower: ``[R]``.
         upper: ``[R]``.
         most: ``[N]``.
-        is_whole: which columns are whole numbers: ``[N]``.
+        is_whole: true for columns that are whole numbers: ``[N]``.
     """
 
     cost: Floats
@@ -100,7 +100,7 @@ class MixedProgram:
         """Ask the solver.
 
         Args:
-            most_nodes: how many nodes of its tree it may look at.
+            most_nodes: largest number of nodes of its tree.
             precision: it ends where its bound is within this part of its best solution.
             watch: ends it, and counts its work.
         """

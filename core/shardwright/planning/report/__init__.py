@@ -1,1 +1,1 @@
-"""What people read of a plan: the report, the page, checks, comparisons, explanations."""
+"""Views of a plan for people: the report, the page, checks, comparisons, explanations."""

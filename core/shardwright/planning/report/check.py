@@ -29,13 +29,13 @@ _GAP_TOLERANCE = 1e-6
 
 @frozen
 class CheckedPlan:
-    """What a check found.
+    """Findings of a check.
 
     Args:
-        problems: what is wrong, a sentence each; none if the plan is what its document says.
+        problems: faults, a sentence each; none if the plan is what its document says.
         misstatements: those of them that are of the document's numbers alone; :func:`restate` puts them right.
         value_ms: the objective as added up again; ``None`` if it could not be.
-        lower_bound_ms: what is proven again that no plan is better than; 0 if nothing is.
+        lower_bound_ms: bound that is proven again: no plan takes less; 0 if nothing is proven.
     """
 
     problems: list[str] = field(factory=list)
@@ -48,11 +48,11 @@ def check_plan(plan: ShardingPlan) -> CheckedPlan:
     """Check a loaded plan: its costs, its memory, and its bound.
 
     Args:
-        plan: from :meth:`ShardingPlan.from_json`, which has checked its form and that it covers its tables.
+        plan: plan from :meth:`ShardingPlan.from_json`, which has checked its form and that it covers its tables.
 
     Raises:
         PlanError: the document does not say what the planner was asked.
-        ShardwrightError: what it was asked cannot be asked here, for a plugin is missing, say.
+        ShardwrightError: the planner cannot be asked the same here, for a plugin is missing, say.
     """
     again = Rederived.of(plan, host())
     claims = plan.document.get("objective", {})
@@ -76,10 +76,10 @@ def check_plan(plan: ShardingPlan) -> CheckedPlan:
 
 
 def real_value_ms(plan: ShardingPlan) -> float | None:
-    """What a plan's placement costs, added up again; ``None`` where the document does not say what was asked.
+    """Add up the cost of a plan's placement again; ``None`` where the document does not state its inputs.
 
     Raises:
-        ShardwrightError: what it was asked cannot be asked here, for a plugin is missing, say.
+        ShardwrightError: the planner cannot be asked the same here, for a plugin is missing, say.
     """
     return (
         _AddedUp.of(Rederived.of(plan, host())).value_ms
@@ -89,7 +89,7 @@ def real_value_ms(plan: ShardingPlan) -> float | None:
 
 
 def is_stated(value_ms: float, plan: ShardingPlan) -> bool:
-    """Whether a plan's document says that this is its value."""
+    """True if a plan's document states this value."""
     return not list(_value_misstatements(plan.document.get("objective", {}), value_ms))
 
 
@@ -120,7 +120,7 @@ def _value_misstatements(claims: Mapping[str, Any], value: float) -> Iterator[st
 
 
 def _gap_misstatements(claims: Mapping[str, Any]) -> Iterator[str]:
-    """That the gap that is claimed is not that of the value and the bound that are."""
+    """Yield a misstatement where the claimed gap is not that of the claimed value and bound."""
     value, bound, gap = (claims.get(key) for key in ("value_ms", "lower_bound_ms", "gap"))
     if value is None or bound is None or gap is None:
         return
@@ -134,10 +134,10 @@ class _AddedUp:
     """The costs and the memory of a plan's shards, added up again.
 
     Args:
-        ranks: of all shards of each table.
-        used_bytes: what each rank holds: ``[W, M]``.
+        ranks: ranks of all shards of each table.
+        used_bytes: bytes on each rank: ``[W, M]``.
         value_ms: the objective; ``None`` where shards are those of no option.
-        unknown: of which tables, a sentence each.
+        unknown: tables whose shards are those of no option, a sentence each.
     """
 
     ranks: list[list[int]]

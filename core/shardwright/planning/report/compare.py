@@ -28,7 +28,7 @@ class TableChange:
     Args:
         path: its module and name.
         before: sharding type and compute kernel; empty where the first plan has no such table.
-        after: the same of the second plan.
+        after: sharding type and compute kernel in the second plan; empty likewise.
         moved_bytes: weights that ranks must get.
         total_bytes: weights that ranks hold under the second plan, copies counted.
         received_bytes: rank -> what it must get.
@@ -44,14 +44,14 @@ class TableChange:
 
 @frozen
 class PlanDifference:
-    """What differs between two plans.
+    """Differences between two plans.
 
     Args:
         changes: the tables that differ, in the order of the first plan, then of the second.
-        num_equal: how many do not.
+        num_equal: number of tables that do not differ.
         values_ms: the objective of each plan: what its placement costs, added up again, or, where that cannot be done
             here, what its document says.
-        stated_ms: what the document of each plan says instead, where that is not so.
+        stated_ms: objective that each plan's document states instead, where it is another.
     """
 
     changes: tuple[TableChange, ...]
@@ -61,11 +61,11 @@ class PlanDifference:
 
     @property
     def moved_bytes(self) -> int:
-        """What all ranks must get."""
+        """Bytes that all ranks must get."""
         return sum(change.moved_bytes for change in self.changes)
 
     def received_bytes(self) -> dict[int, int]:
-        """What each rank must get, of those that must get something."""
+        """Return the bytes that each rank must get, of those that must get some."""
         received: dict[int, int] = {}
         for change in self.changes:
             for rank, size in change.received_bytes.items():
@@ -74,7 +74,7 @@ class PlanDifference:
 
 
 def compare_plans(first: ShardingPlan, second: ShardingPlan) -> PlanDifference:
-    """What moves when a model goes from one plan to another.
+    """Find what moves when a model goes from one plan to another.
 
     Raises:
         PlanError: a table has another size in the second plan.
@@ -190,7 +190,7 @@ def _common_rows(one: Block, other: Block) -> int:
 
 
 def _num_within(rows: Any, steps: range) -> int:
-    """How many of some rows are among those of a slice."""
+    """Count the rows that are among those of a slice."""
     return int(((rows >= steps.start) & (rows < steps.stop) & ((rows - steps.start) % steps.step == 0)).sum())
 
 

@@ -74,7 +74,7 @@ def _bands(layout: Layout) -> Iterator[_Band]:
 
 
 def _edges(band: _Band, dim: int) -> list[int]:
-    """Where the vertical lines of a band stand, from left to right."""
+    """Compute the positions of a band's vertical lines, from left to right."""
     columns = [0, *(block.columns.stop for block in band.blocks)]
     return [round(column * (_WIDTH + 1) / dim) for column in columns]
 
@@ -92,7 +92,7 @@ def _content(band: _Band, edges: Sequence[int], layout: Layout) -> str:
 
 
 def _place(block: Block, layout: Layout) -> str:
-    """Where a block may be."""
+    """Describe where a block may be."""
     if layout.dataflow_of(block).is_replicated:
         copies = [copy for copy in layout.blocks if copy.rows.index == block.rows.index]
         ranks = sorted(copy.rank for copy in copies if copy.rank is not None)

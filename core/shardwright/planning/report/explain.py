@@ -1,4 +1,4 @@
-"""Why a table is sharded as it is: its option, the runner-up, and what ruled the others out."""
+"""Explanation of a table's sharding: its option, the runner-up, and what ruled the others out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ExplainedOption:
 
     Args:
         sharding_type: its name.
-        variant: of the layout; empty where there is one only.
+        variant: variant of the layout; empty where there is one only.
         compute_kernel: its name.
         num_shards: into how many blocks the table is cut.
         total_ms: time of all its shards together.
@@ -36,7 +36,7 @@ class ExplainedOption:
         largest_bytes: memory tier -> what its largest shard needs.
         value_ms: the objective of the plan with this option in place of the table's own, on the ranks where that is
             least; infinite where it does not fit.
-        reason: what rules it out, or makes it worse than the plan.
+        reason: obstacle that rules it out, or makes it worse than the plan.
     """
 
     sharding_type: str
@@ -58,14 +58,14 @@ class ExplainedOption:
 
 @frozen
 class Explanation:
-    """Why a table is sharded as it is.
+    """Explanation of a table's sharding.
 
     Args:
         table: the table.
         value_ms: the objective of the plan.
         chosen: its option in the plan.
         others: the other options, those first that would make the best plans.
-        refusals: what was not even an option, and why.
+        refusals: refused sharding types and kernels, with reasons.
     """
 
     table: TableSpec
@@ -125,7 +125,7 @@ class _Explainer:
 
     def explanation(self) -> Explanation:
         """All options, the best first."""
-        distinct = int(self._options.alike[self._table])
+        distinct = int(self._options.distinct_table[self._table])
         explained = {option: self._explained(option) for option in self._options.of_table(distinct)}
         others = sorted(
             (explained[option] for option in explained if option != self._own),

@@ -22,11 +22,11 @@ _NUM_TICKS = 4
 
 @frozen(eq=False)
 class Scale:
-    """How the heights of a chart are written.
+    """Format of the heights of a chart.
 
     Args:
-        unit: what a height is divided by.
-        name: of the unit.
+        unit: number that heights are divided by.
+        name: name of the unit.
         is_whole: heights are whole numbers.
     """
 
@@ -64,11 +64,11 @@ class Chart:
     Args:
         name: the id of the figure.
         title: above it.
-        heights: of each group in each bar: ``[G, N]``.
-        colours: of the groups: ``[G]``.
-        notes: what is told of a bar that is pointed at: ``[N]``.
+        heights: height of each group in each bar: ``[G, N]``.
+        colours: colour of each group: ``[G]``.
+        notes: text shown for a bar that is pointed at: ``[N]``.
         labels: places of bars, as parts of the width, with their names.
-        scale: how heights are written.
+        scale: format of the heights.
         limits: names and heights of dashed lines.
     """
 
@@ -157,7 +157,7 @@ class Bins:
     """A histogram's.
 
     Args:
-        edges: of the bins: ``[N + 1]``.
+        edges: edges of the bins: ``[N + 1]``.
         place: the bin of each value.
     """
 
@@ -166,7 +166,7 @@ class Bins:
 
     @classmethod
     def even(cls, values: Floats, num_bins: int) -> Bins:
-        """Of equal width, over all values."""
+        """Make bins of equal width, over all values."""
         low, high = float(values.min()), float(values.max())
         edges = np.linspace(low, high if high > low else low + (abs(low) or 1.0), num_bins + 1)
         return cls(edges, _places(values, edges))
@@ -181,7 +181,7 @@ class Bins:
         return cls(edges, _places(values, edges))
 
     def counts(self, group: Floats, num_groups: int) -> Floats:
-        """How many values of each group are in each bin: ``[G, N]``."""
+        """Count the values of each group in each bin: ``[G, N]``."""
         num_bins = len(self.edges) - 1
         flat = np.bincount((group * num_bins + self.place).astype(np.int64), minlength=num_groups * num_bins)
         counted: Floats = flat.astype(np.float64).reshape(num_groups, num_bins)

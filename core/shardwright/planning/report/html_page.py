@@ -40,7 +40,7 @@ def page(report: Report, title: str) -> str:
     """The page.
 
     Args:
-        report: of a plan.
+        report: report of a plan.
         title: its heading.
     """
     made = _ReportPage(report)
@@ -120,7 +120,7 @@ class _ReportPage:
         return np.array([place[own.sharding_type] for own in self.tables], dtype=np.int64)
 
     def facts(self) -> str:
-        """What one wants to know first."""
+        """Render the facts that readers look for first."""
         items = "".join(
             f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in self._facts()
         )
@@ -182,7 +182,7 @@ class _ReportPage:
         return Chart(name, title, heights, colours, notes, _rank_labels(num_ranks), scale, limits)
 
     def histograms(self) -> Iterator[Chart]:
-        """How ranks are spread over time and memory, and tables over size and time, where there are some."""
+        """Draw how ranks spread over time and memory, and tables over size and time, where there are some."""
         report, statistics = self.report, self.report.statistics
         if report.space.topology.world_size >= _FEW:
             yield self._of_ranks("ranks-by-time", "Ranks by time", statistics.time_ms, Scale(1.0, "ms"))
@@ -210,7 +210,7 @@ class _ReportPage:
         return _histogram(name, title, counts, list(self.time_of_kinds), list(self.colours.values()), edges)
 
     def top_tables(self) -> Iterator[str]:
-        """Those that take most time, where there are many."""
+        """Render the tables that take most time, where there are many."""
         if len(self.tables) <= _NUM_TOP:
             return
         top = sorted(self.tables, key=lambda own: (-own.time_ms, own.path))[:_NUM_TOP]
@@ -231,12 +231,12 @@ class _ReportPage:
         yield f"<h2>The {_NUM_TOP} tables that take most time</h2>\n{short_table('top', header, rows)}"
 
     def all_ranks(self) -> str:
-        """What each rank holds and does."""
+        """Render the table of ranks: their memory, time and traffic."""
         header = ("rank", *self.report.space.tiers, "time (ms)", "input (MB)", "output (MB)", "shards")
         return table("ranks", header, map(_rank_row, self.report.statistics.ranks))
 
     def all_tables(self) -> str:
-        """How each table is sharded."""
+        """Render the table of tables: the sharding and cost of each."""
         codecs = any(own.qcomms_config for own in self.tables)
         header = ("table", "rows", "columns", "sharding", "kernel", "time (ms)", *self._tiers, "ranks")
         rows = (

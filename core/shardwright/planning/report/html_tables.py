@@ -13,8 +13,8 @@ class Cell:
     """One cell.
 
     Args:
-        text: what it shows.
-        value: what it is sorted by, if it is a number.
+        text: text of the cell.
+        value: number that the cell is sorted by, if it has one.
         is_long: its text may have several lines.
         before: HTML before its text.
         after: HTML after its text.

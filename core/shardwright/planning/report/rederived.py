@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class Rederived:
-    """What a plan document says of its making.
+    """Search space of a plan, made again from its document.
 
     Args:
         plan: the plan.
@@ -59,12 +59,12 @@ class Rederived:
         """Ask sharding types and estimators again what the planner asked.
 
         Args:
-            plan: with the document that says what was asked.
-            plugin_host: what is installed.
+            plan: plan with the document that states its inputs.
+            plugin_host: registries of installed plugins.
 
         Raises:
             PlanError: the document does not say what was asked, or speaks of other tables than its plan.
-            ShardwrightError: what :func:`~shardwright.planning.options.preparation.prepare` raises.
+            ShardwrightError: raised by :func:`~shardwright.planning.options.preparation.prepare`.
         """
         document = plan.document
         inputs = document.get("inputs")
@@ -89,14 +89,16 @@ class Rederived:
         return self.space.options
 
     def sharding(self, table: TableSpec) -> ParameterSharding:
-        """How the plan shards a table."""
+        """Return the plan's sharding of a table."""
         return self.plan.plan[table.module][table.name]
 
     def match(self) -> tuple[list[int | None], list[list[int]]]:
-        """Which option each table has in the plan, if it is one, and where its shards are, in that option's order."""
+        """Match each table with its option in the plan, if it is one, and its ranks in that option's order."""
         found = [
             self._option_of(table, distinct)
-            for table, distinct in zip(self.options.all_tables, self.options.alike.tolist(), strict=True)
+            for table, distinct in zip(
+                self.options.all_tables, self.options.distinct_table.tolist(), strict=True
+            )
         ]
         return [option for option, _ in found], [ranks for _, ranks in found]
 
@@ -113,7 +115,7 @@ class Rederived:
         return placed_plan(self.space, np.array(chosen, dtype=np.int64), ranks)
 
     def unknown_text(self, table: TableSpec) -> str:
-        """That the shards of a table are those of no option."""
+        """Say that the shards of a table are those of no option."""
         sharding = self.sharding(table)
         return (
             f"table {table.describe()}: no option has the plan's {len(sharding.layout.blocks)} shards on ranks "
@@ -142,7 +144,7 @@ def placed_plan(space: SearchSpace, proposal: Ints, ranks: Sequence[Sequence[int
     Args:
         space: options and costs.
         proposal: the option of each table: ``[A]``.
-        ranks: of all shards of each table.
+        ranks: ranks of all shards of each table.
     """
     moved = [
         rank
@@ -177,7 +179,7 @@ _Cut = tuple[Any, int, int]
 
 
 def _cut_of(block: Any) -> _Cut:
-    """Which rows and columns a block has: parts of equal bounds are the same rows."""
+    """Return a key of a block's rows and columns: parts of equal bounds are the same rows."""
     return block.rows.bounds or (block.rows.row_map, block.rows.index), *_columns(block)
 
 

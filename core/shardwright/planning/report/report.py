@@ -27,13 +27,13 @@ _MORE = (
 
 @frozen(eq=False, slots=False)
 class Report:
-    """What a plan takes, as text, as JSON data and as an HTML page.
+    """Report of a plan's costs, as text, as JSON data and as an HTML page.
 
     Args:
         space: options and costs.
-        result: what the search found.
-        inputs: what went into it, with provenance.
-        seconds: how long planning took.
+        result: result of the search.
+        inputs: inputs of the plan, with provenance.
+        seconds: duration of planning, s.
     """
 
     space: SearchSpace
@@ -48,12 +48,12 @@ class Report:
 
     @cached_property
     def statistics(self) -> Statistics:
-        """What each rank and table takes."""
+        """Load of each rank and cost of each table."""
         return Statistics(self.space, self.plan)
 
     @property
     def gap(self) -> float:
-        """By what part of the bound the plan exceeds it, at most; infinite where nothing is proven."""
+        """Largest excess over the bound, in parts of it; infinite where nothing is proven."""
         return gap_of(self.plan.value_ms, self.plan.proven.bound_ms)
 
     @property
@@ -88,7 +88,7 @@ class Report:
         return [*told, _MORE] if result.is_cut_short and self.gap > 0 else told
 
     def _models_text(self) -> str:
-        """Which models of costs were used, and what was offered to tables that ask for nothing."""
+        """Name the cost models that were used, and the options offered to tables without constraints."""
         names = [self.inputs[name]["value"] for name in ("estimator", "storage_estimator")]
         space = self.inputs.get("option_space", {}).get("value", "")
         offered = (
@@ -97,7 +97,7 @@ class Report:
         return f"time by {names[0]!r}, memory by {names[1]!r}, options: {offered if space else 'all that is offered'}"
 
     def _averaging_text(self) -> Iterator[str]:
-        """What averaging the replicas of other sharding groups takes, where there are any."""
+        """Yield the cost of averaging the replicas of other sharding groups, where there are any."""
         replicas = self.space.topology.replicas
         if replicas is None:
             return
@@ -138,7 +138,7 @@ class Report:
         return "\n".join(lines)
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the report as JSON data."""
         result = self.result
         return {
             "objective": objective_data(self.plan, self.space.objective),
@@ -154,7 +154,7 @@ class Report:
         }
 
     def to_html(self, title: str = "Sharding plan") -> str:
-        """As one page of HTML that needs nothing else: pictures of memory and time per rank, and all tables."""
+        """Render one page of HTML that needs nothing else: pictures of memory and time per rank, and all tables."""
         from shardwright.planning.report.html_page import page
 
         return page(self, title)
@@ -192,13 +192,13 @@ class Report:
 
     @property
     def kernel_lines(self) -> list[str]:
-        """Which kernels were taken, and what was refused."""
+        """List the kernels that were taken, and the refusals."""
         counts = ", ".join(f"{name}: {count}" for name, count in self.statistics.kernels.items())
         return [f"compute kernels: {counts}", *(f"  {line}" for line in self.refusal_lines)]
 
     @cached_property
     def refusal_lines(self) -> list[str]:
-        """What was refused for which tables, why, and what was taken instead; a line for each reason."""
+        """List refusals with tables, reasons and replacements; a line for each reason."""
         tables: dict[tuple[str, str, str], list[str]] = {}
         for refusal in self.space.options.refusals:
             tables.setdefault((refusal.kind, refusal.name, refusal.reason), []).append(refusal.table)
@@ -214,7 +214,7 @@ class Report:
 
     @property
     def assumption_lines(self) -> list[str]:
-        """What was assumed, with the source."""
+        """List the assumptions, with their sources."""
         assumed = [
             f"  {name} = {value_text(name, data['value'])} ({data.get('source', '')})"
             for name, data in self.inputs.items()
@@ -250,7 +250,7 @@ def rank_cells(rank: RankStatistics) -> tuple[str, ...]:
 
 
 def _taken_instead(refused: str, taken: set[str]) -> str:
-    """What was taken; a kernel that was refused for some layouts may have been taken with another."""
+    """Name the kernels that were taken instead; a refused one may have been taken with another layout."""
     others = ", ".join(repr(name) for name in sorted(taken - {refused}))
     return f"; {others} taken" if others else f"; {refused!r} taken with another layout"
 

@@ -1,4 +1,4 @@
-"""What a plan takes, as values: what each rank holds and does, and what each table costs.
+"""Costs of a plan, as values: the load of each rank, and the cost of each table.
 
 Legend: A tables, K shards of the plan, W ranks, M memory tiers.
 """
@@ -31,10 +31,10 @@ class RankStatistics:
         used_bytes: memory tier -> what its shards take.
         usable_bytes: memory tier -> what they may take: all but what is reserved.
         capacity_bytes: memory tier -> what there is.
-        time_ms: of all its shards together.
+        time_ms: time of all its shards together, ms.
         phases_ms: phase of a step -> the part of that.
-        input_bytes: what its shards receive in a step.
-        output_bytes: what they send in a step.
+        input_bytes: bytes that its shards receive in a step.
+        output_bytes: bytes that its shards send in a step.
         num_shards: abbreviation of a sharding type -> how many of its shards.
         averaged_bytes: weights and optimizer state that it averages with its replicas in other sharding groups.
     """
@@ -60,10 +60,10 @@ class TableStatistics:
         num_embeddings: rows.
         embedding_dim: columns.
         sharding_type: name of its sharding type.
-        abbreviation: of the sharding type.
-        variant: of the layout; empty where there is one only.
+        abbreviation: abbreviation of the sharding type.
+        variant: variant of the layout; empty where there is one only.
         compute_kernel: name of its kernel.
-        time_ms: of all its shards together.
+        time_ms: time of all its shards together, ms.
         used_bytes: memory tier -> what all its shards take together.
         ranks: the rank of each shard.
         is_replicated: every rank has a copy.
@@ -102,7 +102,7 @@ class Statistics:
 
     Args:
         space: options and costs.
-        plan: which option each table has, and where its shards are.
+        plan: option of each table, and the places of its shards.
     """
 
     space: SearchSpace
@@ -136,7 +136,7 @@ class Statistics:
 
     @cached_property
     def used_bytes(self) -> Ints:
-        """What each rank holds of each tier: ``[W, M]``."""
+        """Bytes on each rank, by tier: ``[W, M]``."""
         columns = [self._by_rank(self.space.memory_bytes[:, tier]) for tier in range(len(self.space.tiers))]
         return np.stack(columns, axis=1).astype(np.int64)
 
@@ -167,7 +167,7 @@ class Statistics:
 
     @cached_property
     def ranks(self) -> tuple[RankStatistics, ...]:
-        """Of each rank."""
+        """Statistics of each rank."""
         space, tiers = self.space, self.space.tiers
         received, sent = map(self._by_rank, traffic_bytes(space.options, space.topology))
         usable, capacity = space.capacity_bytes.tolist(), space.topology.capacity_bytes.tolist()
@@ -189,7 +189,7 @@ class Statistics:
         )
 
     def _counts(self) -> list[dict[str, int]]:
-        """How many shards of each sharding type every rank has, by abbreviation."""
+        """Count the shards of each sharding type on every rank, by abbreviation."""
         options = self.space.options
         kinds = options.sharding_type[options.option[self.shard_run]]
         counts = np.zeros((self.space.topology.world_size, len(options.sharding_types)), dtype=np.int64)
@@ -202,7 +202,7 @@ class Statistics:
 
     @cached_property
     def tables(self) -> tuple[TableStatistics, ...]:
-        """Of each table."""
+        """Statistics of each table."""
         options, space = self.space.options, self.space
         return tuple(
             TableStatistics(
@@ -230,7 +230,7 @@ class Statistics:
         return dict(sorted(Counter(table.compute_kernel for table in self.tables).items()))
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the statistics as JSON data."""
         return {
             "ranks": [_plain(rank) for rank in self.ranks],
             "tables": [_plain(table) for table in self.tables],

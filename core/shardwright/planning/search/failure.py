@@ -1,4 +1,4 @@
-"""Why there is no plan, with the numbers, and what would help."""
+"""Explanations of why there is no plan, with the numbers, and what would help."""
 
 from __future__ import annotations
 
@@ -31,19 +31,26 @@ _TIGHT, _SPARE = 0.8, 0.1
 
 
 def why_impossible(
-    space: SearchSpace, request: Request, plugins: PlanningPlugins, *, here: bool
+    space: SearchSpace, request: Request, plugins: PlanningPlugins, *, on_this_machine: bool
 ) -> NoPlanError | None:
     """The error, if no plan can fit for a reason that needs no search; else ``None``."""
     too_large = table_too_large(space)
     if too_large is not None:
-        help_text = _what_would_fit(space, too_large.table, request, plugins, here=here) or MORE
+        help_text = (
+            _what_would_fit(space, too_large.table, request, plugins, on_this_machine=on_this_machine) or MORE
+        )
         return NoPlanError(too_large.text + help_text)
     crowded = too_much(space)
     return NoPlanError(crowded) if crowded else None
 
 
 def explain_no_plan(
-    space: SearchSpace, result: SearchResult, request: Request, plugins: PlanningPlugins, *, here: bool
+    space: SearchSpace,
+    result: SearchResult,
+    request: Request,
+    plugins: PlanningPlugins,
+    *,
+    on_this_machine: bool,
 ) -> NoPlanError:
     """The error for a search that found nothing: a proof if there is one, else what was short."""
     if result.lower_bound_ms > space.most_ms:
@@ -55,11 +62,13 @@ def explain_no_plan(
             f"{_room_text(space)} Another proposer may find one."
         )
     text = _nearest_text(space, result, result.misfit)
-    return NoPlanError(text + _what_would_fit(space, result.misfit.table, request, plugins, here=here))
+    return NoPlanError(
+        text + _what_would_fit(space, result.misfit.table, request, plugins, on_this_machine=on_this_machine)
+    )
 
 
 def _room_text(space: SearchSpace) -> str:
-    """What all tables need of the memory that is scarcest, what there is, and what would leave some over."""
+    """Tell the need and the supply of the scarcest memory, and what would leave some over."""
     needed = scarcest(space)
     if needed is None:
         return ""
@@ -111,7 +120,7 @@ def _nearest_text(space: SearchSpace, result: SearchResult, misfit: Misfit) -> s
 
 
 def _what_would_fit(
-    space: SearchSpace, table: int, request: Request, plugins: PlanningPlugins, *, here: bool
+    space: SearchSpace, table: int, request: Request, plugins: PlanningPlugins, *, on_this_machine: bool
 ) -> str:
     """A type or kernel that the constraints exclude and that would fit on empty ranks, if there is one."""
     spec = space.options.all_tables[table]
@@ -119,7 +128,7 @@ def _what_would_fit(
     if rule.sharding_types is None and rule.compute_kernels is None:
         return ""
     try:
-        freed = _freed_space(space, spec, request, plugins, here=here)
+        freed = _freed_space(space, spec, request, plugins, on_this_machine=on_this_machine)
     except ShardwrightError:
         return ""
     options = freed.options
@@ -139,7 +148,7 @@ def _what_would_fit(
 
 
 def _freed_space(
-    space: SearchSpace, table: TableSpec, request: Request, plugins: PlanningPlugins, *, here: bool
+    space: SearchSpace, table: TableSpec, request: Request, plugins: PlanningPlugins, *, on_this_machine: bool
 ) -> SearchSpace:
     """The options of one table without its constraints on types and kernels, and their memory."""
     rule = attrs.evolve(request.constraints.of(table), sharding_types=None, compute_kernels=None)
@@ -149,7 +158,7 @@ def _freed_space(
         Constraints({table.path: rule}),
         plugins.plugin_host,
         batch_size=request.batch_size,
-        here=here,
-        space=plugins.space(space.topology),
+        on_this_machine=on_this_machine,
+        space=plugins.offered_space(space.topology),
     )
     return estimate_costs(options, space.topology, plugins.performance, plugins.storage, space.capacity_bytes)

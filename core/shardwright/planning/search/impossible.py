@@ -1,4 +1,4 @@
-"""What proves, before any search, that there is no plan: memory that the least needy options exceed.
+"""Proofs, before any search, that there is no plan: memory that the least needy options exceed.
 
 Legend: A tables, M memory tiers, O options.
 """
@@ -28,8 +28,8 @@ class TooLarge:
     """A table of which no option fits, even alone.
 
     Args:
-        table: which of all tables.
-        text: what it needs, and what there is.
+        table: index among all tables.
+        text: sentence with the need of the table and the capacity there is.
     """
 
     table: int
@@ -38,13 +38,13 @@ class TooLarge:
 
 @frozen
 class Needed:
-    """What all tables need of some tiers together, whatever is chosen.
+    """Least memory that all tables need of some tiers together.
 
     Args:
         tiers: indices of the tiers.
-        least_bytes: what the options that need least take.
-        usable_bytes: what the ranks have, without what is reserved.
-        total_bytes: what they have.
+        least_bytes: bytes that the least needy options take.
+        usable_bytes: bytes that the ranks have, without what is reserved.
+        total_bytes: bytes that the ranks have.
     """
 
     tiers: tuple[int, ...]
@@ -54,7 +54,7 @@ class Needed:
 
     @classmethod
     def of(cls, space: SearchSpace, tiers: Sequence[int]) -> Needed:
-        """Of some tiers."""
+        """Add up the need of some tiers."""
         chosen = list(tiers)
         size = space.total_bytes[:, chosen].sum(axis=1)
         least = np.minimum.reduceat(size, space.options.first_option[:-1]) @ space.options.multiplicity
@@ -66,7 +66,7 @@ class Needed:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether it is more than there is."""
+        """True if it is more than there is."""
         return self.least_bytes > self.usable_bytes
 
     def text(self, space: SearchSpace) -> str:
@@ -80,7 +80,7 @@ class Needed:
 
     @property
     def is_reserved(self) -> bool:
-        """Whether some of it is kept free."""
+        """True if some of the capacity is reserved."""
         return self.usable_bytes < self.total_bytes
 
 
@@ -96,7 +96,7 @@ def table_too_large(space: SearchSpace) -> TooLarge | None:
     if fits.all():
         return None
     distinct = int(np.argmin(fits))
-    table = int(np.argmax(options.alike == distinct))
+    table = int(np.argmax(options.distinct_table == distinct))
     mine = np.array(options.of_table(distinct))
     most = space.capacity_bytes.max(axis=0)
     share = (space.largest_bytes[mine] / np.maximum(most, 1)).max(axis=1)
@@ -114,7 +114,7 @@ def table_too_large(space: SearchSpace) -> TooLarge | None:
 
 
 def _spread_text(space: SearchSpace, distinct: int, tier: int) -> str:
-    """How many ranks could hold a table of which each has an equal part, if these are too few; else nothing."""
+    """Name the number of ranks that could hold a table in equal parts, if there are too few; else nothing."""
     least = int(space.total_bytes[np.array(space.options.of_table(distinct)), tier].min())
     most = int(space.capacity_bytes[:, tier].max())
     enough = -(-least // most) if most else 0
@@ -124,12 +124,12 @@ def _spread_text(space: SearchSpace, distinct: int, tier: int) -> str:
 
 
 def too_much(space: SearchSpace) -> str:
-    """That all tables together, or those that rules keep to some ranks, need more than there is; empty if not."""
+    """Tell a need of all tables, or of those that rules keep to some ranks, above what there is; empty if none is."""
     return _too_much_together(space) or _too_much_for_rules(space)
 
 
 def _too_much_together(space: SearchSpace) -> str:
-    """What all tables need of one tier, or of several that share them out, and what there is; empty if that is more."""
+    """Tell a need of all tables for one or several tiers that is above what there is; empty if none is."""
     needed = next((needed for needed in _each_needed(space) if needed.is_too_much), None)
     if needed is None:
         return ""
@@ -137,13 +137,13 @@ def _too_much_together(space: SearchSpace) -> str:
 
 
 def scarcest(space: SearchSpace) -> Needed | None:
-    """What tables need most of, measured by what there is: a tier, or several; ``None`` where nothing is needed."""
+    """Find the tier, or tiers, with the highest need relative to supply; ``None`` where nothing is needed."""
     each = [needed for needed in _each_needed(space) if needed.usable_bytes and needed.least_bytes]
     return max(each, key=lambda needed: needed.least_bytes / needed.usable_bytes, default=None)
 
 
 def _each_needed(space: SearchSpace) -> Iterator[Needed]:
-    """Of each tier, of each two, and so on; tiers that no rank has are of no interest."""
+    """Yield the need of each tier, of each two, and so on; tiers that nothing uses are left out."""
     tiers = [tier for tier in range(len(space.tiers)) if space.total_bytes[:, tier].any()]
     for count in range(1, len(tiers) + 1):
         for chosen in combinations(tiers, count):
@@ -151,11 +151,11 @@ def _each_needed(space: SearchSpace) -> Iterator[Needed]:
 
 
 def enough_text(space: SearchSpace, needed: Needed, spare: float = 0.0) -> str:
-    """How many ranks, or what memory of each, it takes at least.
+    """Name the least number of ranks, or memory of each, that would be enough.
 
     Args:
         space: options and capacities.
-        needed: of some tiers.
+        needed: need of some tiers.
         spare: the part of what is needed that is to be left over.
     """
     world_size, tier = len(space.capacity_bytes), needed.tiers[0]
@@ -177,7 +177,7 @@ def enough_text(space: SearchSpace, needed: Needed, spare: float = 0.0) -> str:
 
 
 def _too_much_for_rules(space: SearchSpace) -> str:
-    """Whether tables that rules keep to some ranks need more than these have, whatever is chosen."""
+    """Tell a need of tables that rules keep to some ranks above what these have; empty if none is."""
     rules, least = space.rules, _least_bytes(space)
     if rules is None:
         return ""
@@ -200,8 +200,8 @@ def _too_much_for_rules(space: SearchSpace) -> str:
 
 
 def _lonely_text(space: SearchSpace, table: int, ranks: Sequence[int]) -> str:
-    """That no option of a table goes into its ranks, were they empty; empty if one does."""
-    mine = np.array(space.options.of_table(int(space.options.alike[table])))
+    """Tell that no option of a table goes into its ranks, were they empty; empty if one does."""
+    mine = np.array(space.options.of_table(int(space.options.distinct_table[table])))
     there = space.capacity_bytes[list(ranks)]
     over = np.maximum(
         (space.total_bytes[mine] - there.sum(axis=0)).max(axis=1),
@@ -227,13 +227,13 @@ def _lonely_text(space: SearchSpace, table: int, ranks: Sequence[int]) -> str:
 
 
 def _least_bytes(space: SearchSpace) -> Ints:
-    """What each of all tables needs of each tier at least: ``[A, M]``."""
+    """Compute the least bytes that each of all tables needs of each tier: ``[A, M]``."""
     least: Ints = np.minimum.reduceat(space.total_bytes, space.options.first_option[:-1], axis=0)
-    return least[space.options.alike]
+    return least[space.options.distinct_table]
 
 
 def _crowded_text(space: SearchSpace, tables: Sequence[int], where: str, least: Ints, have: Ints) -> str:
-    """That some tables need more than there is where they are kept; empty if they do not."""
+    """Tell that some tables need more than there is where they are kept; empty if they do not."""
     need = least[list(tables)].sum(axis=0)
     tier = int(np.argmax(need - have))
     if need[tier] <= have[tier]:
@@ -247,7 +247,7 @@ def _crowded_text(space: SearchSpace, tables: Sequence[int], where: str, least: 
 
 
 def of_total(space: SearchSpace, rank: int, tier: int) -> str:
-    """That a rank's capacity is in part reserved, or nothing."""
+    """Tell that a rank's capacity is in part reserved; empty if it is not."""
     total = int(space.topology.capacity_bytes[rank, tier])
     usable = int(space.capacity_bytes[rank, tier])
     return f" (of {bytes_text(total)}, the rest is reserved)" if usable < total else ""

@@ -1,4 +1,4 @@
-"""What a plan is rated by: functions of the ranks' times, in milliseconds.
+"""Objectives that rate a plan: functions of the ranks' times, in milliseconds.
 
 Legend: W ranks, N shards to be placed.
 """
@@ -56,13 +56,13 @@ def checked_objective(name: str) -> str:
 
 
 def phase_loads(space: SearchSpace, proposal: Ints, shards: ProposedShards, ranks: Ints) -> Phases:
-    """How long each phase takes on each rank.
+    """Compute the time of each phase on each rank, ms.
 
     Args:
         space: options and costs.
         proposal: the option of each of all tables: ``[A]``.
         shards: its shards that have no rank by their layout.
-        ranks: of these: ``[N]``.
+        ranks: ranks of these shards: ``[N]``.
     """
     runs = Chosen.of(space, proposal).run
     fixed = runs[space.options.rank[runs] != FREE]

@@ -1,4 +1,4 @@
-"""What passes between proposers, partitioners and the search: proposed shards, misfits, feedback."""
+"""Messages between proposers, partitioners and the search: proposed shards, misfits, feedback."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ProposedShards:
     Args:
         shard: the run of equal shards it is of: ``[N]``.
         table: the table it belongs to, of all tables: ``[N]``.
-        cost_ms: what it adds to its rank's time: ``[N]``.
-        memory_bytes: what it takes of each tier: ``[N, M]``.
+        cost_ms: time that it adds to its rank, ms: ``[N]``.
+        memory_bytes: bytes that it takes of each tier: ``[N, M]``.
         tiers: the names of the tiers.
-        capacity_bytes: what each rank has: ``[W, M]``.
+        capacity_bytes: bytes of each tier that each rank has: ``[W, M]``.
         rank: the rank that a shard must live on all the same, or ``FREE``: ``[N]``; by default all are free.
         fixed_ms: time that each rank has already, of shards that are not among these: ``[W]``; none by default.
         fixed_bytes: memory taken on each rank already, by the same: ``[W, M]``; none by default.
@@ -63,7 +63,7 @@ class ProposedShards:
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts the ranks are on."""
+        """Number of hosts that the ranks are on."""
         return self.world_size // self.local_world_size
 
     def ranks_of(self, host: int) -> range:
@@ -76,23 +76,23 @@ class ProposedShards:
         return loads
 
     def used_bytes(self, ranks: Ints) -> Ints:
-        """What each rank holds of each tier when the shards live on ``ranks``: ``[W, M]``."""
+        """Compute the bytes on each rank, by tier, when the shards live on ``ranks``: ``[W, M]``."""
         used = self.fixed_bytes.copy()
         np.add.at(used, ranks, self.memory_bytes)
         return used
 
     @property
     def is_fixed(self) -> Bools:
-        """Which shards must live on a given rank: ``[N]``."""
+        """True for shards that must live on a given rank: ``[N]``."""
         return np.not_equal(self.rank, FREE)
 
     def misfit(self, shard: int, used_bytes: Ints, *, host: int | None = None) -> Misfit:
-        """Why a free shard fits on no rank, or a shard of a gang on no rank of a host where it may be.
+        """Explain why a free shard fits on no rank, or a shard of a gang on no rank of a host where it may be.
 
         Args:
             shard: its position among these.
-            used_bytes: what the ranks hold without it: ``[W, M]``. Where it is of a gang, those of ``host`` also
-                hold what was placed of the gang before it.
+            used_bytes: bytes on the ranks without it: ``[W, M]``. Where it is of a gang, those of ``host`` also hold
+                what was placed of the gang before it.
             host: the host that came nearest to having room for the gang.
         """
         free = self.capacity_bytes - used_bytes
@@ -100,16 +100,18 @@ class ProposedShards:
         ranks = np.arange(self.world_size) if host is None else np.array(self.ranks_of(host))
         if self.local_rank[shard] != FREE:
             ranks = ranks[ranks % self.local_world_size == self.local_rank[shard]]
+        # The nearest rank is the one whose largest shortage of a tier is least.
         rank = int(ranks[np.argmin(short[ranks].max(axis=1))])
         tier = int(np.argmax(short[rank]))
         return self._misfit(shard, rank, tier, self.memory_bytes[shard, tier], free[rank, tier])
 
     def fixed_misfit(self) -> Misfit | None:
-        """Why the shards among these that have a rank do not fit there together, if they do not."""
+        """Explain why the shards among these that have a rank do not fit there together, if they do not."""
         fixed = np.flatnonzero(self.is_fixed)
         used = self.fixed_bytes.copy()
         np.add.at(used, self.rank[fixed], self.memory_bytes[fixed])
         over = used - self.capacity_bytes
+        # A rank without such a shard is not over its limit because of one.
         over[without(np.arange(len(over)), self.rank[fixed])] = 0
         rank, tier = (int(index) for index in np.unravel_index(np.argmax(over), over.shape))
         if over[rank, tier] <= 0:
@@ -138,7 +140,7 @@ class Placed:
 
     Args:
         proposal: the option of each of all tables: ``[A]``.
-        ranks: of its shards that have none by their layout, in the order of tables and shards: ``[N]``.
+        ranks: ranks of its shards that have none by their layout, in the order of tables and shards: ``[N]``.
     """
 
     proposal: Ints
@@ -147,7 +149,7 @@ class Placed:
 
 @frozen(eq=False)
 class Proven:
-    """That no plan's largest rank takes less than a time, and the proof of that.
+    """Claim that no plan's largest rank takes less than a time, and its proof.
 
     Args:
         bound_ms: the time.
@@ -161,20 +163,20 @@ class Proven:
 
 @frozen
 class Misfit:
-    """Which shard did not fit where, and why.
+    """Shard that did not fit, its rank, and the memory that was short.
 
     Args:
         table: index of its table, of all tables; the one with the largest shard of those that must live on
             ``rank``, where these do not fit together.
         shard: its position among the shards to be placed; -1 if it lives on ``rank`` by its layout.
         rank: the rank that came nearest to having room, or the one it must live on.
-        is_fixed: whether it must live there.
+        is_fixed: true if it must live there.
         tier: the memory tier that is short.
-        needed_bytes: what the shard needs of it; where ``is_fixed``, what all that must live on ``rank``
+        needed_bytes: bytes that the shard needs of it; where ``is_fixed``, that all shards that must live on ``rank``
             need.
-        free_bytes: what is left of it on ``rank``, for that.
-        capacity_bytes: what ``rank`` has of it.
-        gang_size: how many shards, it among them, had to go to one host; 1 for a shard on its own.
+        free_bytes: bytes that are left of it on ``rank``, for that.
+        capacity_bytes: bytes that ``rank`` has of it.
+        gang_size: number of shards, it among them, that had to go to one host; 1 for a shard on its own.
         rule: the rules of the constraints that it is under, for an error; empty for none.
     """
 
@@ -191,21 +193,21 @@ class Misfit:
 
     @property
     def short_bytes(self) -> int:
-        """How many bytes were missing."""
+        """Number of bytes that were missing."""
         return self.needed_bytes - self.free_bytes
 
 
 @frozen(eq=False)
 class Feedback:
-    """What became of a proposal.
+    """Outcome of a proposal.
 
     Args:
-        ranks: where its shards went that have no rank by their layout, in the order of tables and shards: ``[N]``;
-            ``None`` if they did not fit. :func:`ranks_of_tables` gives those of all shards.
+        ranks: ranks of its shards that have none by their layout, in the order of tables and shards: ``[N]``; ``None``
+            if they did not fit. :func:`ranks_of_tables` gives those of all shards.
         load_ms: time of each rank: ``[W]``; ``None`` if they did not fit.
         used_bytes: memory used on each rank: ``[W, M]``; ``None`` if they did not fit.
         value_ms: the objective, the largest rank's time; infinite if they did not fit.
-        misfit: which shard did not fit, and where.
+        misfit: shard that did not fit, and where.
     """
 
     ranks: Ints | None = None
@@ -221,11 +223,11 @@ class PlacedPlan:
 
     Args:
         proposal: the option of each of all tables: ``[A]``.
-        ranks: of its shards that have no rank by their layout, in the order of tables and shards: ``[N]``.
+        ranks: ranks of its shards that have none by their layout, in the order of tables and shards: ``[N]``.
         load_ms: time of each rank: ``[W]``.
         used_bytes: memory used on each rank: ``[W, M]``.
         value_ms: the objective.
-        proven: what is proven that no plan is better than.
+        proven: proven bound of all plans.
     """
 
     proposal: Ints
@@ -242,7 +244,7 @@ class Chosen:
 
     Args:
         run: index into the runs of all options: ``[K]``.
-        table: of all tables: ``[K]``.
+        table: index of its table, of all tables: ``[K]``.
     """
 
     run: Ints
@@ -259,6 +261,7 @@ class Chosen:
 
 def _spread(starts: Ints, counts: Ints) -> Ints:
     """``starts[i], starts[i] + 1, ...``, ``counts[i]`` of them, one after the other."""
+    # The position among all, less the elements before this start, plus the start.
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(counts.sum(), dtype=np.int64)
 
@@ -303,6 +306,7 @@ def _gangs(gang: Ints, table: Ints) -> Ints:
     if not in_gang.any():
         return gang
     numbered = np.full(len(gang), NO_GANG)
+    # (table, gang) as one number; the distinct ones are numbered anew, from 0.
     key = table[in_gang] * (int(gang.max()) + 1) + gang[in_gang]
     numbered[in_gang] = np.unique(key, return_inverse=True)[1]
     return numbered
@@ -320,6 +324,7 @@ def fixed_loads(space: SearchSpace, runs: Ints, *, cost_ms: Floats | None = None
     """
     loads, used = np.zeros(len(space.capacity_bytes)), np.zeros_like(space.capacity_bytes)
     first, count = space.options.rank[runs], space.options.count[runs]
+    # (first rank, count) as one number: runs over the same ranks have one.
     _, leader, place = np.unique(first * (len(loads) + 1) + count, return_index=True, return_inverse=True)
     times = space.cost_ms if cost_ms is None else cost_ms
     cost = np.bincount(place, weights=times[runs], minlength=len(leader))
@@ -333,7 +338,7 @@ def fixed_loads(space: SearchSpace, runs: Ints, *, cost_ms: Floats | None = None
 
 
 def fixed_misfit(space: SearchSpace, proposal: Ints, shards: ProposedShards) -> Misfit | None:
-    """Why the shards that must live on given ranks do not fit there together, if they do not."""
+    """Explain why the shards that must live on given ranks do not fit there together, if they do not."""
     over = shards.fixed_bytes - shards.capacity_bytes
     rank, tier = (int(index) for index in np.unravel_index(np.argmax(over), over.shape))
     if over[rank, tier] <= 0:
@@ -341,6 +346,7 @@ def fixed_misfit(space: SearchSpace, proposal: Ints, shards: ProposedShards) -> 
     options, chosen = space.options, Chosen.of(space, proposal)
     first = options.rank[chosen.run]
     here = (first != FREE) & (first <= rank) & (rank < first + options.count[chosen.run])
+    # Of the runs that have a shard on this rank, the one with the largest.
     largest = int(np.argmax(np.where(here, space.memory_bytes[chosen.run, tier], -1)))
     return Misfit(
         table=int(chosen.table[largest]),
@@ -360,7 +366,7 @@ def ranks_of_tables(space: SearchSpace, proposal: Ints, ranks: Ints) -> list[tup
     Args:
         space: options and costs.
         proposal: one option for each of all tables: ``[A]``.
-        ranks: of the shards that have none by their layout, as :class:`Feedback` has them: ``[N]``.
+        ranks: ranks of the shards that have none by their layout, as :class:`Feedback` has them: ``[N]``.
     """
     options, moved, start = space.options, ranks.tolist(), 0
     known: dict[int, tuple[int, ...]] = {}

@@ -27,7 +27,7 @@ def place_within(rules: RankRules | None, partitioner: Partitioner, shards: Prop
     Args:
         rules: may be none.
         partitioner: places all shards that no rule is for.
-        shards: of a proposal, in the order of tables.
+        shards: shards of a proposal, in the order of tables.
 
     Returns:
         The rank of each shard ``[N]``, or which did not fit.
@@ -48,7 +48,7 @@ def place_within(rules: RankRules | None, partitioner: Partitioner, shards: Prop
 
 
 def _placed_by(partitioner: Partitioner, shards: ProposedShards) -> Ints | Misfit:
-    """What a partitioner answered, if that is ranks or why there are none."""
+    """Ask a partitioner, and check that it answers with ranks or a misfit."""
     who = f"partitioner {partitioner.name!r}"
     with calling(who):
         placed = partitioner.place(shards)
@@ -78,7 +78,7 @@ def _around(shards: ProposedShards, ruled: _RuledRanks, rest: Ints) -> ProposedS
 
 
 def broken_rule(rules: RankRules | None, shards: ProposedShards, ranks: Ints) -> str:
-    """Which rule a placement of shards that may move breaks; empty if none."""
+    """Name the rule that a placement of shards that may move breaks; empty if none."""
     return rules.broken(_ranks_of_tables(shards, ranks)) if rules else ""
 
 
@@ -135,7 +135,7 @@ def _units(rules: RankRules, shards: ProposedShards, free: Ints) -> list[_Unit]:
 
 
 class _RuledRanks:
-    """What the ranks hold while the shards under rules get theirs."""
+    """Loads and users of the ranks while the shards under rules get theirs."""
 
     def __init__(self, rules: RankRules, shards: ProposedShards, *, is_compact: bool) -> None:
         self._rules, self._shards, self._is_compact = rules, shards, is_compact
@@ -188,6 +188,7 @@ class _RuledRanks:
             fits = ranks[open_ranks[ranks] & (room[ranks] >= self._shards.memory_bytes[shard]).all(axis=1)]
             if not len(fits):
                 return np.inf, None
+            # Each shard of the gang goes to the least loaded rank of the host that has room.
             rank = int(fits[np.argmin(loads[fits])])
             loads[rank] += self._shards.cost_ms[shard]
             room[rank] -= self._shards.memory_bytes[shard]

@@ -33,7 +33,7 @@ from shardwright.planning.search.ruled_placement import broken_rule, place_withi
 from shardwright.planning.watch import Watch
 
 MAX_PROPOSALS = 2000
-"""How many different proposals of each proposer are tried at most."""
+"""Largest number of different proposals of each proposer that are tried."""
 
 # So many plans and proofs of a proposer are heard after the search's time is over.
 _MOST_LATE = 8
@@ -49,10 +49,10 @@ class SearchResult:
         proposal: the option of each of all tables: ``[A]``; ``None`` if none fitted.
         feedback: its placement.
         proposer: the name of the proposer that found it.
-        num_proposals: how many different proposals were tried.
-        num_placed: how many of them fitted.
+        num_proposals: number of different proposals that were tried.
+        num_placed: number of proposals that fitted.
         misfit: the misfit of the proposal that came nearest to fitting, where none did.
-        proven: what is proven that no plan is better than.
+        proven: proven bound of all plans.
         refused: claims of bounds that their certificates do not prove, a sentence each.
         is_cut_short: the search ended with its time or work, so that more may find a better plan or bound.
     """
@@ -69,7 +69,7 @@ class SearchResult:
 
     @property
     def lower_bound_ms(self) -> float:
-        """What no plan can be better than; 0 where nothing is proven."""
+        """Value that no plan can be better than, ms; 0 where nothing is proven."""
         return self.proven.bound_ms
 
     @property
@@ -87,7 +87,7 @@ class SearchResult:
 
 @define
 class _Search:
-    """What is known so far."""
+    """State of a search."""
 
     space: SearchSpace
     partitioner: Partitioner
@@ -183,9 +183,9 @@ def search(
 
     Args:
         space: options, costs, capacities.
-        proposers: in the order they run; of equal plans the first found is kept.
+        proposers: proposers in the order they run; of equal plans the first found is kept.
         partitioner: places each proposal.
-        max_proposals: of each proposer at most, proposals tried before not counted.
+        max_proposals: largest number of proposals of each proposer, proposals tried before not counted.
         last_resorts: partitioners that place the proposals that came nearest, where none fitted.
         watch: told of progress, and asked whether to end; no limit by default.
         known: plans that were found before, by the names of the proposers that found them.
@@ -266,7 +266,7 @@ def _shortage(misfit: Misfit | None) -> float:
 
 
 def _check_proposal(space: SearchSpace, proposal: Ints, proposer: str) -> None:
-    first, alike = space.options.first_option, space.options.alike
+    first, alike = space.options.first_option, space.options.distinct_table
     valid = proposal.shape == alike.shape
     if not valid or ((proposal < first[alike]) | (proposal >= first[alike + 1])).any():
         raise PlanningError(

@@ -37,7 +37,7 @@ def search_unharmed(
 
     Args:
         space: options, costs, capacities.
-        constraints: what the user asked for.
+        constraints: demands of the user, by table.
         plugins: proposers and partitioners.
         watch: told of progress, and asked whether to end.
 

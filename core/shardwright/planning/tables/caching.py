@@ -20,14 +20,14 @@ LOAD_FACTOR = 0.2
 """The part of a table's rows that its cache holds if nothing was asked for (TorchRec 1.8's UVM_CACHING_RATIO)."""
 
 ALGORITHMS = ("lru", "lfu")
-"""What a cache may evict: the row used least recently, or least often."""
+"""Eviction rules of a cache: the row used least recently, or least often."""
 
 FUSED_PARAMS = frozenset({"cache_load_factor", "cache_algorithm"})
 """The keys of ``fused_params`` that are about the cache, not the optimizer."""
 
 
 class CacheStatistics(ABC):
-    """How the ids of a table behave towards a cache; hashable."""
+    """Behaviour of a table's ids towards a cache; hashable."""
 
     @property
     @abstractmethod
@@ -122,12 +122,12 @@ def _algorithm(value: Any) -> str:
 
 @frozen(field_transformer=typed)
 class CacheParams:
-    """What is asked of the cache of a table that is kept in host memory.
+    """Parameters of the cache of a table that is kept in host memory.
 
     Args:
         load_factor: the part of the table's rows that the cache holds; 0.2 if not given.
         algorithm: ``"lru"`` or ``"lfu"`` (or FBGEMM's ``CacheAlgorithm``).
-        stats: how the table's ids behave; without it each row is taken to be as likely as any other.
+        stats: behaviour of the table's ids; without it each row is taken to be as likely as any other.
 
     Raises:
         InvalidInputError: the load factor is not within 0 and 1, or there is no such algorithm.
@@ -155,7 +155,7 @@ class CacheParams:
 
     @classmethod
     def from_fused_params(cls, fused_params: Mapping[str, Any] | None) -> CacheParams:
-        """What ``fused_params`` say of the cache: ``cache_load_factor``, ``cache_algorithm``."""
+        """Read the cache's parameters from ``fused_params``: ``cache_load_factor``, ``cache_algorithm``."""
         given = {
             name.removeprefix("cache_"): value
             for name, value in (fused_params or {}).items()

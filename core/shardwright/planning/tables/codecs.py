@@ -1,4 +1,4 @@
-"""Which codecs results and gradients travel by: TorchRec's ``QCommsConfig``, for all tables of a module or for one."""
+"""Codecs of results and gradients between ranks: TorchRec's ``QCommsConfig``, for a module's tables or for one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class QCommsConfig:
     backward_precision: str | None = field(default=None, converter=_name)
 
     def over(self, other: QCommsConfig | None) -> QCommsConfig:
-        """What this says, and where it says nothing, what ``other`` says."""
+        """Fill in what this leaves open from ``other``."""
         if other is None:
             return self
         return QCommsConfig(
@@ -55,7 +55,7 @@ class QCommsConfig:
         )
 
     def resolved(self) -> QCommsConfig:
-        """The same with the names that stand for aliases.
+        """Replace aliases by the names they stand for.
 
         Raises:
             UnknownPluginError: no codec has such a name; the text has the known names and the nearest.
@@ -83,12 +83,12 @@ class QCommsConfig:
         return _row_bytes(self.backward, num_columns)
 
     def to_data(self) -> dict[str, str]:
-        """As JSON data: what is said, and nothing else."""
+        """Return JSON data: what is said, and nothing else."""
         return asdict(self, filter=lambda _, value: value is not None)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> QCommsConfig:
-        """From JSON data: what :meth:`to_data` gave, perhaps edited.
+        """Read JSON data: what :meth:`to_data` gave, perhaps edited.
 
         Raises:
             InvalidInputError: it has other keys, or values that are no names.

@@ -20,8 +20,8 @@ def smallest_conflict(
     """The first of the smallest sets of demands that cannot be fulfilled together.
 
     Args:
-        demands: in the order in which sets of one size are tried.
-        is_possible: whether a set of demands can be fulfilled; dropping demands never makes that impossible.
+        demands: demands in the order in which sets of one size are tried.
+        is_possible: true for a set of demands that can be fulfilled; dropping demands never makes that impossible.
 
     Returns:
         ``None`` if all can be fulfilled together; an empty tuple if nothing can, whatever is demanded.

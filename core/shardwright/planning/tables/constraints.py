@@ -1,4 +1,4 @@
-"""What the user asks for a table: allowed sharding types and kernels, and how its features are used."""
+"""Demands of a user on a table: allowed sharding types and kernels, and the use of its features."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _positive(instance: Any, attribute: Any, value: int | None) -> None:
 
 @frozen(cache_hash=True, field_transformer=typed)
 class ParameterConstraints:
-    """What is asked for one table, or for all tables that a pattern matches.
+    """Demands on one table, or on all tables that a pattern matches.
 
     There is no field that the planner does not use.
 
@@ -141,7 +141,7 @@ class ParameterConstraints:
             default.
         num_poolings: bags per sample of each feature; one number stands for every feature. 1 by default.
         batch_sizes: samples per rank and step of each feature; the planner's batch size by default.
-        is_weighted: whether ids carry weights; as the module says by default.
+        is_weighted: true if ids carry weights; as the module says by default.
         cache_params: the cache on the device, should the table be kept in host memory; as ``fused_params`` say by
             default.
         device_group: type of the device that must hold the table; planning fails if the topology has another.
@@ -153,6 +153,14 @@ class ParameterConstraints:
 
     Raises:
         InvalidInputError: a value is of the wrong form.
+
+    Example:
+        >>> import shardwright as sw
+        >>> rule = sw.ParameterConstraints(sharding_types=["row_wise"], pooling_factors=[20.0])
+        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), constraints={"user_*": rule})
+        >>> plan = planner.plan_tables([sw.TableSpec("user_id", num_embeddings=1000, embedding_dim=8)])
+        >>> plan.plan[""]["user_id"].ranks
+        [0, 1]
     """
 
     sharding_types: tuple[str, ...] | None = field(default=None, converter=_plain_names)
@@ -190,7 +198,7 @@ class ParameterConstraints:
             raise InvalidInputError(f"{where}: {error}") from error
 
     def to_data(self) -> dict[str, Any]:
-        """What is asked, as JSON data: an object of the fields that were given."""
+        """Return the demands as JSON data: an object of the fields that were given."""
         return {name: _as_data(getattr(self, name)) for name in self.given}
 
     @property
@@ -199,12 +207,12 @@ class ParameterConstraints:
         return tuple(name for name in _names() if getattr(self, name) is not None)
 
     def filled_from(self, other: ParameterConstraints) -> ParameterConstraints:
-        """These, and what ``other`` asks where nothing is asked here."""
+        """Fill in the demands of ``other`` where nothing is asked here."""
         missing = {name: getattr(other, name) for name in other.given if getattr(self, name) is None}
         return attrs.evolve(self, **missing) if missing else self
 
     def only(self, names: Iterable[str]) -> ParameterConstraints:
-        """These fields alone."""
+        """Keep some fields, and drop the others."""
         return ParameterConstraints(**{name: getattr(self, name) for name in names})
 
     def per_feature(self, name: str, table: TableSpec, default: float) -> tuple[float, ...]:
@@ -303,7 +311,7 @@ class Constraints:
         )
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the constraints as JSON data."""
         return {key: rule.to_data() for key, rule in self.rules.items()}
 
     def check(self, tables: Sequence[TableSpec]) -> None:
@@ -323,7 +331,7 @@ class Constraints:
                 )
 
     def of(self, table: TableSpec) -> ParameterConstraints:
-        """What is asked for ``table``."""
+        """Combine the demands on ``table``."""
         rule = _NONE
         for key in self.keys_of(table):
             rule = rule.filled_from(self.rules[key]) if rule is not _NONE else self.rules[key]

@@ -119,6 +119,11 @@ class OptimizerSpec:
     Raises:
         InvalidInputError: a value is of the wrong form or out of range.
         UnknownNameError: a built-in optimizer has no such parameter; the text has the nearest.
+
+    Example:
+        >>> import shardwright as sw
+        >>> sw.OptimizerSpec("adam", learning_rate=0.1, parameters={"eps": 1e-6}).parameters
+        (('eps', 1e-06),)
     """
 
     name: str = field(default="sgd", converter=_canonical, validator=_named)

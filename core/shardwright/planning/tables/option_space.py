@@ -19,7 +19,7 @@ def _positive(instance: Any, attribute: Any, value: Any) -> None:
 
 @frozen(field_transformer=typed)
 class OptionSpace:
-    """What is offered for a table where its own constraints say nothing.
+    """Sharding types and kernels offered for a table where its own constraints say nothing.
 
     Args:
         kernels: sharding type -> the names of the compute kernels offered with it, the preferred first, those that show
@@ -38,18 +38,18 @@ class OptionSpace:
         return cls(kernels, data.get("min_partition"))
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the space as JSON data."""
         kernels = {name: list(kernels) for name, kernels in self.kernels.items()}
         return {"kernels": kernels, "min_partition": self.min_partition}
 
     def fill(self, rule: ParameterConstraints) -> ParameterConstraints:
-        """What is asked of a table, with the space's own defaults."""
+        """Fill in the space's own defaults in the demands on a table."""
         if self.min_partition is None:
             return rule
         return rule.filled_from(ParameterConstraints(min_partition=self.min_partition))
 
     def has(self, sharding_type: str, rule: ParameterConstraints) -> bool:
-        """Whether a sharding type is offered to a table of which ``rule`` is asked."""
+        """True if a sharding type is offered to a table with the constraints ``rule``."""
         return rule.sharding_types is not None or self.kernels.get(sharding_type) != ()
 
     def kernels_of(self, sharding_type: str, rule: ParameterConstraints) -> Sequence[str] | None:

@@ -1,4 +1,4 @@
-"""What a table is: configurations users write, and the specification the planner and the engine read.
+"""Configurations of tables that users write, and the specification that the planner and the engine read.
 
 Nothing here imports torch, so that plans can be made on a machine without it.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @unique
 class PoolingType(Enum):
-    """How the embeddings of one bag become one vector; ``NONE`` keeps one vector per id (sequence output)."""
+    """Rule that makes one vector of the embeddings of a bag; ``NONE`` keeps one vector per id (sequence output)."""
 
     SUM = "SUM"
     MEAN = "MEAN"
@@ -167,6 +167,14 @@ class EmbeddingConfig:
     Raises:
         InvalidInputError: a size is no positive integer, a feature is no text or named twice, ``init_fn`` cannot
             be called, or the ends of the initial weights are the wrong way round.
+
+    Example:
+        >>> import shardwright as sw
+        >>> table = sw.EmbeddingConfig(
+        ...     num_embeddings=1000, embedding_dim=8, name="item_id", feature_names=["item", "seen"]
+        ... )
+        >>> table.num_features()
+        2
     """
 
     num_embeddings: int = field(converter=whole, validator=_positive)
@@ -209,13 +217,22 @@ class EmbeddingConfig:
         return -math.sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
 
     def num_features(self) -> int:
-        """How many features are looked up in this table."""
+        """Count the features that are looked up in this table."""
         return len(self.feature_names)
 
 
 @frozen(hash=False, field_transformer=typed)
 class EmbeddingBagConfig(EmbeddingConfig):
-    """One table of an ``EmbeddingBagCollection``: an ``EmbeddingConfig`` with a pooling type."""
+    """One table of an ``EmbeddingBagCollection``: an ``EmbeddingConfig`` with a pooling type.
+
+    Example:
+        >>> import shardwright as sw
+        >>> table = sw.EmbeddingBagConfig(
+        ...     num_embeddings=1000, embedding_dim=8, name="user_id", feature_names=["user"], pooling="MEAN"
+        ... )
+        >>> table.pooling
+        <PoolingType.MEAN: 'MEAN'>
+    """
 
     pooling: PoolingType = field(  # a field where the base derives it
         default=PoolingType.SUM, converter=_pooling
@@ -240,7 +257,7 @@ class TableSpec:
         embedding_dim: columns.
         feature_names: the features looked up in it, in the module's order.
         data_type: element type of the weights.
-        pooling: how a bag becomes a vector; ``NONE`` for sequences.
+        pooling: rule that makes one vector of a bag; ``NONE`` for sequences.
         is_weighted: ids carry a weight each.
         module: path of the module in the model ("" for the model itself).
         optimizer: the optimizer that updates it in the backward pass; ``None`` if gradients are to be visible.
@@ -296,7 +313,7 @@ class TableSpec:
 
     @property
     def num_features(self) -> int:
-        """How many features are looked up in it."""
+        """Number of features that are looked up in it."""
         return len(self.feature_names)
 
     def kernels_allowed(self, sharding_type: str) -> tuple[str, ...] | None:

@@ -32,8 +32,8 @@ class Workload:
     """Tables, and how they are used.
 
     Args:
-        name: of the workload.
-        tables: in the file's order.
+        name: name of the workload.
+        tables: tables in the file's order.
         constraints: path of a table -> what the file says of its use.
         batch_size: samples per rank and step, if the file says.
     """
@@ -77,7 +77,7 @@ class Workload:
         return cls(data.get("name", name), tuple(tables), constraints, data.get("batch_size_per_rank"))
 
     def constrained(self, constraints: Constraints) -> Constraints:
-        """What a user asks, and what the file says of each table's use where the user says nothing of it."""
+        """Fill in the user's constraints with what the file says of each table's use."""
         rules = dict(constraints.rules)
         for path, use in self.constraints.items():
             rules[path] = rules[path].filled_from(use) if path in rules else use
@@ -94,7 +94,7 @@ def _check_features(entries: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _use(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What an entry says of the table's use."""
+    """Read the table's use from an entry."""
     use = {name: entry[name] for name in _USE if name in entry}
     if "pooling_factor" in entry and "pooling_factors" not in use:
         use["pooling_factors"] = [entry["pooling_factor"]]
@@ -109,7 +109,7 @@ def table_from_data(entry: Mapping[str, Any], where: str) -> TableSpec:
         where: names it in messages.
 
     Raises:
-        InvalidInputError: what it says cannot be, or contradicts itself.
+        InvalidInputError: the entry says what cannot be, or contradicts itself.
     """
     fields = {key: entry[key] for key in _SAME if key in entry}
     try:

@@ -1,4 +1,4 @@
-"""The collectives of a process that trains alone: what it sends, it receives."""
+"""The collectives of a process that trains alone: it receives what it sends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LoneCommunicator(Communicator):
 
 
 class CompletedWork:
-    """A collective that ended as it began."""
+    """A collective that ended when it started."""
 
     def wait(self) -> None:
         """Return at once."""

@@ -1,7 +1,7 @@
-"""One rank plans, the others wait as long as it takes, and all get the same plan or the same error.
+"""Planning on one rank: the others wait as long as it takes, and all get the same plan or the same error.
 
 The collectives of a process group have a time-out, and planning may take longer. So the rank that plans sends a sign
-of life every few seconds: each collective is short, and a rank that waits gives up only if these stop coming.
+of life every few seconds. Each collective is short, and a waiting rank gives up only if the signs stop.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def on_one_rank(
 ) -> _Result:
     """Do some work on rank 0 and give its result to every rank.
 
-    Every rank makes this call; in it, rank 0 broadcasts, every ``beat_s``, that it still works,
-    and in the end the result, or what went wrong. Rank 0 reads what it has written before it sends it, so that what
-    cannot be read raises on every rank. Ctrl-C on any rank is left to rank 0, which ends the work early.
+    Every rank makes this call. Rank 0 broadcasts a sign of life every ``beat_s``, and at the end the result or the
+    error. It reads its own text back before it sends it, so that an unreadable result raises on every rank. Ctrl-C on
+    any rank is left to rank 0, which ends the work early.
 
     Args:
         env: the ranks.
-        work: called on rank 0 with ``env`` and ``watch``, on a thread of its own.
+        work: function called on rank 0 with ``env`` and ``watch``, on a thread of its own.
         watch: tells the work when to end.
-        to_text: writes the result.
-        from_text: reads it; on every rank.
-        beat_s: seconds between two signs of life; see ``BEAT_S``.
+        to_text: writes the result as text.
+        from_text: reads the result from text, on every rank.
+        beat_s: seconds between two signs of life; ``BEAT_S`` by default.
 
     Raises:
-        ShardwrightError: what the work raised, on every rank; or that its result cannot be read.
+        ShardwrightError: the work failed, with the same error on every rank, or its result cannot be read.
     """
 
     def written(env: ShardingEnv, watch: Watch) -> tuple[str, _Result]:
@@ -85,7 +85,7 @@ def _send(env: ShardingEnv, answer: dict[str, Any]) -> None:
 
 
 def _wait(env: ShardingEnv) -> str:
-    """The text that rank 0 sends in the end."""
+    """Wait for the text that rank 0 sends at the end, and return it."""
     while True:
         answer = env.communicator.broadcast_object(None, source=0)
         if "error" in answer:
@@ -95,7 +95,7 @@ def _wait(env: ShardingEnv) -> str:
 
 
 def _same_error(answer: dict[str, str]) -> ShardwrightError:
-    """The error that rank 0 had, as far as it is one of ours."""
+    """Rebuild rank 0's error if its class is one of ours; else a ``PlanningError`` with its text."""
     from shardwright import errors
 
     kind = getattr(errors, answer["error"], None)
@@ -106,7 +106,7 @@ def _same_error(answer: dict[str, str]) -> ShardwrightError:
 
 @define(eq=False)
 class _Task:
-    """Work on a thread of its own, so that the main thread can tell others that it goes on."""
+    """Work on a thread of its own, while the main thread sends signs of life."""
 
     env: ShardingEnv
     work: Callable[[ShardingEnv, Watch], tuple[str, Any]]
@@ -116,15 +116,15 @@ class _Task:
     _error: BaseException | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         threading.Thread(target=self._run, name="planning", daemon=True).start()
 
     def is_done(self, wait_s: float) -> bool:
-        """Whether it has ended; waits for that a while."""
+        """Wait at most ``wait_s`` seconds; true if the work has ended."""
         return self._done.wait(wait_s)
 
     def result(self) -> tuple[str, Any]:
-        """What it gave; raises what it raised."""
+        """Return the result of the work, or raise its error."""
         if self._error is not None:
             raise self._error
         assert self._result is not None  # it is done

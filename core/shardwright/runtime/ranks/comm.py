@@ -1,4 +1,4 @@
-"""Collectives over a process group of ``torch.distributed``; comm backends choose the group's backend."""
+"""Collectives over a process group of ``torch.distributed``, whose backend the comm backends choose."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
 from shardwright.errors import DistributedError
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.lockstep import by_rank
 from shardwright.runtime.ranks.phases import Named, Phases
 
 EXCHANGE_EVENT = "shardwright::all_to_all"
-"""What an all-to-all that is none of ``torch.distributed``'s operators is called in a profile."""
+"""Name in profiles of an all-to-all that is no operator of ``torch.distributed``."""
 
 
 class AllToAll(
     NamedTuple
 ):  # made four times a step, which attrs' frozen classes take several times as long for
-    """What is exchanged.
+    """The arguments of an all-to-all; see :meth:`Communicator.all_to_all`.
 
     Args:
-        output: see :meth:`Communicator.all_to_all`, as for the three that follow; ``None``: pieces are read where
-            they arrive.
-        input: see there.
-        output_splits: see there.
-        input_splits: see there.
-        patience: how long starting it may wait for another rank's answer.
+        output: buffer that pieces arrive in, rank after rank; ``None`` if they are read in the place they arrive in.
+        input: pieces to send, rank after rank.
+        output_splits: elements from each rank, ``[W]``.
+        input_splits: elements to each rank, ``[W]``.
+        patience: longest time that starting may wait for another rank's answer; ``None``: no limit.
     """
 
     output: Tensor | None
@@ -43,28 +43,28 @@ class AllToAll(
 
 
 class Transport(ABC):
-    """How an all-to-all is made, and of what memory its pieces are best sent."""
+    """An implementation of the all-to-all, and of the memory that its pieces are best sent from."""
 
     @abstractmethod
     def start(self, call: AllToAll) -> Any:
-        """Start one.
+        """Start an all-to-all.
 
         Returns:
-            Something whose ``wait(timeout)`` returns when the output may be read, or with the pieces, which its
-            ``release()`` gives back.
+            An object whose ``wait(timeout)`` returns when the output may be read. Without an output it returns the
+            pieces, and its ``release()`` gives them back.
         """
 
     @abstractmethod
     def room(self, num_elements: int, device: torch.device) -> Tensor:
-        """See :meth:`Communicator.room`."""
+        """Memory to send from, as :meth:`Communicator.room`."""
 
     @abstractmethod
     def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
-        """See :meth:`Communicator.reads_in_place`; ``patience`` as in :class:`AllToAll`."""
+        """True if pieces are read in the sender's memory, as :meth:`Communicator.reads_in_place`."""
 
 
 class _ReceivedPieces:
-    """What arrives, in memory of this rank's own."""
+    """Pieces that arrive in this rank's own memory."""
 
     def __init__(self, work: Any, pieces: Sequence[Tensor]) -> None:
         self._work, self._pieces = work, pieces
@@ -78,7 +78,7 @@ class _ReceivedPieces:
 
 
 class TorchTransport(Transport):
-    """The process group's own."""
+    """The transport of the process group itself."""
 
     def __init__(self, process_group: Any) -> None:
         self._group = process_group
@@ -99,7 +99,7 @@ class TorchTransport(Transport):
 
 
 class _LabelledWork:
-    """A collective whose failure says what was exchanged, and which ranks were not in it."""
+    """A collective whose error names the exchange and the ranks that were not in it."""
 
     def __init__(self, work: Any, label: str, communicator: TorchCommunicator, *kept: Tensor) -> None:
         self._work, self._label, self._communicator = work, label, communicator
@@ -118,17 +118,17 @@ class _LabelledWork:
 class TorchCommunicator(Communicator):
     """The collectives of ``torch.distributed`` over one process group.
 
-    A collective that fails raises ``DistributedError`` within the group's time-out; it names the collective, this
-    rank, and the ranks of which there is no word.
+    A collective that fails raises ``DistributedError`` within the group's time-out. The error names the collective,
+    this rank, and the ranks that sent no report.
 
     Args:
         process_group: the group; every rank of it makes the same calls in the same order.
-        device: where small control messages live (the CPU, or the rank's accelerator).
-        transport: how :meth:`all_to_all` is made, if not as the group does.
-        beside: sends tensors in host memory among the same ranks, if this does not: headers, and objects.
-        phases: of the ranks, where the group is beside another whose they are.
-        close: ends what is under way over the group, which another rank will not come to. The group cannot be used
-            after that; without this, a process may only end when the group's time-out has.
+        device: device of small control messages: the CPU, or the rank's accelerator.
+        transport: transport of :meth:`all_to_all`; the group's own by default.
+        close: function that ends collectives under way that another rank will not come to. The group cannot be used
+            after that. Without it, the process may be unable to end before the group's time-out.
+        beside: communicator of the same ranks for host memory (headers and objects), if this one does not send it.
+        phases: phases of the ranks; those of the group by default. A group beside another shares the other's.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class TorchCommunicator(Communicator):
         self._device = device
         self._transport = transport or TorchTransport(process_group)
         self._phases = phases or Phases.of(process_group)
-        # Where waiting with a limit of its own would block a device's stream, there is none.
-        self._patience = self._phases.failure_reports.patience if device.type == "cpu" else None
+        # No limit on accelerators: waiting with one would block the device's stream.
+        self._patience = self._phases.failure_reports.patience if is_host(device) else None
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
         self._global_ranks = dist.get_process_group_ranks(process_group)
@@ -156,11 +156,11 @@ class TorchCommunicator(Communicator):
         return self._global_ranks
 
     def named(self, collective: str, since: float | None = None) -> Named:
-        """What fails inside is the failure of that collective."""
+        """A context whose errors are raised as failures of that collective."""
         return self._phases.named(collective, since)
 
     def wait_for(self, work: Any) -> Any:
-        """Wait no longer than leaves time to ask who is missing."""
+        """Wait for a collective, but leave enough of the time-out to ask which ranks are missing."""
         return work.wait() if self._patience is None else work.wait(self._patience)
 
     def _run(self, collective: str, start: Callable[[], Any]) -> None:
@@ -169,7 +169,7 @@ class TorchCommunicator(Communicator):
             self._wait_watching(start())
 
     def _wait_watching(self, work: Any) -> None:
-        """Wait for a collective of torch's, as :meth:`wait_for`, or until another rank fails in the phase under way."""
+        """Wait for a collective of torch, or until another rank fails in the current phase."""
         if self._patience is None:
             work.wait()
             return
@@ -208,7 +208,7 @@ class TorchCommunicator(Communicator):
         with self.named("the search for memory to share"):
             return self._transport.reads_in_place(num_elements, self._patience)
 
-    def on_host(self) -> Communicator | None:  # noqa: D102
+    def on_cpu(self) -> Communicator | None:  # noqa: D102
         return self._beside
 
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
@@ -242,7 +242,7 @@ class TorchCommunicator(Communicator):
         return [_unpickled(piece[:size]) for piece, size in zip(pieces, sizes, strict=True)]
 
     def _gathered(self, own: Tensor) -> list[Tensor]:
-        """Every rank's tensor, all of one size."""
+        """Gather every rank's tensor, all of one size."""
         pieces = [torch.empty_like(own) for _ in range(self.world_size)]
         self._wait_watching(dist.all_gather(pieces, own, group=self._group, async_op=True))
         return pieces
@@ -262,7 +262,7 @@ class TorchCommunicator(Communicator):
         return dist.broadcast(tensor, group=self._group, group_src=source, async_op=True)
 
     def _pickled(self, value: Any) -> Tensor:
-        """A value as bytes, where control messages live."""
+        """Pickle a value into bytes on the device of control messages."""
         return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(self._device)
 
     def barrier(self) -> None:  # noqa: D102

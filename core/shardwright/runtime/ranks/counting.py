@@ -1,4 +1,4 @@
-"""Counting the collectives that a piece of work makes."""
+"""A counter of the collectives that a piece of work makes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ _EVENT_BEGINS = "profiler::_record_function_enter_new"  # what torch.profiler.re
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Counts the operators of torch.distributed, as torch's CommDebugMode does, which is slow to import.
+    """A context that counts collectives.
 
-    And all-to-alls that are made without them, by the events that they record while they are watched.
+    It counts the operators of ``torch.distributed``, as torch's ``CommDebugMode`` does, which is slow to import. It
+    also counts all-to-alls of other transports, by the events that they record.
 
     Attributes:
-        count: how many there were.
+        count: number of collectives so far.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,6 @@ class CollectiveCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Count and call."""
+        """Count the operator if it is a collective, and call it."""
         self.count += func.namespace == "c10d" or (func.name() == _EVENT_BEGINS and args[0] == EXCHANGE_EVENT)
         return func(*args, **(kwargs or {}))

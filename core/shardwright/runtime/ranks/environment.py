@@ -1,4 +1,4 @@
-"""The ranks that share a model: their number, this one's place, and how they talk."""
+"""The ranks that share a model: their number, this rank's place, and their communicator."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class ShardingEnv:
     """The ranks a module is sharded over, as one of them sees them.
 
     Args:
-        communicator: the collectives among them.
+        communicator: communicator of these ranks.
         device_type: type of the devices whose tensors the communicator sends.
-        process_group: the process group behind it; ``None`` for one process alone, and for simulated ranks.
-        local_world_size: ranks on this rank's host; all of them unless the launcher says otherwise.
-        lockstep: the calls that this rank makes, in order.
-        all_ranks: the ranks of all sharding groups, where these are one of several.
+        process_group: process group behind it; ``None`` for one process alone, and for simulated ranks.
+        local_world_size: number of ranks on this rank's host; all ranks unless the launcher says otherwise.
+        lockstep: record of the calls that this rank makes, in order.
+        all_ranks: environment of the ranks of all sharding groups, if these ranks are one group of several.
     """
 
     communicator: Communicator = field(repr=False)
@@ -48,7 +48,7 @@ class ShardingEnv:
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """Number of this rank."""
         return self.communicator.rank
 
     @property
@@ -58,9 +58,9 @@ class ShardingEnv:
 
     @property
     def header_channel(self) -> tuple[Communicator, str]:
-        """What carries headers, and the type of the devices whose memory it sends."""
-        on_host = self.communicator.on_host()
-        return (self.communicator, self.device_type) if on_host is None else (on_host, "cpu")
+        """Communicator that carries headers, and the type of the devices whose memory it sends."""
+        on_cpu = self.communicator.on_cpu()
+        return (self.communicator, self.device_type) if on_cpu is None else (on_cpu, "cpu")
 
     @classmethod
     def from_process_group(
@@ -70,23 +70,23 @@ class ShardingEnv:
         device_type: str | None = None,
         comm_backend: str | CommBackend | None = None,
     ) -> ShardingEnv:
-        """The ranks of a process group; every rank of it makes this call.
+        """Connect the ranks of a process group; every rank of it makes this call.
 
-        All ranks compare what plugins they have, since a job whose ranks differ there would hang later, and how many
-        ranks they take a host to have, since ranks that differ there would add up other sums.
+        All ranks compare their plugins, because a job whose ranks have different plugins would hang later. They also
+        compare the number of ranks per host, because ranks that differ there would add up different sums.
 
         Args:
             process_group: the group; the world by default.
             device_type: ``"cpu"``, ``"cuda"``, ...; by default the accelerator if the group's backend and this
                 machine have one, else the CPU.
-            comm_backend: the comm backend, by name or as an object, the same on every rank; by default that of the
+            comm_backend: name of the comm backend, or the object, the same on every rank; by default the one with the
                 name of the group's own backend.
 
         Raises:
             UnknownPluginError: no comm backend has that name.
-            DistributedError: no process group, or no comm backend for it; ranks differ in ``LOCAL_WORLD_SIZE``; or
-                another rank failed in this call.
-            PluginMismatchError: the ranks' plugins differ; names ranks and plugins, on every rank.
+            DistributedError: there is no process group, or no comm backend for it; ranks differ in
+                ``LOCAL_WORLD_SIZE``; or another rank failed in this call.
+            PluginMismatchError: the ranks' plugins differ; every rank's error names the ranks and plugins.
         """
         if not dist.is_initialized():
             raise DistributedError(_NO_GROUP)
@@ -106,7 +106,7 @@ class ShardingEnv:
 
     @classmethod
     def local(cls, *, device_type: str | None = None) -> ShardingEnv:
-        """This process alone, as in a notebook: one rank, without a process group and without ``torchrun``.
+        """Make an environment of this process alone, as in a notebook, without process group or ``torchrun``.
 
         Args:
             device_type: ``"cpu"``, ``"cuda"``, ...; by default the accelerator if this machine has one, else the CPU.
@@ -126,17 +126,17 @@ class ShardingEnv:
 
     @property
     def everyone(self) -> ShardingEnv:
-        """All ranks, over which what is not sharded is replicated: these, or those of all sharding groups."""
+        """Environment of all ranks that hold the dense part: these ranks, or those of all sharding groups."""
         return self.all_ranks or self
 
     def phase(self, what: str) -> AbstractContextManager[None]:
-        """Around what every rank does before training: all end it well, or all raise, soon after one does.
+        """A context for work of every rank before training: all end it well, or all raise soon after one does.
 
         Args:
-            what: is done, for the error of those that did not fail.
+            what: name of the work, for the error of ranks that did not fail.
 
         Raises:
-            DistributedError: another rank failed, with its text, or did not come in time.
+            DistributedError: another rank failed (the error has its text), or did not come in time.
         """
         return nullcontext() if self.process_group is None else Phases.of(self.process_group).phase(what)
 
@@ -144,11 +144,11 @@ class ShardingEnv:
 def environment_of(
     env: ShardingEnv | None, process_group: Any = None, comm_backend: str | CommBackend | None = None
 ) -> ShardingEnv:
-    """The environment that was given, or that of a process group.
+    """Return the given environment, or make one of a process group.
 
     Raises:
-        InvalidInputError: there is an environment, and a comm backend or a process group that it would not use.
-        DistributedError, PluginMismatchError, UnknownPluginError: of ``from_process_group``.
+        InvalidInputError: an environment is given together with a comm backend or process group that it would not use.
+        DistributedError, PluginMismatchError, UnknownPluginError: ``from_process_group`` failed.
     """
     if env is None:
         return ShardingEnv.from_process_group(process_group, comm_backend=comm_backend)
@@ -167,7 +167,7 @@ _NO_GROUP = (
 
 
 def _local_world_size(world_size: int) -> int:
-    """Ranks on this host: what the launcher says, or all."""
+    """Number of ranks on this host: ``LOCAL_WORLD_SIZE`` of the launcher, or all."""
     told = os.environ.get("LOCAL_WORLD_SIZE") or str(world_size)
     if not told.isdecimal() or int(told) == 0:
         raise DistributedError(
@@ -177,7 +177,7 @@ def _local_world_size(world_size: int) -> int:
 
 
 def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, str]:
-    """The comm backend that serves ``group`` on ``device_type``, and the device type."""
+    """Choose the comm backend that serves ``group`` on ``device_type``; return it with the device type."""
     name_of = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
     candidates = [device_type] if device_type else [*_accelerators(), "cpu"]
     backends = host().comm_backends
@@ -194,7 +194,7 @@ def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, s
 
 
 def _asked_backend(asked: str | CommBackend, device_type: str | None) -> tuple[CommBackend, str]:
-    """The comm backend that was asked for, and the type of the devices that it is to send from."""
+    """Make the comm backend that was asked for; return it with the type of the devices that it sends from."""
     backend = make_plugin(host().comm_backends, asked, "comm_backend")
     possible = [device_type] if device_type else [*_accelerators(), "cpu"]
     for device in possible:
@@ -221,7 +221,7 @@ def _accelerators() -> list[str]:
 
 
 def _compare_ranks(communicator: Communicator, local_world_size: int) -> None:
-    """Compare plugins, and how many ranks a host has, with the other ranks."""
+    """Compare plugins, and the number of ranks per host, with the other ranks."""
     # A rank whose plugins cannot even be read takes part all the same, so that nobody waits for it.
     try:
         mine, problem = host().fingerprint(), None
@@ -236,13 +236,13 @@ def _compare_ranks(communicator: Communicator, local_world_size: int) -> None:
 
 
 def check_local_world_sizes(sizes: Sequence[int]) -> None:
-    """Check that all ranks take a host to have equally many ranks.
+    """Check that all ranks have the same number of ranks per host.
 
     Args:
-        sizes: what each rank takes, in rank order.
+        sizes: number of ranks per host on each rank, in rank order.
 
     Raises:
-        DistributedError: they differ; the same text on every rank.
+        DistributedError: they differ; the text is the same on every rank.
     """
     if len(set(sizes)) > 1:
         raise DistributedError(

@@ -1,9 +1,9 @@
-"""After a collective failed: which ranks came to it and failed as well, and of which there is no word.
+"""Reports after a failed collective: the ranks that failed in it as well, and the ranks that sent no report.
 
-A backend says at most that a connection was closed, or that time ran out, not whose fault it is. So each rank whose
-collective fails writes that into a log in the group's store, and looks who else did: a rank that was killed, or is
-stuck elsewhere, does not. That takes each rank a few requests, however many ranks there are. While nothing fails,
-nothing is written or read.
+A backend tells at most that a connection was closed, or that time ran out, but not which rank is to blame. So each rank
+whose collective fails writes a report into a log in the group's store, and reads the reports of others. A rank that was
+killed, or is stuck elsewhere, writes none. That takes each rank a few requests, whatever the number of ranks. While
+nothing fails, nothing is written or read.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from shardwright.runtime.ranks.lockstep import name_ranks
 from shardwright.runtime.ranks.store_log import LogReader, write_line
 
 _LONGEST_GRACE_S = 5.0
-_LEAST_GRACE_S = 0.3  # where torch alone waited, until the group's time-out
+_LEAST_GRACE_S = 0.3  # for collectives that only torch waited for, until the group's time-out
 _SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 0.02, 0.5, 1.5
-_MOST_ASKED = 16  # ranks of which each is asked for by itself: those that did not come to the roll call
-_WORD_S = 0.5  # to leave a word
+_MOST_ASKED = 16  # ranks without a report whose keys are read one by one
+_WORD_S = 0.5  # time to write a message
 LONGEST_WORD = 1000  # characters
 
 
 class FailureReports(ErrorListener):
-    """What the ranks of a process group tell each other of a failure, through the group's store.
+    """Exchange of failure reports between the ranks of a process group, through the group's store.
 
     Args:
         process_group: the group.
 
     Attributes:
-        patience: how long a collective may take, so that the roll can be called inside the group's time-out.
+        patience: longest time that a collective may take, so that reports can be exchanged within the group's time-out.
     """
 
     def __init__(self, process_group: Any) -> None:
@@ -53,11 +53,11 @@ class FailureReports(ErrorListener):
 
     @property
     def name(self) -> int:
-        """The number of this rank in the job, by which errors name it."""
+        """Number of this rank in the job, by which errors name it."""
         return self._names[self._rank]
 
     def hear(self, text: str) -> None:
-        """Leave a word in the store for those that may wait for this rank in vain."""
+        """Write an error's text into the store, for ranks that may wait for this one in vain."""
         if self._group() not in dist.distributed_c10d._world.pg_map:  # destroyed, and its store may be gone
             return
         with suppress(StoreError):  # what is raised here is that error, not that the store is gone
@@ -65,21 +65,21 @@ class FailureReports(ErrorListener):
             self._store.set(_word_key(self._rank), word, time.monotonic() + _WORD_S)
 
     def failure(self, collective: str, error: RuntimeError, since: float) -> DistributedError:
-        """The error that says which collective failed here, and which ranks were not in it.
+        """Make the error that names the collective that failed here, and the ranks that were not in it.
 
         Args:
-            collective: its name.
-            error: what it failed with.
-            since: when it was begun, on the monotonic clock: others are waited for within the group's time-out.
+            collective: name of the collective.
+            error: error that it raised.
+            since: time of its start on the monotonic clock, s. Reports are waited for within the group's time-out.
         """
         became = "" if isinstance(error, StoreError) else self._after(collective, since)
         return DistributedError(f"rank {self.name}: {collective} failed: {became}{became and ': '}{error}")
 
     def _after(self, label: str, since: float) -> str:
-        """Tell the others that ``label`` failed here, wait for their word, and say in a text what became of whom.
+        """Report that ``label`` failed here, wait for the others' reports, and summarise them.
 
         Returns:
-            ``"no word from rank 1; rank 2 failed in ids"``; nothing where there is no store to ask.
+            ``"no word from rank 1; rank 2 failed in ids"``; the store's error if it does not answer.
         """
         started = time.monotonic()
         grace_s = min(self._grace_s, max(since + self._timeout_s - started, _LEAST_GRACE_S))
@@ -97,11 +97,11 @@ class FailureReports(ErrorListener):
         return "; ".join(parts)
 
     def _named(self, ranks: list[int]) -> str:
-        """Ranks of the group for a text, by their numbers in the job."""
+        """Name ranks of the group by their numbers in the job."""
         return name_ranks([self._names[rank] for rank in ranks])
 
     def _words_of(self, ranks: list[int], deadline: float) -> dict[int, str]:
-        """What each of these ranks raised of its batch, if it did since this rank may have begun to wait for it."""
+        """Read the recent errors that these ranks raised of their own accord, as of a bad batch, by rank."""
         words = {}
         for rank in ranks[:_MOST_ASKED]:
             when, _, text = (self._store.find(_word_key(rank), deadline) or "0").partition(" ")
@@ -110,18 +110,18 @@ class FailureReports(ErrorListener):
         return words
 
     def meet(self, place: str, what: str, look: Callable[[], None]) -> None:
-        """Wait until every rank has come to ``place``, by the store alone; those that fail elsewhere hear of ``what``.
+        """Wait in the store, without a collective, until every rank has come to ``place``.
 
-        Rank 0 leaves last, and takes what was written out of the store: its process may serve that, and may end at
-        once, while others have still to read that all were here.
+        Ranks that fail elsewhere meanwhile are told of ``what``. Rank 0 leaves last, and deletes the meeting's keys.
+        Its process may serve the store, and may end while others still have to read that all were here.
 
         Args:
-            place: a name that no other meeting has.
-            what: is done there.
-            look: called from time to time; what it raises ends the wait.
+            place: name of the meeting, which no other has.
+            what: name of the work that is done there.
+            look: function called from time to time; an error that it raises ends the wait.
 
         Raises:
-            RuntimeError: one did not in time, or the store does not answer.
+            RuntimeError: a rank did not come in time, or the store does not answer.
         """
         count = f"shardwright/meeting/{place}"
         everybody, gone = f"{count}/all", f"{count}/gone"
@@ -150,7 +150,11 @@ class FailureReports(ErrorListener):
                 )
 
     def _exchange(self, label: str, deadline: float) -> dict[int, str]:
-        """What each other rank failed in, of those that say so before time is up."""
+        """Write this rank's report and read the others', until all have reported or time is up.
+
+        Returns:
+            Name of the collective that each reporting rank failed in.
+        """
         self._store.ask(partial(_tell, self._rank, label), deadline)
         log, told = LogReader(_LOG), dict[int, str]()
         nap_s = _SHORTEST_NAP_S
@@ -169,7 +173,7 @@ class FailureReports(ErrorListener):
             nap_s = min(nap_s * _LONGER, _LONGEST_NAP_S)
 
     def _recent(self, lines: list[str]) -> Iterator[tuple[int, str]]:
-        """What ranks said in the log, as far as it may be of this failure and no earlier one."""
+        """Yield the ranks and reports of log lines that are recent enough to be of this failure."""
         for line in lines:
             rank, when, said = line.split(" ", 2)
             if time.time() - float(when) < 2 * self._timeout_s:
@@ -177,7 +181,7 @@ class FailureReports(ErrorListener):
 
 
 def tell_at_end(error: str) -> None:
-    """Answer all roll calls to come: this rank's program ends with an error."""
+    """Report, to all process groups, that this rank's program ends with an error."""
     for group in list(dist.distributed_c10d._world.pg_map):
         key = _key(dist.get_rank(group))
 
@@ -190,13 +194,13 @@ def tell_at_end(error: str) -> None:
 
 
 def _tell(rank: int, label: str, store: Any) -> None:
-    """Say what failed here, where those look who call the roll, and those who ask for this rank."""
+    """Write a report twice: into the log, which all read, and under this rank's key, which some ask for."""
     store.set(_key(rank), label)
     write_line(store, _LOG, f"{rank} {time.time()} {label}")
 
 
 def _said(ranks: list[int], store: Any) -> dict[int, str]:
-    """What each of these ranks says that it failed in, if it does."""
+    """Read the reports under these ranks' keys, of the ranks that have one."""
     return {rank: store.get(_key(rank)).decode() for rank in ranks if store.check([_key(rank)])}
 
 

@@ -1,7 +1,7 @@
 """A process group's store, every call of which ends in time.
 
-torch's stores wait for whoever serves them, without a limit: a ``TCPStore`` for bytes of a connection that a stopped
-process keeps open, whatever time-out it was given; a ``FileStore`` for a lock that a stopped process holds. So each
+torch's stores may wait for their server without a limit. A ``TCPStore`` waits, whatever its time-out, for bytes of a
+connection that a stopped process keeps open. A ``FileStore`` waits for a lock that a stopped process holds. So each
 call is made on a thread of its own, which is left behind when time is up.
 """
 
@@ -23,8 +23,8 @@ from shardwright.runtime.ranks.store_log import get_all
 
 T = TypeVar("T")
 
-_LEAST_S = 0.25  # a store that answers is not given up for a busy processor, however late it is asked
-_ALIVE_S = 0.5  # whoever waits longer looks whether the others live
+_LEAST_S = 0.25  # time that every call gets, so that a busy processor alone does not fail it
+_ALIVE_S = 0.5  # a longer wait checks that the other processes live
 _SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 0.5e-3, 0.05, 1.3
 
 
@@ -33,16 +33,16 @@ class StoreError(RuntimeError):
 
 
 class GroupStore:
-    """The store of a process group, for all in this process who use it; made by :meth:`of`.
+    """The store of a process group, one object for all its users in this process; made by :meth:`of`.
 
     Args:
-        store: the group's own part of the store.
-        timeout_s: how long the group's collectives may take.
-        neighbours: the processes of the group's ranks.
-        names: numbers of the group's ranks in the job; their own by default.
+        store: torch's store, with the group's own prefix.
+        timeout_s: time-out of the group's collectives, s.
+        neighbours: processes of the group's ranks on this host.
+        names: numbers of the group's ranks in the job; their ranks in the group by default.
 
     Attributes:
-        timeout_s: see there.
+        timeout_s: time-out of the group's collectives, s.
     """
 
     _known: WeakKeyDictionary[Any, GroupStore] = WeakKeyDictionary()
@@ -57,7 +57,7 @@ class GroupStore:
 
     @classmethod
     def of(cls, process_group: Any) -> GroupStore:
-        """The one of a process group."""
+        """The store object of a process group."""
         known = cls._known.get(process_group)
         if known is None:
             neighbours = Neighbours(dist.get_rank(process_group), dist.get_world_size(process_group))
@@ -67,18 +67,18 @@ class GroupStore:
         return known
 
     def ask(self, question: Callable[[Any], T], deadline: float) -> T:
-        """What ``question``, called with torch's store, returns.
+        """Call ``question`` with torch's store, and return its result.
 
         Args:
-            question: makes calls of the store that do not wait for other ranks.
-            deadline: on the monotonic clock; a quarter of a second is always given.
+            question: function that calls the store, without waiting for other ranks.
+            deadline: latest end on the monotonic clock, s; a quarter of a second is always given.
 
         Raises:
-            StoreError: the store did not answer until then, or what serves it is gone.
+            StoreError: the store did not answer in time, or its server is gone.
         """
         started = time.monotonic()
         end = started + min(max(deadline - started, _LEAST_S), self.timeout_s)
-        if self._left_behind is not None:  # it has the connection; when it has ended, all is well again
+        if self._left_behind is not None:  # an unanswered call holds the connection: wait for its end
             self._left_behind.join(end - started)
         if self._left_behind is None or not self._left_behind.is_alive():
             call = _StoreRequest(partial(self._answer, question), self._store)
@@ -91,14 +91,14 @@ class GroupStore:
         raise StoreError(f"the process group's store has given no answer for {waited_s:.1f} s; {_WHO}")
 
     def _answer(self, question: Callable[[Any], T], store: Any) -> T:
-        """Put a question to the store, after this process was introduced."""
+        """Call the question; before the first, write this process's number into the store."""
         if not self._is_introduced:
             self._neighbours.introduce(store)
             self._is_introduced = True
         return question(store)
 
     def set(self, key: str, value: str, deadline: float) -> None:
-        """Have a key say something; raises as :meth:`ask`."""
+        """Set the value of a key; raises as :meth:`ask`."""
         self.ask(lambda store: store.set(key, value), deadline)
 
     def add(self, key: str, number: int, deadline: float) -> int:
@@ -106,22 +106,22 @@ class GroupStore:
         return self.ask(lambda store: int(store.add(key, number)), deadline)
 
     def find(self, key: str, deadline: float) -> str | None:
-        """What a key says, if anything; raises as :meth:`ask`."""
+        """Read the value of a key, or ``None`` if it has none; raises as :meth:`ask`."""
         return self.ask(lambda store: store.get(key).decode() if store.check([key]) else None, deadline)
 
     def read(
         self, keys: Sequence[str], deadline: float, look: Callable[[], None] = lambda: None
     ) -> list[str]:
-        """What keys say, once all are there.
+        """Wait until other ranks have set all keys, and read their values.
 
         Args:
-            keys: other ranks set them.
-            deadline: on the monotonic clock.
-            look: called from time to time; what it raises ends the wait.
+            keys: names of the keys.
+            deadline: latest end on the monotonic clock, s.
+            look: function called from time to time; an error that it raises ends the wait.
 
         Raises:
-            StoreError: as of :meth:`ask`.
-            RuntimeError: not all were set in time, or the process of a rank on this host has ended.
+            StoreError: the store did not answer in time, as in :meth:`ask`.
+            RuntimeError: not all keys were set in time, or the process of a rank on this host has ended.
         """
         started, reason = time.monotonic(), ""
         deadline = min(deadline, started + self.timeout_s)
@@ -137,7 +137,7 @@ class GroupStore:
         raise AssertionError("naps have no end")
 
     def _reason_to_end(self, started: float, deadline: float) -> str:
-        """Why there is nothing to wait for, if so."""
+        """The reason to stop waiting: a process ended, or time is up; empty if there is none."""
         waited_s = time.monotonic() - started
         ended = self.ask(self._neighbours.ended, deadline) if waited_s > _ALIVE_S else []
         if ended:
@@ -152,7 +152,7 @@ _WHO = "the process that serves it (rank 0's, or the launcher's) may be stopped,
 
 
 def _naps() -> Iterator[float]:
-    """Seconds between looks, ever more."""
+    """Yield the seconds between two looks, ever longer."""
     nap_s = _SHORTEST_NAP_S
     while True:
         yield nap_s
@@ -160,7 +160,7 @@ def _naps() -> Iterator[float]:
 
 
 class _StoreRequest(Generic[T]):
-    """A question being asked, on a thread of its own that nobody has to wait for."""
+    """A call of the store on a thread of its own, which nobody has to wait for."""
 
     def __init__(self, question: Callable[[Any], T], store: Any) -> None:
         self._question, self._store = question, store
@@ -176,7 +176,7 @@ class _StoreRequest(Generic[T]):
             self._error = error
 
     def result(self) -> T:
-        """What was answered; raises what was raised."""
+        """Return the call's result, or raise its error."""
         if isinstance(self._error, RuntimeError):  # as torch's errors of stores are
             reason = str(self._error).split("\n", 1)[0]
             raise StoreError(f"the process group's store does not answer ({reason}); {_WHO}") from self._error
@@ -186,12 +186,12 @@ class _StoreRequest(Generic[T]):
 
 
 def store_of(process_group: Any) -> Any:
-    """A process group's own part of the store, as torch has it. torch has no public way to it."""
+    """The store of a process group, as torch has it, with the group's own prefix. torch has no public way to it."""
     return dist.distributed_c10d._world.pg_map[process_group][1]
 
 
 def _timeout_of(process_group: Any) -> timedelta:
-    """How long the group's collectives may take; torch's default where its backends do not say."""
+    """Time-out of the group's collectives; torch's default if its backends have none."""
     for device in process_group._device_types:
         options: Any = getattr(process_group._get_backend(device), "options", None)
         if hasattr(options, "_timeout"):

@@ -1,7 +1,7 @@
-"""Whether all ranks make the same calls in the same order.
+"""A check that all ranks make the same calls in the same order.
 
-Ranks that did not would exchange one collection's ids or gradients for another's. So each header says which collection
-it is for, and carries a checksum of the calls that its rank made before; that costs no collective.
+Otherwise ranks would exchange one collection's ids or gradients for another's. So each header names its collection, and
+carries a checksum of the calls that its rank made before. That costs no collective.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.gradient_order import GradientOrder
 
 _TAG = 0x53_48_52_44 << 24
-"""Stands before the collection's number in a header, so that what is no header is known as such."""
+"""Tag before the collection's number in a header, by which other messages are told from headers."""
 
 _WITHOUT_GRADIENTS = 1 << 23
-"""Stands beside the number in headers of a forward pass that no backward pass will follow."""
+"""Flag beside the number in headers of a forward pass that no backward pass will follow."""
 
 _NUM_RECENT = 8
 
 
 class Lockstep:
-    """The calls that one rank makes, in order; shared by all collections over the same ranks.
+    """The record of one rank's calls, in order, shared by all collections over the same ranks.
 
     Attributes:
-        header_size: integers of every header: as many as the collection with the most needs.
-        gradients: the order in which those of all collections are sent.
+        header_size: number of integers in every header: the most that any collection needs.
+        gradients: the order in which gradients of all collections are sent.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Lockstep:
         self._places: Counter[str] = Counter()
 
     def join(self, name: str, header_size: int) -> int:
-        """Take a collection in; returns its number, by which headers call it."""
+        """Add a collection; return its number, by which headers name it."""
         self.header_size = max(self.header_size, header_size)
         self._named[name] += 1
         self._names.append(name if self._named[name] == 1 else f"{name} (no. {self._named[name]})")
@@ -53,31 +53,31 @@ class Lockstep:
         return number
 
     def note(self, what: str, number: int) -> None:
-        """Remember a call: ``what`` of the collection of that number."""
+        """Record a call: ``what`` of the collection of that number."""
         call = f"{what} of {self._names[number]}"
         self._checksum = zlib.crc32(call.encode(), self._checksum)
         self._recent.append(call)
 
     def place(self, what: str) -> str:
-        """Where the ranks meet: a name that no meeting had before, and all give to the same one."""
+        """Name the next meeting of this kind: unique on this rank, and the same on all ranks."""
         self._places[what] += 1
         return f"{what}/{self._places[what]}"
 
     def name(self, number: int) -> str:
-        """What the collection of that number is called."""
+        """Name of the collection of that number."""
         return self._names[number]
 
     @property
     def checksum(self) -> int:
-        """Of the calls until now."""
+        """Checksum of the calls until now."""
         return self._checksum
 
     def words(self, number: int, *, with_gradients: bool = True) -> tuple[int, int]:
         """The collection's number, tagged, and the checksum of the calls until now.
 
         Args:
-            number: the collection's.
-            with_gradients: its results will be differentiable, so that a backward pass may follow.
+            number: number of the collection.
+            with_gradients: results will be differentiable, so that a backward pass may follow.
         """
         return _TAG | number | (0 if with_gradients else _WITHOUT_GRADIENTS), self._checksum
 
@@ -85,11 +85,11 @@ class Lockstep:
         """Check that all ranks' headers are for one collection.
 
         Args:
-            tagged: the first of each rank's words, in rank order.
-            names: by what the ranks are named; their places in ``tagged`` by default.
+            tagged: first word of each rank's header, in rank order.
+            names: numbers that errors name the ranks by; their places in ``tagged`` by default.
 
         Raises:
-            DistributedError: they are not; the same text on every rank that is in a header.
+            DistributedError: they are not; the text is the same on every rank whose header is here.
         """
         if tagged.count(tagged[0]) == len(tagged) and tagged[0] & _TAG == _TAG:
             return
@@ -106,7 +106,7 @@ class Lockstep:
         )
 
     def _called(self, number: int) -> str:
-        """What a header's number says was called."""
+        """Describe the call that a header's number stands for."""
         name = self._names[number & ~_WITHOUT_GRADIENTS]
         return f"{name} without gradients" if number & _WITHOUT_GRADIENTS else name
 
@@ -114,11 +114,11 @@ class Lockstep:
         """Check that all ranks made the same calls before their headers.
 
         Args:
-            checksums: the second of each rank's words, in rank order.
-            communicator: exchanges the last calls where they differ.
+            checksums: second word of each rank's header, in rank order.
+            communicator: communicator that exchanges the last calls, if checksums differ.
 
         Raises:
-            DistributedError: they did not; the same text on every rank.
+            DistributedError: they did not; the text is the same on every rank.
         """
         if checksums.count(checksums[0]) == len(checksums):
             return
@@ -133,11 +133,11 @@ _SAME_ORDER = "Every rank must call the same collections, and go back through th
 
 
 def by_rank(texts: Sequence[str], names: Sequence[int] | None = None) -> str:
-    """Texts in rank order as ``ranks 0, 1: text; rank 2: another``.
+    """Join the ranks' texts as ``ranks 0, 1: text; rank 2: another``.
 
     Args:
-        texts: one of each rank.
-        names: by what the ranks are named; their places in ``texts`` by default.
+        texts: text of each rank, in rank order.
+        names: numbers to name the ranks by; their places in ``texts`` by default.
     """
     ranks: dict[str, list[int]] = {}
     for rank, text in zip(names or range(len(texts)), texts, strict=True):
@@ -146,5 +146,5 @@ def by_rank(texts: Sequence[str], names: Sequence[int] | None = None) -> str:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Ranks for a text: ``rank 1``, ``ranks 0, 2``."""
+    """Name ranks in a text: ``rank 1``, ``ranks 0, 2``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

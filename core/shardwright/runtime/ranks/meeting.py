@@ -1,4 +1,4 @@
-"""Calls of a collection that are right only if every rank makes them: ranks meet first, without a collective."""
+"""Meetings before calls of a collection that every rank must make; ranks meet in the store, without a collective."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 
 @frozen(eq=False)
 class Meeting:
-    """Where the ranks meet before the state of one collection is saved or loaded.
+    """The meeting of the ranks before the state of one collection is saved or loaded.
 
     Args:
         env: the ranks.
-        number: the collection's, as in :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
-        before_gathering: called when all have met to gather tables.
+        number: number of the collection, as in :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
+        before_gathering: functions called when all have met to gather tables.
     """
 
     env: ShardingEnv
@@ -27,17 +27,17 @@ class Meeting:
         """Wait until every rank calls ``what``, which gathers tables.
 
         Raises:
-            DistributedError: one does not within the time-out.
+            DistributedError: a rank does not call it within the time-out.
         """
         self._meet(what, "gathers tables")
         for call in self.before_gathering:
             call()
 
     def to_load(self, what: str) -> None:
-        """Wait until every rank calls ``what``, without which copies would differ from rank to rank.
+        """Wait until every rank calls ``what``, because otherwise replicas would differ from rank to rank.
 
         Raises:
-            DistributedError: one does not within the time-out.
+            DistributedError: a rank does not call it within the time-out.
         """
         self._meet(what, "changes the parts and copies that all ranks have")
 

@@ -1,7 +1,7 @@
 """Phases that all ranks of a process group end well, or all fail: connecting, planning, sharding.
 
-What one rank alone raises there would leave the others waiting for it. So it says in the group's store that it failed,
-and why; the others, who look there while they wait, raise that. At a phase's end all wait for each other.
+An error on one rank alone would leave the others waiting for it. So that rank writes its error into the group's store.
+The others look there while they wait, and raise it too. At the end of a phase all wait for each other.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from shardwright.errors import DistributedError, ShardwrightError
 from shardwright.runtime.ranks.failure_reports import LONGEST_WORD, FailureReports
 from shardwright.runtime.ranks.group_store import GroupStore, StoreError
 
-_LOOK_S = 0.25  # how often a rank looks whether another has failed
-_TELL_S = 0.5  # to leave a word
+_LOOK_S = 0.25  # time between two looks for another rank's failure
+_TELL_S = 0.5  # time to write a failure
 _NO_STORE = (StoreError, dist.DistError)  # torch's own calls of the store raise the latter
 
 
@@ -31,8 +31,8 @@ class Phases:
         process_group: the group.
 
     Attributes:
-        failure_reports: says what became of whom when a collective failed.
-        timeout_s: how long the group's collectives may take.
+        failure_reports: exchange of reports after a collective failed.
+        timeout_s: time-out of the group's collectives, s.
     """
 
     _known: WeakKeyDictionary[Any, Phases] = WeakKeyDictionary()
@@ -47,7 +47,7 @@ class Phases:
 
     @classmethod
     def of(cls, process_group: Any) -> Phases:
-        """Those of a process group."""
+        """The phases object of a process group."""
         known = cls._known.get(process_group)
         if known is None:
             known = cls._known[process_group] = cls(process_group)
@@ -55,13 +55,14 @@ class Phases:
 
     @contextmanager
     def phase(self, what: str) -> Iterator[None]:
-        """Around what every rank does; inside another phase, it is part of that.
+        """A context for work of every rank; inside another phase, it is part of that one.
 
         Args:
-            what: is done, for the error.
+            what: name of the work, for the error.
 
         Raises:
-            DistributedError: another rank failed, or did not come to the end in time; with its text, or its number.
+            DistributedError: another rank failed (the error has its text), or did not reach the end in time (the error
+                has its number).
         """
         if self._what or self._world_size == 1:
             yield
@@ -81,14 +82,14 @@ class Phases:
             self._what = ""
 
     def _enter(self) -> str:
-        """The phase's place in the store: by a count that outlives the group, as what was said there does."""
+        """Name the phase's place in the store, by a count in the store, because keys there outlive the group."""
         number = self._store.add(
             f"shardwright/phases/{self._rank}", 1, time.monotonic() + self._store.timeout_s
         )
         return f"phase/{number}"
 
     def _tell(self, error: BaseException) -> None:
-        """Tell the others that this rank failed, unless that is since another did, or was lost."""
+        """Tell the others that this rank failed, unless it failed because another failed or was lost."""
         was_lost = isinstance(error, DistributedError) and isinstance(error.__cause__, RuntimeError)
         if self._failed_elsewhere or was_lost or isinstance(error, _NO_STORE) or not self._place:
             return
@@ -103,10 +104,10 @@ class Phases:
         return f"shardwright/{self._place}/failed"
 
     def look(self) -> None:
-        """Raise if another rank failed in the phase under way, if any.
+        """Check that no other rank failed in the current phase, if there is one.
 
         Raises:
-            DistributedError: it did.
+            DistributedError: another rank failed.
         """
         if not self._what:
             return
@@ -119,7 +120,7 @@ class Phases:
             raise DistributedError(f"rank {self.failure_reports.name}: {self._what} failed: {told}")
 
     def wait(self, work: Any, patience: timedelta) -> Any:
-        """Wait for a collective of torch's; in a phase, no longer than until another rank fails."""
+        """Wait for a collective of torch; in a phase, at most until another rank fails."""
         deadline = time.monotonic() + patience.total_seconds()
         while self._what and time.monotonic() < deadline - _LOOK_S:
             if _is_done(work, _LOOK_S):
@@ -135,16 +136,16 @@ class Phases:
                 raise
 
     def named(self, collective: str, since: float | None = None) -> Named:
-        """What fails inside is the failure of that collective.
+        """A context whose errors are raised as failures of that collective.
 
         Args:
-            collective: its name.
-            since: when it was begun, on the monotonic clock; now by default.
+            collective: name of the collective.
+            since: time of its start on the monotonic clock, s; now by default.
         """
         return Named(self.failure, collective, since)
 
     def failure(self, collective: str, error: RuntimeError, since: float) -> DistributedError:
-        """The error that says which collective failed here, and which ranks were not in it."""
+        """Make the error of a failed collective: another rank's failure in this phase, or the failure reports."""
         try:
             self.look()
         except DistributedError as told:
@@ -153,7 +154,7 @@ class Phases:
 
 
 class Named:
-    """Gives the failure of what is done inside the name of a collective. Every step passes here several times."""
+    """A context that gives errors inside it the name of a collective. Every step enters several: it must be quick."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class Named:
 
 
 def _is_done(work: Any, within_s: float) -> bool:
-    """Whether a collective of torch's has ended; waits for that a while, and raises what it failed with."""
+    """Wait at most ``within_s`` seconds for a collective of torch; true if it ended. Raises its error if it failed."""
     try:
         work.wait(timedelta(seconds=within_s))
     except RuntimeError:

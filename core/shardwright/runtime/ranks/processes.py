@@ -1,4 +1,4 @@
-"""Whether the processes of other ranks live, as far as they are on this host."""
+"""Observation of the other ranks' processes on this host: which have ended."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shardwright.runtime.ranks.store_log import LogReader, write_line
 
 
 def this_host() -> str:
-    """What processes have in common that see each other; nothing where that is not known.
+    """Identify the host and PID namespace: the same text for processes that can see each other.
 
     Raises:
-        OSError: this is no Linux.
+        OSError: the system is not Linux.
     """
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
 
@@ -27,7 +27,7 @@ class Process:
     """A process of this host.
 
     Args:
-        number: its number.
+        number: its process id.
     """
 
     number: int
@@ -42,7 +42,7 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has."""
+        """True if the process has ended."""
         if self._descriptor >= 0:
             poll = select.poll()
             poll.register(self._descriptor, select.POLLIN)
@@ -51,11 +51,11 @@ class Process:
 
 
 class Neighbours:
-    """The processes of a group's ranks on this host, of which each says in the store where it is.
+    """The processes of a group's ranks on this host; each writes its process id into the store.
 
     Args:
         rank: this rank.
-        world_size: ranks of the group.
+        world_size: number of ranks of the group.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -66,7 +66,7 @@ class Neighbours:
         self._processes: dict[int, Process] = {}
 
     def introduce(self, store: Any) -> None:
-        """Say where this process is."""
+        """Write this process's id into the log of its host."""
         try:
             log = f"shardwright/processes/{this_host()}"
         except OSError:  # no Linux: the others wait until time is up
@@ -75,7 +75,7 @@ class Neighbours:
         self._log = LogReader(log)
 
     def ended(self, store: Any) -> list[int]:
-        """The ranks of this host whose processes have ended; of those of which nothing is known yet it is asked."""
+        """Find the ranks of this host whose processes have ended, after reading newly written process ids."""
         if self._log is not None and len(self._processes) < self._world_size - 1:
             for line in self._log.read_on(store):
                 rank, number = map(int, line.split())

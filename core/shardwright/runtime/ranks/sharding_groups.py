@@ -1,4 +1,4 @@
-"""The ranks of two-dimensional parallelism: one sharding group, its replicas, and everyone, as one rank sees them."""
+"""The ranks of two-dimensional parallelism, as one rank sees them: its sharding group, its replicas, and all ranks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from shardwright.runtime.ranks.lockstep import by_rank
 class ShardingEnv2D(ShardingEnv):
     """A sharding group that is one of several: tables are sharded inside it, and averaged with its replicas.
 
-    As of a :class:`ShardingEnv`, ``rank``, ``world_size``, ``communicator`` and ``process_group`` are the sharding
-    group's.
+    The attributes of :class:`ShardingEnv` (``rank``, ``world_size``, ``communicator``, ``process_group``) are those of
+    the sharding group.
 
     Args:
-        grid: which ranks are in which groups.
-        replicas: the ranks that hold the same shards as this one, one of each sharding group.
+        grid: division of all ranks into groups.
+        replicas: environment of the ranks that hold the same shards as this one, one of each sharding group.
     """
 
     grid: RankGrid = field(kw_only=True)
@@ -35,14 +35,14 @@ class ShardingEnv2D(ShardingEnv):
 
     @property
     def num_sharding_groups(self) -> int:
-        """How many groups there are."""
+        """Number of sharding groups."""
         return self.grid.num_groups
 
     @classmethod
     def of(
         cls, sharding: ShardingEnv, replicas: ShardingEnv, all_ranks: ShardingEnv, grid: RankGrid
     ) -> ShardingEnv2D:
-        """The groups of a rank that has an environment for each already."""
+        """Combine the environments of a rank's groups into one."""
         return cls(
             sharding.communicator,
             sharding.device_type,
@@ -67,16 +67,16 @@ class ShardingEnv2D(ShardingEnv):
     ) -> ShardingEnv2D:
         """Divide the ranks of a process group, and connect each with its groups; every rank of it makes this call.
 
-        Every rank 1. connects with all ranks, 2. compares what was asked, 3. makes a process group for its sharding
-        group, 4. and one for its replicas.
+        Every rank 1. connects with all ranks, 2. compares the arguments with theirs, 3. makes a process group for its
+        sharding group, 4. and one for its replicas.
 
         Args:
-            sharding_group_size: ranks of a sharding group.
-            global_pg: all ranks; the world by default.
-            node_group_size: ranks of a sharding group that count as one host; by default as many as are on one.
+            sharding_group_size: number of ranks of a sharding group.
+            global_pg: process group of all ranks; the world by default.
+            node_group_size: number of ranks of a sharding group that count as one host; by default those on one host.
             use_inter_host_allreduce: sharding groups are neighbouring ranks; else replicas are.
-            device_type: see :meth:`ShardingEnv.from_process_group`.
-            comm_backend: see there.
+            device_type: type of the devices, as in :meth:`ShardingEnv.from_process_group`.
+            comm_backend: comm backend, as in :meth:`ShardingEnv.from_process_group`.
 
         Raises:
             InvalidInputError: the ranks do not divide into such groups, or a group not into such hosts.
@@ -100,10 +100,10 @@ class ShardingEnv2D(ShardingEnv):
 
 
 def _compare_asked(everyone: ShardingEnv, asked: str) -> None:
-    """Check that all ranks ask for the same groups; else some would wait for others in one that these do not make.
+    """Check that all ranks ask for the same groups; otherwise some would wait in groups that others do not make.
 
     Raises:
-        DistributedError: they do not; the same text on every rank.
+        DistributedError: they do not; the text is the same on every rank.
     """
     told = everyone.communicator.all_gather_objects(asked)
     if len(set(told)) > 1:
@@ -116,7 +116,7 @@ def _compare_asked(everyone: ShardingEnv, asked: str) -> None:
 def _group(
     everyone: ShardingEnv, grid: RankGrid, ranks: range, comm_backend: str | CommBackend | None
 ) -> ShardingEnv:
-    """The environment of some of the ranks, this one among them, each of which makes this call."""
+    """Make the environment of some of the ranks, this one among them; each of them makes this call."""
     local = grid.local_size(ranks)
     if len(ranks) == everyone.world_size:
         return evolve(everyone, local_world_size=local)
@@ -133,6 +133,6 @@ def _group(
 
 
 def _in_the_job(everyone: ShardingEnv, ranks: Iterable[int]) -> Iterable[int]:
-    """The numbers of ranks of a process group in the world."""
+    """Numbers in the world of some ranks of a process group."""
     numbers = dist.get_process_group_ranks(everyone.process_group)
     return (numbers[rank] for rank in ranks)

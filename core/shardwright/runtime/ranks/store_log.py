@@ -1,6 +1,6 @@
-"""Logs in a process group's store: lines that all ranks write, and each reads in a few requests, however many.
+"""Logs in a process group's store: all ranks write lines, and each rank reads all lines in a few requests.
 
-So ranks tell each other what became of them without each asking for every other.
+So ranks report to each other without each asking for every other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def get_all(store: Any, keys: Sequence[str]) -> list[str]:
-    """What keys say that are there."""
+    """Read the values of keys that exist."""
     if not keys:
         return []
     at_once = store.has_extended_api()
@@ -23,7 +23,7 @@ def write_line(store: Any, log: str, text: str) -> None:
 
 
 def _those_there(store: Any, keys: list[str]) -> list[str]:
-    """The keys that are there, by halves: of many few are missing."""
+    """Find the keys that exist, by halving the list: quick if few of many are missing."""
     if not keys or store.check(keys):
         return keys
     if len(keys) == 1:
@@ -33,10 +33,10 @@ def _those_there(store: Any, keys: list[str]) -> list[str]:
 
 
 class LogReader:
-    """Reads a log line after line.
+    """A reader of a log, line after line.
 
     Args:
-        log: its name.
+        log: name of the log.
     """
 
     def __init__(self, log: str) -> None:
@@ -44,9 +44,9 @@ class LogReader:
         self._awaited: list[int] = []  # numbers of lines that were given out and not read yet
 
     def read_on(self, store: Any) -> list[str]:
-        """The lines written since; three requests, if no rank ended while it wrote.
+        """Read the lines written since the last call; three requests, unless a rank ended while it wrote.
 
-        While ranks are about to write there may be none.
+        There may be none while ranks are writing: lines are read once no new line is announced.
         """
         count = int(store.add(self._log, 0))
         new = range(self._count + 1, count + 1)

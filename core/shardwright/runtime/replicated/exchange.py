@@ -1,4 +1,4 @@
-"""What forms of synchronisation need of all ranks: pieces gathered, and values added up, each for all forms together.
+"""Collectives of the update forms: one gathers pieces, one adds up values, each for all forms together.
 
 Legend: W ranks.
 """
@@ -19,12 +19,12 @@ from shardwright.runtime.step.segments import deal
 
 
 class Gathering:
-    """One collective: every rank's pieces to every other; none where nobody has any.
+    """A gathering of every rank's pieces on every rank: one collective, or none if there are no pieces.
 
     Args:
         env: the ranks.
-        forms: whose pieces.
-        device: of all tensors.
+        forms: forms whose pieces are gathered.
+        device: device of all tensors.
     """
 
     def __init__(self, env: ShardingEnv, forms: Sequence[UpdateForm], device: torch.device) -> None:
@@ -51,10 +51,11 @@ class Gathering:
         )
 
     def finish(self) -> None:
-        """Wait, and give each form what all ranks sent."""
+        """Wait, and give each form the pieces of all ranks."""
         pieces = self._pieces
         if self._work is not None:
             self._work.wait()
+            # Own pieces did not travel: put them between those of lower and of higher ranks.
             before = self._sizes[:, : self._env.rank].sum(1).tolist()
             arrived = zip(deal(self._received, self._others), self._pieces, before, strict=True)
             pieces = [torch.cat([others[:place], own, others[place:]]) for others, own, place in arrived]
@@ -65,16 +66,16 @@ class Gathering:
 
 
 class Summing:
-    """The sums of all forms' values.
+    """The sums of all forms' values over the ranks.
 
-    Each rank sums a slice, and then all exchange the slices' sums: ``2 (W - 1) / W`` of the values to each rank. Where
-    ranks read each other's memory, and reading all of the others' values, ``W - 1`` times as many, is no more, they do
-    that instead, and the terms are added up in the update itself.
+    As in a ring all-reduce, each rank sums a slice, and then all exchange the slices' sums. Each rank so receives
+    ``2 (W - 1) / W`` times the values. If ranks can read each other's memory, reading all other ranks' values takes
+    ``W - 1`` times the values. If that is no more, they read them, and the terms are added up in the update itself.
 
     Args:
         env: the ranks.
-        forms: whose values.
-        device: of all tensors.
+        forms: forms whose values are summed.
+        device: device of all tensors.
     """
 
     def __init__(self, env: ShardingEnv, forms: Sequence[UpdateForm], device: torch.device) -> None:
@@ -100,7 +101,7 @@ class Summing:
         )
 
     def _cut(self) -> list[Tensor]:
-        """What each rank sums: all of it, or a slice."""
+        """The part of the values that each rank sums: all of them if ranks read in place, else a slice."""
         world_size = self._env.world_size
         if self._reads:
             return [self._whole] * world_size
@@ -111,7 +112,7 @@ class Summing:
         return [piece for rank, piece in enumerate(by_rank) if rank != self._env.rank]
 
     def finish(self) -> None:
-        """Wait, and give each form its terms."""
+        """Wait, and give each form the terms of its sums."""
         if not sum(self._sizes):
             return
         terms = [self._whole]
@@ -127,12 +128,12 @@ class Summing:
             form.take_sum(own)
 
     def release(self) -> None:
-        """Say that the terms are not read any more."""
+        """Allow other ranks to reuse the memory of the terms."""
         if sum(self._sizes) and self._env.world_size > 1 and self._reads:
             self._arrivals.release()
 
     def _add(self, partial: Sequence[Tensor]) -> None:
-        """Sum this rank's slice, whose bits it alone decides, and exchange the slices."""
+        """Sum this rank's slice, and exchange the slices, so that all ranks have the same bits."""
         mine, others = self._slices[self._env.rank], self._but_own(self._slices)
         for other in partial:
             mine += other

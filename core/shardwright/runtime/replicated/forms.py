@@ -1,8 +1,8 @@
-"""The forms in which copies are synchronised, and the bytes each moves.
+"""The forms in which replicas are synchronised, and the bytes that each moves.
 
-A form turns every rank's lookups and gradients of some blocks of a kernel group into one update that all ranks make
-alike: bags and their gradients, source by source, as if one rank had looked the whole batch up. What it needs of the
-other ranks are pieces that all gather, or values that all add up.
+A form turns every rank's lookups and gradients of some blocks of a kernel group into one update that is the same on all
+ranks: bags and their gradients, source by source, as if one rank had looked up the whole batch. From the other ranks it
+needs pieces, which all gather, or values, which all add up.
 
 Legend: W ranks, S slots of the group, K blocks of the form, R rows of a block, D gradient columns, U rows touched.
 """
@@ -29,16 +29,16 @@ _ID_BYTES, _LENGTH_BYTES = 8, 4
 
 
 @frozen(eq=False)
-class ReplicaBatch:
+class CopiedBatch:
     """This rank's part of a step of a group of copies.
 
     Args:
         copies: the group.
         rank: this rank.
-        looked_up: what all ranks looked up.
-        bags: what this rank did.
-        gradient: of its bags, flat, in the order of the group's result.
-        scale: by what gradients are to be multiplied.
+        looked_up: sizes of all ranks' lookups.
+        bags: bags that this rank looked up.
+        gradient: gradient of its bags, flat, in the order of the group's result.
+        scale: factor of the gradients.
     """
 
     copies: Copies
@@ -50,18 +50,18 @@ class ReplicaBatch:
 
     @cached_property
     def slot_gradients(self) -> list[Tensor]:
-        """The gradient of each slot's bags, ``[bags, D]``."""
+        """Gradient of each slot's bags, ``[bags, D]`` each."""
         return slot_views(self.copies, self.gradient, self.looked_up.num_bags[self.rank].tolist())
 
 
 @frozen(eq=False)
 class Sources:
-    """Lookups that make an update.
+    """Lookups whose backward pass makes an update.
 
     Args:
-        bags: of some slots, of several sources.
-        gradient: of the bags, flat, in the order of the slots' result.
-        slots: which of the group's, ``[n]``.
+        bags: bags of some slots, from several sources.
+        gradient: gradient of the bags, flat, in the order of the slots' result.
+        slots: places of the slots in the group, ``[n]``.
     """
 
     bags: Bags
@@ -74,10 +74,10 @@ class UpdateForm(ABC):
 
     Args:
         batch: this rank's part of the step.
-        blocks: which blocks, rising.
+        blocks: indices of the blocks in the group, rising.
     """
 
-    def __init__(self, batch: ReplicaBatch, blocks: Ints) -> None:
+    def __init__(self, batch: CopiedBatch, blocks: Ints) -> None:
         self.batch, self.copies, self.blocks = batch, batch.copies, blocks
         self.slots: Ints = np.flatnonzero(np.isin(self.copies.block_of_slot, blocks))
         self.looked_up = batch.looked_up.of_slots(self.slots)
@@ -85,46 +85,46 @@ class UpdateForm(ABC):
     @classmethod
     @abstractmethod
     def bytes_moved(cls, sizes: Sizes) -> Ints:
-        """The bytes that all ranks send together, for each block if it were alone: ``[K]``."""
+        """Bytes that all ranks together send for each block in this form: ``[K]``."""
 
     def pieces(self) -> list[Tensor]:
-        """What every rank gathers of this one; each a multiple of 8 bytes."""
+        """This rank's pieces, which every rank gathers; each is a multiple of 8 bytes."""
         return []
 
     def piece_bytes(self) -> list[Ints]:
-        """The bytes of each rank's pieces, ``[W]`` each."""
+        """Bytes of each piece on each rank, ``[W]`` for each piece."""
         return []
 
     def gather(self, pieces: Sequence[Tensor]) -> None:  # noqa: B027 - a form may have none
-        """Take all ranks' pieces: of each the bytes of all ranks, in rank order."""
+        """Take all ranks' pieces: for each piece the bytes of all ranks, in rank order."""
 
     @property
     def num_values(self) -> int:
-        """How many values all ranks are to add up."""
+        """Number of values that all ranks add up."""
         return 0
 
     def write(self, out: Tensor) -> None:  # noqa: B027 - a form may have none
-        """Write this rank's values."""
+        """Write this rank's values into ``out``, ``[num_values]`` float32."""
 
     def take_sum(self, terms: Sequence[Tensor]) -> None:  # noqa: B027 - a form may have none
-        """Take what makes the sum of what all ranks wrote: the same terms on every rank, in one order."""
+        """Take the terms whose sum is that of all ranks' values: the same terms, in the same order, on every rank."""
 
     @abstractmethod
     def sources(self) -> Sources | None:
-        """The whole batch's lookups of these blocks, once all is there; ``None``: :meth:`update` makes their update."""
+        """The whole batch's lookups of these blocks, once all has arrived; ``None`` if :meth:`update` updates them."""
 
     def update(self) -> None:  # noqa: B027 - most forms have the kernel look up
-        """Update the blocks, where :meth:`sources` has nothing; after all others of the group."""
+        """Update the blocks if :meth:`sources` is ``None``; called after all other blocks of the group were updated."""
 
 
 def _to_others(num_bytes: Ints) -> Ints:
-    """What all ranks send together if each sends so many bytes to all others: ``[K]``, of ``[W, K]``."""
+    """Bytes that all ranks together send if each sends its ``[W, K]`` bytes to all others: ``[K]``."""
     sums: Ints = num_bytes.sum(0) * (len(num_bytes) - 1)
     return sums
 
 
 def _filled(tensor: Tensor) -> Tensor:
-    """The tensor's bytes, flat, filled up with zeros to a multiple of 8, and beginning at one."""
+    """View a tensor as flat bytes, padded with zeros to a multiple of 8, and aligned to 8."""
     flat = tensor.reshape(-1)
     flat = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
     missing = -len(flat) % ALIGNMENT
@@ -134,13 +134,13 @@ def _filled(tensor: Tensor) -> Tensor:
 
 
 def _exact(piece: Tensor, dtype: torch.dtype, counts: Ints) -> Tensor:
-    """Each rank's elements without what filled them up; ``counts`` of them, ``[W]``."""
+    """Take each rank's elements out of a gathered piece, without the padding; ``counts`` of them, ``[W]``."""
     size = dtype.itemsize
     return take(piece.view(dtype), starts_of(padded(counts * size)) // size, counts)
 
 
 class BatchForm(UpdateForm):
-    """Every rank's ids, lengths, weights and output gradients, these by their codec."""
+    """The form that gathers every rank's ids, lengths, weights, and output gradients by their codec."""
 
     @classmethod
     def bytes_moved(cls, sizes: Sizes) -> Ints:  # noqa: D102 - described in the base class
@@ -173,7 +173,7 @@ class BatchForm(UpdateForm):
         return Bags(ids, lengths, weights, num_bags[None, self.slots])
 
     def _own_gradient(self) -> Tensor:
-        """That of the slots' bags, flat."""
+        """This rank's gradient of the slots' bags, flat."""
         if len(self.slots) == self.batch.bags.num_slots:
             return self.batch.gradient
         pieces = [self.batch.slot_gradients[slot] for slot in self.slots]
@@ -182,7 +182,7 @@ class BatchForm(UpdateForm):
         return torch.cat([piece.reshape(-1) for piece in pieces])
 
     def _counts(self) -> list[tuple[torch.dtype, Ints]]:
-        """Dtype and elements of each piece of each rank, ``[W]``, before it is filled up."""
+        """Dtype of each piece, and its elements on each rank, ``[W]``, without padding."""
         num_ids, num_bags = self.looked_up.num_ids.sum(1), self.looked_up.num_bags.sum(1)
         counts = [(torch.int64, num_ids)]
         counts += [(torch.int32, num_bags)] if self.copies.is_pooled else []
@@ -211,16 +211,20 @@ class BatchForm(UpdateForm):
 
 
 class RowsForm(UpdateForm):
-    """The rows each rank touched and their gradients; room for as many as its ids can touch."""
+    """The form that gathers the rows that each rank touched, and their gradients.
+
+    A piece has room for as many rows as the rank's ids can touch, because other ranks know only the number of ids.
+    """
 
     @classmethod
     def bytes_moved(cls, sizes: Sizes) -> Ints:  # noqa: D102 - described in the base class
+        # Distinct rows are at most as many as ids, and at most all rows.
         rooms = np.minimum(sizes.num_ids, sizes.num_rows)
         return _to_others(rooms * _ID_BYTES + padded(rooms * sizes.dims * FLOAT_BYTES))
 
     @property
     def _rooms(self) -> Ints:
-        """The rows that there is room for, of each rank and block: ``[W, K]``."""
+        """Rows that there is room for, of each rank and block: ``[W, K]``."""
         num_ids = np.add.reduceat(self.batch.looked_up.num_ids, self.copies.first_slot, axis=1)
         return np.minimum(num_ids, self.copies.num_rows)[:, self.blocks]
 
@@ -251,19 +255,19 @@ class RowsForm(UpdateForm):
 
 
 class DenseForm(UpdateForm):
-    """The gradient of all rows of the blocks, with a mark of each row for whether it was touched."""
+    """The form that sums the gradient of all rows of the blocks, and a mark of each row that is positive if touched."""
 
     _is_of_kernel = False
 
     @classmethod
     def bytes_moved(cls, sizes: Sizes) -> Ints:  # noqa: D102 - described in the base class
-        # Twice (W - 1) / W of it from each of W ranks.
+        # Each of W ranks sends 2 (W - 1) / W of the values, as in a ring all-reduce; D values and a mark for each row.
         moved: Ints = 2 * (sizes.world_size - 1) * sizes.num_rows * (sizes.dims + 1) * FLOAT_BYTES
         return moved
 
     @property
     def _shapes(self) -> list[tuple[int, int]]:
-        """Rows and gradient columns of each block."""
+        """Number of rows and of gradient columns of each block."""
         rows, dims = self.copies.num_rows[self.blocks], self.copies.block_dims[self.blocks]
         return list(zip(rows.tolist(), dims.tolist(), strict=True))
 
@@ -282,7 +286,7 @@ class DenseForm(UpdateForm):
             marks[rows] = 1
 
     def _views(self, values: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Each block's gradient ``[R, D]`` and marks ``[R]``."""
+        """View flat values as each block's gradient ``[R, D]`` and marks ``[R]``."""
         shapes = self._shapes
         pieces = values.split([rows * dim for rows, dim in shapes] + [rows for rows, _ in shapes])
         dense = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=False)]
@@ -302,15 +306,15 @@ class DenseForm(UpdateForm):
         return rows_as_sources(self, rows_of)
 
     def update(self) -> None:
-        """Have the kernel update the rows, which it also added up."""
+        """Have the kernel update the rows from the terms that it wrote on each rank."""
         self.copies.lookup.update_rows(self._terms, tuple(self.blocks.tolist()), self.batch.scale)
 
 
 FORMS: Sequence[type[UpdateForm]] = (BatchForm, RowsForm, DenseForm)
 
 
-def touched_rows(batch: ReplicaBatch, block: int) -> tuple[Tensor, Tensor]:
-    """The rows of one block that this rank touched, and their gradients: ``[U]`` and ``[U, D]``."""
+def touched_rows(batch: CopiedBatch, block: int) -> tuple[Tensor, Tensor]:
+    """Find the rows of one block that this rank touched, ``[U]``, and sum their gradients, ``[U, D]``."""
     slots = np.flatnonzero(batch.copies.block_of_slot == block)
     num_ids, num_bags = (own[batch.rank] for own in (batch.looked_up.num_ids, batch.looked_up.num_bags))
     first, stop = slots[0], slots[-1] + 1  # a block's slots follow one another
@@ -325,13 +329,13 @@ def touched_rows(batch: ReplicaBatch, block: int) -> tuple[Tensor, Tensor]:
 
 
 def rows_as_sources(form: UpdateForm, rows_of: Sequence[tuple[Tensor, Tensor]]) -> Sources:
-    """The update of rows of each block by their gradients: bags of one id each, in the first slot of each block.
+    """Express updates of rows by their gradients as lookups: bags of one id each, in the first slot of each block.
 
-    Pooled lookups want as many bags in every slot: shorter ones are filled up with empty bags.
+    Pooled lookups want the same number of bags in every slot, so shorter slots are filled up with empty bags.
 
     Args:
-        form: whose blocks they are.
-        rows_of: for each block ``[U]`` rows, which may repeat, and ``[U, D]`` gradients, not scaled yet.
+        form: update form of the blocks.
+        rows_of: rows ``[U]`` of each block, which may repeat, and their gradients ``[U, D]``, not scaled yet.
     """
     copies, slots = form.copies, form.slots
     is_first = np.isin(slots, copies.first_slot)

@@ -1,9 +1,9 @@
-"""One update of a kernel group, of whose blocks some were synchronised in one form and some in another.
+"""One update of a kernel group whose blocks were synchronised in different forms.
 
-A kernel updates its group in one call, as if one rank had looked the whole batch up: the blocks of each form are
-sources of their own, in which the slots of the other blocks have no ids.
+A kernel updates its group in one call, as if one rank had looked up the whole batch. The blocks of each form make
+separate sources, in which the slots of the other blocks have no ids.
 
-Legend: S slots of the group, n of the sources, W sources.
+Legend: S slots of the group, n slots of some sources, W sources.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def update_jointly(copies: Copies, forms: Sequence[UpdateForm]) -> Sequence[Tens
     """Make the whole batch's update of a group.
 
     Args:
-        copies: the group.
-        forms: those of its blocks, each of which is in one.
+        copies: the group of replicas.
+        forms: update forms of the group's blocks; each block is in one of them.
 
     Returns:
         The gradients of the lookup's parameters.
@@ -34,7 +34,7 @@ def update_jointly(copies: Copies, forms: Sequence[UpdateForm]) -> Sequence[Tens
     pairs = [(form, form.sources()) for form in forms]
     sources = [own for _, own in pairs if own is not None]
     gradients: Sequence[Tensor | None] = ()
-    if sources:  # first, since it counts the step
+    if sources:  # before the others, because this call counts the optimizer's step
         bags, gradient = _joint(copies, sources)
         gradients = copies.lookup.backward(copies.lookup.prepare(bags), gradient)
     for form, own in pairs:
@@ -44,7 +44,7 @@ def update_jointly(copies: Copies, forms: Sequence[UpdateForm]) -> Sequence[Tens
 
 
 def _joint(copies: Copies, sources: Sequence[Sources]) -> tuple[Bags, Tensor]:
-    """The lookups of all blocks, of those of each form."""
+    """Join the lookups of all forms into one, with its gradient."""
     widened = [_widened(copies, own) for own in sources]
     if len(widened) == 1:
         return widened[0]
@@ -59,18 +59,21 @@ def _joint(copies: Copies, sources: Sequence[Sources]) -> tuple[Bags, Tensor]:
 
 
 def _cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """All in a row; of one group's bags all have lengths (or weights), or none has."""
+    """Concatenate; either all bags of a group have lengths (or weights), or none has."""
     present = [tensor for tensor in tensors if tensor is not None]
     return torch.cat(present) if present else None
 
 
 def _widened(copies: Copies, sources: Sources) -> tuple[Bags, Tensor]:
-    """The same with all slots of the group; ids and their order stay, as the others have none."""
+    """Widen sources of some slots to all slots of the group.
+
+    Ids and their order stay, because the added slots have none.
+    """
     bags, slots = sources.bags, sources.slots
     if len(slots) == len(copies.dims):
         return bags, sources.gradient
     few = bags.table
-    # In pooled lookups a source has as many bags in every slot.
+    # In pooled lookups every slot of a source has the same number of bags; added slots have empty ones.
     counts = np.tile(few[:, :1] if copies.is_pooled else np.zeros_like(few[:, :1]), len(copies.dims))
     counts[:, slots] = few
     lengths = None
@@ -80,13 +83,13 @@ def _widened(copies: Copies, sources: Sources) -> tuple[Bags, Tensor]:
 
 
 def _spread(values: Tensor, counts: Ints, few: Ints, slots: Ints) -> Tensor:
-    """What there is of each bag of some slots, among zeros for those of the others.
+    """Put values of the bags of some slots among zeros for the bags of the others.
 
     Args:
-        values: of the slots' bags, source after source: ``[bags]`` or ``[bags, D]``.
-        counts: bags of each source and slot of the group, ``[W, S]``.
-        few: of those slots, ``[W, n]``.
-        slots: which, ``[n]``.
+        values: values of the slots' bags, source after source: ``[bags]`` or ``[bags, D]``.
+        counts: number of bags of each source and slot of the group, ``[W, S]``.
+        few: number of bags of each source and given slot, ``[W, n]``.
+        slots: places of the given slots in the group, ``[n]``.
     """
     starts = starts_of(counts.reshape(-1)).reshape(counts.shape)[:, slots]
     wide = values.new_zeros(int(counts.sum()), *values.shape[1:])
@@ -95,7 +98,7 @@ def _spread(values: Tensor, counts: Ints, few: Ints, slots: Ints) -> Tensor:
 
 
 def _wide_gradient(copies: Copies, sources: Sources, counts: Ints) -> Tensor:
-    """The gradient in the order of the whole group's result: zeros for the other slots."""
+    """Put the sources' gradient in the order of the whole group's result, with zeros for the other slots."""
     gradient, dims = sources.gradient, copies.dims
     if not copies.is_matrix:
         width = int(dims[0])

@@ -1,4 +1,4 @@
-"""Bytes that each form of synchronisation would move, per block, and what a kernel group's blocks look like.
+"""Sizes of a kernel group's blocks, of their lookups and of their gradients, from which forms compute their bytes.
 
 Legend: W ranks, B_w batch size of rank w, S slots of a group, K blocks, D gradient columns of a block.
 """
@@ -26,15 +26,15 @@ FLOAT_BYTES = 4
 
 @frozen(eq=False)
 class Copies:
-    """A kernel group of copies.
+    """A kernel group of replicas.
 
     Args:
-        group: the group.
-        lookup: what looks it up.
+        group: the kernel group.
+        lookup: lookup of the group's blocks.
         dims: gradient columns of each slot, ``[S]``.
         num_rows: rows of each block, ``[K]``.
-        first_slot: the first slot of each block, ``[K]``.
-        is_pooled: gradients are one per bag, else one per id.
+        first_slot: first slot of each block, ``[K]``.
+        is_pooled: there is one gradient per bag, else one per id.
         is_weighted: ids carry weights.
     """
 
@@ -48,7 +48,7 @@ class Copies:
 
     @classmethod
     def of(cls, plan: RoutingPlan, group: KernelGroup, lookup: Lookup) -> Copies:
-        """A group and what looks it up."""
+        """Describe a group and its lookup."""
         columns = columns_of(plan, plan.slots.piece[group.slots.start : group.slots.stop], gradient=True)
         counts = np.array([spec.num_slots for spec in group.blocks], dtype=np.int64)
         request = group.blocks[0].request
@@ -64,7 +64,7 @@ class Copies:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether results are ``[bags, columns of all slots]``, not slot after slot."""
+        """True if results are ``[bags, columns of all slots]``; else they stand slot after slot."""
         return self.group.kind.is_matrix
 
     @property
@@ -80,23 +80,23 @@ class Copies:
 
     @property
     def codec(self) -> Codec | None:
-        """By what output gradients travel; ``None``: as they are."""
+        """Codec of output gradients; ``None`` if they travel as float32."""
         return self.group.kind.codecs[1]
 
     @property
     def wire(self) -> WireSegment:
-        """What output gradients are in a message."""
+        """Message segment of output gradients."""
         widths = self.group.kind.widths
         return WireSegment(self.codec, widths[1] if widths else int(np.gcd.reduce(self.dims)))
 
 
 @frozen(eq=False)
 class LookedUp:
-    """What all ranks looked up in a group.
+    """Sizes of all ranks' lookups in a group.
 
     Args:
-        num_ids: ids of each slot, ``[W, S]``.
-        num_bags: bags of each slot, ``[W, S]``.
+        num_ids: number of ids of each rank and slot, ``[W, S]``.
+        num_bags: number of bags of each rank and slot, ``[W, S]``.
     """
 
     num_ids: Ints
@@ -108,20 +108,20 @@ class LookedUp:
         return len(self.num_ids)
 
     def of_slots(self, slots: Ints) -> LookedUp:
-        """What they looked up in some of the slots."""
+        """Select some of the slots."""
         return LookedUp(self.num_ids[:, slots], self.num_bags[:, slots])
 
 
 @frozen(eq=False)
 class Sizes:
-    """What all ranks looked up in each block of a group, and the bytes of their gradients.
+    """Sizes of all ranks' lookups in each block of a group, and of their gradients.
 
     Args:
-        num_rows: ``[K]``, of the blocks.
-        dims: ``[K]``, ``D`` of each.
-        num_ids: ``[W, K]``.
-        num_bags: ``[W, K]``.
-        gradient_bytes: ``[W, K]``, of the bags' gradients, by their codec.
+        num_rows: rows of each block, ``[K]``.
+        dims: gradient columns ``D`` of each block, ``[K]``.
+        num_ids: number of ids of each rank and block, ``[W, K]``.
+        num_bags: number of bags of each rank and block, ``[W, K]``.
+        gradient_bytes: bytes of the bags' gradients by their codec, ``[W, K]``.
         is_pooled: bags have lengths.
         is_weighted: ids have weights.
     """
@@ -136,7 +136,7 @@ class Sizes:
 
     @classmethod
     def of(cls, copies: Copies, looked_up: LookedUp) -> Sizes:
-        """The sizes of a step."""
+        """Sum the sizes of a step over the slots of each block."""
         num_ids, num_bags = (
             np.add.reduceat(own, copies.first_slot, axis=1) for own in (looked_up.num_ids, looked_up.num_bags)
         )
@@ -158,7 +158,7 @@ class Sizes:
 
 
 def slot_views(copies: Copies, gradient: Tensor, num_bags: Sequence[int]) -> list[Tensor]:
-    """The gradient of each slot's bags, ``[bags, D]``, of one source's, flat."""
+    """View the flat gradient of one source as the gradients of each slot's bags, ``[bags, D]``."""
     dims = copies.dims.tolist()
     if copies.is_matrix:
         width = sum(dims)

@@ -1,4 +1,4 @@
-"""The executor of replicated tables: lookups of one's own, and updates that all ranks make alike."""
+"""The executor of replicated tables: each rank looks up in its own replica, and all ranks make the same updates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.runtime.replicated import forms
 from shardwright.runtime.replicated.exchange import Gathering, Summing
-from shardwright.runtime.replicated.forms import ReplicaBatch, UpdateForm
+from shardwright.runtime.replicated.forms import CopiedBatch, UpdateForm
 from shardwright.runtime.replicated.joint_update import update_jointly
 from shardwright.runtime.replicated.sizes import Copies, LookedUp, Sizes
 from shardwright.runtime.routed.codecs import TableCodecs
@@ -32,7 +32,10 @@ _MOST_KNOWN = 64  # steps of the same sizes, whose forms are kept
 
 @frozen(eq=False)
 class _OwnPaths(Paths):
-    """Results stay. Copies of as many rows share a group: they mostly take one form, and one update is quicker."""
+    """Paths of results that stay on their rank.
+
+    Replicas with the same number of rows share a group: they mostly take the same form, and one update is quicker.
+    """
 
     codecs: TableCodecs
 
@@ -44,7 +47,7 @@ class _OwnPaths(Paths):
 
 
 class ReplicatedTables(Executor):
-    """All tables of a module of which every rank has a copy, or a copy of some of the rows."""
+    """All tables of a module of which every rank has a replica, or a replica of some of the rows."""
 
     def __init__(self, config: ExecutorConfig) -> None:
         self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
@@ -82,7 +85,11 @@ class ReplicatedTables(Executor):
         }
 
     def forms_of(self, index: int, looked_up: LookedUp) -> list[Ints]:
-        """For each form the blocks of a group that take it, since it moves their fewest bytes; alike on every rank."""
+        """Choose for each block of a group the form that moves its fewest bytes, alike on every rank.
+
+        Returns:
+            The blocks that take each form, by index in the group.
+        """
         key = index, looked_up.num_ids.tobytes() + looked_up.num_bags.tobytes()
         known = self._known.get(key)
         if known is None:
@@ -148,7 +155,7 @@ class ReplicatedStep(ExecutorStep):
         tables = self._tables
         self._forms: list[list[UpdateForm]] = [[] for _ in tables.groups]
         for section, step in zip(tables.sections, self._steps, strict=True):
-            own = step.by_group(step.gradients(gradients, 1.0))
+            own = step.by_group(step.gradients(gradients))
             for group, gradient in zip(section.groups, own, strict=True):
                 self._forms[group] = self._forms_of(group, gradient, scale)
         every = [form for own in self._forms for form in own]
@@ -160,7 +167,7 @@ class ReplicatedStep(ExecutorStep):
         group, copies = self._tables.groups[index], self._tables.copies[index]
         slots = slice(group.slots.start, group.slots.stop)
         looked_up = LookedUp(self._looked_up.num_ids[:, slots], self._looked_up.num_bags[:, slots])
-        batch = ReplicaBatch(copies, self._tables.env.rank, looked_up, self._bags[index], gradient, scale)
+        batch = CopiedBatch(copies, self._tables.env.rank, looked_up, self._bags[index], gradient, scale)
         chosen = zip(forms.FORMS, self._tables.forms_of(index, looked_up), strict=True)
         return [form(batch, blocks) for form, blocks in chosen if len(blocks)]
 

@@ -17,18 +17,18 @@ class TableCodecs:
     """The codecs of each table of an executor, ``None`` where values travel as they are.
 
     Args:
-        pairs: of results, and of gradients, by the table's index.
+        pairs: codec of results and codec of gradients, by index of the table.
     """
 
     pairs: dict[int, tuple[Codec | None, Codec | None]]
 
     @classmethod
     def of(cls, config: ExecutorConfig) -> TableCodecs:
-        """What the plan says of each table, and where it says nothing, what the table's sharder says.
+        """Choose each table's codecs: those of the plan, or, where it names none, those of the table's sharder.
 
         Raises:
-            UnknownPluginError: a codec is not known; the text has the nearest.
-            UnsupportedError: a table's partial sums are to travel by a codec that does not carry such.
+            UnknownPluginError: a codec is not known; the text names the nearest.
+            UnsupportedError: a table has partial sums, and its codec does not carry partial sums.
         """
         tables = {index: config.collection.tables[index] for index in config.members}
         chosen = {index: _config_of(table, config.shardings[table.name]) for index, table in tables.items()}

@@ -1,10 +1,12 @@
-"""The direct way home: each rank sends its results to the rank that asked, in one collective, and one back."""
+"""The direct return path: one collective sends results to the ranks that asked, and one sends gradients back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -12,19 +14,21 @@ from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
 from shardwright.runtime.routed.sections import sections_of
 from shardwright.runtime.routed.wire import Wire
+from shardwright.runtime.step.columns import Room
 
 RESULTS, GRADIENTS = 0, 1
 
 
 class DirectReturn(ReturnPath):
-    """One collective, and one back; see the module."""
+    """Results in one collective, and gradients in one collective back; see the module."""
 
     def __init__(self, plan: RoutingPlan, slots: PathSlots, env: ShardingEnv) -> None:
         self.sections = sections_of(plan, slots.kinds)
+        self._is_one_kind = len(slots.kinds) == 1
         self.brings = [columns for section in self.sections for columns in section.brings]
         self.wires = [
-            Wire(env.communicator, [section.wire[way] for section in self.sections])
-            for way in (RESULTS, GRADIENTS)
+            Wire(env.communicator, [section.wire[direction] for section in self.sections])
+            for direction in (RESULTS, GRADIENTS)
         ]
         widths = plan.pieces.stop - plan.pieces.start
         self._widths = np.bincount(
@@ -35,6 +39,10 @@ class DirectReturn(ReturnPath):
 
     def start(self, answers: Answers) -> ReturnStep:  # noqa: D102 - described in the base class
         return _DirectStep(self, answers)
+
+    def room(self, device: torch.device) -> Room | None:  # noqa: D102
+        wire = self.wires[RESULTS]
+        return partial(wire.room, device=device) if wire.sends_as_it_is and self._is_one_kind else None
 
     def summary(self) -> str:  # noqa: D102
         return ", ".join(f"rank {rank} {width}" for rank, width in enumerate(self._widths.tolist()))
@@ -61,8 +69,11 @@ class _DirectStep(ReturnStep):
         return [output for step, own in pairs for output in step.outputs(own)]
 
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:
-        self._transfer = self._path.wires[GRADIENTS].exchange(
-            [step.gradients(gradients, scale) for step in self._steps],
+        self.scale_left = scale  # kernels multiply where they read
+        wire = self._path.wires[GRADIENTS]
+        room = partial(wire.room, device=gradients[0].device)
+        self._transfer = wire.exchange(
+            [step.gradients(gradients, room) for step in self._steps],
             np.stack([step.asked[GRADIENTS] for step in self._steps]),
             np.stack([step.answered[GRADIENTS] for step in self._steps]),
             label="gradients",

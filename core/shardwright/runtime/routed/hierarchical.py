@@ -1,9 +1,13 @@
-"""The hierarchical way home: partial sums are added inside the host before they cross to other hosts.
+"""The hierarchical return path: partial sums are added inside the host before they cross to other hosts.
 
 Legend: L ranks of a host, H hosts, W ranks, B batch size of this rank, B_w of rank w, R samples of all ranks. Rank
-``h * L + l`` is local rank ``l`` of host ``h``. Forward: 1. inside each host, local rank ``l`` gets its neighbours'
-partial sums for the batches of all ranks with local rank ``l``, and adds them; 2. it sends the sums to those ranks. So
-``1 / L`` of the direct way's bytes cross hosts. Backward takes the same two steps the other way round.
+``h * L + l`` is local rank ``l`` of host ``h``. Forward:
+
+1. Inside each host, local rank ``l`` gets its neighbours' partial sums for the batches of its counterparts, which are
+   the ranks of all hosts with local rank ``l``, and adds them.
+2. It sends the sums to those ranks.
+
+So ``1 / L`` of the direct path's bytes cross hosts. Backward takes the two steps in reverse order.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from shardwright.runtime.step.segments import starts_of, take
 
 
 class HostReturn(ReturnPath):
-    """Pooled partial sums of row parts that share a host."""
+    """The return path of pooled partial sums of row parts that share a host."""
 
     keeps_empty_bags: ClassVar[bool] = True
 
@@ -45,7 +49,8 @@ class HostReturn(ReturnPath):
         self.sums = [HostSums(plan, kinds, self) for kinds in alike.values()]
         self.brings = [columns for own in self.sums for columns in own.home.brings]
         self.wires = [
-            Wire(env.communicator, [own.wire[way] for own in self.sums]) for way in (RESULTS, GRADIENTS)
+            Wire(env.communicator, [own.wire[direction] for own in self.sums])
+            for direction in (RESULTS, GRADIENTS)
         ]
         ranks = np.arange(env.world_size)
         self.neighbours = ranks // self.host_size == self.host
@@ -53,7 +58,7 @@ class HostReturn(ReturnPath):
 
     @classmethod
     def among(cls, env: ShardingEnv) -> type[ReturnPath]:
-        """On one host nothing crosses: partial sums go straight to who asked, who adds them."""
+        """The path to take: the direct one if all ranks are on one host, because nothing crosses hosts then."""
         return DirectReturn if env.local_world_size == env.world_size else cls
 
     def start(self, answers: Answers) -> ReturnStep:  # noqa: D102 - described in the base class
@@ -74,29 +79,30 @@ def _check_hosts(env: ShardingEnv) -> None:
 
 
 def _what_is_alike(kind: GroupKind) -> object:
-    """What slots have in common whose sums stand in one matrix: a codec that writes rows wants one width."""
+    """Key of the kinds whose sums may share a matrix: same codecs, and same width if a codec encodes whole rows."""
     writes_rows = any(codec is not None and not codec.is_elementwise for codec in kind.codecs)
     return kind.codecs, kind.widths if writes_rows else None
 
 
 class HostSums:
-    """The sums of each host for slots whose columns travel alike: ``[samples, columns]``.
+    """The sums of each host, ``[samples, columns]``, for slots whose columns travel alike.
 
     Args:
-        plan: of all slots.
-        kinds: of their kernel groups, by index.
-        path: whose they are.
+        plan: routing plan of all slots.
+        kinds: indices of the slots' kernel group kinds.
+        path: the return path that the sums belong to.
 
     Attributes:
-        home: how they are arranged at home.
+        home: arrangement of arriving sums in the order of the output.
         widths: columns of each host's sums, and of their gradients, ``[H]`` each.
-        wire: what their part of messages is, of results and of gradients.
+        wire: message segment of results, and of gradients.
     """
 
     def __init__(self, plan: RoutingPlan, kinds: Sequence[int], path: HostReturn) -> None:
         slots = PathSlots.of_kinds(plan, kinds)
         ranks = np.repeat(np.arange(slots.columns.world_size), slots.columns.per_rank)
-        # A host has a sum for each piece that its ranks' slots bring, in the order in which they come.
+        # A host has one sum for each distinct (host, piece), in order of its first slot. The pair is one integer,
+        # host * number of pieces + piece.
         keys = ranks // path.host_size * len(plan.pieces.output) + slots.columns.piece
         first = np.sort(np.unique(keys, return_index=True)[1])
         hosts, pieces = ranks[first] // path.host_size, slots.columns.piece[first].astype(np.int64)
@@ -115,12 +121,12 @@ class HostSums:
 
 
 class LocalSums:
-    """Which columns of the host's sums this rank's groups have partial sums of.
+    """The part of the host's sums that this rank's groups contribute to.
 
     Args:
-        plan: of all slots.
-        groups: this rank's, by index.
-        pieces: what the host has sums of, in their order.
+        plan: routing plan of all slots.
+        groups: indices of this rank's groups.
+        pieces: piece of each of the host's sums, in their order.
     """
 
     def __init__(self, plan: RoutingPlan, groups: Sequence[int], pieces: Ints) -> None:
@@ -138,7 +144,10 @@ class LocalSums:
 
     @cached_property
     def _gather(self) -> Move | None:
-        """From the groups' columns side by side to the sums; ``None``: some sum has no column here, or several."""
+        """Copy from the groups' columns, side by side, to the sums; ``None`` if a sum has no column here, or several.
+
+        A copy serves only where each sum has exactly one contribution on this rank. Else columns are added.
+        """
         placed, sizes = np.concatenate([np.zeros(0, np.int64), *self._placed]), self._sizes[RESULTS]
         if not np.array_equal(np.sort(placed), np.arange(len(sizes))):
             return None
@@ -148,7 +157,7 @@ class LocalSums:
 
     @cached_property
     def _column(self) -> Tensor:
-        """The column of the sums that each of the groups' columns belongs to."""
+        """The column of the sums that each of the groups' columns is added to: ``[columns of the groups]``."""
         sizes = self._sizes[RESULTS]
         starts = starts_of(sizes)
         ranges = [
@@ -158,7 +167,7 @@ class LocalSums:
 
     @cached_property
     def _deal(self) -> list[Move]:
-        """From the sums' gradient to that of each group's slots side by side."""
+        """Copies from the sums' gradient to each group's gradient, its slots side by side."""
         sizes = self._sizes[GRADIENTS]
         starts = starts_of(sizes)
         return [
@@ -171,7 +180,7 @@ class LocalSums:
         ]
 
     def partial(self, answers: Answers) -> Tensor:
-        """This rank's partial sums for the samples of all ranks: ``[R, width]``."""
+        """Compute this rank's partial sums for the samples of all ranks: ``[R, width]``."""
         samples = int(answers.batch_sizes.sum())
         looked_up = [
             _as_matrix(answers.results[index], group.kind, len(group.slots), answers.batch_sizes)
@@ -184,7 +193,7 @@ class LocalSums:
         return sums.index_add_(1, self._column.to(answers.device), joined)
 
     def by_group(self, gradient: Tensor, batch_sizes: Ints) -> dict[int, Tensor]:
-        """Each group's gradient, flat, of the sums' ``[R, width]``."""
+        """Deal the sums' gradient ``[R, width]`` to the groups: each one's flat gradient, by its index."""
         dealt = {}
         for (index, group), move in zip(self.groups, self._deal, strict=True):
             own = move(gradient.view(-1), len(gradient))
@@ -201,7 +210,10 @@ def _side_by_side(matrices: Sequence[Tensor], samples: int, device: torch.device
 
 
 def _row_of(num_slots: int, batch_sizes: Ints) -> Tensor:
-    """Which row of a group whose results stand slot after slot has each sample's and slot's: ``[R, S]``."""
+    """Row of each sample and slot, ``[R, S]``, in a group's result that stands rank by rank, then slot by slot.
+
+    For sample ``b`` of rank ``w`` and slot ``s`` that is ``S * (samples of ranks before w) + s * B_w + b``.
+    """
     first = np.repeat(starts_of(batch_sizes), batch_sizes)[:, None]
     inside = np.arange(len(first))[:, None] - first
     size = np.repeat(batch_sizes, batch_sizes)[:, None]
@@ -209,7 +221,7 @@ def _row_of(num_slots: int, batch_sizes: Ints) -> Tensor:
 
 
 def _as_matrix(result: Tensor, kind: GroupKind, num_slots: int, batch_sizes: Ints) -> Tensor:
-    """A group's result as ``[R, columns of all slots]``."""
+    """Rearrange a group's result as ``[R, columns of all slots]``."""
     samples = int(batch_sizes.sum())
     if kind.is_matrix or kind.widths is None:
         return result.view(samples, result.numel() // max(samples, 1))
@@ -219,7 +231,7 @@ def _as_matrix(result: Tensor, kind: GroupKind, num_slots: int, batch_sizes: Int
 
 
 def _as_rows(gradient: Tensor, kind: GroupKind, num_slots: int, batch_sizes: Ints) -> Tensor:
-    """A gradient ``[R, columns of all slots]``, flat, in the order of a group's result that stands slot after slot."""
+    """Rearrange a gradient ``[R, columns of all slots]``, flat, slot after slot: the inverse of :func:`_as_matrix`."""
     assert kind.widths is not None  # slots whose results stand one after the other have one width
     index = _row_of(num_slots, batch_sizes).view(-1)
     inverse = torch.empty_like(index)
@@ -233,13 +245,13 @@ class _HostStep(ReturnStep):
         self._path, self._batch_sizes = path, answers.batch_sizes
         self._size = int(answers.batch_sizes[path.rank])
         ranks = np.arange(len(answers.batch_sizes))
-        # By local rank, then by host: what each neighbour adds up stands together.
+        # Ranks sorted by local rank, then by host: the samples that one neighbour sums stand together.
         self._order = np.lexsort((ranks // path.host_size, ranks % path.host_size))
         self._own_samples = int(answers.batch_sizes[path.counterparts].sum())
         self._start_inside([own.local.partial(answers) for own in path.sums])
 
     def _start_inside(self, partial: Sequence[Tensor]) -> None:
-        """Collective, started: partial sums inside the host, those for its counterparts to each rank."""
+        """Start a collective inside the host: each neighbour gets this rank's partial sums for its counterparts."""
         sizes = self._batch_sizes[self._order]
         starts = starts_of(self._batch_sizes)[self._order]
         self._transfer = self._path.wires[RESULTS].exchange(
@@ -250,25 +262,33 @@ class _HostStep(ReturnStep):
         )
 
     def _samples_of_local_ranks(self) -> Ints:
-        """For each local rank the samples of the ranks of all hosts that have it: ``[L]``."""
+        """Samples of all ranks with each local rank: ``[L]``."""
         samples: Ints = self._batch_sizes.reshape(self._path.num_hosts, self._path.host_size).sum(0)
         return samples
 
-    def _inside(self, samples: Ints, way: int) -> Ints:
-        """Values of each part that travel to (or from) each rank: sums of this host for samples of neighbours."""
-        widths = np.array([[own.widths[way][self._path.host]] for own in self._path.sums])
+    def _inside(self, samples: Ints, direction: int) -> Ints:
+        """Values of each part to (or from) each rank, ``[P, W]``, inside the host.
+
+        Args:
+            samples: samples that each neighbour sends or gets sums for, ``[L]``.
+            direction: results or gradients.
+        """
+        widths = np.array([[own.widths[direction][self._path.host]] for own in self._path.sums])
         return self._of(self._path.neighbours, widths * samples)
 
     def _of(self, ranks: Ints, values: Ints) -> Ints:
-        """Values of some ranks among those of all, ``[P, W]``."""
+        """Put values of some ranks among zeros for the others, ``[P, W]``."""
         every = np.zeros((len(values), len(self._batch_sizes)), dtype=np.int64)
         every[:, ranks] = values
         return every
 
-    def _crossing(self, way: int) -> tuple[Ints, Ints]:
-        """Values of each part between this rank and its counterparts: this host's sums for their samples; theirs."""
+    def _crossing(self, direction: int) -> tuple[Ints, Ints]:
+        """Values of each part between this rank and its counterparts, ``[P, W]`` each.
+
+        The first are this host's sums for their samples; the second their hosts' sums for this rank's samples.
+        """
         path = self._path
-        widths = np.array([own.widths[way] for own in path.sums])
+        widths = np.array([own.widths[direction] for own in path.sums])
         sizes = self._batch_sizes[path.counterparts]
         here = self._of(path.counterparts, widths[:, path.host : path.host + 1] * sizes)
         return here, self._of(path.counterparts, widths * self._size)
@@ -291,18 +311,19 @@ class _HostStep(ReturnStep):
         return received
 
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:
-        """Collective, started: this rank's gradients to its counterparts, theirs for this host's sums."""
+        """Start a collective across hosts: gradients of each host's sums go to the counterpart on that host."""
+        self.scale_left = scale  # kernels multiply where they read
         here, theirs = self._crossing(GRADIENTS)
         flat = gradients[0].reshape(-1)
         self._transfer = self._path.wires[GRADIENTS].exchange(
-            [own.spread.scaled(flat, self._size, scale) for own in self._path.sums],
+            [own.spread(flat, self._size) for own in self._path.sums],
             theirs,
             here,
             label="gradients across hosts",
         )
 
     def gradients(self) -> Mapping[int, Tensor]:
-        """Collective: each neighbour's gradients to all."""
+        """Make the collective inside the host: every neighbour gets the gradients that this rank received."""
         path = self._path
         spread: Transfer = path.wires[GRADIENTS].exchange(
             [own.repeat(path.host_size) for own in self._arrived()],
@@ -316,7 +337,7 @@ class _HostStep(ReturnStep):
         return dealt
 
     def _by_rank(self, gradient: Tensor, width: int) -> Tensor:
-        """Gradients for the samples of all ranks, in rank order: ``[R, width]``."""
+        """Sort gradients, which stand by local rank, then by host, into rank order: ``[R, width]``."""
         sizes = self._batch_sizes[self._order]
         place = np.argsort(self._order)
         rows = gradient.view(int(sizes.sum()), width)

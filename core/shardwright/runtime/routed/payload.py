@@ -1,8 +1,8 @@
-"""The message of ids: what a rank is told in the headers, and the bytes that follow.
+"""The message of ids, and the header fields that tell its sizes.
 
-A header field of a slot is the number of its ids, and above 32 bits the number of its bags where bags without ids are
-left out. The message to a rank has the ids of each router's slots in turn (int64); then the lengths of their bags
-(int32), of pooled collections; then their weights (float32); then what fills it up to 8 bytes.
+A slot has one header field. Its low 32 bits are the number of ids. If bags without ids are left out, its high 32 bits
+are the number of bags. The message to a rank has these parts in turn: the ids of each router's slots (int64); in pooled
+collections the lengths of their bags (int32); if weighted, the weights (float32); zeros up to a multiple of 8 bytes.
 
 Legend: W ranks, S slots of all ranks, S_r a rank's slots of one router, P parts of a message.
 """
@@ -26,18 +26,18 @@ from shardwright.runtime.step.segments import interleave, places_of, sums, take
 _BAGS = 32
 _IDS = (1 << _BAGS) - 1
 _WORDS = {torch.int64: 2, torch.int32: 1, torch.float32: 1}
-"""What messages are made of: pieces of 4 bytes."""
+"""Words of 4 bytes in an element of each dtype; messages are counted in words."""
 
 
 @frozen(eq=False)
 class Incoming:
-    """What arrives for this rank's slots, as the headers say.
+    """Sizes of the messages that arrive for this rank's slots, read from the headers.
 
     Args:
-        num_ids: for each router, ids from each rank for each slot, ``[W, S_r]``.
-        num_bags: likewise bags.
-        words: 4-byte pieces of each part of each rank's message, ``[P, W]``.
-        splits: 8-byte pieces from each rank, ``[W]``.
+        num_ids: number of ids from each rank for each slot, ``[W, S_r]`` for each router.
+        num_bags: number of bags from each rank for each slot, ``[W, S_r]`` for each router.
+        words: 4-byte words of each part of each rank's message, ``[P, W]``.
+        splits: 8-byte words of each rank's message, ``[W]``.
     """
 
     num_ids: Sequence[Ints]
@@ -47,17 +47,17 @@ class Incoming:
 
 
 class PayloadFormat:
-    """Headers, and messages packed and unpacked, of one rank.
+    """Format of one rank's headers and messages.
 
     Args:
-        routers: of all slots.
-        groups: this rank's.
+        routers: routers of all slots.
+        groups: this rank's kernel groups.
         rank: this rank.
         is_weighted: ids carry weights.
         is_pooled: bags have lengths.
 
     Attributes:
-        header_size: fields for each rank.
+        header_size: number of fields for each rank: the most slots of any rank.
     """
 
     def __init__(
@@ -74,6 +74,8 @@ class PayloadFormat:
         per_rank = np.stack([router.slots.per_rank for router in routers])
         self.header_size = int(per_rank.sum(0).max())
         before = np.cumsum(per_rank, axis=0) - per_rank  # a rank's slots stand router after router
+        # Place of each router's slots in the flat [W, header_size]: the row of the slot's rank, the slots of routers
+        # before this one, and the slot's number among its rank's.
         rows = np.arange(per_rank.shape[1]) * self.header_size
         self._fields = [
             np.repeat(rows + first - router.slots.first[:-1], own) + np.arange(own.sum())
@@ -83,7 +85,7 @@ class PayloadFormat:
         self._own = [slice(*span) for span in zip(before[:, rank].tolist(), stops.tolist(), strict=True)]
 
     def headers(self, routed: Sequence[Bucketed]) -> Ints:
-        """For each rank its fields, filled up with zeros: ``[W, header_size]``."""
+        """Write the header fields for each rank, filled up with zeros: ``[W, header_size]``."""
         world_size = self._routers[0].slots.world_size
         fields = np.zeros(world_size * self.header_size, dtype=np.int64)
         for router, places, own in zip(self._routers, self._fields, routed, strict=True):
@@ -93,7 +95,7 @@ class PayloadFormat:
         return fields.reshape(world_size, -1)
 
     def pack(self, routed: Sequence[Bucketed]) -> tuple[Tensor, list[int]]:
-        """The messages to all ranks, int64, and the elements for each."""
+        """Pack the messages to all ranks: flat int64, and the number of elements for each rank."""
         firsts = [router.slots.first for router in self._routers]
         num_ids = [sums(own.num_ids, first) for own, first in zip(routed, firsts, strict=True)]
         num_bags = [sums(own.num_bags, first) for own, first in zip(routed, firsts, strict=True)]
@@ -109,15 +111,15 @@ class PayloadFormat:
         return packed.view(torch.int64), (words.sum(0) // 2).tolist()
 
     def _words(self, num_ids: Sequence[Ints], num_bags: Sequence[Ints]) -> Ints:
-        """The words of each part of the message to (or from) each rank, ``[P, W]``; the last fills it up."""
+        """Count the words of each part of the message to (or from) each rank, ``[P, W]``; the last part is padding."""
         words = [own * _WORDS[torch.int64] for own in num_ids]
         words += num_bags if self._is_pooled else []
         words += num_ids if self._is_weighted else []
-        odd = sum(words[1:], words[0]) & 1
+        odd = sum(words[1:], words[0]) & 1  # one word of padding makes a multiple of 8 bytes
         return np.array([*words, odd])
 
     def incoming(self, peers: PeerHeaders) -> Incoming:
-        """What arrives."""
+        """Read the sizes of the arriving messages from the headers."""
         fields = [peers.fields[:, own] for own in self._own]
         num_ids = [own & _IDS for own in fields]
         num_bags = [
@@ -128,11 +130,11 @@ class PayloadFormat:
         return Incoming(num_ids, num_bags, words, (words.sum(0) // 2).tolist())
 
     def _bags_of_samples(self, num_ids: Ints, peers: PeerHeaders) -> Ints:
-        """A bag for each sample, or, of sequences, for each id."""
+        """Bags where none is left out, ``[W, S_r]``: one for each sample, or, of sequences, one for each id."""
         return np.zeros_like(num_ids) + peers.batch_sizes[:, None] if self._is_pooled else num_ids
 
     def unpack(self, received: Tensor, incoming: Incoming) -> list[Bags]:
-        """The bags of each of this rank's groups."""
+        """Read the bags of each of this rank's groups from the messages."""
         return [
             bags
             for number in range(len(self._routers))
@@ -140,7 +142,10 @@ class PayloadFormat:
         ]
 
     def _unpacked(self, number: int, received: Tensor, incoming: Incoming) -> Iterator[Bags]:
-        """Those of one router's slots: each group has a run of them, and so a run of each part of each message."""
+        """Yield the bags of the groups of one router.
+
+        A group's slots are a run of the router's slots, so its elements are a run of each part of each message.
+        """
         num_routers = len(self._routers)
         starts = places_of(incoming.words)
         num_ids, num_bags = incoming.num_ids[number], incoming.num_bags[number]
@@ -169,13 +174,13 @@ class _SlotRun:
     """A run of slots in a part of each rank's message.
 
     Args:
-        sizes: elements of each slot, ``[W, S_r]``.
-        slots: the run.
+        sizes: number of elements of each slot, ``[W, S_r]``.
+        slots: the run of slots.
     """
 
     def __init__(self, sizes: Ints, slots: slice) -> None:
         self._before, self._sizes = sizes[:, : slots.start].sum(1), sizes[:, slots].sum(1)
 
     def of(self, message: Tensor, starts: Ints) -> Tensor:
-        """Its elements, of ``message``'s dtype; ``starts`` are the part's, in words: ``[W]``."""
+        """Take the run's elements, of ``message``'s dtype; ``starts`` is each rank's first word of a part, ``[W]``."""
         return take(message, starts // _WORDS[message.dtype] + self._before, self._sizes)

@@ -1,4 +1,6 @@
-"""What is decided when a module is sharded: the slots of all ranks as columns of numbers, and the local kernel groups.
+"""The routing plan, made when a module is sharded: the slots of all ranks as arrays, and the local kernel groups.
+
+A slot is one feature looked up in one block on one rank. A piece is the range of an output's columns that slots bring.
 
 Legend: W ranks, S slots of all ranks, G kernel groups of all ranks, P pieces.
 """
@@ -32,7 +34,7 @@ NO_CODECS: tuple[Codec | None, Codec | None] = (None, None)
 
 @frozen
 class Reading:
-    """A feature whose ids are parted by a row map; ``None``: they are not."""
+    """A feature and the row map that parts its ids; ``None`` if they are not parted."""
 
     feature: int
     row_map: RowMap | None
@@ -40,16 +42,16 @@ class Reading:
 
 @frozen(eq=False)
 class Pieces:
-    """The pieces of outputs that slots bring, as columns: a feature looked up in a range of a table's columns.
+    """The pieces of outputs that slots bring, as arrays.
 
     Args:
-        output: ``[P]``.
-        start: its first column in the output, ``[P]``.
-        stop: the column after its last, ``[P]``.
-        gradient_start: likewise of the columns whose gradient it gets, ``[P]``.
-        gradient_stop: ``[P]``.
-        reading: where its ids come from, ``[P]``.
-        group: its kernel group, ``[P]``.
+        output: index of the output, ``[P]``.
+        start: first column of the piece in the output, ``[P]``.
+        stop: column after its last, ``[P]``.
+        gradient_start: first column whose gradient the piece's slots get, ``[P]``.
+        gradient_stop: column after the last whose gradient they get, ``[P]``.
+        reading: index of the reading that its ids come from, ``[P]``.
+        group: index of its kernel group's kind, ``[P]``.
     """
 
     output: Ints
@@ -66,9 +68,9 @@ class SlotColumns:
     """The slots of all ranks, in the order in which they are sent.
 
     Args:
-        first: the first slot of each rank, and where the last rank's end, ``[W + 1]``.
-        part: the row part that each reads, ``[S]``.
-        piece: what each brings, ``[S]``.
+        first: first slot of each rank, and the number of all slots, ``[W + 1]``.
+        part: row part that each slot reads, ``[S]``.
+        piece: index of the piece that each slot brings, ``[S]``.
     """
 
     first: Ints
@@ -82,11 +84,11 @@ class SlotColumns:
 
     @cached_property
     def per_rank(self) -> Ints:
-        """How many slots each rank has: ``[W]``."""
+        """Number of slots of each rank: ``[W]``."""
         return np.diff(self.first)
 
     def chosen(self, is_chosen: Any) -> SlotColumns:
-        """Some of the slots: ``is_chosen`` is a mask ``[S]``."""
+        """Select some of the slots by a mask ``[S]``."""
         if is_chosen.all():
             return self
         before = np.concatenate([[0], np.cumsum(is_chosen)])
@@ -95,16 +97,16 @@ class SlotColumns:
 
 @frozen(eq=False)
 class RoutingPlan:
-    """Where all ids of some tables of a collection go, and what comes back.
+    """The routes of all ids of some tables of a collection, and of their results.
 
     Args:
-        collection: of all tables.
+        collection: collection of all tables.
         rank: this rank.
         readings: features and their row maps.
-        pieces: what slots bring.
-        slots: of all ranks.
-        kinds: of the kernel groups of all ranks, ``G``, in the order of their slots on each rank.
-        groups: of this rank.
+        pieces: pieces of outputs that slots bring.
+        slots: slots of all ranks.
+        kinds: kinds of the kernel groups of all ranks, ``G``, in the order of their slots on each rank.
+        groups: kernel groups of this rank.
     """
 
     collection: Collection
@@ -116,7 +118,7 @@ class RoutingPlan:
     groups: tuple[KernelGroup, ...]
 
     def alone(self) -> RoutingPlan:
-        """The slots of this rank as those of the one rank of a world."""
+        """Make the plan of a world whose only rank has this rank's slots."""
         own = slice(*self.slots.first[self.rank : self.rank + 2])
         count = self.slots.per_rank[self.rank]
         slots = SlotColumns(np.array([0, count]), self.slots.part[own], self.slots.piece[own])
@@ -124,19 +126,19 @@ class RoutingPlan:
 
     @property
     def bucketing_of_piece(self) -> Ints:
-        """The bucketing of each piece's slots: ``[P]``."""
+        """Bucketing of each piece's slots: ``[P]``."""
         return np.array([kind.bucketing for kind in self.kinds], dtype=np.int64)[self.pieces.group]
 
 
 class Paths(ABC):
-    """What a part of the engine says of the ways its tables' results take."""
+    """The return paths and codecs of an executor's tables."""
 
     @abstractmethod
     def of(self, table: int, sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:
-        """The way home of some blocks of a table, and whether bags without ids are left out on it."""
+        """Return path key of a table's blocks of one dataflow, and true if it leaves out bags without ids."""
 
     def codecs_of(self, table: int) -> tuple[Codec | None, Codec | None]:
-        """By what a table's results and gradients travel."""
+        """Codec of a table's results, and codec of its gradients."""
         return NO_CODECS
 
 
@@ -154,14 +156,14 @@ def plan_routing(
     """Lay out the routing of some tables of a collection.
 
     Args:
-        collection: all tables.
-        members: the indices of those that are routed.
-        shardings: how each is sharded, by name.
+        collection: collection of all tables.
+        members: indices of the tables that are routed.
+        shardings: each table's part of the plan, by table name.
         rank: this rank.
         world_size: the number of ranks.
         device_type: type of the device that holds the blocks.
-        paths: how results travel; only tables of one way share a kernel group.
-        alone: plan this rank's blocks only, as those of the one rank of a world: for copies, which ask nobody else.
+        paths: return paths and codecs of the tables. Only tables of one path share a kernel group.
+        alone: plan for a world whose only rank has this rank's blocks, as replicas need, which ask no other rank.
 
     Raises:
         UnsupportedError: a kernel cannot do what the plan asks, with its reason.
@@ -181,9 +183,9 @@ class _KernelShape:
     """A range of columns of a table, as its kernel sees it.
 
     Args:
-        request: what is asked of the kernel.
-        first_piece: the first of its pieces, one for each output of the table.
-        group: its kernel group.
+        request: request to the kernel.
+        first_piece: index of its first piece; it has one for each output of the table.
+        group: index of its kernel group's kind.
     """
 
     request: KernelRequest
@@ -192,7 +194,7 @@ class _KernelShape:
 
 
 class _Builder:
-    """Gathers slots while tables are added in order."""
+    """A builder of a routing plan; tables are added in order."""
 
     def __init__(self, collection: Collection, *, rank: int, device_type: str, paths: Paths) -> None:
         self._collection, self._rank, self._device_type, self._paths = collection, rank, device_type, paths
@@ -205,7 +207,7 @@ class _Builder:
         self._kernels: dict[str, ComputeKernel] = {}
 
     def add(self, index: int, sharding: ParameterSharding, blocks: BlockColumns, chosen: Ints) -> None:
-        """Add the chosen blocks of a table, if they have rows: nothing is ever sent to others."""
+        """Add the chosen blocks of a table, except blocks without rows, to which no id is ever sent."""
         layout, outputs = sharding.layout, self._outputs[index]
         row_map = layout.row_map if layout.maps_rows else None
         readings = [
@@ -242,10 +244,11 @@ class _Builder:
         shapes: Mapping[int, _KernelShape],
         num_outputs: int,
     ) -> None:
-        """A slot for each block and output, in the order of the blocks."""
+        """Add a slot for each block and output, in the order of the blocks."""
         first_piece = np.zeros(max(shapes, default=0) + 1, dtype=np.int32)
         for kind, shape in shapes.items():
             first_piece[kind] = shape.first_piece
+        # [blocks, outputs]: a block's pieces are numbered from the first piece of its shape.
         pieces = first_piece[kind_of_block[kept]][:, None] + np.arange(num_outputs, dtype=np.int32)
         ranks, parts = (
             np.repeat(column[kept].astype(np.int32), num_outputs) for column in (blocks.rank, blocks.part)
@@ -263,7 +266,7 @@ class _Builder:
         table = self._collection.tables[index]
         kernel = self._kernel(sharding.compute_kernel)
         request = KernelRequest.of(
-            table, span[1] - span[0], device=self._device_type, here=True, first_column=span[0]
+            table, span[1] - span[0], device=self._device_type, on_this_machine=True, first_column=span[0]
         )
         request = kernel.with_extras(request, sharding.layout.extras)
         _check_supported(table, sharding, kernel, request)
@@ -291,7 +294,7 @@ class _Builder:
         return self._kernels[name]
 
     def plan(self, world_size: int) -> RoutingPlan:
-        """All that was added, in the order in which it is sent."""
+        """Make the plan of all tables added, with slots in the order in which they are sent."""
         order = self._order_of_kinds()
         new_place = np.argsort(order)
         pieces = np.array(self._pieces, dtype=np.int64).reshape(-1, 7).T.copy()
@@ -308,7 +311,7 @@ class _Builder:
         )
 
     def _order_of_kinds(self) -> list[int]:
-        """By bucketing, then by way home, then as they came."""
+        """Order of the kinds: by bucketing, then by return path, then as they were added."""
         kinds = list(self._kinds)
         paths = {path: place for place, path in enumerate(dict.fromkeys(kind.path for kind in kinds))}
         return sorted(range(len(kinds)), key=lambda kind: (kinds[kind].bucketing, paths[kinds[kind].path]))
@@ -319,6 +322,7 @@ class _Builder:
             np.concatenate([empty, *columns]) for columns in zip((empty,) * 3, *self._slots, strict=True)
         )
         num_kinds = max(1, len(self._kinds))
+        # By rank, then by kernel group, in one sort key; the sort is stable, so equal slots stay as they were added.
         keys = ranks.astype(np.int64) * num_kinds + group_of_piece[pieces]
         order = order_of(torch.from_numpy(keys), world_size * num_kinds).numpy()
         first = np.concatenate([[0], np.cumsum(np.bincount(ranks, minlength=world_size))])
@@ -340,12 +344,16 @@ class _Builder:
 
 
 def _kinds_of(blocks: BlockColumns) -> tuple[Ints, Ints]:
-    """Which blocks have one dataflow and one range of columns: a number for each block, and the first of each."""
+    """Number the distinct (dataflow, range of columns) of the blocks, in order of their first block.
+
+    Returns:
+        The number of each block, ``[blocks]``, and the first block of each number.
+    """
     same = [blocks.dataflow, blocks.start, blocks.stop]
     if all((column == column[0]).all() for column in same):
         return np.zeros(len(blocks), dtype=np.int64), np.zeros(1, dtype=np.int64)
     _, first, kind = np.unique(np.stack(same), axis=1, return_index=True, return_inverse=True)
-    by_place = np.argsort(first, kind="stable")
+    by_place = np.argsort(first, kind="stable")  # np.unique numbers by value: number by first place instead
     return np.argsort(by_place)[kind.reshape(-1)], first[by_place]
 
 

@@ -1,7 +1,7 @@
-"""Ragged bags for kernels that want as many in every slot.
+"""Ragged bags for kernels that want the same number of bags in every slot.
 
-Of cut rows only bags with ids travel, so that slots have bags of their own number. A kernel that does not take such
-gets them as one source's, each slot filled up to the longest with empty bags.
+Of cut rows only bags with ids travel, so each slot has its own number of bags. A kernel that does not take ragged bags
+gets them as bags of one source: each slot is filled up with empty bags to the number of the longest.
 
 Legend: W sources, S slots, K bags, n bags of the longest slot, N ids, D columns of a row.
 """
@@ -22,12 +22,12 @@ from shardwright.runtime.step.segments import index_of, numbered, order_of, repe
 
 @frozen(eq=False)
 class _Filled:
-    """Ragged bags, filled up.
+    """Ragged bags after filling up.
 
     Args:
-        bags: of one source.
-        row: which row of the kernel's result, seen as rows of one width, each ragged bag has: ``[K]``.
-        num_rows: of the result.
+        bags: the filled bags, of one source.
+        row: row of each ragged bag in the kernel's result, seen as rows of one width: ``[K]``.
+        num_rows: rows of the result, ``S * n``.
     """
 
     bags: Bags
@@ -39,8 +39,8 @@ class FillingLookup:
     """A lookup of ragged bags by another that takes none.
 
     Args:
-        lookup: the other.
-        group: its kernel group, whose slots are of one width.
+        lookup: lookup that does not take ragged bags.
+        group: kernel group of that lookup; its slots have one width.
     """
 
     def __init__(self, lookup: Lookup, group: KernelGroup) -> None:
@@ -49,34 +49,37 @@ class FillingLookup:
         self._batch_major = group.kernel.batch_major
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
-        """As :meth:`Lookup.forward`; results are rows in the order of the ragged bags."""
+        """Look up as :meth:`Lookup.forward` does; results are rows in the order of the ragged bags."""
         filled = self._filled(bags)
         result, saved = self._lookup.forward(filled.bags, training=training)
         rows = result.reshape(filled.num_rows, self._widths[0]).index_select(0, filled.row)
         return rows.view(-1), (filled.row, filled.num_rows, saved)
 
     def anticipate(self, saved: Any) -> None:
-        """As :meth:`Lookup.anticipate`."""
+        """Prepare the backward pass as :meth:`Lookup.anticipate` does."""
         self._lookup.anticipate(saved[-1])
 
-    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
-        """As :meth:`Lookup.backward`."""
+    def backward_scaled(self, saved: Any, gradient: Tensor, scale: float) -> Sequence[Tensor | None]:
+        """Update as :meth:`Lookup.backward_scaled` does."""
         row, num_rows, inner = saved
         rows = gradient.new_zeros(num_rows, self._widths[1])
         rows[row] = gradient.view(len(row), self._widths[1])
-        return self._lookup.backward(inner, rows.view(-1))
+        return self._lookup.backward_scaled(inner, rows.view(-1), scale)
 
     def _filled(self, bags: Bags) -> _Filled:
         assert bags.lengths is not None  # only pooled lookups are ragged
         counts, device = bags.table, bags.ids.device
-        before = np.cumsum(counts, axis=0) - counts  # bags of a slot stand source after source
+        # Ragged bags stand source by source, then slot by slot. Filled bags stand slot by slot, [S, n], and within a
+        # slot source after source: bag k of (source, slot) gets place (bags of sources before) + k in its slot.
+        before = np.cumsum(counts, axis=0) - counts
         most = int(counts.sum(0).max(initial=0))
         slots = np.tile(np.arange(bags.num_slots), bags.num_sources)
-        place = index_of(before.reshape(-1), counts.reshape(-1), device)  # in its slot
+        place = index_of(before.reshape(-1), counts.reshape(-1), device)  # place of each bag in its slot
         slot = repeated(slots, counts.reshape(-1), device)
         target = slot * most + place
         lengths = bags.lengths.new_zeros(bags.num_slots * most)
         lengths[target] = bags.lengths
+        # The ids move with their bags: stably sorted by target bag, which keeps the order within a bag.
         order = order_of(target.index_select(0, numbered(bags.lengths, bags.ids.numel())), len(lengths))
         filled = Bags(
             ids=bags.ids.index_select(0, order),
@@ -89,7 +92,7 @@ class FillingLookup:
 
 
 def taking_ragged(lookup: Lookup, group: KernelGroup) -> Lookup | FillingLookup:
-    """What looks up a group's bags, of whatever number."""
+    """Return a lookup that takes ragged bags if the group has them: the given one, or one that fills them up."""
     if not group.kind.is_ragged or group.kernel.takes_ragged_bags:
         return lookup
     return FillingLookup(lookup, group)

@@ -1,4 +1,4 @@
-"""The contract of a return path: how results take home to the ranks that asked, and gradients back.
+"""The contract of a return path: it brings results home to the ranks that asked, and gradients back.
 
 Legend: W ranks, B batch size of this rank, B_w of rank w, C columns of the collection's pooled output, D columns of a
 slot, S_r slots of one router.
@@ -19,21 +19,21 @@ from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import RoutingPlan, SlotColumns
 from shardwright.runtime.routed.routing import Bucketed
-from shardwright.runtime.step.columns import Columns
+from shardwright.runtime.step.columns import Columns, Room
 from shardwright.runtime.step.kernel_groups import Bucketing
 
 
 @frozen(eq=False)
 class Answers:
-    """What was looked up for a batch, on all ranks, and is to take home.
+    """Results of this rank's lookups for the batches of all ranks, to be sent home.
 
     Args:
-        results: of each of the path's groups here, by the group's index, flat (see :class:`shardwright.Lookup`).
+        results: flat result of each local group of the path, by index of the group (see :class:`shardwright.Lookup`).
         batch_sizes: ``B_w`` of each rank, ``[W]``.
-        asked: what this rank asked for, by bucketing.
-        answered: the bags that each rank asked of this rank's slots, ``[W, S_r]``, by bucketing.
-        num_ids: ids of each feature in this rank's batch, ``[F]``.
-        device: of all tensors.
+        asked: ids that this rank sent, by bucketing.
+        answered: number of bags from each rank for this rank's slots, ``[W, S_r]``, by bucketing.
+        num_ids: number of ids of each feature in this rank's batch, ``[F]``.
+        device: device of all tensors.
     """
 
     results: Mapping[int, Tensor]
@@ -47,44 +47,50 @@ class Answers:
 class ReturnStep(ABC):
     """One batch's results on their way, then their gradients.
 
-    Each method is called once, in this order, and for all paths before the next of any is: so the paths' collectives
-    are under way together.
+    Each method is called once, in this order. It is called for all paths before the next method of any path, so that
+    the paths' collectives are under way together.
+
+    Attributes:
+        scale_left: factor that is still missing from :meth:`gradients`, known once they are sent; 1 if they were
+            multiplied before.
     """
+
+    scale_left: float = 1.0
 
     @abstractmethod
     def proceed(self) -> None:
-        """Go on where results take more than one collective: wait for the one before, and start the last."""
+        """Go on, if results take more than one collective: wait for the one before, and start the last."""
 
     @abstractmethod
     def outputs(self) -> list[Tensor]:
-        """Wait: a tensor for each of the path's ``brings``; see :class:`shardwright.runtime.step.executor.Columns`."""
+        """Wait for results: a tensor for each of the path's ``brings``, as :class:`Columns` says."""
 
     @abstractmethod
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:
         """Start sending gradients.
 
         Args:
-            gradients: of the collection's outputs: ``[B, C]``, or, of sequences, ``[N, D]`` for each output. They are
-                not to be changed.
-            scale: by what they are still to be multiplied to be averages over the ranks.
+            gradients: gradients of the collection's outputs: ``[B, C]``, or, of sequences, ``[N, D]`` for each output.
+                They must not be changed.
+            scale: factor that makes their sum over the ranks an average, ``1 / W``.
         """
 
     @abstractmethod
     def gradients(self) -> Mapping[int, Tensor]:
-        """Wait for gradients; returns each local group's, by its index, flat, in the order of its result."""
+        """Wait for gradients; return each local group's, flat, in the order of its result, by index of the group."""
 
 
 class ReturnPath(ABC):
-    """The way home of the slots of one dataflow.
+    """The return path of the slots of one dataflow.
 
     Args:
-        plan: what is routed, on all ranks.
-        slots: those whose results take this way.
+        plan: routing plan of all ranks.
+        slots: slots whose results take this path.
         env: the ranks.
 
     Attributes:
-        brings: the columns of each tensor that it brings to each rank.
-        keeps_empty_bags: results have a bag for each sample, also where it has no id in a slot's rows.
+        brings: columns of each tensor that the path brings to each rank.
+        keeps_empty_bags: results have a bag for each sample, also if it has no id in a slot's rows.
     """
 
     brings: Sequence[Columns]
@@ -92,7 +98,7 @@ class ReturnPath(ABC):
 
     @abstractmethod
     def __init__(self, plan: RoutingPlan, slots: PathSlots, env: ShardingEnv) -> None:
-        """Decide orders and sizes."""
+        """Compute the orders and sizes that do not depend on a batch."""
 
     @classmethod
     def among(cls, env: ShardingEnv) -> type[ReturnPath]:
@@ -101,11 +107,15 @@ class ReturnPath(ABC):
 
     @abstractmethod
     def start(self, answers: Answers) -> ReturnStep:
-        """Begin to send results."""
+        """Start to send results."""
+
+    def room(self, device: torch.device) -> Room | None:
+        """Maker of the memory for its group's results, if the path sends them as they are; else ``None``."""
+        return None
 
     @abstractmethod
     def summary(self) -> str:
-        """One line for people."""
+        """One line that describes the path to people."""
 
 
 @frozen(eq=False)
@@ -114,8 +124,8 @@ class PathSlots:
 
     Args:
         columns: the slots, in the order in which they are sent.
-        kinds: the kernel groups' kinds, by index.
-        groups: this rank's groups, by index.
+        kinds: indices of the kernel groups' kinds.
+        groups: indices of this rank's groups.
     """
 
     columns: SlotColumns
@@ -124,13 +134,13 @@ class PathSlots:
 
     @classmethod
     def of(cls, plan: RoutingPlan, path: object) -> PathSlots:
-        """Those of a path."""
+        """Select the slots of a return path."""
         kinds = [index for index, kind in enumerate(plan.kinds) if kind.path == path]
         return cls.of_kinds(plan, kinds)
 
     @classmethod
     def of_kinds(cls, plan: RoutingPlan, kinds: Sequence[int]) -> PathSlots:
-        """Those of some kinds of groups."""
+        """Select the slots of some kinds of kernel groups."""
         is_chosen = np.isin(plan.pieces.group, kinds)[plan.slots.piece]
         own = [plan.kinds[kind] for kind in kinds]
         groups = [index for index, group in enumerate(plan.groups) if group.kind in own]

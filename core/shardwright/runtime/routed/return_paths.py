@@ -19,14 +19,14 @@ _PATHS: Final[Mapping[type, tuple[type[ReturnPath], type[ReturnPath]]]] = {
 
 
 def return_path_of(dataflow: Routed, *, is_pooled: bool) -> Callable[..., ReturnPath]:
-    """The return path of a dataflow: a class, or what else makes one.
+    """The return path of a dataflow, as a class or another callable that makes one.
 
     Args:
-        dataflow: what a layout says of its blocks.
-        is_pooled: one result per bag, else one per id.
+        dataflow: dataflow of some blocks of a layout.
+        is_pooled: there is one result per bag, else one per id.
 
     Raises:
-        UnsupportedError: it names no path, and neither does a class that it derives from.
+        UnsupportedError: neither the dataflow nor a class that it derives from names a path.
     """
     own: Callable[..., ReturnPath] | None = dataflow.return_path(is_pooled=is_pooled)
     if own is not None:

@@ -1,4 +1,7 @@
-"""Routing: a batch's ids, put into buckets in the order of the slots that read them.
+"""Routing: sorting a batch's ids into buckets, in the order of the slots that read them.
+
+A reading is a feature with a row map. A bucket holds the ids of one reading in one row part; slots that read the same
+part share it.
 
 Legend: F features, B batch size, N ids, R readings, Q buckets, S slots.
 """
@@ -35,17 +38,17 @@ from shardwright.runtime.step.segments import (
 
 @frozen(eq=False)
 class Bucketed:
-    """The ids that some slots get of a batch, slot after slot.
+    """The ids of a batch for some slots, slot after slot.
 
     Args:
         batch_size: ``B``.
-        num_ids: ids of each slot, ``[S]``, in host memory.
-        num_bags: bags of each slot, ``[S]``, in host memory; of sequences each id is one.
-        ids: ``[sum of num_ids]`` int64, rows of the slot's block.
-        lengths: ids of each bag, ``[sum of num_bags]`` int32; ``None`` of sequences.
-        weights: ``[sum of num_ids]`` float32, or ``None``.
-        places: the sample of each bag, or its place among the feature's ids of sequences, ``[sum of num_bags]``;
-            ``None`` where each slot has all of them in order.
+        num_ids: number of ids of each slot, ``[S]``, in host memory.
+        num_bags: number of bags of each slot, ``[S]``, in host memory; of sequences each id is a bag.
+        ids: row of each id in the slot's block, ``[sum of num_ids]`` int64.
+        lengths: number of ids of each bag, ``[sum of num_bags]`` int32; ``None`` for sequences.
+        weights: weight of each id, ``[sum of num_ids]`` float32, or ``None``.
+        places: sample of each bag, or for sequences its place among the feature's ids, ``[sum of num_bags]``;
+            ``None`` if each slot has all of them in order.
     """
 
     batch_size: int
@@ -58,17 +61,17 @@ class Bucketed:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that it consists of."""
+        """The tensors of the routed batch."""
         every = (self.ids, self.lengths, self.weights, self.places)
         return [tensor for tensor in every if tensor is not None]
 
 
 class Router(ABC):
-    """Puts a batch's ids into the buckets of some slots.
+    """A router, which sorts a batch's ids into the buckets of some slots.
 
     Args:
-        plan: of all slots.
-        slots: those that are served, of all ranks.
+        plan: routing plan of all slots.
+        slots: the slots that it serves, on all ranks.
     """
 
     bucketing: ClassVar[Bucketing]
@@ -78,11 +81,11 @@ class Router(ABC):
 
     @abstractmethod
     def route(self, batch: FeatureBatch) -> Bucketed:
-        """The ids of each slot."""
+        """Sort the ids of a batch by slot."""
 
 
 def routers_of(plan: RoutingPlan) -> list[Router]:
-    """The routers of all slots, one for each bucketing that there is, in their order."""
+    """Make the routers of all slots: one for each bucketing that occurs, in their order."""
     cut = CutRouter if plan.collection.is_pooled else CutSequenceRouter
     kinds = {Bucketing.WHOLE: WholeRouter, Bucketing.CUT: cut, Bucketing.RAGGED: RaggedRouter}
     bucketing = plan.bucketing_of_piece[plan.slots.piece]
@@ -91,7 +94,7 @@ def routers_of(plan: RoutingPlan) -> list[Router]:
 
 
 def bags_of_groups(groups: Sequence[KernelGroup], routed: Sequence[Bucketed]) -> list[Bags]:
-    """What each group looks up of a rank's own batch, where it has no other rank's."""
+    """The bags of each group, of this rank's own batch only."""
     bags, start = [], 0
     for own in routed:
         stop = start + len(own.num_ids)
@@ -117,7 +120,7 @@ def _of_slots(routed: Bucketed, slots: slice) -> Bags:
 
 
 class WholeRouter(Router):
-    """Features whose ids are not parted: each slot gets all of its feature's."""
+    """The router of features whose ids are not parted: each slot gets all ids of its feature."""
 
     bucketing = Bucketing.WHOLE
 
@@ -154,9 +157,9 @@ class _Sorted:
 
     Args:
         batch: the batch.
-        sizes: ids of each reading, ``[R]``.
-        place: where each id stands among those of all readings, ``[N]``.
-        counts: ids of each bucket, ``[Q]``, in the memory of the batch's device.
+        sizes: number of ids of each reading, ``[R]``.
+        place: place of each sorted id among those of all readings, ``[N]``.
+        counts: number of ids of each bucket, ``[Q]``, on the batch's device.
     """
 
     batch: FeatureBatch
@@ -172,7 +175,7 @@ class _Sorted:
 
 @frozen(eq=False)
 class _BucketBags:
-    """The bags of each bucket; see :class:`Bucketed`, whose slots are buckets here."""
+    """The bags of each bucket; fields are those of :class:`Bucketed`, by bucket instead of slot."""
 
     num_ids: Ints
     num_bags: Ints
@@ -183,8 +186,8 @@ class _BucketBags:
 class _BucketRouter(Router):
     """Features whose ids are parted by row maps: each slot gets those of its part.
 
-    Readings stand in the order of their row maps' classes, so that each class is asked once. A bucket has the place of
-    the first slot that reads it, so that ids need no further order where no two slots read one.
+    Readings are ordered by the class of their row map, so that each class is called once. Buckets are ordered by the
+    first slot that reads them, so that ids need no second sort if no two slots share a bucket.
     """
 
     def __init__(self, plan: RoutingPlan, slots: SlotColumns) -> None:
@@ -201,8 +204,14 @@ class _BucketRouter(Router):
         self._number_buckets(first[plan.pieces.reading[slots.piece]] + slots.part, int(num_parts.sum()))
 
     def _number_buckets(self, part_of_slot: Ints, num_parts: int) -> None:
-        """Number the parts that slots read: ``part_of_slot`` counts parts through all readings, ``[S]``."""
+        """Number the buckets.
+
+        Args:
+            part_of_slot: part that each slot reads, counted through all readings, ``[S]``.
+            num_parts: parts of all readings.
+        """
         num_slots = len(part_of_slot)
+        # Written backwards, so that the first slot of each part is written last and stays.
         first_slot = np.full(num_parts, num_slots, dtype=np.int64)
         first_slot[part_of_slot[::-1]] = np.arange(num_slots)[::-1]
         used = np.flatnonzero(first_slot < num_slots)
@@ -215,22 +224,25 @@ class _BucketRouter(Router):
         self._bucket_of_slot = None if len(used) == num_slots else bucket_of_part[part_of_slot]
 
     def _number_classes(self, part_of_bucket: Ints, num_parts: int) -> None:
-        """Give the buckets sort keys, as few as do.
+        """Give the buckets sort keys, as few as possible.
 
-        Ids stand reading after reading already. A stable sort leaves them so, and neighbouring buckets of rising
-        readings can share a key: in the usual order of slots, rank after rank, the key is the rank.
+        Ids already stand reading after reading, and a stable sort keeps that order. So neighbouring buckets share a key
+        as long as their readings rise. In the usual order of slots, rank after rank, the key is the rank.
         """
         reading = np.searchsorted(self._first_part, part_of_bucket, side="right") - 1
+        # A new key begins at each bucket whose reading does not rise.
         falls = np.concatenate([[False], reading[1:] <= reading[:-1]])
         classes = np.cumsum(falls)
         unread = int(classes.max(initial=-1)) + 1
-        class_of_part = np.full(num_parts, unread, dtype=np.int32)  # they come last, and are cut off
+        # Ids of unread parts sort last, and are cut off.
+        class_of_part = np.full(num_parts, unread, dtype=np.int32)
         class_of_part[part_of_bucket] = classes
         self._class_of_part, self._num_classes = torch.from_numpy(class_of_part), unread + self._has_unread
 
     def route(self, batch: FeatureBatch) -> Bucketed:
         sizes, starts = batch.num_ids[self._features], batch.starts[self._features]
         rows, parts = self._placed(take(batch.values, starts, sizes), sizes)
+        # Ids of each part, then in the order of the buckets.
         counts = counts_of(parts, len(self._class_of_part))
         counts = counts.index_select(0, self._part_of_bucket.to(parts.device))
         keys = self._class_of_part.to(parts.device).index_select(0, parts)
@@ -246,7 +258,7 @@ class _BucketRouter(Router):
         return routed if self._bucket_of_slot is None else _repeated(routed, self._bucket_of_slot)
 
     def _placed(self, ids: Tensor, sizes: Ints) -> tuple[Tensor, Tensor]:
-        """The row of each id in its part; and the part, counted through all readings."""
+        """Find the row of each id in its part, and its part, counted through all readings: ``[N]`` each."""
         found, first, start = [], 0, 0
         for _, own in groupby(self._maps, type):
             maps = list(own)
@@ -259,10 +271,10 @@ class _BucketRouter(Router):
 
     @abstractmethod
     def _bags(self, ids: _Sorted) -> _BucketBags:
-        """The bags of each bucket."""
+        """Compute the bags of each bucket."""
 
     def _samples(self, ids: _Sorted) -> Tensor:
-        """The sample that each id is of: ``[N]`` int32."""
+        """The sample of each sorted id: ``[N]`` int32."""
         size = ids.batch.batch_size
         lengths = take(
             ids.batch.lengths.reshape(-1), self._features * size, np.full_like(self._features, size)
@@ -272,12 +284,13 @@ class _BucketRouter(Router):
 
 
 class CutRouter(_BucketRouter):
-    """The same with a bag for each sample."""
+    """A router of parted ids with a bag for each sample."""
 
     bucketing = Bucketing.CUT
 
     def _bags(self, ids: _Sorted) -> _BucketBags:
         size, num_buckets = ids.batch.batch_size, self._num_buckets
+        # Bag of each id: bucket * B + sample. Counting the ids of each bag gives its length, empty bags too.
         bag = ids.bucket.mul_(size).add_(self._samples(ids))
         lengths = counts_of(bag, num_buckets * size)
         return _BucketBags(
@@ -286,20 +299,21 @@ class CutRouter(_BucketRouter):
 
 
 class RaggedRouter(_BucketRouter):
-    """The same without bags that have no ids."""
+    """A router of parted ids that leaves out bags without ids."""
 
     bucketing = Bucketing.RAGGED
 
     def _bags(self, ids: _Sorted) -> _BucketBags:
         samples = self._samples(ids)
-        # A bag begins with its bucket, and where the sample is another; the last one ends behind the last id.
+        # A bag begins at the first id of a bucket, and where the sample changes. The last mark ends the last bag.
         begins = torch.ones(len(samples) + 1, dtype=torch.bool, device=samples.device)
         torch.ne(samples[1:], samples[:-1], out=begins[1:-1])
         stops = ids.counts.cumsum(0)
         begins.index_fill_(0, stops - ids.counts, True)
         edges = places_where(begins)
-        before = torch.cumsum(begins, 0, dtype=torch.int32)  # of each id, its own bag included
+        before = torch.cumsum(begins, 0, dtype=torch.int32)  # bags begun up to each id, its own included
         reached = before.index_select(0, stops)
+        # Bags begun before a bucket's stop, without the mark at the stop itself; differences are the bags of each.
         num_bags = torch.diff(reached - 1, prepend=reached.new_zeros(1))
         num_ids, num_bags = torch.stack([ids.counts, num_bags]).cpu().numpy()
         lengths = (edges[1:] - edges[:-1]).to(torch.int32)
@@ -307,18 +321,19 @@ class RaggedRouter(_BucketRouter):
 
 
 class CutSequenceRouter(_BucketRouter):
-    """The same where each id is a bag of its own."""
+    """A router of parted ids of sequences: each id is a bag of its own."""
 
     bucketing = Bucketing.CUT
 
     def _bags(self, ids: _Sorted) -> _BucketBags:
         num_ids = ids.counts.cpu().numpy()
+        # Place of each id among its feature's: its place among all readings' ids, less the start of its reading.
         first = repeated(starts_of(ids.sizes), ids.sizes, ids.place.device)
         return _BucketBags(num_ids, num_ids, None, ids.place - first.index_select(0, ids.place))
 
 
 def _repeated(buckets: Bucketed, bucket_of_slot: Ints) -> Bucketed:
-    """What slots get of buckets, of which some are read by several."""
+    """Copy buckets to the slots that read them; some buckets are read by several slots."""
     num_ids, num_bags = buckets.num_ids[bucket_of_slot], buckets.num_bags[bucket_of_slot]
     first_id = starts_of(buckets.num_ids)[bucket_of_slot]
     first_bag = starts_of(buckets.num_bags)[bucket_of_slot]

@@ -1,7 +1,7 @@
-"""What takes the direct way home, by kinds of kernel groups: matrices, rows of bags, and rows of sequences.
+"""Sections of the direct return path, by kinds of kernel groups: matrices, rows of bags, and rows of sequences.
 
-A section is one part of the path's messages. It knows where its slots' results belong at home, and which part of the
-outputs' gradients they need.
+A section is one part of the path's messages. It knows the places of its slots' results in the outputs, and the part of
+the outputs' gradients that its slots need. A target is a distinct range of output columns among those of its slots.
 
 Legend: W ranks, B batch size of this rank, B_w of rank w, S slots of the section, D columns of a row, T targets.
 """
@@ -20,17 +20,17 @@ from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots
 from shardwright.runtime.routed.wire import WireSegment
-from shardwright.runtime.step.columns import Columns, Move, Placement
+from shardwright.runtime.step.columns import Columns, Move, Placement, Room, selected
 from shardwright.runtime.step.kernel_groups import GroupKind
 from shardwright.runtime.step.segments import counts_of, index_of, order_of, repeated, starts_of, sums, take
 
 
 class SectionStep(ABC):
-    """One batch on its way through a section. Sizes are values to or from each rank, ``[W]``.
+    """One batch on its way through a section.
 
     Attributes:
-        asked: of results that come to this rank, and of gradients that leave it.
-        answered: of results that leave it, and of gradients that come.
+        asked: number of values of results that arrive from each rank, and of gradients that leave to it, ``[W]`` each.
+        answered: number of values of results that leave to each rank, and of gradients that arrive, ``[W]`` each.
     """
 
     asked: tuple[Ints, Ints]
@@ -38,34 +38,33 @@ class SectionStep(ABC):
 
     @abstractmethod
     def results(self) -> Tensor:
-        """What leaves, flat."""
+        """The results that leave, flat, rank after rank."""
 
     @abstractmethod
     def outputs(self, received: Tensor) -> list[Tensor]:
-        """A tensor for each of the section's ``brings``, of the results that came."""
+        """Arrange the results that arrived: a tensor for each of the section's ``brings``."""
 
     @abstractmethod
-    def gradients(self, gradients: Sequence[Tensor], scale: float) -> Tensor:
-        """The gradients that leave, flat: ``scale`` times those of all outputs, as far as they are needed."""
+    def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
+        """The gradients that leave, flat: those of all outputs, as far as they are needed; made in a room if copied."""
 
     @abstractmethod
     def by_group(self, received: Tensor) -> list[Tensor]:
-        """Each local group's gradient, of those that came."""
+        """Deal the gradients that arrived to the local groups."""
 
 
 class Section(ABC):
     """The slots of some kinds of kernel groups.
 
     Args:
-        plan: of all slots.
-        kinds: the kinds, by index; of one bucketing, and of one pair of codecs.
-        world_size: the number of ranks.
+        plan: routing plan of all slots.
+        kinds: indices of the kinds, which have one bucketing and one pair of codecs.
 
     Attributes:
-        slots: on all ranks.
-        groups: the local groups, by index.
-        brings: the columns of each tensor that comes home.
-        wire: what its part of messages is, of results and of gradients.
+        slots: slots of the section on all ranks.
+        groups: indices of the local groups.
+        brings: columns of each tensor that comes home.
+        wire: message segment of results, and of gradients.
     """
 
     brings: Sequence[Columns]
@@ -76,7 +75,7 @@ class Section(ABC):
         self.slots, self.groups = own.columns, own.groups
         self.kind: GroupKind = plan.kinds[kinds[0]]
         self.rank, self.outputs_of_plan = plan.rank, plan.collection.outputs
-        # Where its slots stand among those of their router.
+        # Places of the section's slots among those of their router.
         routed = plan.slots.chosen(plan.bucketing_of_piece[plan.slots.piece] == self.kind.bucketing)
         is_own = np.isin(plan.pieces.group[routed.piece], kinds)
         self.places = None if is_own.all() else np.flatnonzero(is_own)
@@ -85,46 +84,49 @@ class Section(ABC):
 
     @abstractmethod
     def begin(self, answers: Answers) -> SectionStep:
-        """Begin with a batch."""
+        """Start with the results of a batch."""
 
     def bags_asked(self, answers: Answers) -> Ints:
-        """The bags that this rank asked of each slot: ``[S]``."""
+        """Number of bags that this rank sent to each slot: ``[S]``."""
         bags = answers.asked[self.kind.bucketing].num_bags
         return bags if self.places is None else bags[self.places]
 
     def bags_answered(self, answers: Answers) -> Ints:
-        """The bags of all local slots that each rank asked for: ``[W]``."""
+        """Number of bags that each rank sent to the local slots together: ``[W]``."""
         answered: Ints = answers.answered[self.kind.bucketing][:, self.local].sum(1)
         return answered
 
 
 def columns_of(plan: RoutingPlan, pieces: Ints, *, gradient: bool = False) -> Columns:
-    """The columns that pieces bring, or those whose gradient they get."""
+    """The columns that pieces bring, or, with ``gradient``, those whose gradient they get."""
     own = plan.pieces
     start, stop = (own.gradient_start, own.gradient_stop) if gradient else (own.start, own.stop)
     return Columns(own.output[pieces], start[pieces], stop[pieces])
 
 
 def first_columns(plan: RoutingPlan, columns: Columns) -> Ints:
-    """Where columns begin in the collection's pooled output."""
+    """First column of each piece in the collection's pooled output: ``[n]``."""
     starts = np.array([output.start for output in plan.collection.outputs], dtype=np.int64)
     return starts[columns.output] + columns.start
 
 
 class Homecoming:
-    """Columns that arrive in matrices ``[B, columns]``, one after the other, put in the order of the output.
+    """Arrangement of columns that arrive in matrices ``[B, columns]`` in the order of the output.
+
+    If several arrivals have the same columns, each further one goes into a further tensor.
 
     Args:
-        plan: of all slots.
-        columns: of what arrives.
-        placed: where they stand.
+        plan: routing plan of all slots.
+        columns: columns of the arriving pieces.
+        placed: placement of those pieces in the received buffer.
 
     Attributes:
-        brings: the columns of each tensor made: one, but where several arrive for the same columns.
+        brings: columns of each tensor made; one tensor unless several arrivals have the same columns.
     """
 
     def __init__(self, plan: RoutingPlan, columns: Columns, placed: Placement) -> None:
         first, self._moves, self.brings = first_columns(plan, columns), list[Move](), list[Columns]()
+        # The tensor of each piece: 0 for the first arrival of its columns, 1 for the second, and so on.
         layer = _occurrence(first)
         for number in range(int(layer.max(initial=-1)) + 1):
             own = np.flatnonzero(layer == number)
@@ -135,13 +137,14 @@ class Homecoming:
             self.brings.append(Columns(columns.output[own], columns.start[own], columns.stop[own]))
 
     def outputs(self, received: Tensor, size: int) -> list[Tensor]:
-        """A tensor for each of ``brings``, of all matrices, flat, for ``size`` samples."""
+        """Make a tensor for each of ``brings`` from all matrices, flat, of ``size`` samples."""
         pairs = zip(self._moves, self.brings, strict=True)
         return [move(received, size).view(size, columns.width) for move, columns in pairs]
 
 
 def _occurrence(values: Ints) -> Ints:
-    """For each value how many equal ones come before it."""
+    """Count the equal values before each value: ``[n]``."""
+    # Sorted stably, equal values stand together in order; each counts its distance from the first of them.
     order = np.argsort(values, kind="stable")
     begins = np.flatnonzero(np.diff(values[order], prepend=-1))
     number = np.empty_like(values)
@@ -150,7 +153,7 @@ def _occurrence(values: Ints) -> Ints:
 
 
 class MatrixSection(Section):
-    """Pooled results with a bag for each sample: each rank sends ``[B_w, columns of all its slots]``."""
+    """A section of pooled results with a bag for each sample: each rank sends ``[B_w, columns of all its slots]``."""
 
     def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
         super().__init__(plan, kinds)
@@ -184,7 +187,7 @@ class MatrixSection(Section):
 
 
 def _wire(kind: GroupKind, widths: Sequence[int]) -> tuple[WireSegment, WireSegment]:
-    """What results and gradients of some width are in messages."""
+    """Message segments of results and gradients of these widths."""
     results, gradients = map(WireSegment, kind.codecs, widths)
     return results, gradients
 
@@ -212,8 +215,8 @@ class _MatrixStep(SectionStep):
     def outputs(self, received: Tensor) -> list[Tensor]:
         return self._section.home.outputs(received, self._size)
 
-    def gradients(self, gradients: Sequence[Tensor], scale: float) -> Tensor:
-        return self._section.spread.scaled(gradients[0].reshape(-1), self._size, scale)
+    def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
+        return self._section.spread(gradients[0].reshape(-1), self._size, room)
 
     def by_group(self, received: Tensor) -> list[Tensor]:
         widths = [own for _, own in self._section.group_widths]
@@ -227,13 +230,13 @@ class _Targets:
     """The distinct columns among those of a section's slots, all of one width, in the order of the outputs.
 
     Args:
-        plan: of all slots.
-        pieces: of the section's slots, ``[S]``.
-        gradient: columns whose gradient they get, not those that they bring.
+        plan: routing plan of all slots.
+        pieces: piece of each slot of the section, ``[S]``.
+        gradient: take the columns whose gradient slots get, not those that they bring.
 
     Attributes:
-        columns: of each target, ``[T]``.
-        of_slot: the target of each slot, ``[S]``.
+        columns: columns of each target, ``[T]``.
+        of_slot: target of each slot, ``[S]``.
     """
 
     def __init__(self, plan: RoutingPlan, pieces: Ints, *, gradient: bool) -> None:
@@ -254,7 +257,7 @@ class _Targets:
 
 
 class RowsSection(Section):
-    """Rows of one width for each slot, as many as it has bags: partial sums of cut rows, or rows of sequences."""
+    """A section of rows of one width, one for each bag of a slot: partial sums of cut rows, or rows of sequences."""
 
     def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
         super().__init__(plan, kinds)
@@ -285,7 +288,7 @@ class _RowsStep(SectionStep):
         return [received] * len(self.section.groups)
 
     def places(self, answers: Answers) -> Tensor | None:
-        """The sample of each bag, or its place among its feature's ids; ``None``: each slot has all, in order."""
+        """Sample of each bag, or its place among its feature's ids; ``None`` if each slot has all, in order."""
         routed, own = answers.asked[self.section.kind.bucketing], self.section.places
         if routed.places is None or own is None:
             return routed.places
@@ -293,7 +296,7 @@ class _RowsStep(SectionStep):
 
 
 class BagsSection(RowsSection):
-    """Pooled partial sums: rows of one target and sample are added up at home."""
+    """A section of pooled partial sums: rows of one target and sample are added up at home."""
 
     def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
         super().__init__(plan, kinds)
@@ -319,7 +322,7 @@ class _BagsStep(_RowsStep):
         self._samples = samples
 
     def _rows_of(self, targets: _Targets) -> Tensor:
-        """For each bag, its row of ``[B, T]``."""
+        """Row of each bag in ``[B, T]``, seen flat: ``sample * T + target``."""
         target = repeated(targets.of_slot, self.bags, self._device)
         return target.add_(self._samples, alpha=len(targets))
 
@@ -327,6 +330,7 @@ class _BagsStep(_RowsStep):
         num_targets, width = len(self.section.targets), self.section.widths[0]
         num_rows = self._size * num_targets
         rows = self._rows_of(self.section.targets)
+        # Sorted by output row; an embedding bag over the sorted order adds up the values of each row.
         order = order_of(rows, num_rows)
         values = received.view(len(order), width)
         if len(order) == num_rows and len(self.bags) == num_targets:  # nothing is to be added up
@@ -337,16 +341,15 @@ class _BagsStep(_RowsStep):
             summed = F.embedding_bag(order, values, offsets, mode="sum", include_last_offset=True)
         return [summed.view(self._size, num_targets * width)]
 
-    def gradients(self, gradients: Sequence[Tensor], scale: float) -> Tensor:
+    def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
         targets, width = self.section.gradient_targets, self.section.widths[1]
         picked = self.section.pick(gradients[0].reshape(-1), self._size)
         rows = picked.view(self._size * len(targets), width)
-        wanted = rows.index_select(0, self._rows_of(targets)).view(-1)
-        return wanted if scale == 1 else wanted.mul_(scale)
+        return selected(rows, self._rows_of(targets), room)
 
 
 class SequenceSection(RowsSection):
-    """Rows of ids: each goes to the place of its id."""
+    """A section of rows of sequences: each goes to the place of its id."""
 
     def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
         super().__init__(plan, kinds)
@@ -377,7 +380,7 @@ class _SequenceStep(_RowsStep):
         self._places = self.places(answers)
 
     def _rows_of(self, targets: _Targets, num_ids: Ints) -> Tensor:
-        """For each row that comes, its place among the rows of all targets, target after target."""
+        """Place of each arriving row among the rows of all targets, target after target."""
         first = starts_of(num_ids)[targets.of_slot]
         if self._places is None:
             return index_of(first, self.bags, self._device)
@@ -397,18 +400,17 @@ class _SequenceStep(_RowsStep):
         out[rows] = values
         return list(out.split_with_sizes(num_ids.tolist()))
 
-    def gradients(self, gradients: Sequence[Tensor], scale: float) -> Tensor:
+    def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
         targets = self.section.gradient_targets
         columns = targets.columns
         spans = zip(columns.output.tolist(), columns.start.tolist(), columns.stop.tolist(), strict=True)
         every = torch.cat([gradients[output][:, start:stop] for output, start, stop in spans])
         rows = self._rows_of(targets, self._num_ids[self.section.gradient_feature])
-        wanted = every.index_select(0, rows).view(-1)
-        return wanted if scale == 1 else wanted.mul_(scale)
+        return selected(every, rows, room)
 
 
 def sections_of(plan: RoutingPlan, kinds: Sequence[int]) -> list[Section]:
-    """The sections of some kinds of groups: matrices of one pair of codecs together, rows by kind."""
+    """Make the sections of some kinds of groups: one for all matrices of the same codecs, one for each kind of rows."""
     matrices: dict[object, list[int]] = {}
     rows = BagsSection if plan.collection.is_pooled else SequenceSection
     made: list[Section] = []

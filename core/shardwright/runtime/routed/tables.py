@@ -1,4 +1,4 @@
-"""Routed tables: ids travel to the ranks that own their rows, results come home by the dataflow's return path."""
+"""Routed tables: ids travel to the ranks that own their rows; results come home by the dataflow's return path."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class RoutedPaths(Paths):
 
     Args:
         env: the ranks.
-        codecs: of the tables.
-        is_pooled: results are one per bag.
+        codecs: codecs of the tables.
+        is_pooled: there is one result per bag.
     """
 
     env: ShardingEnv
@@ -53,7 +53,7 @@ class RoutedPaths(Paths):
 
 
 class RoutedTables(Executor):
-    """All routed tables of a module, whatever their sharding types: one message of ids, one way home a dataflow."""
+    """All routed tables of a module, of any sharding types: one message of ids, one return path for each dataflow."""
 
     def __init__(self, config: ExecutorConfig) -> None:
         self.env, self.device = config.env, config.device
@@ -81,11 +81,22 @@ class RoutedTables(Executor):
         self.header_size = self.format.header_size
         self.slots, self.paths = self._paths()
         self.brings = [columns for path in self.paths for columns in path.brings]
+        self._make_rooms()
 
     def _paths(self) -> tuple[list[PathSlots], list[ReturnPath]]:
-        ways: list[Any] = list(dict.fromkeys(kind.path for kind in self.plan.kinds))
-        slots = [PathSlots.of(self.plan, way) for way in ways]
-        return slots, [way(self.plan, own, self.env) for way, own in zip(ways, slots, strict=True)]
+        path_types: list[Any] = list(dict.fromkeys(kind.path for kind in self.plan.kinds))
+        slots = [PathSlots.of(self.plan, path_type) for path_type in path_types]
+        return slots, [
+            path_type(self.plan, own, self.env) for path_type, own in zip(path_types, slots, strict=True)
+        ]
+
+    def _make_rooms(self) -> None:
+        """Have results made where they are sent from, where they are sent as they are."""
+        for slots, path in zip(self.slots, self.paths, strict=True):
+            room = path.room(self.device)
+            if room is not None:
+                for group in slots.groups:
+                    self.lookups[group].room = room
 
     def route(self, batch: FeatureBatch | None) -> ExecutorStep:  # noqa: D102 - described in the base class
         return RoutedStep(self, batch)
@@ -99,7 +110,7 @@ class RoutedTables(Executor):
         return {"input": reads, "output": [f"columns from {path.summary()}" for path in self.paths]}
 
     def _num_features(self) -> Ints:
-        """How many features each rank looks up: ``[W]``."""
+        """Number of distinct features that each rank looks up: ``[W]``."""
         features = np.array([reading.feature for reading in self.plan.readings], dtype=np.int64)
         slots, num_features = self.plan.slots, len(self.plan.collection.features)
         ranks = np.repeat(np.arange(slots.world_size), slots.per_rank)
@@ -155,7 +166,7 @@ class RoutedStep(ExecutorStep):
                 taking.anticipate(saved)
 
     def _start(self, results: Sequence[Tensor]) -> None:
-        """Send the results home by all paths."""
+        """Start to send the results home by all paths."""
         kinds = [router.bucketing for router in self._tables.routers]
         for slots, path in zip(self._tables.slots, self._tables.paths, strict=True):
             answers = Answers(
@@ -179,8 +190,10 @@ class RoutedStep(ExecutorStep):
             step.send_gradients(gradients, scale)
 
     def update(self) -> list[Tensor | None]:  # noqa: D102
-        received = {group: own for step in self._steps for group, own in step.gradients().items()}
+        received = {
+            group: (own, step.scale_left) for step in self._steps for group, own in step.gradients().items()
+        }
         updated: list[Tensor | None] = []
         for group, (taking, saved) in enumerate(zip(self._tables.taking, self._saved, strict=True)):
-            updated += taking.backward(saved, received.pop(group))
+            updated += taking.backward_scaled(saved, *received.pop(group))
         return updated

@@ -1,4 +1,4 @@
-"""The wire: the segments of a message between ranks, as they are or by codecs.
+"""The wire: messages between ranks, made of segments that travel as float32 or by a codec.
 
 Legend: P segments, W ranks.
 """
@@ -19,9 +19,9 @@ from shardwright.runtime.step.segments import deal, interleave
 
 _FLOAT_BYTES = 4
 _ALIGNMENT = 8
-"""Bytes to whose multiples codecs may trust that they begin."""
+"""Bytes to whose multiples the buffers of codecs are aligned."""
 _UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-"""What bytes are moved as: the largest that all pieces are multiples of."""
+"""Dtype by which bytes are copied, by its size: the largest that divides all pieces."""
 
 
 @frozen(eq=False)
@@ -29,8 +29,8 @@ class WireSegment:
     """A segment of every message: rows of one width, which one codec writes.
 
     Args:
-        codec: ``None`` where they travel as they are.
-        width: columns of a row; any number where the codec writes each value by itself.
+        codec: codec that writes the rows; ``None`` if they travel as float32.
+        width: columns of a row; any number if the codec writes each value by itself.
     """
 
     codec: Codec | None
@@ -42,7 +42,7 @@ class WireSegment:
         return self.width * _FLOAT_BYTES if self.codec is None else self.codec.row_bytes(self.width)
 
     def encoded(self, values: Tensor) -> Tensor:
-        """Rows as bytes, flat."""
+        """Encode rows as flat bytes."""
         if self.codec is None:
             return values.view(torch.uint8)
         rows = values.view(values.numel() // self.width, self.width)
@@ -51,7 +51,7 @@ class WireSegment:
         return encoded.view(-1)
 
     def decoded(self, encoded: Tensor) -> Tensor:
-        """What :meth:`encoded` made bytes: float32, flat."""
+        """Decode bytes of :meth:`encoded` to flat float32 values."""
         if encoded.storage_offset() % _ALIGNMENT:
             encoded = encoded.clone()
         if self.codec is None:
@@ -66,10 +66,10 @@ class Transfer:
     """Messages under way.
 
     Args:
-        work: the collective.
-        received: what arrives.
-        sizes: elements of each segment from each rank, ``[P, W]``.
-        segments: what they are bytes of; ``None``: they are float32.
+        work: the collective under way.
+        received: buffer that the messages arrive in.
+        sizes: elements of each segment from each rank, ``[P, W]``; bytes if there are ``segments``.
+        segments: segments to decode; ``None`` if all values are float32.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Transfer:
         self._work, self._received, self._sizes, self._segments = work, received, sizes, segments
 
     def wait(self) -> list[Tensor]:
-        """What arrived of each segment, flat float32, rank after rank; called once."""
+        """Wait, and return the values of each segment, flat float32, rank after rank; called once."""
         self._work.wait()
         if self._segments is None:
             return deal(self._received, self._sizes)
@@ -90,30 +90,38 @@ class Transfer:
 
 
 class Wire:
-    """Sends messages of some segments.
+    """A sender of messages of some segments.
 
     Args:
-        communicator: the collectives.
-        segments: what messages consist of.
+        communicator: communicator that makes the collectives.
+        segments: segments of each message, in order.
     """
 
     def __init__(self, communicator: Communicator, segments: Sequence[WireSegment]) -> None:
         self._communicator, self._segments = communicator, segments
         self._is_plain = all(segment.codec is None for segment in segments)
+        self.sends_as_it_is = self._is_plain and len(segments) == 1
         self._widths = np.array([[segment.width] for segment in segments])
         self._row_bytes = np.array([[segment.row_bytes] for segment in segments])
+
+    def room(self, num_elements: int, device: torch.device) -> Tensor:
+        """Memory for a part that is to be sent: such as it can be sent from without a copy, where it is all that is."""
+        if self.sends_as_it_is:
+            return self._communicator.room(num_elements, device)
+        return torch.empty(num_elements, dtype=torch.float32, device=device)
 
     def exchange(self, sent: Sequence[Tensor], leaving: Ints, arriving: Ints, *, label: str) -> Transfer:
         """Start one all-to-all.
 
         Args:
-            sent: each segment, flat float32, rank after rank.
-            leaving: values of each segment to each rank, ``[P, W]``.
-            arriving: values of each segment from each rank, ``[P, W]``.
-            label: what is exchanged, for errors and traces.
+            sent: values of each segment, flat float32, rank after rank.
+            leaving: number of values of each segment to each rank, ``[P, W]``.
+            arriving: number of values of each segment from each rank, ``[P, W]``.
+            label: name of the exchange in errors and traces.
         """
         if self._is_plain:
             return Transfer(*self._start(interleave(sent, leaving), leaving, arriving, label), arriving)
+        # From here on sizes are bytes: rows of each segment times its bytes per row.
         leaving, arriving = (sizes // self._widths * self._row_bytes for sizes in (leaving, arriving))
         coded = [segment.encoded(own) for segment, own in zip(self._segments, sent, strict=True)]
         unit = _unit_of(leaving)
@@ -127,5 +135,5 @@ class Wire:
 
 
 def _unit_of(sizes: Ints) -> int:
-    """The largest unit that all pieces are multiples of, up to 8 bytes."""
+    """Bytes of the largest unit that divides all pieces: 8, 4, 2 or 1."""
     return int(np.gcd.reduce(sizes.reshape(-1), initial=_ALIGNMENT))

@@ -29,14 +29,14 @@ class DMPCollection(DistributedModelParallel):
     From time to time weights, and the optimizer state that kernels keep, are averaged over the groups: by :meth:`sync`,
     or every ``sync_every`` steps. The dense part is replicated over all ranks, its gradients averaged in each step.
 
-    Averaged after each step, tables trained by SGD (with momentum and weight decay, too) are those of one step on the
-    mean gradient of all ranks: their updates are linear in the gradient. Of other optimizers they are the mean of what
-    each group makes of its own gradient, and so is the state.
+    Averaged after each step, tables trained by plain SGD are those of one step on the mean gradient of all ranks: the
+    update is linear in the gradient. Of other optimizers they are the mean of what each group makes of its own
+    gradient, and so is the state.
 
     Args:
         module: the model; changed in place.
         device: this rank's device; the environment's by default.
-        plan: how to shard over the ranks of a sharding group, the same for all groups; planned collectively by default.
+        plan: sharding plan over the ranks of a sharding group, the same for all groups; made collectively by default.
         world_size: ranks of all groups; to be compared with ``global_pg``, if given.
         sharding_group_size: ranks of a sharding group; ``env`` has one already.
         global_pg: the process group of all ranks; the world by default.
@@ -111,7 +111,7 @@ class DMPCollection(DistributedModelParallel):
             self._averaging = Averaging(env, collections)
             self._averaging.copy_from_first()
         for collection in collections:
-            collection.before_gathering(_called_weakly(WeakMethod(self._average_before_gathering)))
+            collection.before_gathering(_called_weakly(WeakMethod(self._sync_if_changed)))
         self.register_forward_pre_hook(_before_forward)
         if init_data_parallel:
             self.init_data_parallel()
@@ -155,8 +155,8 @@ class DMPCollection(DistributedModelParallel):
             self.sync()
         self._num_since += torch.is_grad_enabled()
 
-    def _average_before_gathering(self) -> None:
-        """Make one model of the replicas before a state dict is made of one of them."""
+    def _sync_if_changed(self) -> None:
+        """Average if a step was made since the last averaging, so that a state dict is one model; on every rank."""
         if self._num_since:
             self.sync()
 
@@ -166,7 +166,7 @@ def _before_forward(model: nn.Module, inputs: Any) -> None:
 
 
 def _called_weakly(method: WeakMethod[Any]) -> Any:
-    """What calls a method as long as its object lives: collections must not hold the model that holds them."""
+    """Make a function that calls a method as long as its object lives: collections must not hold their model."""
 
     def call() -> None:
         own = method()

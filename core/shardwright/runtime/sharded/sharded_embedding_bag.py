@@ -63,7 +63,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         return [config for config in self._configs if isinstance(config, EmbeddingBagConfig)]
 
     def is_weighted(self) -> bool:
-        """Whether ids carry weights."""
+        """True if ids carry weights."""
         return self._is_weighted
 
 

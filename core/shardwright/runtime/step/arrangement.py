@@ -1,4 +1,4 @@
-"""A collection's outputs, made of the tensors that its executors bring home, and the gradients they are given.
+"""Assembly of a collection's outputs from the tensors that its executors bring home, and of their gradients.
 
 Legend: B batch size of this rank, C columns of the pooled output, D columns of an output, N ids of an output.
 """
@@ -20,11 +20,11 @@ from shardwright.runtime.step.segments import starts_of
 
 
 class Arrangement(ABC):
-    """How a collection's outputs are made.
+    """Assembly of a collection's outputs from the executors' tensors.
 
     Args:
-        collection: tables and outputs.
-        brings: the columns of each tensor that the executors bring home.
+        collection: tables and outputs of the module.
+        brings: columns of each tensor that the executors bring home.
     """
 
     def __init__(self, collection: Collection, brings: Sequence[Columns]) -> None:
@@ -32,19 +32,19 @@ class Arrangement(ABC):
 
     @abstractmethod
     def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:
-        """The outputs' shapes."""
+        """Shapes of the outputs for a batch."""
 
     @abstractmethod
     def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:
-        """The outputs' values, of what was brought; columns that were brought twice are added up."""
+        """Values of the outputs. Columns that several tensors bring are added up."""
 
     @abstractmethod
     def gradients(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> Sequence[Tensor]:
-        """The outputs' gradients as the executors get them: divided where outputs are means."""
+        """Gradients for the executors: those of the outputs, divided by the bag lengths where outputs are means."""
 
 
 class PooledArrangement(Arrangement):
-    """One output ``[B, C]``: columns in order, partial sums added, means divided, once, here."""
+    """One output ``[B, C]``: columns are put in order, partial sums added, and means divided, each once."""
 
     def __init__(self, collection: Collection, brings: Sequence[Columns]) -> None:
         super().__init__(collection, brings)
@@ -56,13 +56,17 @@ class PooledArrangement(Arrangement):
         self._means = _Means(collection)
 
     def _first_brought(self, spans: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-        """For each column the first tensor that brings it, and where: ``[C]`` each; the rest is added."""
+        """Find, for each output column, the first tensor that brings it and its column there: ``[C]`` each.
+
+        Columns that later tensors bring again are noted in ``_added``.
+        """
         tensor, column = np.full((2, self._collection.width), -1, dtype=np.int64)
         self._added: list[tuple[int, slice, slice]] = []  # tensor, columns of the output, and of the tensor
         for index, (first, stop) in enumerate(spans):
+            # Spans written out: the output column of each column of the tensor, in the tensor's order.
             place = starts_of(stop - first)
             columns = np.repeat(first - place, stop - first) + np.arange((stop - first).sum())
-            is_new = tensor[columns] < 0
+            is_new = tensor[columns] < 0  # nobody brought it yet: it is copied; all others are added
             tensor[columns[is_new]] = index
             column[columns[is_new]] = np.flatnonzero(is_new)
             self._added += [(index, *run) for run in _runs(columns[~is_new], np.flatnonzero(~is_new))]
@@ -70,10 +74,12 @@ class PooledArrangement(Arrangement):
         return tensor, column
 
     def _arranging(self, tensor: Ints, column: Ints) -> Move:
-        """From the tensors used, one after the other, to the output."""
+        """Plan the copy from the used tensors, concatenated flat, to the output."""
+        # A piece is a run of output columns that are also neighbours in one source tensor.
         begins = np.flatnonzero((np.diff(tensor, prepend=-1) != 0) | (np.diff(column, prepend=-1) != 1))
         widths = np.diff(begins, append=len(tensor))
         sizes = np.array([own.width for own in self._brings], dtype=np.int64)
+        # Only used tensors are concatenated: count the columns of those before each.
         is_used = np.isin(np.arange(len(sizes)), self._used)
         before = np.cumsum(sizes * is_used) - sizes * is_used
         source = Placement(before[tensor[begins]], sizes[tensor[begins]], column[begins])
@@ -96,7 +102,7 @@ class PooledArrangement(Arrangement):
 
 
 def _runs(targets: Ints, sources: Ints) -> list[tuple[slice, slice]]:
-    """Runs of columns that follow one another both where they go and where they come from."""
+    """Runs of columns that are neighbours both in the target and in the source, as slices of each."""
     begins = np.flatnonzero((np.diff(targets, prepend=-2) != 1) | (np.diff(sources, prepend=-2) != 1))
     stops = np.append(begins[1:], len(targets))
     return [
@@ -109,9 +115,9 @@ def _runs(targets: Ints, sources: Ints) -> list[tuple[slice, slice]]:
 
 
 class _Means:
-    """Which columns of a pooled output are means, and of which feature's bags.
+    """Division of a pooled output's mean columns by the lengths of their feature's bags.
 
-    Columns are divided in units: as many at once as all outputs begin at and have multiples of.
+    Columns are scaled in units: the greatest common divisor of all outputs' widths.
     """
 
     def __init__(self, collection: Collection) -> None:
@@ -128,13 +134,13 @@ class _Means:
         self._has_means, self._has_sums = not all(are_sums), any(are_sums)
 
     def divide(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
-        """Divide, in place, what are means of ``[B, C]`` by the ids of each bag."""
+        """Divide the mean columns of ``[B, C]`` by the number of ids in each bag, in place."""
         if self._has_means:
             self._units(columns).mul_(self._factors(columns, batch))
         return columns
 
     def divided(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
-        """The same, in memory of its own where there are means."""
+        """Divide as :meth:`divide` does, but leave the argument as it is: a copy is returned where there are means."""
         if not self._has_means:
             return columns
         return (self._units(columns.contiguous()) * self._factors(columns, batch)).view(columns.shape)
@@ -143,7 +149,7 @@ class _Means:
         return columns.view(columns.shape[0], columns.shape[1] // self._unit, self._unit)
 
     def _factors(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
-        """By what each unit is to be multiplied: ``[B, units, 1]``."""
+        """Factors of the units, ``[B, units, 1]``: 1 for sums, ``1 / max(ids of the bag, 1)`` for means."""
         inverse = batch.lengths.clamp(min=1).to(columns.dtype).reciprocal_().t()
         factors = inverse.index_select(1, self._features.to(columns.device))
         if self._has_sums:
@@ -152,11 +158,11 @@ class _Means:
 
 
 class SequenceArrangement(Arrangement):
-    """An output ``[N, D]`` for each feature of each table: rows in the order of the feature's ids."""
+    """One output ``[N, D]`` for each feature of each table; rows stand in the order of the feature's ids."""
 
     def __init__(self, collection: Collection, brings: Sequence[Columns]) -> None:
         super().__init__(collection, brings)
-        # Of each output, by first column, the tensors that bring it from there.
+        # For each output: first column -> the tensors that bring its columns from there on.
         self._tensors: list[dict[int, list[int]]] = [{} for _ in collection.outputs]
         for index, own in enumerate(brings):
             self._tensors[int(own.output[0])].setdefault(int(own.start[0]), []).append(index)
@@ -173,7 +179,7 @@ class SequenceArrangement(Arrangement):
 
 
 def _joined(by_column: dict[int, list[int]], brought: Sequence[Tensor]) -> Tensor:
-    """An output of the tensors that bring its columns: added up where several bring the same, then side by side."""
+    """Build one output: add up tensors that bring the same columns, then put the sums side by side."""
     columns = []
     for start in sorted(by_column):
         first, *others = (brought[index] for index in by_column[start])

@@ -1,9 +1,9 @@
-"""The joint with autograd: one node sends gradients where outputs are first used, another updates, last of all.
+"""The joint with autograd: one node sends the outputs' gradients early, another updates tables last of all.
 
-Autograd runs, of the nodes that are ready, the one that was made last. The node that sends is made when the outputs are
-waited for, so that it runs as soon as their gradients are there. The node that waits and updates is made a step
-ahead, so that it is older than all dense layers of its forward pass, those before the lookup too, and runs after
-their backward passes: meanwhile the gradients travel.
+Of the nodes that are ready, autograd runs the one that was made last. The sending node is made when the outputs are
+waited for, so it runs as soon as their gradients are there. The updating node is made one step ahead. It is older than
+all dense layers of its forward pass, also those before the lookup, so it runs after their backward passes. Meanwhile
+the gradients travel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class _Owner:
-    """The step that a node updates, once it has one."""
+    """A reference to the step that a node updates; ``None`` until there is one."""
 
     step: EngineStep | None = None
 
@@ -34,15 +34,15 @@ class Anchor:
     """The end of a step's backward pass, made before the step.
 
     Args:
-        owner: which step's.
-        end: the output of the node that updates.
+        owner: reference to the step.
+        end: output of the node that updates tables.
     """
 
     owner: _Owner
     end: Tensor
 
     def outputs(self, step: EngineStep, values: Sequence[Tensor]) -> list[Tensor]:
-        """A step's outputs, differentiable."""
+        """Make a step's outputs differentiable, and return them."""
         self.owner.step = step
         step.expect_gradients()
         with _differentiably():
@@ -54,8 +54,8 @@ class Anchors:
     """The anchors of one collection's steps.
 
     Args:
-        device: of the outputs: nodes of one device run in one order.
-        parameters: those that autograd sees.
+        device: device of the outputs. Autograd orders only nodes of one device.
+        parameters: parameters of the lookups that autograd sees.
     """
 
     def __init__(self, device: torch.device, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -65,7 +65,7 @@ class Anchors:
         self._next = self._make()
 
     def take(self) -> Anchor:
-        """The one for the step that begins; that of the step after is made, so that it is older than that one."""
+        """Take the anchor for the step that begins, and make the next one, so that it is older than its step."""
         taken, self._next = self._next, self._make()
         return taken
 
@@ -76,7 +76,7 @@ class Anchors:
 
 
 def _differentiably() -> AbstractContextManager[object]:
-    """Where autograd notes what is done, whatever was turned off around."""
+    """A context in which autograd records, even inside ``no_grad`` or ``inference_mode``."""
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         return nullcontext()
     modes = ExitStack()
@@ -86,7 +86,7 @@ def _differentiably() -> AbstractContextManager[object]:
 
 
 class _Update(torch.autograd.Function):
-    """Backward waits for the gradients that other ranks sent, and updates."""
+    """A node whose backward waits for the other ranks' gradients and updates the tables."""
 
     @staticmethod
     def forward(ctx: Any, owner: _Owner, token: Tensor, *parameters: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class _Update(torch.autograd.Function):
 
 
 class _Outputs(torch.autograd.Function):
-    """Backward sends the outputs' gradients."""
+    """A node whose backward sends the outputs' gradients."""
 
     @staticmethod
     def forward(ctx: Any, step: EngineStep, end: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
@@ -128,7 +128,7 @@ class _Outputs(torch.autograd.Function):
 
 
 def _not_a_view(value: Tensor) -> Tensor:
-    """The same memory as a tensor of its own, which may be changed in place."""
+    """A tensor over the same memory that is no view, so that users may change it in place."""
     return torch.empty(0, dtype=value.dtype, device=value.device).set_(
         value.untyped_storage(), value.storage_offset(), value.shape, value.stride()
     )

@@ -1,4 +1,4 @@
-"""Results that are waited for on first use."""
+"""Results under way, waited for on first use."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LazyAwaitable(Awaitable[T]):
     """
 
     def __init__(self) -> None:
-        """Nothing is started here."""
+        """Start nothing: the result is computed by the first ``wait``."""
 
     def __getattr__(self, name: str) -> Any:
         # Only for names that are not found; private ones must not start a wait (copy and pickle probe for them).

@@ -1,6 +1,6 @@
-"""Batches of any form: what is found in them, and others of the same form.
+"""Batches of any form: searching them for tensors, and making others of the same form.
 
-A batch is a tensor, a sparse one, or a mapping, list, tuple or object of such, however deep. Legend: B examples.
+A batch is a tensor, dense or sparse, or a mapping, list, tuple or object of batches. Legend: B examples.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 Leaf: TypeAlias = Tensor | KeyedJaggedTensor | JaggedTensor | KeyedTensor
@@ -20,18 +21,18 @@ Leaf: TypeAlias = Tensor | KeyedJaggedTensor | JaggedTensor | KeyedTensor
 _OPAQUE = (str, bytes, int, float, complex, bool, type, nn.Module, torch.device, torch.dtype)
 
 _LONG = 64
-"""A list longer than this that begins with a number or a name holds nothing else: it is not searched in every step."""
+"""Length above which a list that begins with a number or a string is taken to hold no tensor, and is not searched."""
 
 
 @frozen
 class Step:
-    """From a container to what it holds: an item, or an attribute."""
+    """One step of a path: the key of an item, or the name of an attribute."""
 
     key: Any
     is_attribute: bool
 
     def follow(self, container: Any) -> Any:
-        """What the container holds there."""
+        """Read the item or attribute from a container."""
         return getattr(container, self.key) if self.is_attribute else container[self.key]
 
     def __str__(self) -> str:
@@ -42,15 +43,15 @@ Path: TypeAlias = tuple[Step, ...]
 
 
 def path_text(path: Path) -> str:
-    """As one would write it in Python: ``batch.sparse['user']``."""
+    """Spell a path as a Python expression: ``batch.sparse['user']``."""
     return "batch" + "".join(map(str, path))
 
 
 def follow(batch: Any, path: Path) -> Any:
-    """What stands at ``path``.
+    """Read the part of a batch that stands at ``path``.
 
     Raises:
-        LookupError, AttributeError: nothing does; the batch has another form.
+        LookupError, AttributeError: nothing stands there, because the batch has another form.
     """
     for step in path:
         batch = step.follow(batch)
@@ -58,7 +59,7 @@ def follow(batch: Any, path: Path) -> Any:
 
 
 def leaves(batch: Any) -> Iterator[tuple[Path, Leaf]]:
-    """Every tensor, sparse or not, in a batch, with its path; in the order of the containers."""
+    """Yield each tensor of a batch, dense or sparse, with its path, in the order of the containers."""
     return _leaves(batch, (), ())
 
 
@@ -94,7 +95,7 @@ def _slots(cls: type) -> list[str]:
 
 
 def mapped(batch: Any, function: Callable[[Leaf], Any]) -> Any:
-    """A batch of the same form, each tensor of it replaced; the same object where nothing is."""
+    """Replace each tensor of a batch by ``function`` of it; the batch itself is returned if none changes."""
     if isinstance(batch, Leaf):
         return function(batch)
     old = _children(batch)
@@ -118,7 +119,7 @@ def _with_children(container: Any, children: list[tuple[Step, Any]]) -> Any:
 
 
 def without_examples(batch: Any) -> Any:
-    """The batch with no examples, but the same form, keys, dtypes and device.
+    """Make a batch without examples, of the same form, keys, dtypes and device.
 
     Tensors whose first dimension is B become ``[0, ...]``, sparse ones lose their bags; all else stays.
     """
@@ -146,7 +147,7 @@ def _no_bags(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def is_same(one: KeyedJaggedTensor, other: KeyedJaggedTensor) -> bool:
-    """Whether two are of the same tensors, not merely equal: ``to`` of the device it is on makes a new object."""
+    """Tell whether two objects share the same tensors; ``to`` may have made a new object of them."""
     if one is other:
         return True
     return (
@@ -165,27 +166,27 @@ def _is_one(tensor: Tensor | None, other: Tensor | None) -> bool:
 
 
 def device_of(leaf: Leaf) -> torch.device:
-    """Where a tensor, sparse or not, is."""
+    """The device of a tensor, dense or sparse."""
     return leaf.device if isinstance(leaf, Tensor) else leaf.device()
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """The batch on ``device``; from page-locked memory, so that nobody waits for the copies.
+    """Copy a batch to ``device``, from page-locked memory, so that the host does not wait for the copies.
 
-    A batch with a ``to`` of its own is moved by that.
+    A batch with a ``to`` method is moved by that method.
     """
     if all(device_of(leaf) == device for _, leaf in leaves(batch)):
         return batch
     if not isinstance(batch, Leaf) and callable(getattr(batch, "to", None)):
         pin = getattr(batch, "pin_memory", None)
-        return (pin() if pin is not None and device.type != "cpu" else batch).to(device, non_blocking=True)
+        return (pin() if pin is not None and not is_host(device) else batch).to(device, non_blocking=True)
     return mapped(batch, lambda leaf: _moved_leaf(leaf, device))
 
 
 def _moved_leaf(leaf: Leaf, device: torch.device) -> Leaf:
     if device_of(leaf) == device:
         return leaf
-    if device_of(leaf).type == "cpu" and not isinstance(leaf, KeyedTensor):
+    if is_host(device_of(leaf)) and not isinstance(leaf, KeyedTensor):
         leaf = leaf.pin_memory()  # which is itself where it is pinned
     return leaf.to(device, non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""Bytes in one row: what all flat buffers between ranks have in common."""
+"""Alignment and joining of the flat buffers that travel between ranks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 8
-"""Sections of a buffer begin at multiples of so many bytes, so that each may be viewed as numbers."""
+"""Bytes to whose multiples sections of a buffer are aligned, so that each may be viewed as numbers."""
 
 
 Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
 
 
 def padded(num_bytes: Bytes) -> Bytes:
-    """The bytes that a section takes with what aligns the next one."""
+    """Round a section's bytes up to the alignment of the next section."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def joined(pieces: Sequence[Tensor]) -> Tensor:
-    """Flat pieces one after the other; not copied if that is how they stand in memory, where copying takes long."""
+    """Concatenate flat pieces; large ones that already stand so in memory are viewed instead of copied."""
     size = sum([piece.numel() for piece in pieces])
     if len(pieces) == 1 or (size >= _LARGE and _stand_in_a_row(pieces)):
         return pieces[0].as_strided((size,), (1,))
@@ -34,6 +34,7 @@ _LARGE = 1 << 16  # elements; less is copied in the time that looking takes
 
 
 def _stand_in_a_row(pieces: Sequence[Tensor]) -> bool:
+    """True if each piece begins, in the same storage, where the one before ends; empty pieces do not count."""
     storage = pieces[0].untyped_storage().data_ptr()
     place = pieces[0].data_ptr()
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""A collection of tables as the engine sees it: its features, and its outputs in order.
+"""A collection of tables as the engine sees it: features, and outputs in order.
 
 Legend: F features, B batch size, N ids, D columns of a table.
 """
@@ -62,14 +62,14 @@ class Collection:
 
     @property
     def name(self) -> str:
-        """What errors call it: its path in the model, or its tables where it is the model."""
+        """Name in error messages: the collection's path in the model, or its tables if it is the whole model."""
         names = ", ".join(repr(table.name) for table in self.tables[:3])
         more = ", ..." if len(self.tables) > 3 else ""
         return repr(self.tables[0].module) if self.tables[0].module else f"the tables {names}{more}"
 
     @property
     def is_pooled(self) -> bool:
-        """One vector per bag, else one per id; tables of both kinds do not mix."""
+        """True if outputs have one vector per bag, false if one per id; a collection has tables of one kind."""
         return self.tables[0].pooling is not PoolingType.NONE
 
     @property
@@ -79,14 +79,19 @@ class Collection:
 
     @cached_property
     def outputs_by_table(self) -> list[list[int]]:
-        """The outputs of each table, by index."""
+        """Indices of each table's outputs."""
         outputs: list[list[int]] = [[] for _ in self.tables]
         for index, output in enumerate(self.outputs):
             outputs[output.table].append(index)
         return outputs
 
     def smallest_table(self, feature: int, *, but: AbstractSet[int] = frozenset()) -> TableSpec | None:
-        """Of the tables that a feature is looked up in, without some, the one with the fewest rows, if there is any."""
+        """Find the table with the fewest rows among those that a feature is looked up in.
+
+        Args:
+            feature: index of the feature.
+            but: indices of tables to leave out.
+        """
         places = [output.table for output in self.outputs if output.feature == feature]
         tables = [self.tables[place] for place in places if place not in but]
         return min(tables, key=lambda table: table.num_embeddings, default=None)
@@ -115,16 +120,16 @@ class FeatureBatch:
 
     @cached_property
     def starts(self) -> Ints:
-        """Where each feature's ids begin: ``[F]``."""
+        """First place of each feature's ids in ``values``: ``[F]``."""
         return starts_of(self.num_ids)
 
     @cached_property
     def ids(self) -> tuple[Tensor, ...]:
-        """The ids of each feature."""
+        """Ids of each feature, as views of ``values``."""
         return self.values.split_with_sizes(self.num_ids.tolist())
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that it consists of."""
+        """The tensors of the batch."""
         weights = () if self.weights is None else (self.weights,)
         return [self.lengths, self.values, *weights]

@@ -1,11 +1,12 @@
-"""Columns of outputs, and moving them between the matrices and buffers that they stand in.
+"""Columns of outputs, and copies of them between matrices and flat buffers.
 
-Legend: B batch size, Q units of one sample.
+Legend: B batch size, n pieces (runs of columns), Q units of one sample. A unit is a number of neighbouring columns that
+are moved together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -21,13 +22,13 @@ _MOST_KNOWN = 8  # batch sizes whose index is kept
 class Columns:
     """Columns of outputs that come home in one tensor.
 
-    In a pooled collection that is ``[B, width]``, the columns side by side in this order. In another it is one
-    output's, ``[N, D]``, a row for each of the feature's ids, and there is one element.
+    In a pooled collection the tensor is ``[B, width]``: the pieces side by side in this order. In a collection of
+    sequences it is one output's ``[N, D]``, a row for each id of the feature, and ``n`` is 1.
 
     Args:
-        output: whose columns, ``[n]``.
-        start: the first of them in the output, ``[n]``.
-        stop: the one after the last, ``[n]``.
+        output: index of the output of each piece, ``[n]``.
+        start: first column of each piece in its output, ``[n]``.
+        stop: column after the last of each piece, ``[n]``.
     """
 
     output: Ints
@@ -36,18 +37,20 @@ class Columns:
 
     @property
     def width(self) -> int:
-        """How many columns."""
+        """Number of columns of all pieces."""
         return int((self.stop - self.start).sum())
 
 
 @frozen(eq=False)
 class Placement:
-    """Where columns stand in a flat buffer of matrices, one after the other, that all have ``B`` rows.
+    """Positions of pieces in a flat buffer of matrices ``[B, width]``, one after the other.
+
+    Column ``offset`` of sample ``b`` stands at element ``matrix * B + b * width + offset``.
 
     Args:
-        matrix: columns of all matrices before that in which each column's piece stands, ``[n]``.
-        width: columns of that matrix, ``[n]``.
-        offset: first column in it, ``[n]``.
+        matrix: columns of all matrices before the piece's own, ``[n]``.
+        width: columns of the piece's matrix, ``[n]``.
+        offset: first column of the piece in its matrix, ``[n]``.
     """
 
     matrix: Ints
@@ -56,35 +59,49 @@ class Placement:
 
     @classmethod
     def in_one(cls, offset: Ints, width: int) -> Placement:
-        """In a single matrix."""
+        """Place pieces in a single matrix ``[B, width]``."""
         return cls(np.zeros_like(offset), np.full_like(offset, width), offset)
 
     @classmethod
     def in_a_row(cls, widths: Ints, matrix: Ints, num_matrices: int) -> Placement:
-        """Side by side in matrices of their own.
+        """Place pieces side by side, each in the matrix that it names.
 
         Args:
-            widths: of each piece, ``[n]``.
-            matrix: the number of each one's matrix, rising, ``[n]``.
-            num_matrices: how many there are.
+            widths: columns of each piece, ``[n]``.
+            matrix: number of each piece's matrix, rising, ``[n]``.
+            num_matrices: number of matrices, empty ones included.
         """
         total = np.bincount(matrix, widths, num_matrices).astype(np.int64)
         before = np.cumsum(total) - total
         return cls(before[matrix], total[matrix], np.cumsum(widths) - widths - before[matrix])
 
 
-class Move:
-    """A copy of columns from one placement to another, in one call, whatever the number of columns and matrices.
+Room = Callable[[int], Tensor]
+"""A function that makes memory for a number of float32 values."""
 
-    Columns are moved in units: as many at once as all pieces begin at and have multiples of.
+
+def selected(rows: Tensor, index: Tensor, room: Room | None = None) -> Tensor:
+    """Copy some rows of a matrix, flat, into memory of ``room`` if given."""
+    if room is None:
+        return rows.index_select(0, index).view(-1)
+    made = room(len(index) * rows.shape[1])
+    torch.index_select(rows, 0, index, out=made.view(len(index), rows.shape[1]))
+    return made
+
+
+class Move:
+    """A copy of columns from one placement to another, as one indexed read.
+
+    Columns are moved in units: the greatest common divisor of all widths and offsets of both placements.
 
     Args:
         widths: columns of each piece, ``[n]``.
-        source: where they stand.
-        target: where they go; that is filled from end to end.
+        source: placement of the pieces in the buffer that is read.
+        target: placement of the pieces in the result, which they fill without gaps.
     """
 
     def __init__(self, widths: Ints, source: Placement, target: Placement) -> None:
+        widths, source, target = _merged(widths, source, target)
         edges = [
             widths,
             source.matrix,
@@ -99,27 +116,27 @@ class Move:
         self._source, self._target = (_in_units(place, units, self.unit) for place in (source, target))
         self._known: dict[int, Tensor | slice] = {}
 
-    def __call__(self, flat: Tensor, size: int) -> Tensor:
-        """The columns of ``size`` rows where they go, flat; not copied where they stand as they should."""
+    def __call__(self, flat: Tensor, size: int, room: Room | None = None) -> Tensor:
+        """Copy the columns of ``size`` samples; a view is returned where they stand in order already.
+
+        Args:
+            flat: buffer in which they stand, flat.
+            size: number of samples.
+            room: maker of the memory that they are copied to.
+        """
         index = self._index(size, flat.device)
         if isinstance(index, slice):
             return flat[index]
         units = flat.view(flat.numel() // self.unit, self.unit)
-        return units.index_select(0, index).view(-1)
-
-    def scaled(self, flat: Tensor, size: int, scale: float) -> Tensor:
-        """The same, multiplied; ``flat`` is not changed."""
-        moved = self(flat, size)
-        if scale == 1:
-            return moved
-        return moved * scale if isinstance(self._index(size, flat.device), slice) else moved.mul_(scale)
+        return selected(units, index, room)
 
     def _index(self, size: int, device: torch.device) -> Tensor | slice:
-        """For each unit of the target, which of the source it is; a slice of values where they are one run."""
+        """Source unit of each target unit, ``[B * Q]``; a slice of values if they are one run of the source."""
         if size not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             source, target = (_units_of(place, size) for place in (self._source, self._target))
+            # Both list the units in one order; inverting the target side gives the source unit of each place.
             index = np.empty(source.size, dtype=np.int64)
             index[target.reshape(-1)] = source.reshape(-1)
             first = int(index[0]) if len(index) else 0
@@ -129,8 +146,25 @@ class Move:
         return self._known[size]
 
 
+def _merged(widths: Ints, source: Placement, target: Placement) -> tuple[Ints, Placement, Placement]:
+    """Merge pieces that are neighbours in source and target, so that units are as large as possible."""
+    if not len(widths):
+        return widths, source, target
+    begins = np.ones(len(widths), dtype=bool)
+    begins[1:] = False
+    for place in (source, target):
+        begins[1:] |= np.diff(place.matrix) != 0
+        begins[1:] |= place.offset[1:] != place.offset[:-1] + widths[:-1]
+    first = np.flatnonzero(begins)
+    source, target = (
+        Placement(own.matrix[first], own.width[first], own.offset[first]) for own in (source, target)
+    )
+    return np.add.reduceat(widths, first), source, target
+
+
 def _in_units(place: Placement, units: Ints, unit: int) -> Placement:
-    """The placement of each unit, where pieces have so many: ``[Q]``."""
+    """Placement of each unit, ``[Q]``, counted in units; ``units`` says how many each piece has."""
+    # Number of each unit inside its piece: 0, 1, ... from each piece's start.
     inside = np.arange(units.sum()) - np.repeat(np.cumsum(units) - units, units)
     matrix, width, offset = (
         np.repeat(own // unit, units) for own in (place.matrix, place.width, place.offset)
@@ -139,13 +173,13 @@ def _in_units(place: Placement, units: Ints, unit: int) -> Placement:
 
 
 def _units_of(place: Placement, size: int) -> Ints:
-    """Where each unit of each sample stands: ``[B, Q]``."""
+    """Position of each unit of each sample, ``[B, Q]``: ``matrix * B + b * width + offset``."""
     found: Ints = place.matrix * size + place.offset + np.arange(size)[:, None] * place.width
     return found
 
 
 def side_by_side(columns: Iterable[Columns]) -> Columns:
-    """Columns of several tensors as those of one."""
+    """Concatenate the columns of several tensors."""
     every = list(columns)
     output, start, stop = (
         np.concatenate([getattr(own, name) for own in every]) for name in ("output", "start", "stop")

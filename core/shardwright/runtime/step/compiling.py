@@ -1,7 +1,7 @@
-"""What ``torch.compile`` leaves as it is: collectives, and the kernels of tables, are nothing that it could trace.
+"""Functions that ``torch.compile`` leaves untraced, because they call collectives or kernels of tables.
 
-A compiled model has one break for each call of a collection, whose results are waited for there; what is dense is
-compiled. Each call that is left out costs a microsecond, compiled or not.
+A compiled model has one graph break for each call of a collection, which waits for the results there. The dense layers
+are compiled. An untraced call costs about a microsecond more, compiled or not.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _R = TypeVar("_R")
 
 
 def untraced(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """``function``, which is never traced, and nothing that it calls."""
+    """Wrap ``function`` so that neither it nor anything it calls is traced."""
     # torch.compiler.disable does the same, but imports torch's compiler at once, which takes seconds.
     outside: Callable[_P, _R] = torch._disable_dynamo(function)  # type: ignore[attr-defined]
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        # Were the function itself what is not traced, torch would compile nothing of who calls it.
+        # If the wrapped function itself were untraced, torch would compile nothing of its caller.
         return outside(*args, **kwargs)
 
     return call
@@ -31,5 +31,5 @@ def untraced(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @untraced
 def waited_for(collection: Callable[..., Any], features: Any) -> Any:
-    """What a collection gives for a batch, waited for: a graph cannot be left on the first use of what is to come."""
+    """Call a collection and wait for its result: a traced graph cannot break at the first use of an awaitable."""
     return collection(features).wait()

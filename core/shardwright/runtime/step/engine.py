@@ -1,8 +1,13 @@
-"""The engine of sharded collections: what all dataflows share.
+"""The engine of sharded collections, shared by all dataflows.
 
-A training step, made by every rank in the same order: 1. one header to every rank, for all executors;
-2. the payload of each; 3. its results home; 4. backward: its gradients out, and updates. A rank without ids or blocks
-sends empty pieces. Exchanged tables alone make four collectives, whatever their types.
+Every rank makes the same calls of a training step in the same order:
+
+1. one header to every rank, for all executors;
+2. each executor's payload of ids;
+3. each executor's results, back to the ranks that asked;
+4. in the backward pass, each executor's gradients, and updates.
+
+A rank without ids or blocks sends empty pieces. Exchanged tables of any sharding types make four collectives together.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
@@ -42,21 +48,21 @@ from shardwright.sparse import KeyedJaggedTensor
 
 
 class CollectionEngine:
-    """Runs all tables of one collection on one rank.
+    """The tables of one collection on one rank.
 
     Args:
         tables: the tables, in the collection's order; all pooled, or none.
-        shardings: how each is sharded, by name.
-        executor_of: what runs the tables of a dataflow.
+        shardings: each table's part of the plan, by table name.
+        executor_of: the executor class of a dataflow.
         env: the ranks.
-        device: where the local blocks live.
+        device: device of the local blocks.
         is_weighted: ids carry weights.
-        checks: how closely batches are looked at.
+        checks: the level of checks of each batch.
         before: the engine of the same collection under another plan, whose place among the ranks' calls it takes.
 
     Attributes:
-        updated_in_backward: the first table that is, on any rank; empty if none is.
-        scaling_refusal: why its tables cannot be trained with scaled gradients; empty if they can.
+        updated_in_backward: description of the first table that a kernel updates in the backward pass; empty if none.
+        scaling_refusal: the reason why its tables cannot be trained with scaled gradients; empty if they can.
 
     Raises:
         PlanError: the plan names a rank that does not exist or does not cover a table.
@@ -111,12 +117,12 @@ class CollectionEngine:
         status: Status = Status.FINE,
         prepare: Callable[[], None] | None = None,
     ) -> EngineStep:
-        """Route a batch and start the headers, without waiting for anybody: :meth:`EngineStep.send` does.
+        """Route a batch and start the headers. Only :meth:`EngineStep.send` waits for other ranks.
 
         Args:
-            features: this rank's batch; ``None`` where it has none, and ``status`` says why.
+            features: this rank's batch; ``None`` if it has none, and ``status`` says why.
             status: this rank's status word if its batch is fine.
-            prepare: called first; what it raises here, the other ranks learn from the header.
+            prepare: function called first; the header tells the other ranks of an error that it raises here.
         """
         step = EngineStep(self, features, status, prepare)
         step.begin()
@@ -142,7 +148,7 @@ class CollectionEngine:
 def _scaling_refusal(
     tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding], world_size: int
 ) -> str:
-    """Why the tables cannot be trained with scaled gradients; empty if they can."""
+    """The reason why the tables cannot be trained with scaled gradients; empty if they can."""
     for table in tables:
         sharding = shardings[table.name]
         if is_updated_in_backward(table, sharding):
@@ -158,7 +164,7 @@ def _deal(
     executor_of: Callable[[Dataflow], type[Executor]],
     world_size: int,
 ) -> dict[type[Executor], tuple[list[int], dict[str, ParameterSharding]]]:
-    """The tables of each executor, by index; and, by name, how each is sharded, with the blocks served there.
+    """Deal the tables to executors: each one's tables by index, and their shardings by name, with the blocks it serves.
 
     Raises:
         PlanError: a layout names a rank that does not exist or does not cover its table.
@@ -183,21 +189,21 @@ def _deal(
 class EngineStep:
     """One batch on its way through the engine.
 
-    After it is begun: :meth:`send`, :meth:`receive`, :meth:`lookup` and :meth:`promise`, each called once. Every rank
-    begins, sends, looks up and goes back in the same order, but may do other things between.
+    Call order after :meth:`begin`: :meth:`send`, :meth:`receive`, :meth:`lookup`, :meth:`promise`, each once. Every
+    rank begins, sends, looks up and goes back in the same order, but may do other things between.
 
     Args:
-        engine: of the collection.
+        engine: engine of the collection.
         features: this rank's batch, or ``None``.
         status: this rank's status word if its batch is fine.
-        prepare: called first.
+        prepare: function called before the batch is read.
 
     Attributes:
-        batch: what was asked for.
-        statuses: what each rank says of its batch, known once sent; none before.
-        is_begun: its exchanges are under way, and were not looked up.
-        needs_backward: it was looked up with gradients, and did not update.
-        scaling_refusal: why a loss of its outputs cannot be scaled; empty if it can.
+        batch: this rank's checked batch.
+        statuses: status word of each rank, ``[W]``; empty before :meth:`send`.
+        is_begun: mark of exchanges under way that were not looked up.
+        needs_backward: mark of a lookup with gradients that did not update yet.
+        scaling_refusal: the reason why a loss of its outputs cannot be scaled; empty if it can.
     """
 
     batch: FeatureBatch
@@ -223,7 +229,7 @@ class EngineStep:
         self.is_begun = self.needs_backward = False
 
     def begin(self) -> None:
-        """Collective 1, started: the headers.
+        """Start collective 1: the headers.
 
         Raises:
             DistributedError: another rank does not begin a batch.
@@ -233,7 +239,7 @@ class EngineStep:
         env.lockstep.note("headers", engine.number)
         words = env.lockstep.words(engine.number, with_gradients=torch.is_grad_enabled())
         header = Header(*words, self._batch_size, self._status, self._extra_word)
-        # As long as any collection's, so that one that is taken for another's is read to its end.
+        # All collections' headers have one length, so that a header taken for another collection's is read whole.
         size = env.lockstep.header_size
         rows = engine.header.pack(header, [executor.headers() for executor in self._executors], size)
         channel, device_type = env.header_channel
@@ -248,8 +254,8 @@ class EngineStep:
         """Wait for the headers and start the payloads.
 
         Returns:
-            Whether the batch goes on; if not, since a rank has none or all have come to their end, nothing is under
-            way, and :attr:`statuses` says why.
+            True if the batch goes on. False if a rank has no batch or all ranks' data has ended: then nothing is
+            under way, and :attr:`statuses` says why.
 
         Raises:
             InvalidInputError: a rank's batch is wrong; the same text on every rank, and nothing is left under way.
@@ -268,7 +274,7 @@ class EngineStep:
         return True
 
     def _read_headers(self) -> Headers:
-        """Collective 1, waited for."""
+        """Wait for collective 1 and read the headers."""
         self._work.wait()
         rows = self._headers.cpu().numpy().reshape(self._engine.env.world_size, -1)
         del self._work, self._headers
@@ -278,7 +284,7 @@ class EngineStep:
         return self._engine.header.unpack(rows)
 
     def _complain(self, headers: Headers) -> None:
-        """Raise what any rank has to say against its batch, on all of them."""
+        """Raise the problems of any rank's batch, on all ranks."""
         env = self._engine.env
         if goes_on(self.statuses):
             env.lockstep.check_calls(headers.checksum, env.communicator)
@@ -294,7 +300,7 @@ class EngineStep:
         """Wait for the ids; done by :meth:`lookup` if not before.
 
         Returns:
-            The tensors that are read from now on: who looks up on another stream records it there.
+            The tensors that the lookup reads. A caller that looks up on another stream records that stream on them.
         """
         self._received = True
         received = [tensor for executor in self._executors for tensor in executor.receive()]
@@ -315,10 +321,10 @@ class EngineStep:
                 executor.lookup(training=self._training)
 
     def promise(self) -> Callable[[], list[Tensor]]:
-        """The outputs, differentiable.
+        """Promise the differentiable outputs.
 
         Returns:
-            A function to call once, which waits for the results and arranges them: one tensor ``[B, C]`` for a pooled
+            A function to call once. It waits for the results and arranges them: one tensor ``[B, C]`` for a pooled
             collection, ``[N, D]`` for each output of another; float32.
         """
         if not self._training:  # looked up without gradients: nothing was kept for a backward pass
@@ -328,22 +334,22 @@ class EngineStep:
 
     @torch.no_grad()
     def _arrange(self) -> list[Tensor]:
-        """The outputs' values, waited for."""
+        """Wait for the results and arrange them as outputs."""
         brought = [tensor for executor in self._executors for tensor in executor.outputs()]
         return self._engine.arrangement.outputs(brought, self.batch)
 
     def expect_gradients(self) -> None:
-        """The outputs are used, so that their gradients may come."""
+        """Register the step for gradients: its outputs are used, so a backward pass may come."""
         self._engine.env.lockstep.gradients.expect(self._number, self)
 
     def check_pass(self, end: Any) -> None:
         """Check that the backward pass under way is a whole one, where tables are updated in it.
 
         Args:
-            end: a node that every whole backward pass comes to.
+            end: autograd node that every whole backward pass reaches.
 
         Raises:
-            UnsupportedError: it is ``torch.autograd.grad``, or ``backward(inputs=...)``.
+            UnsupportedError: the pass is ``torch.autograd.grad`` or ``backward(inputs=...)``.
         """
         table = self._engine.updated_in_backward
         if table and not torch._C._will_engine_execute_node(end):
@@ -354,7 +360,7 @@ class EngineStep:
             )
 
     def gradients_are_there(self, gradients: Sequence[Tensor]) -> None:
-        """Send each rank its gradients, in the order that all ranks have."""
+        """Send each rank its gradients, in the order that all ranks keep."""
         own = self._engine.arrangement.gradients(gradients, self.batch)
         send = partial(self._send_gradients, own)
         self._engine.env.lockstep.gradients.are_there(self._number, self, send)
@@ -367,7 +373,7 @@ class EngineStep:
             executor.send_gradients(gradients, 1.0 / self._engine.env.world_size)
 
     def update(self) -> list[Tensor | None]:
-        """Wait for gradients; update fused blocks, return the gradients of the others."""
+        """Wait for gradients; update blocks of fused kernels, and return the gradients of other parameters."""
         self._engine.env.lockstep.gradients.need(self._number)
         self.needs_backward = False
         with self._engine.rates.held(self._rates):
@@ -375,8 +381,8 @@ class EngineStep:
 
 
 def _sent_to(device: torch.device, values: Tensor) -> Tensor:
-    """Host values on a device; from page-locked memory, so that the host does not wait for the device's stream."""
-    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
+    """Copy host values to a device, from page-locked memory, so that the host does not wait for the stream."""
+    return values if is_host(device) else values.pin_memory().to(device, non_blocking=True)
 
 
 def _read(
@@ -385,7 +391,7 @@ def _read(
     status: Status,
     prepare: Callable[[], None] | None,
 ) -> tuple[FeatureBatch | None, Status, Exception | None]:
-    """Read a batch; whatever goes wrong becomes a status, since the other ranks wait for this one's header."""
+    """Read a batch. An error becomes a status word, because the other ranks wait for this one's header."""
     try:
         if prepare is not None:
             prepare()

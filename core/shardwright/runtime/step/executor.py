@@ -27,15 +27,15 @@ from shardwright.runtime.step.kernel_groups import KernelGroup
 
 @frozen(eq=False)
 class ExecutorConfig:
-    """What an executor is built from.
+    """Everything that an executor is built from.
 
     Args:
         collection: all tables and outputs of the module.
         members: the indices of this executor's tables.
-        shardings: how each table is sharded, by name; of this executor's tables, with the blocks that it serves, which
-            are all unless a layout has several dataflows.
+        shardings: each table's part of the plan, by table name. Layouts of this executor's tables have only the blocks
+            that it serves: all blocks, unless a layout has several dataflows.
         env: the ranks.
-        device: where the local blocks live.
+        device: device of the local blocks.
         is_weighted: ids carry weights.
     """
 
@@ -49,11 +49,11 @@ class ExecutorConfig:
 
 @frozen(eq=False)
 class PeerHeaders:
-    """What the ranks said in their headers.
+    """The part of all ranks' headers that one executor reads.
 
     Args:
-        batch_sizes: of each rank, ``[W]``.
-        fields: what each rank's executor wrote for this one, ``[W, header_size]``.
+        batch_sizes: samples of each rank's batch, ``[W]``.
+        fields: integers from each rank's executor to this rank's, ``[W, header_size]``.
     """
 
     batch_sizes: Ints
@@ -65,7 +65,7 @@ class ExecutorStep(ABC):
 
     @abstractmethod
     def headers(self) -> Ints:
-        """Numbers for each rank, ``[W, header_size]`` int64."""
+        """Integers for each rank's executor, ``[W, header_size]`` int64."""
 
     @abstractmethod
     def send(self, peers: PeerHeaders) -> None:
@@ -73,7 +73,7 @@ class ExecutorStep(ABC):
 
     @abstractmethod
     def receive(self) -> Sequence[Tensor]:
-        """Wait for ids; returns the tensors that are read from now on."""
+        """Wait for ids; return the tensors that the lookup reads."""
 
     @abstractmethod
     def lookup(self, *, training: bool) -> None:
@@ -81,10 +81,10 @@ class ExecutorStep(ABC):
 
     @abstractmethod
     def outputs(self) -> list[Tensor]:
-        """Wait for results: float32 tensors, one for each of the executor's ``brings``.
+        """Wait for results: one float32 tensor for each element of the executor's ``brings``.
 
-        Where several bring the same columns, they are added up; so ids of which an executor of
-        sequences brings nothing are zeros in its tensor.
+        Tensors that bring the same columns are added up. So a tensor of sequences has rows of zeros for ids that
+        this executor does not look up.
         """
 
     @abstractmethod
@@ -92,9 +92,9 @@ class ExecutorStep(ABC):
         """Start sending gradients.
 
         Args:
-            gradients: of all outputs of the collection: one tensor ``[B, C]`` of a pooled collection, ``[N, D]`` for
-                each output of another. They are not to be changed.
-            scale: by what they are still to be multiplied to be averages over the ranks.
+            gradients: gradients of all outputs of the collection: one tensor ``[B, C]`` for a pooled collection,
+                ``[N, D]`` for each output of another. They must not be changed.
+            scale: factor that makes their sum over the ranks an average, ``1 / W``.
         """
 
     @abstractmethod
@@ -107,9 +107,9 @@ class Executor(ABC):
 
     Attributes:
         groups: the local kernel groups.
-        lookups: one for each group.
+        lookups: one lookup for each group.
         brings: the columns of each tensor that comes home.
-        header_size: how many integers its headers have, on every rank.
+        header_size: number of integers in its headers, the same on every rank.
     """
 
     groups: Sequence[KernelGroup]
@@ -123,13 +123,13 @@ class Executor(ABC):
 
     @abstractmethod
     def route(self, batch: FeatureBatch | None) -> ExecutorStep:
-        """Begin with a batch; ``None`` where this rank's is wrong, and only headers will be asked."""
+        """Route a batch; ``None`` if this rank's is wrong, and only headers will be asked for."""
 
     @abstractmethod
     def anatomy(self) -> Mapping[str, list[str]]:
-        """Lines for people, under ``"input"`` and ``"output"``."""
+        """Lines that describe the routing to people, under ``"input"`` and ``"output"``."""
 
 
 def parameters_of(lookups: Sequence[Lookup]) -> list[torch.nn.Parameter]:
-    """The parameters that autograd sees."""
+    """The lookups' parameters that autograd sees."""
     return [parameter for lookup in lookups for parameter in lookup.parameters()]

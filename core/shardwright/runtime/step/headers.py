@@ -1,4 +1,4 @@
-"""The headers of a batch: what each rank says of its own to every other, in one message of one size.
+"""The headers of a batch: one message of fixed size from every rank to every other, about its own batch.
 
 Legend: W ranks.
 """
@@ -21,14 +21,14 @@ _FIELDS = ("collection", "checksum", "batch_size", "status", "extra_word")
 
 @frozen
 class Header:
-    """What a rank says of its batch to all ranks alike.
+    """The fields of a header that a rank sends to all ranks alike.
 
     Args:
-        collection: its number, tagged; see :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
-        checksum: of the calls that this rank made before.
-        batch_size: samples.
-        status: whether it goes on.
-        extra_word: a number for what the batch brings that is not looked at; 0: not to be compared.
+        collection: tagged number of the collection; see :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
+        checksum: checksum of the calls that this rank made before.
+        batch_size: samples of the batch.
+        status: status word of the batch.
+        extra_word: checksum of the keys and weights that no table uses; 0: not to be compared.
     """
 
     collection: int
@@ -40,15 +40,15 @@ class Header:
 
 @frozen(eq=False)
 class Headers:
-    """What all ranks said: a number of each rank, ``[W]``, for each field of :class:`Header`.
+    """The headers of all ranks: for each field of :class:`Header` the values of all ranks, ``[W]``.
 
     Args:
-        collection: see there.
-        checksum: see there.
-        batch_size: see there.
-        status: see there.
-        extra_word: see there.
-        executors: what each rank's executors say to this rank's.
+        collection: tagged number of each rank's collection, ``[W]``.
+        checksum: checksum of each rank's calls, ``[W]``.
+        batch_size: samples of each rank's batch, ``[W]``.
+        status: status word of each rank, ``[W]``.
+        extra_word: checksum of what no table uses in each rank's batch, ``[W]``.
+        executors: headers for each of this rank's executors.
     """
 
     collection: Sequence[int]
@@ -64,23 +64,23 @@ class HeaderFormat:
     """Headers as rows of integers: the fields of a :class:`Header`, then those of each executor.
 
     Args:
-        executor_sizes: fields of each executor.
+        executor_sizes: number of fields of each executor.
     """
 
     executor_sizes: Sequence[int]
 
     @property
     def size(self) -> int:
-        """Integers of a header."""
+        """Number of integers in a header."""
         return len(_FIELDS) + sum(self.executor_sizes)
 
     def pack(self, header: Header, executors: Sequence[Ints], size: int) -> Ints:
-        """The rows for all ranks, ``[W, size]``.
+        """Write the headers for all ranks as rows, ``[W, size]``.
 
         Args:
-            header: the same for all.
-            executors: what each executor says to each rank, ``[W, fields]``.
-            size: at least :attr:`size`; what is left over are zeros.
+            header: fields that are the same for all ranks.
+            executors: each executor's fields for each rank, ``[W, fields]``.
+            size: length of a row, at least :attr:`size`; unused places are zeros.
         """
         rows = np.zeros((len(executors[0]), size), dtype=np.int64)
         rows[:, : len(_FIELDS)] = [getattr(header, name) for name in _FIELDS]
@@ -89,7 +89,7 @@ class HeaderFormat:
         return rows
 
     def unpack(self, rows: Ints) -> Headers:
-        """What all ranks said, ``[W, size]``."""
+        """Read the headers from the rows of all ranks, ``[W, size]``."""
         fixed = dict(zip(_FIELDS, rows[:, : len(_FIELDS)].T.tolist(), strict=True))
         sizes = rows[:, _FIELDS.index("batch_size")].copy()
         return Headers(
@@ -98,5 +98,5 @@ class HeaderFormat:
         )
 
     def _spans(self) -> list[tuple[int, int]]:
-        """Where each executor's fields begin and end."""
+        """First place of each executor's fields in a row, and the place after its last."""
         return list(pairwise(accumulate(self.executor_sizes, initial=len(_FIELDS))))

@@ -1,6 +1,6 @@
-"""Checking a batch before it is routed, so that bad input on one rank is an error on all, in the same step.
+"""Checks of a batch before it is routed, so that bad input on one rank is an error on all, in the same step.
 
-What is wrong is an exception on the rank whose batch it is, and a status word for the others (see
+The rank with the bad batch gets an exception. The others learn of it from a status word (see
 :mod:`shardwright.runtime.ranks.lockstep`).
 
 Legend: F features, N ids.
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.segments import starts_of, take
 from shardwright.settings import CHECKS_VARIABLE
@@ -30,16 +31,16 @@ _ANY = -1
 
 
 class InputChecks(IntEnum):
-    """How closely batches are looked at.
+    """Levels of checks of a batch.
 
-    ``off``: what is needed to route them, that is, every feature is there and ids have weights where the collection
-    is weighted. An id out of range then is undefined behaviour, as in FBGEMM.
+    ``off``: only what routing needs. Every feature is there, and ids have weights where the collection is weighted.
+    An id out of range is undefined behaviour, as in FBGEMM.
 
-    ``standard``: also the range of every id. And what is not looked at, features of no table and weights where none
-    belong, is fine if every rank's batch has it, since models share one batch between collections; not if only some
-    ranks' batches do.
+    ``standard``: also the range of every id. Unused input (features of no table, weights of an unweighted collection)
+    is allowed if every rank's batch has it, because models share one batch between collections. It is an error if only
+    some ranks' batches have it.
 
-    ``strict``: what is not looked at is refused, and weights must be finite.
+    ``strict``: unused input is refused, and weights must be finite.
     """
 
     OFF = 0
@@ -48,10 +49,10 @@ class InputChecks(IntEnum):
 
     @classmethod
     def of(cls, name: str | None, environment: Mapping[str, str] = os.environ) -> InputChecks:
-        """The checks of that name; by default those that ``SHARDWRIGHT_INPUT_CHECKS`` names, else the standard.
+        """The level of that name; by default the one that ``SHARDWRIGHT_INPUT_CHECKS`` names, else ``standard``.
 
         Raises:
-            InvalidInputError: no such checks.
+            InvalidInputError: there is no level of that name.
         """
         told = name if name is not None else environment.get(CHECKS_VARIABLE) or cls.STANDARD.name
         if told.upper() not in cls.__members__:
@@ -64,7 +65,7 @@ class InputChecks(IntEnum):
 
 
 class Status(IntEnum):
-    """What a rank says of its batch in the header's status word."""
+    """The status word of a rank's batch in its header."""
 
     FINE = 0
     BAD_INPUT = 1
@@ -75,31 +76,31 @@ class Status(IntEnum):
 
     @property
     def is_problem(self) -> bool:
-        """Whether something is wrong, of which all ranks are to be told."""
+        """True if something is wrong that all ranks must be told of."""
         return self in (Status.BAD_INPUT, Status.FAILED)
 
 
 def goes_on(statuses: Sequence[Status]) -> bool:
-    """Whether the batches of which the ranks say this are trained on, if nobody complains."""
+    """True if the ranks train on these batches: all take part, and at least one has examples."""
     said = set(statuses)
     return not said & {Status.NO_BATCH, Status.STOPPED} and bool(said - {Status.EMPTY_BATCH})
 
 
 class BatchProblem(InvalidInputError):
-    """What is wrong with a rank's batch; every rank raises it, with the rank before the text."""
+    """A problem of a rank's batch; every rank raises it, with the rank before the text."""
 
 
 @frozen(eq=False)
 class _Keys:
-    """What follows from the keys of a batch, which are the same in every step.
+    """Facts that follow from the keys of a batch. Keys are usually the same in every step, so these are kept.
 
     Args:
-        keys: the keys.
-        places: where each feature of the collection stands among them.
-        in_order: they are the collection's features, in its order.
-        highest: for each, the last row of the smallest table it is looked up in; -1 where there is none.
-        extra: a text for each that no table looks up, sorted.
-        extra_word: a positive number for them.
+        keys: the batch's keys.
+        places: place of each feature of the collection among the keys, ``[F]``.
+        in_order: the keys are the collection's features, in its order.
+        highest: last row of the smallest table that each key is looked up in; -1 if there is none.
+        extra: error text for each key that no table looks up, sorted.
+        extra_word: positive checksum of those keys.
     """
 
     keys: Sequence[str]
@@ -111,13 +112,13 @@ class _Keys:
 
 
 class BatchReader:
-    """Takes the collection's features out of a batch and checks them.
+    """A reader that takes the collection's features out of a batch and checks them.
 
     Args:
-        collection: what is looked up.
+        collection: tables and features that are looked up.
         is_weighted: ids must carry weights.
-        checks: how closely to look.
-        any_id: the tables, by index, that any id may be looked up in.
+        checks: the level of checks.
+        any_id: indices of the tables that any id may be looked up in.
     """
 
     def __init__(
@@ -133,10 +134,10 @@ class BatchReader:
         self._known_keys: _Keys | None = None
 
     def extras(self, features: KeyedJaggedTensor) -> tuple[tuple[str, ...] | None, int]:
-        """What a batch brings that is not looked at, as texts for errors, and a number for it.
+        """Unused input of a batch, as texts for errors, and a checksum of it.
 
-        ``(None, 0)`` where it is not to be compared with other ranks': where checks are off, and of a batch without
-        examples, since a rank that has run out of data may make one of any keys.
+        ``(None, 0)`` if it is not to be compared with other ranks': if checks are off, or the batch has no examples. A
+        rank that has run out of data may make an empty batch of any keys.
         """
         if self.checks is InputChecks.OFF or features.stride() == 0:
             return None, 0
@@ -155,7 +156,7 @@ class BatchReader:
         return f"feature {key!r} is unexpected: no table of {where} looks it up{meant and f' ({meant})'}"
 
     def read(self, features: KeyedJaggedTensor | None) -> FeatureBatch:
-        """The features in the collection's order.
+        """Check a batch and return its features in the collection's order.
 
         Raises:
             BatchProblem: a feature or weights are missing or unexpected, an id is out of range, ...
@@ -221,7 +222,7 @@ class BatchReader:
         return f"feature {self.collection.features[feature]!r} of table {table.describe()}"
 
     def _check_form(self, features: KeyedJaggedTensor, keys: _Keys) -> None:
-        """Whether weights are there where they belong, and no more than is looked at."""
+        """Check that there are weights if the collection is weighted, and, if strict, no unused input."""
         weights = features.weights_or_none()
         if self._is_weighted:
             if weights is None:
@@ -270,14 +271,14 @@ class BatchReader:
 
 
 def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:
-    """Whether each feature's ids are all ``0 <= id <= highest``; one pass over the ids.
+    """Tell whether all ids are ``0 <= id <= highest`` of their feature, in one pass over the ids.
 
     Args:
-        values: ``[N]`` int64, feature after feature.
-        counts: ids of each feature, ``[F]``.
-        highest: ``[F]`` int64 on the CPU; -1 where ids are not looked at.
+        values: ids, feature after feature, ``[N]`` int64.
+        counts: number of ids of each feature, ``[F]``.
+        highest: greatest id of each feature, ``[F]`` int64 on the CPU; -1 if any id is allowed.
     """
-    if values.device.type == "cpu":
+    if is_host(values.device):
         return _are_in_range_on_cpu(values, counts, highest)
     device = values.device
     most = highest.to(device).repeat_interleave(
@@ -288,7 +289,10 @@ def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:
 
 
 def _are_in_range_on_cpu(values: Tensor, counts: Ints, highest: Tensor) -> bool:
-    """Each feature's greatest id in one call of numpy; read as unsigned, negative ids, and -1, are the greatest."""
+    """Compare each feature's greatest id, found in one call of NumPy.
+
+    Read as unsigned numbers, negative ids are greater than any row, and ``highest`` of -1 allows all.
+    """
     used = counts.nonzero()[0]  # reduceat would take the next feature's first id for the maximum of none
     if not used.size:
         return True
@@ -298,12 +302,12 @@ def _are_in_range_on_cpu(values: Tensor, counts: Ints, highest: Tensor) -> bool:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Names for an error: at most ten."""
+    """List at most ten names for an error message."""
     listed = ", ".join(repr(name) for name in names[:10])
     return f"{listed} and {len(names) - 10} more" if len(names) > 10 else listed or "none"
 
 
 def _in_a_row(tensor: Tensor) -> Tensor:
-    """The values one after the other, as they must be to be viewed as bytes."""
+    """Return the values contiguous, so that they may be viewed as bytes."""
     # An empty tensor may have a stride of 0 (numpy makes such), which torch calls contiguous but does not view.
     return tensor.contiguous() if tensor.numel() else tensor.new_empty(tensor.shape)

@@ -1,4 +1,4 @@
-"""Input exchanges that were begun before the forward pass they are for."""
+"""Exchanges of inputs that begin before their forward pass."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 
 from shardwright.errors import DistributedError
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.lockstep import name_ranks
 from shardwright.runtime.step.batch_tree import is_same
 from shardwright.runtime.step.inputs import Status
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def who_ended(statuses: Sequence[Status], names: Sequence[int] | None = None) -> str:
-    """Which ranks do not go on, and why.
+    """Name the ranks that do not go on, and the reason.
 
     Args:
-        statuses: what each rank says.
-        names: by what the ranks are named; their places in ``statuses`` by default.
+        statuses: status word of each rank, ``[W]``.
+        names: global ranks to name them by, ``[W]``; by default their places in ``statuses``.
     """
     names = names or range(len(statuses))
     stopped = [rank for rank, status in zip(names, statuses, strict=True) if status is Status.STOPPED]
@@ -44,11 +45,11 @@ Observer: TypeAlias = Callable[[KeyedJaggedTensor], None]
 
 @frozen(eq=False)
 class SideStream:
-    """A stream of the accelerator on which inputs come while the main one computes; on a CPU nothing.
+    """A second stream of the accelerator, for inputs that arrive while the main stream computes.
 
     Args:
-        device: of the inputs.
-        stream: ``None`` on a CPU.
+        device: device of the inputs.
+        stream: the stream; ``None`` on a CPU, where all methods do nothing.
     """
 
     device: torch.device
@@ -56,20 +57,20 @@ class SideStream:
 
     @classmethod
     def on(cls, device: torch.device) -> SideStream:
-        """A stream of its own on ``device``, where there are streams."""
-        return cls(device, None if device.type == "cpu" else torch.Stream(device))
+        """Make a side stream on ``device``, or none on a CPU."""
+        return cls(device, None if is_host(device) else torch.Stream(device))
 
     def active(self) -> AbstractContextManager[object]:
-        """What is done inside, is done there."""
+        """A context in which work is queued on this stream."""
         return nullcontext() if self.stream is None else self.stream
 
     def follow_main(self) -> None:
-        """Let it wait for what the current stream has been given until now."""
+        """Make this stream wait for all work queued so far on the current stream."""
         if self.stream is not None:
             self.stream.wait_stream(torch.accelerator.current_stream(self.device))
 
     def join(self) -> torch.Stream | None:
-        """Let the current stream wait for it; returns the current stream."""
+        """Make the current stream wait for this one; return the current stream, or ``None`` on a CPU."""
         if self.stream is None:
             return None
         current = torch.accelerator.current_stream(self.device)
@@ -82,9 +83,9 @@ class Begun:
     """An exchange under way.
 
     Args:
-        features: what it is for.
-        step: the engine's.
-        side: where it was begun.
+        features: the batch whose ids are exchanged.
+        step: the engine's step of that batch.
+        side: the stream on which the exchange began.
     """
 
     features: KeyedJaggedTensor
@@ -106,9 +107,9 @@ class InputsAhead:
     """The exchanges of one collection that were begun, in the order of the forward passes they are for.
 
     Args:
-        observer: called with what each forward pass is given.
-        is_strict: a forward pass that is given something else than the next of them is an error; else it begins anew.
-        looked_up: called when what one of them brought was looked up, and results are on their way.
+        observer: function called with the features that each forward pass is given.
+        is_strict: a forward pass with other features than the next exchange's is an error; else it begins its own.
+        looked_up: function called after the ids of an exchange were looked up and results are on their way.
     """
 
     def __init__(
@@ -126,10 +127,10 @@ class InputsAhead:
         self._begun.append(begun)
 
     def take(self, features: KeyedJaggedTensor) -> EngineStep | None:
-        """The exchange for ``features``, arrived; ``None`` if none was begun.
+        """Take the exchange of ``features`` and wait for its ids; ``None`` if none was begun.
 
         Raises:
-            DistributedError: another one is next, and the exchanges are strict.
+            DistributedError: the next exchange has other features, and the exchanges are strict.
         """
         is_next = bool(self._begun) and is_same(self._begun[0].features, features)
         if self._begun and not is_next and self._is_strict:
@@ -143,16 +144,16 @@ class InputsAhead:
         return self.next() if is_next else None
 
     def has_looked_up(self) -> None:
-        """The collection looked up what it was last given."""
+        """Note that the collection looked up the features it was last given."""
         if self._is_taken:
             self._is_taken = False
             self._looked_up()
 
     def next(self) -> EngineStep:
-        """The next exchange, arrived, whoever it is for."""
+        """Take the next exchange, of any features, and wait for its ids."""
         return self._begun.popleft().arrive()
 
     def discard(self) -> None:
-        """Wait for what is under way, and forget it."""
+        """Wait for all exchanges under way, and forget them."""
         while self._begun:
             self.next()

@@ -1,4 +1,4 @@
-"""Kernel groups: the blocks that one kernel looks up together, and what the plan and the kernels say of them.
+"""Kernel groups: the blocks that one kernel looks up together.
 
 Legend: W ranks, B_w batch size of rank w.
 """
@@ -26,25 +26,25 @@ from shardwright.planning.tables.spec import TableSpec
 
 
 class Bucketing(IntEnum):
-    """How the ids of a feature become those of a slot; slots of a rank are sent in this order."""
+    """The selection of a feature's ids for a slot. A rank's slots are sent in the order of these numbers."""
 
-    WHOLE = 0  # all of them, as they are
-    CUT = 1  # those of a row part, with a bag for each sample
-    RAGGED = 2  # those of a row part, without bags that have none
+    WHOLE = 0  # all ids, as they are
+    CUT = 1  # the ids of a row part, with a bag for each sample
+    RAGGED = 2  # the ids of a row part, without bags that have none
 
 
 @frozen
 class GroupKind:
-    """What the blocks of a kernel group have in common, on all ranks.
+    """Properties shared by all blocks of a kernel group, on all ranks.
 
     Args:
-        bucketing: of its slots.
-        path: the way its results take home.
-        kernel_name: of its kernel.
-        key: what the kernel says.
-        is_matrix: results of a source are ``[B_w, columns of all slots]``, else slot after slot rows of one width.
-        widths: columns of each slot's result and of its gradient, where they are the same for all slots.
-        codecs: by what results and gradients travel; ``None`` where they travel as they are.
+        bucketing: selection of ids for the group's slots.
+        path: key of the return path that its results take.
+        kernel_name: name of its compute kernel.
+        key: the kernel's own group key; blocks with different keys are not looked up together.
+        is_matrix: results for a source rank are ``[B_w, columns of all slots]``; else rows of one width by slot.
+        widths: columns of a slot's result, and of its gradient; ``None`` if slots differ.
+        codecs: codec of results, and of gradients; ``None`` where they travel as float32.
     """
 
     bucketing: Bucketing
@@ -57,7 +57,7 @@ class GroupKind:
 
     @property
     def is_ragged(self) -> bool:
-        """Whether its slots have bags of their own number."""
+        """True if each of its slots has its own number of bags."""
         return self.bucketing is Bucketing.RAGGED
 
 
@@ -66,10 +66,10 @@ class KernelGroup:
     """The blocks that one kernel looks up together on this rank.
 
     Args:
-        kind: what they have in common.
-        kernel: what looks them up.
-        blocks: in the order of their slots.
-        slots: their slots, among this rank's.
+        kind: properties shared by the blocks.
+        kernel: compute kernel that looks them up.
+        blocks: the blocks, in the order of their slots.
+        slots: numbers of their slots among this rank's.
     """
 
     kind: GroupKind
@@ -79,12 +79,12 @@ class KernelGroup:
 
     @property
     def kernel_name(self) -> str:
-        """The kernel's."""
+        """Name of the compute kernel."""
         return self.kind.kernel_name
 
 
 def rows_of_parts(row_map: RowMap) -> Ints:
-    """The rows of each part."""
+    """Number of rows of each row part, ``[num_parts]``."""
     sizes = np.array(list(row_map.part_sizes()), dtype=np.int64).reshape(-1, 2)
     return np.repeat(sizes[:, 0], sizes[:, 1])
 
@@ -93,7 +93,7 @@ def check_layout(table: TableSpec, sharding: ParameterSharding, world_size: int)
     """Check that a plan's layout covers the table, on ranks that exist.
 
     Raises:
-        PlanError: naming table and sharding type.
+        PlanError: it does not; the text names the table and its sharding type.
     """
     try:
         sharding.layout.check(table, world_size=world_size)
@@ -105,10 +105,10 @@ LookupBuilder: TypeAlias = Callable[[KernelGroup, Any], Lookup]
 
 
 def build_lookup(group: KernelGroup, device: Any) -> Lookup:
-    """What a group's kernel builds on a device.
+    """Build a group's lookup by its kernel.
 
     Raises:
-        UnsupportedError: a kernel built something else.
+        UnsupportedError: a kernel built something that is no :class:`Lookup`.
     """
     lookup: object = group.kernel.build(group.blocks, device=device)
     if not isinstance(lookup, Lookup):
@@ -120,7 +120,7 @@ def build_lookup(group: KernelGroup, device: Any) -> Lookup:
     return lookup
 
 
-_BUILDER: ContextVar[LookupBuilder] = ContextVar("what gives a kernel group its lookup", default=build_lookup)
+_BUILDER: ContextVar[LookupBuilder] = ContextVar("builder of kernel groups' lookups", default=build_lookup)
 
 
 @contextmanager
@@ -144,10 +144,10 @@ def build_lookups(groups: Sequence[KernelGroup], device: Any) -> list[Lookup]:
 
 
 def kernel_of(name: str) -> ComputeKernel:
-    """The registered compute kernel called ``name``, as an object."""
+    """Make an object of the registered compute kernel called ``name``."""
     return host().compute_kernels.create(name)
 
 
 def is_updated_in_backward(table: TableSpec, sharding: ParameterSharding) -> bool:
-    """Whether the kernel of a table runs its optimizer in the backward pass; else its gradients are visible."""
+    """True if a table's kernel runs its optimizer in the backward pass; else autograd sees its gradients."""
     return table.optimizer is not None and kernel_of(sharding.compute_kernel).fuses_optimizer

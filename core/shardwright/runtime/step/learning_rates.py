@@ -1,8 +1,8 @@
-"""The learning rates of fused optimizers: a step keeps, to its end, those with which its forward pass began.
+"""The learning rates of fused optimizers: a step keeps, to its end, the rate with which its forward pass began.
 
-So it is in FBGEMM, whose forward pass takes the rate along for its backward pass (measured with 1.8, on the CPU), and
-in TorchRec, where a scheduler or ``zero_grad()`` between the two changes the next step only. Kernels need not know:
-whether they read the rate in one pass or in the other, and whatever was set between, it is that of the forward pass.
+FBGEMM does the same: its forward pass takes the rate along for its backward pass (tested with 1.8, on the CPU). So does
+TorchRec: a scheduler or ``zero_grad()`` between the two passes changes the next step only. Kernels may read the rate in
+either pass: both see the rate of the forward pass.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Rates: TypeAlias = tuple[float | None, ...]
 
 
 class LearningRates:
-    """The rates that the lookups of one rank have.
+    """The learning rates of the lookups of one rank.
 
     Args:
-        lookups: in the engine's order; those whose optimizer is the user's have none.
+        lookups: the lookups, in the engine's order. Lookups whose optimizer is the user's have no rate.
 
     Attributes:
-        now: the rate of each lookup.
+        now: current rate of each lookup, or ``None``.
     """
 
     def __init__(self, lookups: Sequence[Lookup]) -> None:
@@ -46,7 +46,7 @@ class LearningRates:
 
     @contextmanager
     def held(self, rates: Rates) -> Iterator[None]:
-        """While this lasts, lookups have the rates that :attr:`now` was before; for the backward pass of that time."""
+        """A context in which the lookups have ``rates``: an earlier :attr:`now`, for the backward pass of its step."""
         later = self.now
         self._hand_over(rates)
         try:
@@ -64,5 +64,5 @@ class LearningRates:
 
 
 def _fused_spec(lookup: Lookup) -> OptimizerSpec | None:
-    """The optimizer that runs in a lookup's backward pass; ``None`` where it is the user's."""
+    """The optimizer that runs in a lookup's backward pass; ``None`` if the optimizer is the user's."""
     return None if lookup.parameters() else lookup.blocks[0].request.optimizer

@@ -1,12 +1,15 @@
-"""Whether a rank leaves a backward pass out.
+"""Detection of a rank that leaves a backward pass out.
 
-It would then send the headers of its next batch where the others expect gradients. A backend that is sent more than it
-expects may end the process, and one that is sent less takes it for gradients. So a rank that begins a batch after more
-forward passes without a backward pass than is usual waits until all ranks do the same: several forward passes before
-their backward passes, and forward passes that need none, are alike on all ranks. Loops of one forward and one backward
-pass never wait; loops without backward passes wait ever more rarely, ten times in the first thousand batches. What is
-not seen here, as in the first step after such a loop, is an error all the same, of sizes that differ or of the next
-headers, which carry a checksum of the calls before them.
+Such a rank sends the headers of its next batch where the others expect gradients. A backend that gets more bytes than
+it expects may end the process; one that gets fewer takes them for gradients.
+
+Therefore a rank that has made more forward passes without a backward pass than is usual meets the others in the store
+before it begins a batch. If all ranks do the same, they go on: loops with several forward passes before their backward
+passes, or with none, are alike on all ranks.
+
+Loops of one forward and one backward pass never meet. Loops without backward passes meet ever more rarely: ten times in
+the first thousand batches. A difference that is missed here, as in the first step after such a loop, is still an error:
+of sizes that differ, or of the next headers, which carry a checksum of the calls before them.
 """
 
 from __future__ import annotations
@@ -15,15 +18,15 @@ from collections import deque
 
 from shardwright.runtime.ranks.environment import ShardingEnv
 
-_NUM_RECENT = 4  # runs of forward passes, which say what is usual
+_NUM_RECENT = 4  # runs of forward passes that tell the usual number
 
 
 class OpenSteps:
-    """The forward passes of one collection with gradients since its last backward pass, on one rank.
+    """Counts of one collection's forward passes with gradients since its last backward pass, on one rank.
 
     Args:
         env: the ranks.
-        number: the collection's, as in :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
+        number: number of the collection, as in :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
     """
 
     def __init__(self, env: ShardingEnv, number: int) -> None:
@@ -32,10 +35,10 @@ class OpenSteps:
         self._recent: deque[int] = deque(maxlen=_NUM_RECENT)
 
     def begin(self) -> None:
-        """A batch is begun; call it before anything of that is sent.
+        """Note the start of a batch; called before anything of it is sent.
 
         Raises:
-            DistributedError: another rank does not begin one, since it goes back through the last.
+            DistributedError: another rank does not begin a batch: it runs the backward pass of the last one.
         """
         self._num_begun += 1
         self._most_before_begin = self._num_forward
@@ -47,13 +50,13 @@ class OpenSteps:
         self._usual = 2 * self._num_forward
 
     def forward(self) -> None:
-        """Results that will be differentiated were looked up."""
+        """Note a forward pass whose results will be differentiated."""
         self._num_forward += 1
 
     def backward(self) -> None:
-        """A backward pass is made: what came before it says what is usual from now on."""
+        """Note a backward pass; the forward passes before it tell the usual number from now on."""
         if self._num_forward:
             self._recent.append(self._most_before_begin)
-            # What was twice of late: an evaluation with gradients does not make the training after it one.
+            # The second largest of late, so that one evaluation with gradients does not change the usual number.
             self._usual = sorted(self._recent)[-2] if len(self._recent) > 1 else 0
         self._num_forward = 0

@@ -1,6 +1,6 @@
-"""What ranks have to say against their batches, so that every rank raises it in the same step.
+"""Problems of the ranks' batches, raised by every rank in the same step.
 
-That there is something is a word of the header, and costs nothing; only then do the ranks exchange its text.
+A word of the header tells that there is a problem, and costs nothing. Only then do the ranks exchange its text.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shardwright.runtime.step.inputs import BatchProblem, Status
 
 @frozen
 class RankProblem:
-    """What a rank tells the others of its batch when some rank complains.
+    """A rank's report on its batch, exchanged when some rank has a problem.
 
     Args:
-        text: what is wrong, or nothing.
-        is_input: the batch is wrong; else something else failed.
-        extras: what its batch brings that is not looked at; ``None`` where that is not to be compared.
+        text: description of the problem; empty if there is none.
+        is_input: the batch is wrong; false if something else failed.
+        extras: texts on unused input of the batch; ``None`` if they are not to be compared.
     """
 
     text: str
@@ -31,7 +31,7 @@ class RankProblem:
 
     @classmethod
     def of(cls, cause: Exception | None, extras: tuple[str, ...] | None) -> RankProblem:
-        """What a rank has to say whose batch caused this error, or none."""
+        """The report of a rank whose batch caused an error, or, if ``cause`` is ``None``, no error."""
         if cause is None:
             return cls("", True, extras)
         is_input = isinstance(cause, BatchProblem)
@@ -42,13 +42,13 @@ class RankProblem:
 def raise_problems(
     statuses: Sequence[Status], extra_words: Sequence[int], communicator: Communicator, own: RankProblem
 ) -> None:
-    """Raise what any rank has to say against its batch, the same text on every rank.
+    """Raise the problems of any rank's batch, with the same text on every rank.
 
     Args:
-        statuses: what each rank says of its batch.
-        extra_words: for each rank, a number for what its batch brings that is not looked at; 0: not to be compared.
-        communicator: exchanges the texts, where there are any.
-        own: this rank's.
+        statuses: status word of each rank, ``[W]``.
+        extra_words: checksum of each rank's unused input, ``[W]``; 0: not to be compared.
+        communicator: communicator that exchanges the texts, if there are any.
+        own: this rank's report.
 
     Raises:
         InvalidInputError: batches are wrong.
@@ -65,7 +65,7 @@ def raise_problems(
 
 
 def _not_on_all(told: Sequence[RankProblem], names: Sequence[int]) -> list[str]:
-    """What is not looked at, and only some ranks' batches bring."""
+    """Texts on unused input that only some ranks' batches have."""
     having: dict[str, list[int]] = {}
     for rank, other in zip(names, told, strict=True):
         for extra in other.extras or ():

@@ -10,19 +10,21 @@ from shardwright.contracts.lookup import Bags
 
 
 def row_gradients(bags: Bags, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of each distinct row.
+    """Sum the gradients of each distinct row.
 
-    A row's gradient is the (weighted) sum of the gradients of the bags it was in: a bag lookup the other way round.
+    A row's gradient is the (weighted) sum of the gradients of the bags it was in. So this is a bag lookup: its bags are
+    the rows, and its ids the former bags.
 
     Args:
-        bags: what was looked up, ids counting rows of one tensor.
-        gradient: ``[bags, D]`` float32.
+        bags: bags that were looked up; their ids are rows of one tensor.
+        gradient: gradients of the bags, ``[bags, D]`` float32.
 
     Returns:
         ``[U]`` rows in rising order and ``[U, D]`` gradients.
     """
     if bags.ids.numel() == 0:
         return bags.ids, gradient.new_zeros(0, gradient.shape[1])
+    # Ids sorted stably: those of one row stand together, in the order of the batch, so that sums are reproducible.
     bag_of_id = bags.per_id(torch.arange(bags.num_bags, device=bags.ids.device))
     sorted_ids, order = torch.sort(bags.ids, stable=True)
     rows, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
@@ -31,13 +33,13 @@ def row_gradients(bags: Bags, gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bag_sums(ids: Tensor, rows: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
-    """``[bags, D]``: the (weighted) sum of the rows of each bag.
+    """Compute the (weighted) sum of the rows of each bag, ``[bags, D]``.
 
     Args:
-        ids: ``[N]`` rows, bag after bag.
-        rows: ``[R, D]``.
-        lengths: ``[bags]``, ids of each bag.
-        weights: ``[N]``, or ``None``.
+        ids: row numbers, bag after bag, ``[N]``.
+        rows: rows to sum, ``[R, D]``.
+        lengths: number of ids of each bag, ``[bags]``.
+        weights: weight of each id, ``[N]``, or ``None``.
     """
     offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])

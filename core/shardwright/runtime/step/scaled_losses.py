@@ -1,9 +1,9 @@
-"""Losses that a ``GradScaler`` scales, which sharded tables cannot be trained with.
+"""Refusal of losses that a ``GradScaler`` scales: sharded tables cannot be trained with them.
 
-An optimizer in the backward pass takes a gradient as it comes, with the scale, also in a step that the scaler skips.
-And where each rank has a part of a table, one rank alone would see the infinities of that part, and skip a step that
-the others make. A scaler's own calls do not show this: it may be given the optimizer of the dense part alone. So losses
-are followed back to sharded tables where they are scaled, before anything is changed.
+An optimizer in the backward pass takes each gradient as it comes, with the scale, also in a step that the scaler skips.
+If each rank has a part of a table, one rank alone sees the infinities of that part, and skips a step that the others
+make. The scaler's own calls do not show this, because it may be given the optimizer of the dense part alone. So each
+loss is followed back to sharded tables when it is scaled, before anything is changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ADVICE = (
 
 @cache
 def watch_scalers() -> None:
-    """From now on, look where each loss comes from that a ``GradScaler`` scales; torch has no hook for that."""
+    """Wrap ``GradScaler.scale`` so that it checks each loss from now on; torch has no hook for that."""
     original = GradScaler.scale
 
     @wraps(original)
@@ -47,10 +47,10 @@ def refuse_scaling(losses: Any) -> None:
     """Check that losses do not come from sharded tables that cannot be trained with scaled gradients.
 
     Args:
-        losses: a tensor, or a list or tuple of such.
+        losses: a tensor, or a list or tuple of tensors.
 
     Raises:
-        UnsupportedError: one does, before anything is changed; the text says why and what to do.
+        UnsupportedError: a loss does. Nothing was changed yet; the text says why and what to do.
     """
     for node in _nodes([loss for loss in pytree.tree_leaves(losses) if isinstance(loss, Tensor)]):
         reason = getattr(node, "scaling_refusal", "")
@@ -62,7 +62,7 @@ def refuse_scaling(losses: Any) -> None:
 
 
 def _nodes(losses: list[Tensor]) -> Iterator[Any]:
-    """The nodes of the autograd graph that losses come from, each once."""
+    """Yield the nodes of the losses' autograd graph, each once."""
     seen = set()
     to_come = [loss.grad_fn for loss in losses]
     while to_come:

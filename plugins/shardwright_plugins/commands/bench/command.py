@@ -50,6 +50,9 @@ def step(
         int, typer.Option(min=1, help="Hosts that the ranks pretend to be on, in equal parts.")
     ] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; both sides run in each.")] = 1,
+    kernel: Annotated[
+        str, typer.Option(help="Compute kernel of all tables; the planner's choice by default.")
+    ] = "",
     beside: Annotated[
         str | None,
         typer.Option(
@@ -67,7 +70,7 @@ def step(
     from shardwright_plugins.commands.bench.step import StepSettings
     from shardwright_plugins.commands.bench.suite import Case, Suite, each_type
 
-    settings = StepSettings((), ranks, batch, tables, rows, dim, ids, steps, hosts)
+    settings = StepSettings((), ranks, batch, tables, rows, dim, ids, steps, hosts, kernel)
     if types is None:
         cases = each_type(settings, host().sharding_types.names)
     else:
@@ -76,11 +79,49 @@ def step(
     run_suite(Suite(cases, sides, rounds), json=json, keep_going=types is None)
 
 
+@bench.command()
+def kernels(
+    threads: Annotated[int, typer.Option(min=1, help="Of the one process.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each kernel.")] = 20,
+    keep: Annotated[bool, typer.Option(help="Keep the figures for planning on this machine.")] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.")] = False,
+) -> None:
+    """Time compute kernels' lookups and updates on this CPU, and keep the figures, which plans go by."""
+    import torch
+
+    from shardwright.host import host
+    from shardwright_plugins.commands.bench.kernels import QUICK, least_ms
+    from shardwright_plugins.compute_kernels import _cpu_speeds
+
+    torch.set_num_threads(threads)
+    registry = host().compute_kernels
+    fusing = [name for name in registry.names if registry.create(name).fuses_optimizer]
+    figures, reasons = least_ms(fusing, QUICK, steps=steps)
+    if json:
+        data = {
+            "processor": _cpu_speeds.processor(),
+            "threads": threads,
+            "min_ms": figures,
+            "left_out": reasons,
+        }
+        typer.echo(json_format.dumps(data))
+    else:
+        typer.echo(
+            f"{_cpu_speeds.processor()}, {threads} thread{'s' * (threads > 1)}: forward and backward, least ms"
+        )
+        for name, least in sorted(figures.items(), key=lambda pair: pair[1]):
+            typer.echo(f"  {name:20s} {least:8.2f}")
+        for reason in reasons:
+            typer.echo(f"  left out: {reason}")
+    if keep:
+        typer.echo(f"kept in {_cpu_speeds.keep(figures)}", err=True)
+
+
 def run_suite(suite: Suite, *, json: bool, keep_going: bool, path: Path | None = None) -> None:
     """Run a suite with a progress bar, and show what was measured, also if it is interrupted.
 
     Args:
-        suite: what to measure.
+        suite: cases and sides to measure.
         json: print JSON instead of a table.
         keep_going: a case that fails is noted, and the rest goes on.
         path: a file that holds what was measured so far, after each round.

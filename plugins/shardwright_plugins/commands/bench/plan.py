@@ -27,13 +27,13 @@ _COLUMNS = (
 
 @frozen
 class PlanSettings:
-    """What every workload is planned for.
+    """Settings that every workload is planned with.
 
     Args:
         topology: options of ``shardwright plan`` that the other planner has as well, by name.
         own: options that only ``shardwright plan`` has.
         beside: the command of the other planner, if there is one.
-        beside_seconds: how long it may search.
+        beside_seconds: limit of its search, s.
     """
 
     topology: Mapping[str, Any]
@@ -129,7 +129,7 @@ def bench_workload(workload: Path, settings: PlanSettings) -> dict[str, Any]:
 
     Args:
         workload: the file.
-        settings: what it is planned for.
+        settings: settings to plan with.
     """
     result: dict[str, Any] = {"workload": workload.stem}
     with tempfile.TemporaryDirectory() as folder:

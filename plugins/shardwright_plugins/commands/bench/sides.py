@@ -23,12 +23,12 @@ TIMEOUT_S = 600.0
 
 @frozen
 class Figures:
-    """What one run of one side measured.
+    """Measurements of one run of one side.
 
     Args:
         min_ms: the fastest step.
         median_ms: the median step.
-        collectives: of one step, forward and backward; ``None`` where the side does not count them.
+        collectives: collectives of one step, forward and backward; ``None`` where the side does not count them.
     """
 
     min_ms: float
@@ -40,7 +40,7 @@ class Side(ABC):
     """Something that times a step.
 
     Attributes:
-        name: of the side, in tables and JSON.
+        name: name of the side, in tables and JSON.
     """
 
     name: str
@@ -107,8 +107,8 @@ class Program(Side):
     """Another program, called with the options of ``bench step``; its last line is JSON.
 
     Args:
-        command: as in a shell.
-        name: of the side.
+        command: command line, as in a shell.
+        name: name of the side.
     """
 
     command: str

@@ -1,4 +1,4 @@
-"""What one rank does to time a training step of a sharded collection alone: forward, backward, fused update."""
+"""Timing of a training step of a sharded collection on one rank: forward, backward, fused update."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ class StepSettings:
         ranks: processes, one thread each.
         batch: samples of each rank.
         tables: equal tables, one feature each.
-        rows: of each table.
+        rows: rows of each table.
         dim: columns of each table.
-        ids: of each bag.
+        ids: ids of each bag.
         steps: timed steps.
-        hosts: that the ranks pretend to be on, in equal parts.
+        hosts: number of hosts that the ranks pretend to be on, in equal parts.
+        kernel: compute kernel of all tables; empty: the planner's choice.
 
     Raises:
         InvalidInputError: there are too many ranks, or they do not divide into the hosts.
@@ -54,6 +55,7 @@ class StepSettings:
     ids: int
     steps: int
     hosts: int = field(default=1)
+    kernel: str = ""
 
     @ranks.validator
     def _few(self, attribute: object, value: int) -> None:
@@ -68,14 +70,15 @@ class StepSettings:
             )
 
     def of_types(self, types: str) -> StepSettings:
-        """The same work by other sharding types, as ``--types`` has them."""
+        """Replace the sharding types, as ``--types`` has them."""
         return evolve(self, types=tuple(name.strip() for name in types.split(",")))
 
     def options(self) -> list[str]:
-        """As options of a command line; ``--hosts`` only if there are several, as other programs may not know it."""
+        """Return command-line options; ``--hosts`` and ``--kernel`` only if asked for: others may not know them."""
         values = {**asdict(self), "types": ",".join(self.types)}
-        if self.hosts == 1:
-            del values["hosts"]
+        unknown = ["hosts"] * (self.hosts == 1) + ["kernel"] * (not self.kernel)
+        for name in unknown:
+            del values[name]
         return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
@@ -121,7 +124,9 @@ def bench_model(settings: StepSettings) -> DistributedModelParallel:
     ]
     constraints = {
         name: ParameterConstraints(
-            sharding_types=[settings.types[index % len(settings.types)]], min_partition=_MIN_COLUMNS
+            sharding_types=[settings.types[index % len(settings.types)]],
+            compute_kernels=[settings.kernel] if settings.kernel else None,
+            min_partition=_MIN_COLUMNS,
         )
         for index, name in enumerate(names)
     }

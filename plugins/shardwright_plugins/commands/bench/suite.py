@@ -25,7 +25,7 @@ class Case:
     """One piece of work for both sides.
 
     Args:
-        name: for people.
+        name: title for people.
         settings: the work.
         goal: the ratio of minima, the first side's over the second's, that is to be reached.
         max_collectives: the most collectives a step that the first side may make.
@@ -39,7 +39,7 @@ class Case:
 
 @define(eq=False)
 class Outcome:
-    """What became of a case so far.
+    """Results of a case so far.
 
     Attributes:
         case: the case.
@@ -52,7 +52,7 @@ class Outcome:
     problems: dict[str, str] = field(factory=dict)
 
     def summaries(self) -> dict[str, Figures]:
-        """For each side that was measured, the least minimum and the median of medians over its rounds."""
+        """Summarise each side that was measured: the least minimum and the median of medians over its rounds."""
         return {side: _summary(rounds) for side, rounds in self.rounds.items() if rounds}
 
     def ratios(self, sides: Sequence[str]) -> dict[str, float]:
@@ -64,7 +64,7 @@ class Outcome:
         return {name: round(getattr(first, name) / getattr(second, name), 3) for name in _RATIOS}
 
     def reached(self, sides: Sequence[str]) -> bool | None:
-        """Whether the goals of the case are reached; ``None`` while that cannot be said, or there are none."""
+        """Tell whether the goals of the case are reached; ``None`` while that cannot be said, or there are none."""
         verdicts = []
         ratios, figures = self.ratios(sides), self.summaries().get(sides[0])
         if self.case.goal is not None and len(sides) == 2:
@@ -89,9 +89,9 @@ class Suite:
     """Cases, the sides that are measured in turn, and what was measured so far.
 
     Args:
-        cases: what to measure.
+        cases: cases to measure.
         sides: one, or two to compare.
-        rounds: of each side and case, alternating.
+        rounds: number of rounds of each side and case, alternating.
     """
 
     cases: Sequence[Case]
@@ -109,7 +109,7 @@ class Suite:
 
     @property
     def num_measurements(self) -> int:
-        """How many rounds there are of all sides and cases."""
+        """Number of rounds of all sides and cases."""
         return len(self.cases) * len(self.sides) * self.rounds
 
     def run(self, *, keep_going: bool) -> Iterator[str]:
@@ -140,7 +140,7 @@ class Suite:
         return f"{side.name}: {figures.min_ms:.2f} ms"
 
     def to_data(self) -> list[dict[str, Any]]:
-        """As JSON data, one object a case, with every round."""
+        """Return JSON data, one object a case, with every round."""
         return [_case_data(outcome, self.side_names) for outcome in self.outcomes]
 
 
@@ -176,7 +176,7 @@ def last_line(text: str) -> str:
 
 
 def each_type(settings: StepSettings, types: Sequence[str]) -> list[Case]:
-    """The same work by each sharding type alone."""
+    """Make cases of the same work by each sharding type alone."""
     return [Case(name, evolve(settings, types=(name,))) for name in types]
 
 

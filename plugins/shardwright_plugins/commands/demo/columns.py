@@ -1,4 +1,4 @@
-"""How a file of Criteo's click logs has its columns: with tabs or commas, with a header or without one."""
+"""Column layout of a file of Criteo's click logs: tabs or commas, with a header or without one."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Columns:
 
     Attributes:
         separator: between fields: a tab or a comma.
-        num_fields: of a line.
+        num_fields: number of fields of a line.
         order: place in a line of the label, the integers and the strings, in this order.
-        has_header: whether the first line names them.
+        has_header: true if the first line names the columns.
     """
 
     separator: bytes = b"\t"
@@ -44,7 +44,7 @@ class Columns:
 
     @classmethod
     def of(cls, first_line: bytes, file: object) -> Columns:
-        """Those of a file.
+        """Read the columns of a file.
 
         Args:
             first_line: Of it, without its line end.
@@ -69,7 +69,7 @@ class Columns:
         return b"\t".join([fields[place] for place in self.order]) if len(fields) == self.num_fields else b""
 
     def wrong_number(self, line: bytes) -> str:
-        """What is wrong with the number of fields of a line; empty if nothing is."""
+        """Explain what is wrong with the number of fields of a line; empty if nothing is."""
         got = len(self._fields(line))
         if got == self.num_fields:
             return ""
@@ -81,7 +81,7 @@ class Columns:
         return f"expected {expected} with {self.separator_name} between them, got {got}"
 
     def name(self, place: int) -> str:
-        """What errors call a column of Criteo's order."""
+        """Name a column of Criteo's order for errors."""
         return f"column {COLUMNS[place]}" if self.has_header else f"field {place + 1}"
 
     @property

@@ -48,7 +48,7 @@ _PLAIN = Columns()
 
 @attrs.frozen
 class Survey:
-    """What files hold.
+    """Survey of files.
 
     Attributes:
         num_lines: Well-formed ones.
@@ -62,16 +62,16 @@ class Survey:
 
     @property
     def num_held_out(self) -> int:
-        """Of these."""
+        """Number of lines to evaluate on."""
         return self.num_lines // HELD_OUT_EVERY
 
     @property
     def num_training(self) -> int:
-        """Of these."""
+        """Number of lines to train on."""
         return self.num_lines - self.num_held_out
 
     def num_steps(self, batch_size: int) -> int:
-        """How many full global batches there are to train on."""
+        """Count the full global batches to train on."""
         return self.num_training // batch_size
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ class CriteoSource(Source):
 
     @property
     def num_bad_lines(self) -> int:
-        """How many malformed lines the longest pass so far has left out."""
+        """Number of malformed lines that the longest pass so far has left out."""
         return self._num_bad_lines
 
     def training_batches(self, rank: int, world_size: int) -> Iterator[Examples]:
@@ -287,7 +287,7 @@ def hash_into_rows(values: NDArray[np.uint64], num_rows: int) -> NDArray[np.int6
 
 
 def _columns_of(file: Path) -> Columns:
-    """How a file has its columns.
+    """Read the column layout of a file.
 
     Raises:
         InvalidInputError: If it is missing, unreadable, no file, or empty, or lacks columns.
@@ -313,7 +313,7 @@ def _open(file: Path) -> IO[bytes] | gzip.GzipFile:
 
 @attrs.define
 class _Place:
-    """How far a pass over the files has come.
+    """Position of a pass over the files.
 
     Attributes:
         bytes_before: Of the files that were read.
@@ -325,7 +325,7 @@ class _Place:
 
     @property
     def num_bytes(self) -> int:
-        """Of the files as they are on disk; a little more than was given out."""
+        """Bytes read of the files as they are on disk; a little more than was given out."""
         packed: int = getattr(self.stream, "fileobj", self.stream).tell()
         return self.bytes_before + packed
 

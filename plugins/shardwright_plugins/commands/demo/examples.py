@@ -31,7 +31,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """What the table is called in the module and in the plan."""
+        """Name of the table in the module and in the plan."""
         return f"t_{self.feature}"
 
 
@@ -58,7 +58,7 @@ class Examples:
 
 
 class Source(ABC):
-    """Where examples come from.
+    """Source of examples.
 
     A global batch is the same whatever the number of ranks: each rank asks for its share of it. So all ranks
     come to the end at the same step.
@@ -76,7 +76,7 @@ class Source(ABC):
 
     @property
     def num_bad_lines(self) -> int:
-        """How many malformed lines were left out so far."""
+        """Number of malformed lines left out so far."""
         return 0
 
 

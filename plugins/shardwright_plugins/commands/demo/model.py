@@ -135,7 +135,7 @@ class ShardedDLRM:
 
 
 def count_collectives(model: ShardedDLRM, batch: Batch) -> int:
-    """How many collectives the sharded tables make in a training step, as torch's dispatcher sees them.
+    """Count the collectives of the sharded tables in a training step, as torch's dispatcher sees them.
 
     The lookup is run forward and backward by itself, without DistributedDataParallel's collectives for the
     dense rest. Its gradients are zeros, so that row-wise Adagrad changes nothing. Every rank makes this call.

@@ -1,4 +1,4 @@
-"""What one rank of the demo does, from the process group to the result."""
+"""Run of one rank of the demo, from the process group to the result."""
 
 from __future__ import annotations
 

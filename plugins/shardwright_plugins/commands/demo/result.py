@@ -1,4 +1,4 @@
-"""What comes of a run of the demo."""
+"""Result of a run of the demo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TELLING, _LINES_THAT_TELL = 0.05, 8_000
 
 @attrs.frozen(kw_only=True)
 class DemoResult:
-    """What comes of a run; its fields are the keys of the JSON document.
+    """Result of a run; its fields are the keys of the JSON document.
 
     Attributes:
         auc: Area under the ROC curve over the held-out examples; None if all have one label.
@@ -87,7 +87,7 @@ class DemoResult:
 
     @property
     def _caution(self) -> str:
-        """That so few examples tell nothing, if it is so."""
+        """Warn that so few examples tell nothing; empty if they are enough."""
         spread = 2 * self.chance_deviation
         if self.auc is None or spread < _TELLING:
             return ""

@@ -1,4 +1,4 @@
-"""What a run of the demo is to do, checked."""
+"""Settings of a run of the demo, checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_BATCH_SIZE = 4096
 DEFAULT_SYNTHETIC_STEPS = 300
 _LEAST_STEPS = 10
 NUM_HELD_OUT = 65_536
-"""How many examples the model is evaluated on: the standard error of the AUC then is about 0.002."""
+"""Number of examples that the model is evaluated on: the standard error of the AUC then is about 0.002."""
 MAX_SEED = 2**63 - 1
 """torch and NumPy both take seeds up to here."""
 
@@ -38,7 +38,7 @@ def _within(least: int, option: str, most: int | None = None) -> Any:
 
 @attrs.frozen(kw_only=True)
 class DemoSettings:
-    """What a run of the demo is to do.
+    """Settings of a run of the demo.
 
     Attributes:
         ranks: Number of local processes.
@@ -143,7 +143,7 @@ def _batch_size_for(num_training: int, ranks: int) -> int:
 
 
 def make_source(settings: DemoSettings) -> Source:
-    """Where the examples of a run come from."""
+    """Make the source of a run's examples."""
     if settings.data:
         from shardwright_plugins.commands.demo.criteo import CriteoSource
 

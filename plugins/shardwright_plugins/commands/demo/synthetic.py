@@ -62,7 +62,7 @@ _BLOCKS_PER_EXAMPLE = -(-_NUM_UNIFORMS // _UNIFORMS_PER_BLOCK)
 
 @attrs.frozen(eq=False)
 class _Vocabulary:
-    """What is drawn once for each table, rows in the order of popularity.
+    """Random properties of a table, drawn once, rows in the order of popularity.
 
     Attributes:
         cumulative: [R] probability that the id is among the first so many.
@@ -218,7 +218,7 @@ def _standardised(values: NDArray[np.float64], probabilities: NDArray[np.float64
 
 
 def _places(vocabulary: _Vocabulary, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Which place in the order of popularity each uniform number draws."""
+    """Find the place in the order of popularity that each uniform number draws."""
     places = np.searchsorted(vocabulary.cumulative, uniforms, side="right")
     # The sum of the probabilities is 1 up to rounding only.
     return np.minimum(places, len(vocabulary.cumulative) - 1)

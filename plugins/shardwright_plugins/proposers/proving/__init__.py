@@ -23,7 +23,7 @@ class Proving(Proposer):
     options. Times between the bound and the best plan are tried; a solver is asked where the problem is small.
 
     Args:
-        effort: how much the search may do.
+        effort: amount of work that the search may do.
     """
 
     name: ClassVar[str] = "proving"

@@ -46,8 +46,8 @@ class Menu:
     Args:
         options: the options: ``[O']``.
         run_option: the option of each run, as a position in ``options``: ``[K]``.
-        size: what each of its shards takes, in parts of the largest limit: ``[K, D]``.
-        count: how many shards: ``[K]``.
+        size: load of each of its shards, in parts of the largest limit: ``[K, D]``.
+        count: number of its shards: ``[K]``.
         start: the rank of the first, or ``FREE``: ``[K]``.
         gang: ``[K]``.
         local: the rank inside the host of the first, or ``FREE``: ``[K]``.
@@ -88,12 +88,12 @@ class Menu:
 
 @frozen(eq=False)
 class Places:
-    """Where the shards of a table are that have no rank by their layout, and what all take there.
+    """Places of a table's shards that have no rank by their layout, and the load of all its shards.
 
     Args:
-        ranks: of these, in the order of runs: ``[N]``.
+        ranks: ranks of these shards, in the order of runs: ``[N]``.
         touched: ranks where something is, each once; all of them where a layout gives ranks.
-        taken: what is taken there: ``[len(touched), D]``.
+        taken: load of the table there: ``[len(touched), D]``.
     """
 
     ranks: Ints
@@ -108,7 +108,7 @@ class Descent:
         space: options and costs.
         is_efficient: the options worth a look: ``[O]``.
         limit_ms: the time that no rank should exceed.
-        effort: how much may be done.
+        effort: amount of work that may be done.
         watch: ends it, and counts its work.
     """
 
@@ -123,7 +123,7 @@ class Descent:
         allowed = is_efficient & (space.largest_cost_ms <= limit_ms)
         self._allowed = allowed
         self.local_size = space.topology.local_world_size
-        self._alike = space.options.alike
+        self._alike = space.options.distinct_table
         self._menus: dict[int, Menu] = {}
         self._alone: dict[int, Menu] = {}
         self._joint: dict[bytes, Menu] = {}
@@ -150,12 +150,12 @@ class Descent:
 
     @property
     def ranks(self) -> list[Ints]:
-        """Of each table, the ranks of its shards without a rank by layout."""
+        """Ranks of each table's shards without a rank by layout."""
         return [places.ranks for places in self._places]
 
     @property
     def fullest(self) -> float:
-        """How full the fullest rank is in its fullest dimension, in parts of the limit."""
+        """Load of the fullest rank in its fullest dimension, in parts of the limit."""
         return float(self._used.max())
 
     def _taken_by(self, option: int, ranks: Ints) -> Places:
@@ -177,7 +177,7 @@ class Descent:
 
     @property
     def measure(self) -> float:
-        """What descends."""
+        """Compute the measure that descends."""
         return float(self._weight().sum())
 
     # -- descending ------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class Descent:
         return self._joint[key]
 
     def _leaving(self, weight: Floats) -> Floats:
-        """What each table would take away from the measure if it were taken out: ``[A]``."""
+        """Compute the change of the measure if each table were taken out: ``[A]``."""
         numbers: dict[int, int] = {}
         places = [numbers.setdefault(id(place), len(numbers)) for place in self._places]
         first = dict(zip(places, self._places, strict=True))
@@ -256,7 +256,7 @@ class Descent:
         return result[places]
 
     def _entering(self, menu: Menu, weight: Floats) -> Floats:
-        """What each option would add to the measure at its best places: ``[O']``."""
+        """Compute the change of the measure by each option at its best places: ``[O']``."""
         enter = self._rise(menu.size) @ weight.T
         self._watch.spend(_CALL_US + _CELL_US * enter.size)
         value = np.zeros(len(menu.count))
@@ -285,7 +285,7 @@ class Descent:
         np.add.at(total, menu.run_option[runs[first]], value.min(axis=1))
 
     def _by_host(self, menu: Menu, runs: Ints, enter: Floats) -> Floats:
-        """What runs of gangs would add on each host: ``[len(runs), H]``."""
+        """Compute the change of the measure by runs of gangs on each host: ``[len(runs), H]``."""
         size, count, local = self.local_size, menu.count[runs], menu.local[runs]
         hosts = enter[runs].reshape(len(runs), -1, size)
         upto = np.cumsum(np.where((local == FREE)[:, None, None], np.sort(hosts, axis=2), hosts), axis=2)
@@ -358,7 +358,7 @@ def descended(start: Assignment, effort: Effort) -> Assignment:
 
     Args:
         start: every shard in some rank, limits or not.
-        effort: how much may be done.
+        effort: amount of work that may be done.
     """
     catalogue = start.catalogue
     descent = Descent(start.space, catalogue.is_efficient, start.limit_ms, effort, catalogue.watch)

@@ -1,4 +1,4 @@
-"""How much a search may do: every constant of it, with its unit and where it comes from.
+"""Limits of a search's work: every constant of it, with its unit and its source.
 
 Work is counted, not timed, so that the same input gives the same plan on any machine. Its unit is the microsecond that
 the step takes on the machine it was measured on (AMD EPYC 7B13, one core, NumPy 2.4), which the stages reckon from the
@@ -15,7 +15,7 @@ STAGES = ("columns", "descent", "options", "neighbourhoods", "program")
 
 @frozen
 class Effort:
-    """What the search may do.
+    """Amount of work that the search may do.
 
     The sources: *ablation* is ``tests/benchmarks/plan_ablation.py``, with the results in ``tests/benchmarks/LOG.md``;
     *tolerance* is what the arithmetic or the solver is exact to; *taste* was not measured, and matters little.
@@ -23,18 +23,18 @@ class Effort:
     Args:
         without: stages that are left out, names in :data:`STAGES`.
         close: a plan this near its bound is as good as the best, a part of it (taste: cost models are not as good).
-        fine: the same for few tables, whose programs the solver can close (ablation).
-        few_tables: so few tables are searched until the gap is ``fine``, a number (ablation).
+        fine: the like of ``close`` for few tables, whose programs the solver can close (ablation).
+        few_tables: number of tables up to which the search goes on until the gap is ``fine`` (ablation).
         ladder: times tried for a first plan, in parts above the bound (taste: from fine to hopeless).
         margins: memory left free when options are chosen, parts of it (taste: shards fill no rank to the brim).
-        parts: of a rank's memory that shards of a first plan take at most (taste: from whole tables to crumbs).
+        parts: largest shards of a first plan, in parts of a rank's memory (taste: from whole tables to crumbs).
         steps_down: parts of the way from the bound to the best plan that are tried (taste).
-        narrow: how near times tried by patterns come, a part of the time (ablation).
+        narrow: distance of times tried by patterns, a part of the time (ablation).
         few_moves: moves and swaps of a repair, a number (ablation).
         few_changes: options that a repair changes, a number (ablation).
         rounds: tables taken out and put back in a turn, a number of times (ablation).
         vain_turns: turns without a gain before that ends, a number (ablation).
-        many_tables: from so many tables on, no repair looks at all their options, a number (ablation).
+        many_tables: number of tables from which on no repair looks at all their options (ablation).
         sharpness: exponents of the descent's measure, without unit (ablation).
         descent_rounds: rounds at each of them, a number (ablation).
         column_ranks: ranks from which on patterns are generated, a number (ablation).
@@ -44,8 +44,8 @@ class Effort:
         column_times: times tried by patterns, a number (ablation).
         column_enough: parts of the ranks that patterns are to need; the others take what is rounded down (ablation).
         program_columns: columns of a mixed-integer program at most, a number (ablation).
-        program_nodes: of the solver's tree at most, a number (ablation).
-        precision: how near the solver is to come, a part of its solution (tolerance).
+        program_nodes: largest number of nodes of the solver's tree (ablation).
+        precision: gap at which the solver may end, a part of its solution (tolerance).
     """
 
     without: frozenset[str] = frozenset()
@@ -75,5 +75,5 @@ class Effort:
     precision: float = 1e-4
 
     def has(self, stage: str) -> bool:
-        """Whether a stage takes part."""
+        """True if a stage takes part."""
         return stage not in self.without

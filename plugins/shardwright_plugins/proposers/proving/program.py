@@ -38,8 +38,8 @@ class Run:
     """Equal shards of an option that may go to several places, with the columns that count them.
 
     Args:
-        needs: what each takes, in time and memory: ``[D]``.
-        shards: where they are among the option's free shards.
+        needs: load of each shard, in time and memory: ``[D]``.
+        shards: positions of its shards among the option's free shards.
         first: the first of the columns, one a rank; -1 for shards that have their ranks with their gang's host.
         local: the rank inside its host that the first of a gang's shards must have, or ``FREE``.
         gang_first: the first of the columns that count its gang, one a host; -1 for shards that need no other.
@@ -95,7 +95,7 @@ class Program:
 
     @property
     def num_columns(self) -> int:
-        """How many whole numbers are to be chosen."""
+        """Count of whole numbers to choose."""
         return len(self._most)
 
     # -- columns and equations ----------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Program:
             self._runs[option].append(Run(needs, shards, first, local, gangs[gang]))
 
     def _spread_out(self, of: int, ranks: range, count: int, tables: float, needs: Floats) -> int:
-        """Of each that a column counts, so many shards on any of some ranks; the first of their columns."""
+        """Add columns for shards, on any of some ranks, of each that a column counts; return the first of them."""
         first = self._new(len(ranks), tables * count)
         self._equate(range(first, first + len(ranks)), 0.0, (of, -float(count)))
         for place, rank in enumerate(ranks):
@@ -151,11 +151,11 @@ class Program:
         return first
 
     def _load(self, column: int, first_rank: int, count: int, needs: Floats) -> None:
-        """Of each that the column counts, a shard on each of so many ranks in turn."""
+        """Put a shard on each of some ranks in turn, for each that the column counts."""
         self._loads += [(rank, column, needs) for rank in range(first_rank, first_rank + count)]
 
     def _count_on_hosts(self) -> None:
-        """How many tables lie on each host as a whole: whole numbers too, and the ones to branch on.
+        """Count the tables that lie on each host as a whole: whole numbers too, and the ones to branch on.
 
         Hosts are alike, and so are the tables' options: with any one of their columns settled, the rest of the
         solver's tree looks as before. With three tables on a host and not two, it does not.
@@ -181,9 +181,9 @@ class Program:
         """Ask the solver.
 
         Args:
-            effort: how much may be done.
+            effort: amount of work that may be done.
             watch: ends it, and counts its work.
-            part: of the nodes of the solver's tree that it may look at.
+            part: part of the nodes of the solver's tree that it may look at.
 
         Returns:
             The bound that it proves; and the option of each of all tables ``[A]``, with the ranks of their free
@@ -229,9 +229,11 @@ class Program:
     def plan(self, numbers: Ints) -> tuple[Ints, Ints]:
         """The plan that has so many of each, ``[N]``: of tables that are alike, the first take the first options."""
         options = self.space.options
-        proposal = np.zeros(len(options.alike), dtype=np.int64)
+        proposal = np.zeros(len(options.distinct_table), dtype=np.int64)
         ranks: list[Ints] = [np.empty(0, dtype=np.int64)] * len(proposal)
-        left = [np.flatnonzero(options.alike == table).tolist() for table in range(len(options.tables))]
+        left = [
+            np.flatnonzero(options.distinct_table == table).tolist() for table in range(len(options.tables))
+        ]
         for option, column in self._columns.items():
             mine = left[int(options.table[option])]
             tables, mine[:] = mine[: numbers[column]], mine[numbers[column] :]
@@ -293,7 +295,7 @@ def _undominated(space: SearchSpace, options: list[int]) -> list[int]:
 
 
 def _is_single(space: SearchSpace, option: int) -> bool:
-    """Whether an option is one shard that may go anywhere."""
+    """True if an option is one shard that may go anywhere."""
     options, runs = space.options, space.options.shards_of(option)
     is_free = options.rank[runs.start] == FREE and options.gang[runs.start] == NO_GANG
     return bool(runs.stop - runs.start == 1 and is_free and options.count[runs.start] == 1)

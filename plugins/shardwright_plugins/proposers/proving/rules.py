@@ -34,7 +34,7 @@ def within_rules(search: Search) -> Proposals:
     The bounds are those of all plans: with rules there are fewer.
 
     Args:
-        search: of the space with its rules, which it leaves out.
+        search: search of the space with its rules, which it leaves out.
     """
     given = search.space
     assert given.rules is not None  # the caller looked
@@ -71,8 +71,8 @@ def ruled_space(search: Search, rules: RankRules) -> tuple[SearchSpace, float] |
     It has the same options and costs, more resources, and some of the ranks given. Fewer plans are in it than keep the
     rules, so that its bounds are none of the other's. ``None`` if the tables that get their ranks at once do not fit.
     """
-    seats = _given_ranks(search, rules)
-    return None if seats is None else _Resources(search.space, rules, seats).space()
+    given_ranks = _given_ranks(search, rules)
+    return None if given_ranks is None else _Resources(search.space, rules, given_ranks).space()
 
 
 def _given_ranks(search: Search, rules: RankRules) -> dict[int, int] | None:
@@ -83,7 +83,7 @@ def _given_ranks(search: Search, rules: RankRules) -> dict[int, int] | None:
     }
     if not settled:
         return {}
-    alike = space.options.alike
+    alike = space.options.distinct_table
     for proposal in _single_shards(search, settled):
         shards = propose(space, proposal)
         ranks = ruled_ranks(rules, shards)
@@ -102,7 +102,7 @@ def _single_shards(search: Search, settled: Iterable[int]) -> Iterator[Ints]:
     is_single = (options.shards_per_option == 1) & space.fits_alone
     for measure in (space.total_cost_ms, (space.largest_bytes / capacity).max(axis=1)):
         for table in settled:
-            mine = np.array(options.of_table(int(options.alike[table])))
+            mine = np.array(options.of_table(int(options.distinct_table[table])))
             mine = mine[is_single[mine]]
             if len(mine):
                 proposal[table] = mine[np.argmin(measure[mine])]
@@ -112,8 +112,13 @@ def _single_shards(search: Search, settled: Iterable[int]) -> Iterator[Ints]:
 class _Resources:
     """The columns that stand for rules."""
 
-    def __init__(self, space: SearchSpace, rules: RankRules, seats: Mapping[int, int]) -> None:
-        self._space, self._options, self._rules, self._seats = space, space.options, rules, seats
+    def __init__(self, space: SearchSpace, rules: RankRules, given_ranks: Mapping[int, int]) -> None:
+        self._space, self._options, self._rules, self._given_ranks_of = (
+            space,
+            space.options,
+            rules,
+            given_ranks,
+        )
         self._world_size = len(space.capacity_bytes)
         self._names: list[str] = []
         self._needs: list[Ints] = []
@@ -128,10 +133,14 @@ class _Resources:
             self._add_set(ranks, self._of_tables(tables))
         for group in self._rules.apart:
             one = np.full(self._world_size, _FOR_ONE)
-            self._add("apart", self._of_tables({int(self._options.alike[table]) for table in group}), one)
+            self._add(
+                "apart", self._of_tables({int(self._options.distinct_table[table]) for table in group}), one
+            )
         run_table = self._options.shard_table
-        seat = np.array([self._seats.get(table, FREE) for table in range(len(self._options.tables))])
-        rank = np.where(is_seated[self._options.option], seat[run_table], self._options.rank)
+        given_rank = np.array(
+            [self._given_ranks_of.get(table, FREE) for table in range(len(self._options.tables))]
+        )
+        rank = np.where(is_seated[self._options.option], given_rank[run_table], self._options.rank)
         space = attrs.evolve(
             self._space,
             options=attrs.evolve(self._options, rank=rank),
@@ -159,16 +168,16 @@ class _Resources:
         return np.isin(self._options.table, sorted(tables))
 
     def _seated_options(self) -> tuple[Bools, Bools]:
-        """Which options live on their table's rank, and which others of these tables are left out: ``[O]`` each.
+        """Mark options that live on their table's rank, and others of these tables that are left out: ``[O]`` each.
 
         Several shards of a table on one rank are no better than one; where there is no option of one, they are left
         to a resource.
         """
-        of_seated = self._of_tables(self._seats)
+        of_given = self._of_tables(self._given_ranks_of)
         is_free = np.logical_and.reduceat(self._options.rank == FREE, self._options.first_shard[:-1])
-        is_seated = of_seated & (self._options.shards_per_option == 1) & is_free & self._space.fits_alone
+        is_seated = of_given & (self._options.shards_per_option == 1) & is_free & self._space.fits_alone
         has_one = np.bincount(self._options.table, is_seated, len(self._options.tables)) > 0
-        return is_seated, of_seated & ~is_seated & has_one[self._options.table]
+        return is_seated, of_given & ~is_seated & has_one[self._options.table]
 
     def _sets(self) -> dict[frozenset[int], set[int]]:
         """The distinct tables under each set of ranks that is a resource."""
@@ -176,21 +185,25 @@ class _Resources:
         is_seated, _ = self._seated_options()
         seated = set(self._options.table[is_seated].tolist())
         for table in sorted(self._rules.concerned):
-            allowed, distinct = self._rules.allowed(table), int(self._options.alike[table])
-            allowed = allowed if distinct not in self._seats else frozenset([self._seats[distinct]])
+            allowed, distinct = self._rules.allowed(table), int(self._options.distinct_table[table])
+            allowed = (
+                allowed
+                if distinct not in self._given_ranks_of
+                else frozenset([self._given_ranks_of[distinct]])
+            )
             if distinct not in seated and len(allowed) < self._world_size:
                 found.setdefault(allowed, set()).add(distinct)
         return found
 
     def _least_ms(self, usable: Bools) -> float:
-        """What the tables that may use some ranks alone take of these at least."""
+        """Compute the least time of ranks that some tables must share among themselves, ms."""
         cost: Floats = np.where(usable & self._space.fits_alone, self._space.total_cost_ms, np.inf)
         least = np.minimum.reduceat(cost, self._options.first_option[:-1])
         needs: dict[frozenset[int], float] = {}
         for table in self._rules.concerned:
-            distinct = int(self._options.alike[table])
-            seat = self._seats.get(distinct)
-            allowed = self._rules.allowed(table) if seat is None else frozenset([seat])
+            distinct = int(self._options.distinct_table[table])
+            given_rank = self._given_ranks_of.get(distinct)
+            allowed = self._rules.allowed(table) if given_rank is None else frozenset([given_rank])
             needs[allowed] = needs.get(allowed, 0.0) + float(least[distinct])
         loads = (sum(need for part, need in needs.items() if part <= ranks) / len(ranks) for ranks in needs)
         return max(loads, default=0.0)

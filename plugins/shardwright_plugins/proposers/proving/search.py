@@ -51,9 +51,9 @@ class Search:
 
     Args:
         space: options and costs; rules on ranks are none of its business.
-        effort: how much may be done.
+        effort: amount of work that may be done.
         watch: ends it, and counts its work.
-        least_ms: what no plan is faster than, for reasons that options and capacities do not show.
+        least_ms: time that no plan can beat, ms, for reasons that options and capacities do not show.
     """
 
     space: SearchSpace
@@ -100,11 +100,11 @@ class Search:
 
     @property
     def _is_small(self) -> bool:
-        """Whether there are few tables."""
+        """True if there are few tables."""
         return len(self.space.options.all_tables) <= self.effort.few_tables
 
     def _is_close(self) -> bool:
-        """Whether the best plan is proven to be about as good as can be, or nothing more is to be done."""
+        """True if the best plan is proven to be about as good as can be, or nothing more is to be done."""
         enough = 1 + (self.effort.fine if self._is_small else self.effort.close)
         return self.watch.is_over or self._value_ms <= self.prover.bound_ms * enough
 
@@ -185,7 +185,7 @@ class Search:
 
     @property
     def _is_of_many(self) -> bool:
-        """Whether looking for the best other option of each table takes too long."""
+        """True if looking for the best other option of each table takes too long."""
         return len(self.space.options.all_tables) > self.effort.many_tables
 
     @property
@@ -285,7 +285,7 @@ class Search:
                 part = 1.0
 
     def _program(self, limit_ms: float, part: float) -> Assignment | None:
-        """What a solver finds within a time, if the problem is small; its bound is kept."""
+        """Ask a solver for a plan within a time, if the problem is small; its bound is kept."""
         is_asked = self.effort.has("program") and not self.watch.is_over
         program = Program.of(self.space, limit_ms, self.effort.program_columns) if is_asked else None
         if program is None:

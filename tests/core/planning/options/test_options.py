@@ -190,7 +190,7 @@ def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_
     seen = []
 
     class Asked(ShardingType):
-        name, abbreviation, answers_by_shape = "asked", "AS", by_shape
+        name, abbreviation, depends_on_shape_only = "asked", "AS", by_shape
         offered = "always"
 
         def layouts(self, table, topology, constraints):
@@ -201,7 +201,11 @@ def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_
     with host_with(sharding_types=[Asked]):
         options = options_of(*tables)
     assert seen == asked
-    assert options.num_rows[options.first_shard[options.first_option[options.alike]]].tolist() == [10, 10, 11]
+    assert options.num_rows[options.first_shard[options.first_option[options.distinct_table]]].tolist() == [
+        10,
+        10,
+        11,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +221,7 @@ def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_
 )
 def test_enumerate_tables_that_nothing_tells_apart_stand_once(host_with, other, rules, by_shape, alike):
     class Asked(ShardingType):
-        name, abbreviation, answers_by_shape = "asked", "AS", by_shape
+        name, abbreviation, depends_on_shape_only = "asked", "AS", by_shape
         offered = "always"
 
         def layouts(self, table, topology, constraints):
@@ -225,7 +229,7 @@ def test_enumerate_tables_that_nothing_tells_apart_stand_once(host_with, other, 
 
     with host_with(sharding_types=[Asked]):
         options = options_of(TABLE, attrs.evolve(TABLE, name="u", **other), **rules)
-    assert options.alike.tolist() == alike
+    assert options.distinct_table.tolist() == alike
     assert [table.name for table in options.all_tables] == ["t", "u"]
     assert options.multiplicity.tolist() == [alike.count(index) for index in sorted(set(alike))]
     assert {refusal.table for refusal in options.refusals} == {"t", "u"}
@@ -242,7 +246,7 @@ def test_enumerate_tables_that_a_type_tells_apart_stand_apart(host_with):
 
     with host_with(sharding_types=[ByName]):
         options = options_of(*(attrs.evolve(TABLE, name=name) for name in "tuv"))
-    assert options.alike.tolist() == [0, 1, 0]
+    assert options.distinct_table.tolist() == [0, 1, 0]
     assert options.rank.tolist() == [0, 0, 1, 1]  # each table with two kernels
 
 

@@ -52,7 +52,7 @@ def best_value(space):
     """The least largest-rank time of all plans, by trying all of them."""
     ways = [
         [way for option in space.options.of_table(distinct) for way in placements(space, option)]
-        for distinct in space.options.alike.tolist()
+        for distinct in space.options.distinct_table.tolist()
     ]
     best = np.inf
     for chosen in product(*ways):
@@ -158,7 +158,7 @@ def test_proof_by_high_prices_of_what_there_is_enough_of_proves_nothing(only, ti
 def test_proof_accepts_what_all_work_shared_evenly_would_take(sizes):
     space = space_of(sizes)
     least = np.minimum.reduceat(space.total_cost_ms, space.options.first_option[:-1])
-    z = float(least[space.options.alike].sum()) / 2
+    z = float(least[space.options.distinct_table].sum()) / 2
     assert why_unproven(space, z * 0.999, {"z_ms": z * 0.999, "multipliers": {}}) == ""
     assert z <= best_value(space) * (1 + 1e-9)
 
@@ -231,7 +231,9 @@ def test_proof_by_numbers_that_overflow_proves_nothing():
 def test_proof_by_the_option_of_one_of_several_alike_raises():
     space = space_of([(4, 4), (4, 4)])
     if space.options.multiplicity.max() == 1:
-        space = attrs.evolve(space, options=attrs.evolve(space.options, alike=np.zeros(2, dtype=np.int64)))
+        space = attrs.evolve(
+            space, options=attrs.evolve(space.options, distinct_table=np.zeros(2, dtype=np.int64))
+        )
     node = {"table": "t0", "options": [0], "among": {}, "others": {}}
     with pytest.raises(PlanError, match="'t0' is one of 2 alike"):
         why_unproven(space, 1e3, {"z_ms": 1e3, **node})

@@ -68,7 +68,7 @@ def test_filled_bags_make_the_sums_and_updates_of_ragged_ones(kernel, num_source
     wanted, kept = expected.forward(bags, training=True)
     torch.testing.assert_close(result, wanted)
     gradient = torch.rand(len(wanted))
-    filling.backward(saved, gradient)
+    filling.backward_scaled(saved, gradient, 1.0)
     expected.backward(kept, gradient)
     for index in range(len(group.blocks)):
         torch.testing.assert_close(lookup.weight(index), expected.weight(index))

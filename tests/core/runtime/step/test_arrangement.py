@@ -118,7 +118,10 @@ def test_move_puts_columns_from_several_matrices_into_one(widths, size, num_matr
     expected = torch.cat([pieces[own] for own in order], 1).reshape(-1)
     for _ in range(2):  # the second time by the index that was kept
         assert torch.equal(move(flat, size), expected)
-    assert torch.equal(move.scaled(flat, size, 0.5), expected * 0.5)
+    rooms = []
+    made = move(flat, size, lambda count: rooms.append(torch.empty(count)) or rooms[-1])
+    assert torch.equal(made, expected)
+    assert all(made.data_ptr() == own.data_ptr() for own in rooms)
     assert torch.equal(flat, kept)
 
 
@@ -130,3 +133,14 @@ def test_columns_that_stand_as_they_should_are_not_copied():
     brought = torch.rand(7, 100)
     (output,) = arrangement.outputs([brought], batch)
     assert output.data_ptr() == brought.data_ptr()
+
+
+def test_move_takes_pieces_side_by_side_as_one():
+    widths = ints([64, 64, 64, 64])
+    ranks = ints([0, 0, 1, 1])
+    move = Move(widths, Placement.in_one(ints([0, 64, 128, 192]), 256), Placement.in_a_row(widths, ranks, 2))
+    assert move.unit == 128
+    rows = torch.rand(3, 256)
+    assert torch.equal(
+        move(rows.view(-1), 3), torch.cat([rows[:, :128].reshape(-1), rows[:, 128:].reshape(-1)])
+    )

@@ -24,7 +24,7 @@ class Device(SimulatedCommunicator):
         super().__init__(own._board, own.rank, own.world_size)
         self._beside = beside
 
-    def on_host(self) -> SimulatedCommunicator:
+    def on_cpu(self) -> SimulatedCommunicator:
         return self._beside
 
 

@@ -27,7 +27,7 @@ from shardwright_plugins.proposers.proving.bounds.relaxation import Relaxation
 
 
 class Cut(ShardingType):
-    name, abbreviation, answers_by_shape = "cut", "CU", True
+    name, abbreviation, depends_on_shape_only = "cut", "CU", True
     offered = "always"
 
     def layouts(self, table, topology, constraints):
@@ -36,7 +36,7 @@ class Cut(ShardingType):
 
 
 class Halves(ShardingType):
-    name, abbreviation, answers_by_shape = "halves", "HA", True
+    name, abbreviation, depends_on_shape_only = "halves", "HA", True
     offered = "always"
 
     def layouts(self, table, topology, constraints):
@@ -46,15 +46,15 @@ class Halves(ShardingType):
 
 
 class Alike(Cells):
-    answers_by_shape = True
+    depends_on_shape_only = True
 
 
 class AlikeWeights(Weights):
-    answers_by_shape = True
+    depends_on_shape_only = True
 
 
 class AlikeWhole(Whole):
-    answers_by_shape = True
+    depends_on_shape_only = True
 
 
 def space_of(rows, *, ranks=2, capacity=100_000) -> SearchSpace:
@@ -77,7 +77,7 @@ def prover_of(space):
 def best_by_trying_all(space):
     """The least largest time over all options and ranks; infinite if nothing fits."""
     best, world_size = np.inf, len(space.capacity_bytes)
-    choices = [space.options.of_table(table) for table in space.options.alike.tolist()]
+    choices = [space.options.of_table(table) for table in space.options.distinct_table.tolist()]
     for proposal in product(*choices):
         shards = propose(space, np.array(proposal))
         for ranks in product(range(world_size), repeat=len(shards)):

@@ -32,7 +32,7 @@ def start_in(space, limit_ms):
     cost = np.where(catalogue.is_efficient, space.total_cost_ms, np.inf)
     first = space.options.first_option
     cheapest = [int(first[t] + np.argmin(cost[first[t] : first[t + 1]])) for t in range(len(first) - 1)]
-    start = Assignment(catalogue, np.array(cheapest)[space.options.alike], limit_ms)
+    start = Assignment(catalogue, np.array(cheapest)[space.options.distinct_table], limit_ms)
     start.fill()
     return start
 

@@ -73,7 +73,7 @@ def is_any_plan_within(space, limit_ms):
     """Whether a plan takes no more than a time, from the loads of all plans, table after table, each kept once."""
     room = np.column_stack([np.full(space.topology.world_size, limit_ms), space.capacity_bytes])
     known = np.zeros((1, *room.shape))
-    for table in space.options.alike:
+    for table in space.options.distinct_table:
         ways = np.concatenate([loads_of(space, option) for option in space.options.of_table(table)])
         sums = (known[:, None] + ways).reshape(-1, *room.shape)
         sums = sums[(sums <= room).all(axis=(1, 2))]

@@ -48,7 +48,7 @@ def plain_of(space):
 def best_of_all(space):
     """The least value of all plans that keep the rules; infinite if there is none."""
     options, best = space.options, np.inf
-    for chosen in product(*(options.of_table(int(table)) for table in options.alike)):
+    for chosen in product(*(options.of_table(int(table)) for table in options.distinct_table)):
         shards = propose(space, np.array(chosen))
         assert (shards.rank == FREE).all()
         for ranks in product(range(len(space.capacity_bytes)), repeat=len(shards)):
@@ -184,7 +184,7 @@ def test_ruled_space_plans_are_plans_of_the_given_space():
     asked = {"t0": {"ranks": 2}, "t1": {"together": "x"}, "t2": {"together": "x"}}
     space = space_under_rules(SHAPES[:5], asked, ranks=3, kib=1 << 20)
     plain, _ = plain_of(space)
-    proposal = space.options.first_option[:-1][space.options.alike]
+    proposal = space.options.first_option[:-1][space.options.distinct_table]
     free = propose(plain, proposal)
     placed = with_given_ranks(space, plain, Placed(proposal, np.ones(len(free), dtype=np.int64)))
     tables = propose(space, proposal).table

@@ -30,17 +30,17 @@ Place: TypeAlias = tuple[int, int]
 
 
 def place_of(block: Block) -> Place:
-    """What tells a table's blocks on one rank apart."""
+    """The place of a block among those of its table on one rank."""
     return block.rows.index, block.columns.start
 
 
 @frozen
-class Entry:
+class MovedValue:
     """A value that a table has for each element, or for each row.
 
     Args:
         name: :data:`WEIGHT`, or that of an optimizer state.
-        dtype: of its elements.
+        dtype: dtype of its elements.
         is_per_row: a row has one, the same in every column block.
     """
 
@@ -55,7 +55,7 @@ class Entry:
 
 @frozen
 class TableValues:
-    """What ranks with a block of a table say of its values; the same on all of them.
+    """Description of a table's values, the same on all ranks with a block of it.
 
     Args:
         entries: the values that move.
@@ -64,7 +64,7 @@ class TableValues:
         plain: what that optimizer keeps beside, of a block: numbers.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[MovedValue, ...]
     step: float | None = None
     optimizer: Holder | None = None
     plain: Mapping[str, Any] = field(factory=dict)
@@ -74,7 +74,7 @@ class TableValues:
         return sum(entry.row_bytes(dim) for entry in self.entries)
 
     @property
-    def own_states(self) -> list[Entry]:
+    def own_states(self) -> list[MovedValue]:
         """States that the user's optimizer keeps."""
         return [entry for entry in self.entries if entry.name != WEIGHT] if self.optimizer else []
 
@@ -89,9 +89,9 @@ class TableMove:
 
     Args:
         spec: the table.
-        old: how it is sharded.
-        new: how it is to be sharded.
-        values: what moves; of a table without rows nothing.
+        old: its part of the plan until now.
+        new: its part of the new plan.
+        values: the values that move; none of a table without rows.
         sources: the values of the blocks that are here, until they have left.
         targets: those of the new blocks here, once there are such.
     """
@@ -137,7 +137,7 @@ def values_of(table: ShardedTable, local: LocalBlock, state: Mapping[str, Any]) 
 def describe_values(
     table: ShardedTable, states: Sequence[Mapping[str, Any]], optimizer: Holder | None
 ) -> TableValues | None:
-    """What a rank says of a table's values; ``None`` where it has no block of it.
+    """A rank's description of a table's values; ``None`` where it has no block of it.
 
     Args:
         table: the table.
@@ -150,7 +150,7 @@ def describe_values(
     values, columns = values_of(table, local, states[0]), local.block.num_columns
     kept = lookup.optimizer_state(local.index)
     entries = tuple(
-        Entry(name, value.dtype, name in lookup.states_per_row or value.shape[1] != columns)
+        MovedValue(name, value.dtype, name in lookup.states_per_row or value.shape[1] != columns)
         for name, value in sorted(values.items())
     )
     plain = {name: value for name, value in states[0].items() if name not in values}
@@ -158,7 +158,7 @@ def describe_values(
 
 
 def agreed_values(table: TableSpec, told: Sequence[TableValues | None]) -> TableValues:
-    """What all ranks with a block of a table say of its values.
+    """The description on which all ranks with a block of a table agree.
 
     Raises:
         DistributedError: they say different things.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shardwright.planning.layouts.moves import Flow, LocalRows, RowWindow
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.resharding.blocks import Entry, TableMove, place_of
+from shardwright.runtime.sharded.resharding.blocks import MovedValue, TableMove, place_of
 
 LABEL = "rows that are resharded"
 _ALIGNED = 8  # bytes: any dtype may begin there
@@ -82,7 +82,7 @@ class _Chunk:
         shape: rows and columns that travel.
     """
 
-    entry: Entry
+    entry: MovedValue
     values: Tensor
     rows: LocalRows
     columns: slice
@@ -124,7 +124,7 @@ def _on(rows: Any, values: Tensor) -> Tensor:
 
 
 @define(eq=False)
-class Exchange:
+class RowExchange:
     """The exchanges of one resharding on one rank.
 
     Args:
@@ -132,7 +132,7 @@ class Exchange:
         moves: the tables.
 
     Attributes:
-        sent_bytes: what left this rank.
+        sent_bytes: bytes that left this rank.
     """
 
     env: ShardingEnv

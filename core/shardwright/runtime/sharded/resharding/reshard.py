@@ -45,7 +45,7 @@ from shardwright.runtime.sharded.resharding.blocks import (
     place_of,
     values_of,
 )
-from shardwright.runtime.sharded.resharding.exchange import Exchange
+from shardwright.runtime.sharded.resharding.exchange import RowExchange
 from shardwright.runtime.sharded.resharding.schedule import (
     Departures,
     LookupId,
@@ -81,7 +81,7 @@ Asked: TypeAlias = Mapping[str, tuple[ShardedCollection, Mapping[str, ParameterS
 
 @frozen
 class Resharded:
-    """What a resharding did.
+    """Outcome of a resharding.
 
     Args:
         tables: paths of the tables that are sharded otherwise now.
@@ -191,21 +191,21 @@ def _check_rows_can_move(move: TableMove) -> None:
     if move.old.layout.row_map.takes_any_id or move.new.layout.row_map.takes_any_id:
         raise UnsupportedError(
             f"table {move.spec.describe()}: its ids are keys, and where a key's row is, its kernel alone knows, so "
-            "that its rows cannot move while the model runs. Save a checkpoint and load it under the new plan, or leave "
+            "that its rows cannot move while the model runs. Save a checkpoint, load it under the new plan, or leave "
             "this table and those that share its kernel group as they are"
         )
 
 
 @frozen
 class _Told:
-    """What a rank says first.
+    """First message of a rank.
 
     Args:
-        problem: what it has against it; empty if nothing.
+        problem: its reason against the resharding; empty if it has none.
         error: name of the error's class.
-        digests: of how each table is to be sharded.
-        values: what its blocks of each table have; ``None`` where it has none.
-        num_optimizers: how many of the user's optimizers it was given.
+        digests: hash of each table's part of the new plan.
+        values: description of its values of each table; ``None`` of a table without a block there.
+        num_optimizers: number of the user's optimizers that it was given.
     """
 
     problem: str = ""
@@ -237,7 +237,7 @@ class _Module:
     Args:
         number: its place among these.
         module: itself.
-        inputs: how it is to be sharded.
+        inputs: its part of the new plan.
     """
 
     number: int
@@ -329,7 +329,7 @@ class _Resharding:
         self._find_moves({path: [other.values[path] for other in told] for path in mine.values})
 
     def _tell(self) -> _Told:
-        """What this rank has to say; raises what it has against it."""
+        """This rank's first message; raises its reason against the resharding."""
         if self.max_extra_bytes is not None and self.max_extra_bytes < 1:
             raise InvalidInputError(f"max_extra_bytes must be 1 at least, got {self.max_extra_bytes}")
         digests: dict[str, bytes] = {}
@@ -411,7 +411,7 @@ class _Resharding:
             )
 
     def _find_kept(self, number: int) -> bool:
-        """Whether all blocks of a table here stay where they are, in memory too."""
+        """Ask whether all blocks of a table here stay where they are, in memory too."""
         owner, name = self._owners[number], self._moves[number].spec.name
         old = {local.lookup for local in owner.module.sharded_tables[name].state.local}
         new = {local.lookup for local in owner.blocks.get(name, ())}
@@ -447,7 +447,7 @@ class _Resharding:
         if self.max_extra_bytes is not None:
             self._let_go(tables)
             tables = []
-        exchange = Exchange(self.env, self._moves)
+        exchange = RowExchange(self.env, self._moves)
         left = Departures(self._memory.old_of)
         for stage in self._stages:
             for number in stage.begun:
@@ -558,7 +558,7 @@ class _Resharding:
         self.users.take(table, move.values.optimizer, states)
 
     def _handed(self, owner: _Module) -> Callable[[KernelGroup, Any], Lookup]:
-        """What gives the groups of the final engine the lookups that rows have come to."""
+        """The builder that gives the groups of the final engine the lookups that rows have come to."""
         numbers = iter(range(len(owner.unbuilt.groups)))
 
         def handed(group: KernelGroup, device: Any) -> Lookup:

@@ -23,7 +23,7 @@ class Stage:
 
     Args:
         begun: tables that begin to move with it.
-        windows: what moves; of tables that stay on their ranks nothing.
+        windows: rows that move; none of tables that stay on their ranks.
         ended: tables all of whose rows have moved after it.
     """
 
@@ -53,7 +53,7 @@ def stages_of(moves: Sequence[TableMove], is_moving: Sequence[bool], piece_bytes
 
 @frozen(eq=False)
 class MemoryPlan:
-    """What each lookup of one rank takes, and which tables it is of.
+    """Bytes of each lookup of one rank, and the tables that it is of.
 
     Args:
         old: bytes of lookups that go.

@@ -77,7 +77,7 @@ class UserOptimizers:
         return None
 
     def states_of(self, table: ShardedTable) -> list[Mapping[str, Any]]:
-        """What they keep of each local block of a table."""
+        """The state that they keep of each local block of a table."""
         return [self._state(parameter) for parameter in table.parameters()]
 
     def _state(self, parameter: nn.Parameter) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ class Dual:
         relaxation: the problem.
         z_ms: the time that is to be refuted; the ascent ends where it is.
         allowed: the options: ``[O]``.
-        share: what each takes of the resources, in parts: ``[O, M]``.
+        share: part of each resource that each option takes: ``[O, M]``.
         start: multipliers to begin with: ``[M]``.
     """
 
@@ -40,7 +40,7 @@ class Dual:
         self.lean: Choice | None = None
         """The cheapest choice met that fits in memory as a whole."""
         self.is_empty = not np.logical_or.reduceat(allowed, relaxation.first).all()
-        """Whether some table has no option."""
+        """True if some table has no option."""
         self._cost: Floats = np.where(allowed, relaxation.cost, np.inf)
         self._seen: list[Ints] = []
         if not self.is_empty:
@@ -49,7 +49,7 @@ class Dual:
 
     @property
     def num_evaluated(self) -> int:
-        """How often the Lagrangian was evaluated."""
+        """Number of evaluations of the Lagrangian."""
         return len(self._seen)
 
     @property
@@ -65,7 +65,7 @@ class Dual:
         lean = self.lean or self.best
         if lean is None:
             return None
-        problem, alike = self.relaxation, self.relaxation.space.options.alike
+        problem, alike = self.relaxation, self.relaxation.space.options.distinct_table
         chosen = lean.option[alike]
         if self.lean is None:
             return chosen
@@ -103,7 +103,7 @@ class Dual:
 
     @property
     def _is_proven(self) -> bool:
-        """Whether the time is refuted by so much that more would be no use."""
+        """True if the time is refuted by so much that more would be no use."""
         return self.value_ms > self._enough_ms
 
     def _at(self, multipliers: Floats) -> Choice:

@@ -42,7 +42,7 @@ class Prover:
 
     @property
     def bound_ms(self) -> float:
-        """What no plan is faster than."""
+        """Proven lower bound of all plans, ms."""
         return self.proven.bound_ms
 
     def accept(self, proven: Proven) -> None:

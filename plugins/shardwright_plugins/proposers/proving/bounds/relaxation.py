@@ -31,8 +31,8 @@ class Choice:
     """The cheapest options at some multipliers.
 
     Args:
-        option: of each distinct table: ``[T]``.
-        cost_ms: of all shards of all tables together.
+        option: option of each distinct table: ``[T]``.
+        cost_ms: cost of all shards of all tables together, ms.
         used: the part of each resource that is used: ``[M]``.
         multipliers: ms for all there is of each resource: ``[M]``.
         value_ms: the Lagrangian, ``cost + multipliers . (used - 1)``.
@@ -50,7 +50,7 @@ class Relaxation:
 
     Args:
         space: options and costs.
-        least_ms: what no plan is faster than, for reasons that options and capacities do not show.
+        least_ms: time that no plan can beat, ms, for reasons that options and capacities do not show.
     """
 
     def __init__(self, space: SearchSpace, least_ms: float = 0.0) -> None:
@@ -72,7 +72,7 @@ class Relaxation:
 
     @cached_property
     def covers(self) -> Bools:
-        """Whether an option's layout puts one shard on every rank, and no others: ``[O]``."""
+        """True for options whose layout puts one shard on every rank, and no others: ``[O]``."""
         options, first = self.space.options, self.space.options.first_shard
         before = np.cumsum(options.count) - options.count
         before = before - np.repeat(before[first[:-1]], np.diff(first))
@@ -87,7 +87,7 @@ class Relaxation:
 
     @cached_property
     def _spread(self) -> Floats:
-        """What each option takes of every rank at least, if its layout covers all: ``[O, 1 + M]``."""
+        """Compute the least load of every rank under options whose layout covers all: ``[O, 1 + M]``."""
         least = np.minimum.reduceat(self._needs, self.space.options.first_shard[:-1])
         return np.where(self.covers[:, None], least, 0.0)
 
@@ -121,9 +121,9 @@ class Relaxation:
         """The cheapest option of each table at some multipliers.
 
         Args:
-            cost: of each option, infinite for those that are not allowed; each table has one that is: ``[O]``.
+            cost: cost of each option, infinite for those that are not allowed; each table has one that is: ``[O]``.
             share: the part of each resource that an option takes: ``[O, M]``.
-            multipliers: of the resources: ``[M]``.
+            multipliers: multipliers of the resources: ``[M]``.
         """
         priced = cost + share @ multipliers
         least = np.minimum.reduceat(priced, self.first)

@@ -22,11 +22,11 @@ class Kinds:
         options: the options: ``[O']``.
         table: the distinct table of each: ``[O']``.
         needs: shards of each kind: ``[K, O']``.
-        size: of each kind, in parts of what a rank has beside the spread load: ``[K, D]``.
+        size: load of a shard of each kind, in parts of what a rank has beside the spread load: ``[K, D]``.
         kind_of: the kind of each run, or -1: ``[S]``.
         is_gang: shards of this kind go to all ranks of a host: ``[K]``.
-        spread: what each option takes of every rank, in parts of all it has: ``[O', D]``.
-        budget: of that, at most: ``[D]``.
+        spread: load of each option on every rank, in parts of all it has: ``[O', D]``.
+        budget: largest spread load: ``[D]``.
     """
 
     options: Ints
@@ -40,7 +40,7 @@ class Kinds:
 
 
 def spread_of(space: SearchSpace, covers: Bools) -> Floats:
-    """What each option takes of every rank at most, time and memory: ``[O, D]``; 0 where it does not cover all."""
+    """Compute the largest load of each option on every rank, time and memory: ``[O, D]``; 0 where it covers not all."""
     needs = np.column_stack([space.cost_ms, space.memory_bytes])
     return np.where(covers[:, None], np.maximum.reduceat(needs, space.options.first_shard[:-1]), 0.0)
 
@@ -53,10 +53,10 @@ def kinds_of(
     Args:
         space: options and costs.
         allowed: the options, which put one shard on every rank, or shards that have no rank: ``[O]``.
-        spread: what each takes of every rank: ``[O, D]``.
+        spread: load of each option on every rank: ``[O, D]``.
         budget: the spread load at most: ``[D]``.
         limit_ms: the time.
-        most: how many kinds are not too many.
+        most: largest number of kinds.
     """
     options = space.options
     limit = np.append(limit_ms, space.capacity_bytes.min(axis=0))
@@ -91,7 +91,7 @@ def kinds_of(
 
 
 def _needs(space: SearchSpace) -> tuple[Floats, Ints]:
-    """What each shard of a run needs, ``[S, D]``, and how many there are, ``[S]``.
+    """Compute the load of each shard of a run, ``[S, D]``, and count these shards, ``[S]``.
 
     A gang takes as much of each rank as its largest shard, so all its shards are counted with its first run.
     """

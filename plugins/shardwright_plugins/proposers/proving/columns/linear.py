@@ -27,7 +27,7 @@ class LinearProgram:
             len(lower), lower, upper, 0, np.zeros(len(lower), dtype=np.int32), nothing, np.empty(0)
         )
         self.size = 0
-        """How many entries of columns were added."""
+        """Number of entries of columns that were added."""
 
     def add(self, cost: Floats, columns: Floats) -> None:
         """Add columns ``[R, N]`` with their costs ``[N]``."""
@@ -57,10 +57,10 @@ class LinearProgram:
 
     @property
     def solution(self) -> Floats:
-        """How much there is of each column: ``[N]``."""
+        """Amount of each column in the solution: ``[N]``."""
         return np.maximum(np.array(self._solver.getSolution().col_value, dtype=np.float64), 0.0)
 
     @property
     def prices(self) -> Floats:
-        """What one more of each row's limit would cost: ``[R]``."""
+        """Price of one more of each row's limit: ``[R]``."""
         return np.array(self._solver.getSolution().row_dual, dtype=np.float64)

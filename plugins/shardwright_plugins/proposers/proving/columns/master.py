@@ -41,13 +41,13 @@ _PIVOT_ROW_US, _PATTERN_KIND_US = 0.08, 0.15
 
 @frozen(eq=False)
 class Patterns:
-    """What the program says.
+    """Solution of the program.
 
     Args:
-        ranks: how many are needed.
-        tables: how many tables take each option: ``[O']``.
-        shards: of each kind in each pattern in use: ``[P, K]``.
-        number: how many ranks hold each: ``[P]``.
+        ranks: number of ranks that are needed.
+        tables: number of tables that take each option: ``[O']``.
+        shards: shards of each kind in each pattern in use: ``[P, K]``.
+        number: number of ranks that hold each pattern: ``[P]``.
     """
 
     ranks: float
@@ -60,8 +60,8 @@ class Master:
     """The program, with the patterns made so far.
 
     Args:
-        kinds: of shards.
-        multiplicity: how many tables each distinct table stands for: ``[T]``.
+        kinds: kinds of shards.
+        multiplicity: number of tables that each distinct table stands for: ``[T]``.
         known: patterns to begin with, where they fit: ``[P, K]``.
     """
 
@@ -104,7 +104,7 @@ class Master:
         Args:
             enough: ranks.
             most: ranks that there are.
-            effort: how much may be done.
+            effort: amount of work that may be done.
             watch: ends it, and counts its work.
         """
         values: list[float] = []
@@ -171,9 +171,9 @@ def greedy_patterns(size: Floats, prices: Floats, weights: Floats, starts: Float
     many of each as there is room for.
 
     Args:
-        size: of each kind: ``[K, D]``.
-        prices: of each kind: ``[K]``.
-        weights: of the dimensions, one row an order: ``[V, D]``.
+        size: load of a shard of each kind: ``[K, D]``.
+        prices: price of a shard of each kind: ``[K]``.
+        weights: weights of the dimensions, one row an order: ``[V, D]``.
         starts: shards that are there at first: ``[P, K]``.
 
     Returns:

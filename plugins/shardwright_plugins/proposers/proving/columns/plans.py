@@ -33,9 +33,9 @@ class ColumnSearch:
     """The search for such plans.
 
     Args:
-        catalogue: of the space.
-        prover: of its bounds.
-        effort: how much may be done.
+        catalogue: catalogue of the space.
+        prover: prover of the space's bounds.
+        effort: amount of work that may be done.
         enough: part of the ranks that patterns are to need.
     """
 
@@ -59,7 +59,7 @@ class ColumnSearch:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether there are so many tables alike, and so many ranks, that patterns are what counts."""
+        """True if there are so many tables alike, and so many ranks, that patterns are worth it."""
         space, effort = self.catalogue.space, self.effort
         is_many = len(space.capacity_bytes) >= effort.column_ranks
         is_alike = len(space.options.all_tables) >= effort.column_alike * len(space.options.tables)
@@ -98,7 +98,7 @@ class ColumnSearch:
         return max(part, 1.0) / self.enough
 
     def _budget(self, limit_ms: float) -> Floats | None:
-        """What the choice of options at a time takes of every rank: ``[D]``; ``None`` where the time is refuted."""
+        """Compute the load of the options chosen at a time on every rank: ``[D]``; ``None`` for a refuted time."""
         choice = self.prover.choice(limit_ms)
         return None if choice is None else self._spread[choice].sum(axis=0)
 
@@ -124,8 +124,8 @@ class ColumnSearch:
         return found
 
     def _holds_plan(self, kinds: Kinds, patterns: Patterns, limit_ms: float) -> bool:
-        """Whether all shards find room within about a time; what comes of it is kept if it is best."""
-        alike, effort = self.catalogue.space.options.alike, self.effort
+        """True if all shards find room within about a time; the plan is kept if it is best."""
+        alike, effort = self.catalogue.space.options.distinct_table, self.effort
         found = Assignment(self.catalogue, _whole_tables(patterns.tables, kinds, alike), limit_ms)
         _Placing(found, kinds).place(patterns)
         found.fill()
@@ -157,7 +157,7 @@ class _Placing:
 
     Args:
         plan: none of its shards in a rank.
-        kinds: of the shards.
+        kinds: kinds of the shards.
     """
 
     def __init__(self, plan: Assignment, kinds: Kinds) -> None:

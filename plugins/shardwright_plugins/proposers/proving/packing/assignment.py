@@ -33,8 +33,8 @@ class Pieces:
     """The shards of an option.
 
     Args:
-        fixed: what those take that have a rank by their layout: ``[W, D]``; ``None`` if there are none.
-        size: of each of the others, ``[K, D]``.
+        fixed: load of the shards that have a rank by their layout: ``[W, D]``; ``None`` if there are none.
+        size: load of each of the others, ``[K, D]``.
         gang: ``[K]``, numbered within the option.
         local: the rank inside the host that it must have: ``[K]``.
         kind: the run of equal shards that it is of: ``[K]``.
@@ -55,7 +55,7 @@ class Menu:
         singles: those of one shard that may go anywhere: ``[K]``.
         single_size: ``[K, D]``.
         spread: those of which all shards have a rank by their layout: ``[J]``.
-        spread_size: what they take, ``[J, W, D]``.
+        spread_size: load of these on each rank, ``[J, W, D]``.
         others: the rest.
     """
 
@@ -130,7 +130,7 @@ class Catalogue:
 
     @cached_property
     def is_efficient(self) -> Bools:
-        """Whether no other option of the same table is as good in every respect and better in one: ``[O]``."""
+        """True for options that no other of their table equals in every respect and beats in one: ``[O]``."""
         return efficient_options(self.space)
 
 
@@ -138,7 +138,7 @@ class Assignment:
     """One option for each table, and ranks for all shards.
 
     Args:
-        catalogue: of the space.
+        catalogue: catalogue of the space.
         proposal: ``[A]``.
         limit_ms: the time that no rank should exceed.
     """
@@ -181,7 +181,7 @@ class Assignment:
 
     @property
     def excess(self) -> float:
-        """By how much all ranks together are over their limits, in parts of these."""
+        """Excess of all ranks together over their limits, in parts of these."""
         return float(self.bins.over().sum())
 
     @property
@@ -195,7 +195,7 @@ class Assignment:
         return [self.bins.bin[items] for items in self._items]
 
     def copy(self) -> Assignment:
-        """The same options and ranks."""
+        """Copy the options and ranks."""
         twin = copy(self)
         twin.bins, twin.proposal, twin._items = self.bins.copy(), self.proposal.copy(), list(self._items)
         return twin
@@ -229,9 +229,9 @@ class Assignment:
         fixed seed.
 
         Args:
-            rounds: at most.
-            price: of each option, to choose among ways that leave equally much over: ``[O]``.
-            seed: of the generator.
+            rounds: largest number of rounds.
+            price: price of each option, to choose among ways that leave equally much over: ``[O]``.
+            seed: seed of the generator.
         """
         random = np.random.default_rng(seed)
         for _ in range(rounds):
@@ -304,11 +304,11 @@ class Assignment:
         for table, option in enumerate(self.proposal.tolist()):
             fixed = self.catalogue.pieces(option).fixed
             if (fixed is not None and fixed[rank].any()) or here.intersection(self._items[table]):
-                found.setdefault((int(self.space.options.alike[table]), option), table)
+                found.setdefault((int(self.space.options.distinct_table[table]), option), table)
         return list(found.values())[:_MOST_CHANGED]
 
     def _changes(self, table: int) -> Iterator[tuple[int, float, list[int]]]:
-        """What each other option of a table would leave over the limits, and where its shards would go."""
+        """Yield each other option of a table, with what it would leave over the limits and the places of its shards."""
         items = self._items[table]
         rest = self.bins.used.copy()
         np.subtract.at(rest, self.bins.bin[items], self.bins.size[items])
@@ -320,8 +320,8 @@ class Assignment:
                 yield option, after, bins
 
     def _ways(self, table: int, rest: Floats) -> Iterator[tuple[int, float, list[int]]]:
-        """What each option of a table that is out would leave over the limits, and where its shards would go."""
-        menu = self.catalogue.menu(int(self.space.options.alike[table]))
+        """Yield each option of a table that is out, with what it would leave over the limits and its shards' places."""
+        menu = self.catalogue.menu(int(self.space.options.distinct_table[table]))
         limit = self.bins.limit
         cells = (len(menu.singles) + len(menu.spread) + len(menu.others)) * limit.size
         self.bins.watch.spend(_TABLE_US + _OPTION_US * len(menu.others) + _CELL_US * cells)

@@ -33,8 +33,8 @@ class Bins:
     """Items in bins.
 
     Args:
-        size: of each item, ``[N, D]``.
-        used: what is in the bins before: ``[W, D]``.
+        size: load of each item, ``[N, D]``.
+        used: load of the bins before: ``[W, D]``.
         limit: ``[W, D]``.
         gang: items of one number go to one host; ``NO_GANG``: alone. ``[N]``.
         local: the bin of its host that an item of a gang must have, or ``FREE``: ``[N]``.
@@ -82,7 +82,7 @@ class Bins:
                 self._put_equal(run)
 
     def _in_order(self, unit: Sequence[int]) -> list[int]:
-        """Those with a place in their host first, then the longest."""
+        """Sort items: those with a place in their host first, then the longest."""
         return sorted(unit, key=lambda item: (self.local[item] == FREE, -self.size[item, 0], item))
 
     def _put_equal(self, items: Ints) -> None:
@@ -105,7 +105,7 @@ class Bins:
             self.put(item, self._best_bin(item))
 
     def _best_bin(self, item: int) -> int:
-        """Where the fullest dimension is least full afterwards; within limits, if that can be."""
+        """Find the bin whose fullest dimension is least full with the item; within limits, if that can be."""
         after = (self.used + self.size[item]) / self.limit
         fullest = fullness(after)
         fits = after[:, 1:].max(axis=1, initial=0.0) <= 1 + SLACK
@@ -163,7 +163,7 @@ class Bins:
         return new
 
     def copy(self) -> Bins:
-        """The same items in the same bins."""
+        """Copy the items in their bins."""
         twin = copy(self)
         twin.used, twin.bin = self.used.copy(), self.bin.copy()
         twin._alone, twin._is_settled, twin.members = (
@@ -176,14 +176,14 @@ class Bins:
     # -- repair ----------------------------------------------------------------------------------------------
 
     def over(self) -> Floats:
-        """By how much each bin is over its limits, in parts of them, all dimensions together: ``[W]``."""
+        """Compute the excess of each bin over its limits, in parts of them, all dimensions together: ``[W]``."""
         return excess(self.used, self.limit)
 
     def repair(self, steps: int) -> bool:
         """Move and swap items as long as less is over the limits; whether nothing is over any more.
 
         Args:
-            steps: at most.
+            steps: largest number of steps.
         """
         stuck: set[int] = set()
         for _ in range(steps):
@@ -291,13 +291,13 @@ def gang_bins(used: Floats, limit: Floats, size: Floats, local: Ints, bins_per_h
 
 
 def fullness(parts: Floats) -> Floats:
-    """How full bins are, by their fullest dimension; of equally full ones, that with less time comes first."""
+    """Rate the load of bins by their fullest dimension; of equally full ones, that with less time comes first."""
     result: Floats = parts.max(axis=-1) + 0.05 * parts[..., 0]
     return result
 
 
 def excess(used: Floats, limit: Floats) -> Floats:
-    """By how much bins are over their limits, in parts of them, all dimensions together: ``[..., D]`` to ``[...]``."""
+    """Compute the excess of bins over their limits, in parts of them, summed over dimensions: ``[..., D] -> [...]``."""
     room = np.maximum(limit, _LEAST)  # shards may cost nothing, and so their limit may be 0
     result: Floats = np.maximum(used / room - (1 + SLACK), 0).sum(axis=-1)
     return result

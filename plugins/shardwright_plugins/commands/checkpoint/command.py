@@ -1,0 +1,187 @@
+"""The commands about checkpoints. None needs the model, nor more than one process."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardwright.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from shardwright.runtime.checkpoint.reading import StoredCheckpoint
+
+__all__ = ["checkpoint"]
+
+checkpoint = typer.Typer(help="Show, verify and convert checkpoints.", no_args_is_help=True)
+
+_Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A checkpoint, or a folder of them: the newest.")
+]
+_Step = Annotated[int | None, typer.Option(help="Of the checkpoint in the folder; the newest by default.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@checkpoint.command()
+def show(folder: _Folder, step: _Step = None, as_json: _Json = False) -> None:
+    """Print what a checkpoint holds: names, shapes, dtypes and bytes, its optimizer's, plan and step."""
+    found = _contents(_opened(folder, step))
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    typer.echo(f"{found['path']}: step {found['step']}, written by {found['world_size']} ranks")
+    _print_table(found["entries"])
+    total = sum(entry["bytes"] for entry in found["entries"])
+    typer.echo(f"{len(found['entries'])} tensors, {_size(total)}, in {found['files']} files")
+    for group in found["param_groups"]:
+        others = ", ".join(f"{key}={value}" for key, value in group.items() if key != "params")
+        typer.echo(f"optimizer of {len(group['params'])} parameters: {others}")
+    for module, tables in (found["plan"] or {}).items():
+        for name, sharding in tables.items():
+            typer.echo(f"plan: {'.'.join(filter(None, (module, name)))}: {sharding}")
+
+
+@checkpoint.command()
+def verify(folder: _Folder, step: _Step = None, as_json: _Json = False) -> None:
+    """Read every file of a checkpoint, and compare it with its checksum."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    stored = _opened(folder, step)
+    if stored.manifest is None:
+        raise InvalidInputError(
+            f"{stored.path} was written by torch.distributed.checkpoint alone, which keeps no checksums; `shardwright "
+            "checkpoint convert` makes a checkpoint that has them"
+        )
+    total = sum(file.bytes for file in stored.manifest.files.values())
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, disable=as_json, transient=True) as bar:
+        task = bar.add_task("reading", total=total)
+        stored.verify(stored.files, lambda count: bar.advance(task, count))
+    if as_json:
+        typer.echo(json.dumps({"path": str(stored.path), "files": len(stored.files), "bytes": total}))
+        return
+    typer.echo(f"{stored.path}: {len(stored.files)} files, {_size(total)}: as they were written")
+
+
+@checkpoint.command()
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A checkpoint, one of torch.distributed.checkpoint's (TorchRec's too), or a file of torch.save."
+        ),
+    ],
+    target: Annotated[
+        Path, typer.Argument(help="A file to be written (.pt), or a folder of checkpoints to be added to.")
+    ],
+    step: Annotated[int, typer.Option(help="Of the checkpoint that is written into a folder.")] = 0,
+) -> None:
+    """Convert a checkpoint to a plain state dict in one file, or make one of a file or of DCP's folder.
+
+    What goes into one file has to be in memory; folders do not.
+    """
+    from shardwright.runtime.checkpoint import converting
+    from shardwright.runtime.checkpoint.folder import folder_of
+
+    into_file = target.suffix in (".pt", ".pth", ".bin")
+    if source.is_file() and into_file:
+        raise InvalidInputError(
+            f"{source} is a file already: give a folder, in which a checkpoint is made of it"
+        )
+    if into_file:
+        converting.to_file(_opened(source, None), target, lambda key: typer.echo(f"reading {key}", err=True))
+        typer.echo(f"written: {target}")
+        return
+    folder = folder_of(target, step)
+    if source.is_file():
+        converting.from_file(source, folder)
+    else:
+        converting.adopt(_opened(source, None), folder)
+    typer.echo(f"written: {folder}")
+
+
+def _opened(folder: Path, step: int | None) -> StoredCheckpoint:
+    from shardwright.runtime.checkpoint.folder import find_checkpoint
+    from shardwright.runtime.checkpoint.reading import StoredCheckpoint
+
+    return StoredCheckpoint(find_checkpoint(folder, step))
+
+
+def _contents(stored: StoredCheckpoint) -> dict[str, Any]:
+    """Return what `show` prints, as JSON data."""
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    from shardwright.runtime.checkpoint.entries import GROUPS
+
+    tensors = {
+        key: entry for key, entry in stored.entries.items() if isinstance(entry, TensorStorageMetadata)
+    }
+    places = stored.metadata.storage_data.values()
+    manifest = stored.manifest
+    return {
+        "path": str(stored.path),
+        "step": None if manifest is None else manifest.step,
+        "world_size": None if manifest is None else manifest.world_size,
+        "files": len({place.relative_path for place in places}),
+        "entries": [
+            {
+                "name": key,
+                "shape": list(entry.size),
+                "dtype": str(entry.properties.dtype).removeprefix("torch."),
+                "bytes": math.prod(entry.size) * entry.properties.dtype.itemsize,
+                "pieces": len(entry.chunks),
+            }
+            for key, entry in sorted(tensors.items())
+        ],
+        "param_groups": _plain_groups(stored.plain(GROUPS)) if GROUPS in stored.entries else [],
+        "plan": None if manifest is None or manifest.plan is None else _shardings(manifest.plan),
+    }
+
+
+def _plain_groups(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Hyperparameters as JSON data: a learning rate may be a tensor."""
+    return [
+        {key: value.tolist() if hasattr(value, "tolist") else value for key, value in group.items()}
+        for group in groups
+    ]
+
+
+def _shardings(plan: Any) -> dict[str, dict[str, str]]:
+    """The sharding type and kernel of each table of each module of a plan document."""
+    return {
+        module: {
+            name: f"{sharding.get('sharding_type')}, {sharding.get('compute_kernel')}"
+            for name, sharding in tables.items()
+        }
+        for module, tables in plan.get("modules", {}).items()
+    }
+
+
+def _print_table(entries: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from shardwright.cli.tables import console
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("name", "shape", "dtype"):
+        table.add_column(name)
+    for name in ("bytes", "pieces"):
+        table.add_column(name, justify="right")
+    for entry in entries:
+        shape = " x ".join(map(str, entry["shape"]))
+        table.add_row(entry["name"], shape, entry["dtype"], _size(entry["bytes"]), str(entry["pieces"]))
+    console().print(table)
+
+
+def _size(count: float) -> str:
+    """Bytes in the unit that reads well."""
+    for unit in _UNITS[:-1]:
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} {_UNITS[-1]}"

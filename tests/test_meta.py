@@ -34,17 +34,7 @@ DANGLING = re.compile(
     r"(of|by|for|in|on|at|to|from|with|as|that|which|what|whose|how|where|whether|if|is|are)\b"
 )
 # Folders whose docstrings are still to be rewritten.
-UNFINISHED = (
-    "core/shardwright/modules",
-    "core/shardwright/optim",
-    "core/shardwright/runtime/checkpoint",
-    "core/shardwright/runtime/pipeline",
-    "core/shardwright/runtime/routed",
-    "core/shardwright/runtime/sharded",
-    "core/shardwright/sparse",
-    "plugins/shardwright_plugins/comm_backends",
-    "plugins/shardwright_plugins/compute_kernels",
-)
+UNFINISHED: tuple[str, ...] = ()
 HOOKS = sorted(name for name in dir(hookspecs) if name.startswith("shardwright_"))
 
 

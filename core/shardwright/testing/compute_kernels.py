@@ -270,6 +270,23 @@ class ComputeKernelTests:
                 assert other is not None
                 check_close(f"{compute_kernel.name}: after prepare()", other, one)
 
+    def test_backward_scaled_is_backward_of_the_scaled_gradient(self, compute_kernel: ComputeKernel) -> None:
+        """Averages over ranks are made so."""
+        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
+            (scaled, loops), (plain, _) = (build(compute_kernel, blocks, device=device) for _ in range(2))
+            batch = draw(blocks, (2, 3), is_weighted=True)
+            gradient = gradient_of(loops, batch, 1).to(device)
+            _, saved = scaled.forward(batch.as_bags(device), training=True)
+            shown = scaled.backward_scaled(saved, gradient.clone(), 0.25)
+            _, saved = plain.forward(batch.as_bags(device), training=True)
+            expected = plain.backward(saved, gradient * 0.25)
+            for one, other in zip(
+                [*shown, *weights_of(scaled)], [*expected, *weights_of(plain)], strict=True
+            ):
+                assert one is not None
+                assert other is not None
+                check_close(f"{compute_kernel.name}: backward_scaled() by 0.25", one, other)
+
     def test_anticipate_leaves_backward_as_it_is(self, compute_kernel: ComputeKernel) -> None:
         """The engine calls it while results travel, or not at all; it changes nothing that is read or written."""
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):

@@ -30,11 +30,11 @@ from shardwright_plugins.comm_backends._meeting import NOTHING, Meeting, Peer
 from shardwright_plugins.comm_backends._segments import LINE_BYTES, Segment, memory_of
 
 RING_BYTES = 1 << 20
-"""For each pair of ranks and direction, at most."""
+"""Most bytes of the ring for each pair of ranks and direction."""
 ALL_RINGS_BYTES = 1 << 24
-"""Of one rank: where there are many others, each has less."""
+"""Most bytes of all rings of one rank: among many ranks each ring is smaller."""
 MESSAGES = 8
-"""How many of the largest a ring has room for: several are under way at once; a sender waits where there is none."""
+"""Number of largest messages that a ring holds: several are under way at once; senders wait for a full ring."""
 _HEADER = struct.Struct("2q")  # the number of the exchange, and the bytes that follow
 _GAVE_UP, _LEFT = 1, 2  # a rank's state: an exchange failed there; it let go of its mailboxes
 _UNIT = 16  # messages begin at multiples, so that no header is cut in two

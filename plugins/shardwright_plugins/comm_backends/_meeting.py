@@ -21,7 +21,7 @@ from shardwright.runtime.ranks.group_store import GroupStore
 from shardwright_plugins.comm_backends._segments import Segment
 
 NOTHING = "none"
-"""What a rank says that has nothing to offer."""
+"""Answer of a rank that has nothing to offer."""
 
 
 @define(eq=False)

@@ -72,7 +72,7 @@ class FusedOptimizer(KeyedOptimizer):
 
         Args:
             tables: those of the module by parameter name; the fused ones are those that it had.
-            rates: of the module's local kernel groups.
+            rates: learning rates of the module's local kernel groups.
         """
         self._tables = {name: tables[name] for name in self._tables}
         self._rates, before = rates, {id(own): name for name, own in self.params.items()}

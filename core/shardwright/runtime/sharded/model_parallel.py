@@ -219,7 +219,7 @@ class DistributedModelParallel(nn.Module):
         as if nothing had happened. Whatever does not fit is refused on all ranks before anything moves.
 
         Args:
-            plan: for the same model and ranks.
+            plan: the new plan, for the same model and ranks.
             optimizers: those of your own that have parameters of tables, whose kernel shows gradients: they get the
                 new parameters. Optimizers around them (combined, scheduled) follow.
             max_extra_bytes: most that a rank may take while rows move, beside what it has; then old blocks are freed as

@@ -127,7 +127,7 @@ class ShardedCollection(nn.Module, ABC):
         """Go on with the blocks of another engine; the optimizer object and its learning rates stay.
 
         Args:
-            inputs: how the tables are sharded now.
+            inputs: tables, new plan and ranks.
             engine: made for that, as the one after this module's own.
         """
         self._take_engine(inputs, engine)
@@ -135,12 +135,12 @@ class ShardedCollection(nn.Module, ABC):
 
     @property
     def inputs(self) -> ShardingInputs:
-        """How it is sharded."""
+        """Tables, plan and ranks."""
         return self._inputs
 
     @property
     def engine(self) -> CollectionEngine:
-        """What runs its tables."""
+        """The engine that runs its tables."""
         return self._engine
 
     def reshard(
@@ -303,11 +303,11 @@ class ShardedCollection(nn.Module, ABC):
 
 
 def engine_of(inputs: ShardingInputs, before: CollectionEngine | None = None) -> CollectionEngine:
-    """What runs the tables of a collection.
+    """Make the engine that runs the tables of a collection.
 
     Args:
-        inputs: what it is made from.
-        before: what runs them under another plan, until now.
+        inputs: tables, plan and ranks.
+        before: the engine that runs them under another plan until now.
     """
     return CollectionEngine(
         inputs.specs,

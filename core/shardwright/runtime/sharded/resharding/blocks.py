@@ -61,7 +61,7 @@ class TableValues:
         entries: the values that move.
         step: updates done, where a kernel counts them.
         optimizer: the user's optimizer that has the table; ``None`` if none has.
-        plain: what that optimizer keeps beside, of a block: numbers.
+        plain: numbers that this optimizer keeps of a block.
     """
 
     entries: tuple[MovedValue, ...]
@@ -141,7 +141,7 @@ def describe_values(
 
     Args:
         table: the table.
-        states: of each local block, what the user's optimizer keeps of it.
+        states: the user's optimizer's state of each local block.
         optimizer: see :class:`TableValues`.
     """
     if not table.state.local:

@@ -75,7 +75,7 @@ class _Chunk:
     """One entry of one flow in one window.
 
     Args:
-        entry: which value.
+        entry: the value that travels.
         values: the block's tensor, where it is here.
         rows: rows of it.
         columns: columns of it.

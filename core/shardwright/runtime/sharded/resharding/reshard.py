@@ -220,7 +220,7 @@ def _raise_told(told: Sequence[tuple[str, str]], names: Sequence[int], own: Shar
 
     Args:
         told: the name of each rank's error and its text, empty if it has none.
-        names: by what errors call the ranks.
+        names: numbers of the ranks in errors.
         own: this rank's.
     """
     if own is not None:

@@ -37,7 +37,7 @@ def stages_of(moves: Sequence[TableMove], is_moving: Sequence[bool], piece_bytes
 
     Args:
         moves: the tables.
-        is_moving: whether each goes to other blocks.
+        is_moving: mark of each table that goes to other blocks.
         piece_bytes: most that a rank sends or receives at once.
     """
     staying = [number for number, moving in enumerate(is_moving) if not moving]
@@ -75,7 +75,7 @@ class MemoryPlan:
         """Most that is there at a time beside what was there before.
 
         Args:
-            stages: in order.
+            stages: all stages, in order.
             frees: old blocks go as soon as their rows have left, and not at the end.
         """
         extra = peak = 0

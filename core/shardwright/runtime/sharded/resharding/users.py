@@ -34,7 +34,7 @@ class Holder:
     Args:
         optimizer: its number.
         group: number of the group in it.
-        name: what it calls the first block's parameter; empty where it has no names.
+        name: its name of the first block's parameter; empty where it has no names.
     """
 
     optimizer: int
@@ -98,8 +98,8 @@ class UserOptimizers:
 
         Args:
             table: sharded as it is now.
-            holder: which optimizer.
-            states: what it keeps of each local block.
+            holder: the optimizer, and the group in it.
+            states: its state of each local block.
         """
         leaf, parameters = self.leaves[holder.optimizer], list(table.parameters())
         leaf.param_groups[holder.group]["params"] += parameters

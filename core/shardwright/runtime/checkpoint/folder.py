@@ -47,6 +47,11 @@ def is_checkpoint(path: Path) -> bool:
     return (path / MANIFEST).is_file() or (path / METADATA).is_file()
 
 
+def has_checkpoint(path: Path) -> bool:
+    """Return whether there is one to load: the newest in a folder, or the folder itself."""
+    return is_checkpoint(path) or bool(steps_in(path))
+
+
 def find_checkpoint(path: Path, step: int | None = None) -> Path:
     """The checkpoint that is meant: the folder itself, or the newest step in it.
 

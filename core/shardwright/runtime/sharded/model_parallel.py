@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -314,6 +315,21 @@ class DistributedModelParallel(nn.Module):
         """
         with state_in_blocks():
             return self.module.state_dict(*args, **kwargs)
+
+    def unshard(self) -> nn.Module:
+        """An unsharded copy of the model, its tables in host memory; a collective, every rank makes this call.
+
+        For models that fit into one process, to serve or to look at.
+
+        Raises:
+            UnsupportedError: a table's ids are keys, which no unsharded module finds rows for.
+        """
+        whole = {
+            id(sharded): sharded.unshard()
+            for sharded in self._sharded.values()
+            if isinstance(sharded, ShardedCollection)
+        }
+        return copy.deepcopy(self.module, whole)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -244,6 +244,25 @@ class ShardedCollection(nn.Module, ABC):
     def before_gathering(self, call: Callable[[], None]) -> None:
         """Have something called when the ranks have met to gather tables, for a state dict."""
         self._meeting.before_gathering.append(call)
+
+    def unshard(self) -> nn.Module:
+        """An unsharded module with the same weights, in host memory; a collective, every rank makes this call.
+
+        Raises:
+            UnsupportedError: a table's ids are keys, which no unsharded module finds rows for.
+        """
+        for table in self._tables.values():
+            if table.state.sharding.layout.row_map.takes_any_id:
+                raise UnsupportedError(
+                    f"table {table.state.table.describe()}: its ids are keys, and an unsharded module looks up rows"
+                )
+        module = self._unsharded()
+        module.load_state_dict(self.state_dict(), assign=True)
+        return module
+
+    @abstractmethod
+    def _unsharded(self) -> nn.Module:
+        """The module of the same tables on ``meta``."""
 
     def make_one_model(self) -> None:
         """Do, on every rank, what is called before tables are gathered: average replicas that have grown apart."""

@@ -231,9 +231,8 @@ class Program:
         options = self.space.options
         proposal = np.zeros(len(options.distinct_table), dtype=np.int64)
         ranks: list[Ints] = [np.empty(0, dtype=np.int64)] * len(proposal)
-        left = [
-            np.flatnonzero(options.distinct_table == table).tolist() for table in range(len(options.tables))
-        ]
+        number = len(options.tables)
+        left = [np.flatnonzero(options.distinct_table == table).tolist() for table in range(number)]
         for option, column in self._columns.items():
             mine = left[int(options.table[option])]
             tables, mine[:] = mine[: numbers[column]], mine[numbers[column] :]

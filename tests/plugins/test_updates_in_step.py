@@ -15,7 +15,7 @@ from tests.equality import Case
 from tests.plugins.test_equality import kernels, sequences_of, sharding_types, supports, tables_of
 
 from shardwright import UnsupportedError, clip_grad_norm_
-from shardwright.errors import InvalidInputError
+from shardwright.errors import InvalidInputError, ShardwrightError
 from shardwright.host import host
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -264,3 +264,21 @@ def test_unknown_time_of_updates_is_refused() -> None:
     case, _ = alone()
     with pytest.raises(InvalidInputError, match="update must be 'in_backward' or 'in_step', got 'in_stpe'"):
         case.sharder().updating("in_stpe")
+
+
+def test_tables_are_resharded_between_steps_but_not_with_gradients() -> None:
+    case, model = alone()
+    one = OneProcess(case)
+    halves = evolve(case, tables=tables_of("column_wise", "fused_torch"))
+    plan = shardings_of(halves, case.sharder().tables(case.module_to_shard()))
+    backward(case, model, 0, 0)
+    with pytest.raises(ShardwrightError, match=r"gradients of its tables are kept for optimizer\.step"):
+        model.reshard(plan)
+    model.fused_optimizer.step()
+    model.fused_optimizer.zero_grad()
+    model.reshard(plan)
+    accumulate(case, model, ShardingEnv.local(device_type="cpu"), 1)
+    for numbers in ((0,), range(MICRO_BATCHES, 2 * MICRO_BATCHES)):
+        one.gradients(*numbers)
+        one.optimizer.step()
+    torch.testing.assert_close(dict(model.state_dict()), dict(one.module.state_dict()), **TOLERANCE)

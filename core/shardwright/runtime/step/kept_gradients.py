@@ -52,7 +52,7 @@ def keeping_gradients(lookups: Sequence[Lookup], groups: Sequence[KernelGroup]) 
 
 def _keeping(lookup: Lookup, group: KernelGroup) -> Lookup:
     table = group.blocks[0].table
-    if not is_kept(group):
+    if not is_kept(group) or isinstance(lookup, KeptGradients):  # resharding keeps blocks that do not move
         return lookup
     if group.kernel.takes_any_id:
         raise UnsupportedError(
@@ -152,7 +152,7 @@ class KeptGradients(Lookup):
 
     def apply(self) -> None:
         """Update rows by what is kept, which stays; nothing where no backward pass was made since it was dropped."""
-        if any(kept is not None for kept in self._kept):
+        if self.has_gradients:
             bags, gradient = self._as_bags()
             self._lookup.backward(self._lookup.prepare(bags), gradient)
 
@@ -207,6 +207,11 @@ class KeptGradients(Lookup):
         """Forget what is kept, of one block or of all."""
         for index in range(len(self.blocks)) if block is None else (block,):
             self._kept[index] = None
+
+    @property
+    def has_gradients(self) -> bool:
+        """True if a backward pass was made since they were dropped."""
+        return any(kept is not None for kept in self._kept)
 
     @property
     def sums(self) -> list[Tensor]:
@@ -313,6 +318,11 @@ class KeptUpdates:
         with torch.no_grad():
             for lookup in self._lookups:
                 lookup.apply()
+
+    @property
+    def is_there(self) -> bool:
+        """True if there are gradients, be they of no row."""
+        return any(lookup.has_gradients for lookup in self._lookups)
 
     def drop(self) -> None:
         """Forget all gradients."""

@@ -49,12 +49,12 @@ def case(
 
 
 BESIDE = [
-    case("table_wise", 0.75, batch=1024, tables=24, rows=100_000, dim=64, ids=10, calls=4),
-    case("table_wise", 0.75, batch=4096, tables=26, rows=100_000, dim=64, ids=1, calls=4),
-    case("table_wise", 0.50, batch=64, tables=24, rows=10_000, dim=16, ids=2, calls=4),
-    case(EXCHANGES, 0.30, batch=64, tables=24, rows=10_000, dim=16, ids=2, calls=4),
-    case("data_parallel", 0.10, batch=1024, tables=24, rows=100_000, dim=64, ids=10, calls=None),
-    case("data_parallel", 0.60, batch=1024, tables=24, rows=1_000, dim=64, ids=10, calls=None),
+    case("table_wise", 0.65, batch=1024, tables=24, rows=100_000, dim=64, ids=10, calls=4),
+    case("table_wise", 0.45, batch=4096, tables=26, rows=100_000, dim=64, ids=1, calls=4),
+    case("table_wise", 0.35, batch=64, tables=24, rows=10_000, dim=16, ids=2, calls=4),
+    case(EXCHANGES, 0.22, batch=64, tables=24, rows=10_000, dim=16, ids=2, calls=4),
+    case("data_parallel", 0.05, batch=1024, tables=24, rows=100_000, dim=64, ids=10, calls=None),
+    case("data_parallel", 0.45, batch=1024, tables=24, rows=1_000, dim=64, ids=10, calls=None),
 ]
 LEAN = [
     case(types, None, batch=batch, tables=24, rows=rows, dim=dim, ids=ids, calls=None)

@@ -135,6 +135,7 @@ PUBLIC_NAMES = """
     hookimpl
     in_backward_optimizer_filter
     load_checkpoint
+    load_pretrained
     lockstep_batches
     optimizer_spec_of
     register_fused_optimizer

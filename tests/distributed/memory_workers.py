@@ -52,8 +52,8 @@ def circumstance(name: str) -> Iterator[None]:
 
 
 def count_of(source: int, to: int, salt: int) -> int:
-    """Some pieces are large, some small, some empty, and one is too large."""
-    kinds = (LARGE, 3, 0, LARGE + 7, same_host.MOST_BYTES // 4 + 1 if salt == 5 else 2 * LARGE)
+    """Some pieces are large, some small, some empty, and one is larger than any before."""
+    kinds = (LARGE, 3, 0, LARGE + 7, 9 * LARGE + 1 if salt == 5 else 2 * LARGE)
     return kinds[(source + 2 * to + salt) % len(kinds)]
 
 
@@ -85,8 +85,7 @@ def exchange_all(hindrance: str, how: str) -> tuple[bool, int, int]:
     Returns:
         Whether all arrived as it was sent; the peers whose memory is read; and the segments that were made here.
     """
-    # Pieces that are too large, that are no burden on a test.
-    with circumstance(hindrance), mock.patch.object(same_host, "MOST_BYTES", 4 * same_host.LEAST_BYTES):
+    with circumstance(hindrance):
         communicator = ShardingEnv.from_process_group().communicator
         assert isinstance(communicator, TorchCommunicator)
         right = True
@@ -141,10 +140,10 @@ def _small(communicator: TorchCommunicator, value: float) -> Any:
 
 
 def reads_in_place(hindrance: str) -> list[bool]:
-    """What the communicator says of one value, of many, and of too many."""
+    """What the communicator says of one value, and of many."""
     with circumstance(hindrance):
         communicator = ShardingEnv.from_process_group().communicator
-        return [communicator.reads_in_place(count) for count in (1, LARGE, same_host.MOST_BYTES)]
+        return [communicator.reads_in_place(count) for count in (1, LARGE)]
 
 
 def train_by_memory(case: Case, carrier: str = "references") -> RankResult:

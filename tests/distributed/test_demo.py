@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from shardwright import ShardingPlan
-from shardwright.testing.ranks import RankPool
+from shardwright.testing.ranks import RankError, RankPool
 from shardwright_plugins.commands.demo.rank import train_and_evaluate
 from shardwright_plugins.commands.demo.result import DemoResult, area_under_curve
 from shardwright_plugins.commands.demo.settings import DemoSettings
@@ -257,3 +257,58 @@ def test_demo_default_settings_reach_the_best_auc(tmp_path: Path) -> None:
     assert code == 0, errors
     document = json.loads(path.read_text())
     assert document["auc"] >= 0.97 * document["best_auc"]
+
+
+def test_demo_resumes_on_as_many_ranks_with_the_bits_of_a_run_that_was_not_stopped(
+    pool: RankPool, alone: DemoResult, tmp_path: Path
+) -> None:
+    first = attrs.evolve(SMALL, steps=10, checkpoint=tmp_path, checkpoint_every=4)
+    on_pool(pool, first)
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_0000000004", "step_0000000008"]
+    resumed = on_pool(pool, attrs.evolve(first, steps=15, resume=True))
+    assert same_but_for_time(resumed) == same_but_for_time(alone)
+
+
+def test_demo_resumes_on_more_ranks_within_the_noise(
+    pool: RankPool, alone: DemoResult, tmp_path: Path
+) -> None:
+    first = attrs.evolve(SMALL, ranks=2, steps=10, checkpoint=tmp_path, checkpoint_every=5)
+    on_pool(pool, first)
+    resumed = on_pool(pool, attrs.evolve(first, ranks=3, steps=15, resume=True))
+    assert resumed.steps == 15
+    assert resumed.auc == pytest.approx(alone.auc, abs=2e-3)
+
+
+def test_demo_resumes_with_the_batches_that_it_was_saved_with(pool: RankPool, tmp_path: Path) -> None:
+    first = attrs.evolve(SMALL, steps=5, checkpoint=tmp_path, checkpoint_every=5)
+    on_pool(pool, first)
+    with pytest.raises(RankError, match="was trained on other batches"):
+        on_pool(pool, attrs.evolve(first, steps=15, batch_size=256, resume=True))
+
+
+@slow
+@pytest.mark.timeout(300)
+def test_demo_goes_on_from_the_last_checkpoint_after_a_rank_was_killed(tmp_path: Path) -> None:
+    arguments = [
+        "--steps",
+        "400",
+        "--batch-size",
+        "512",
+        "--checkpoint",
+        str(tmp_path),
+        "--checkpoint-every",
+        "20",
+    ]
+    with demo(*arguments, "--restarts", "1", "--json", str(tmp_path / "result.json")) as process:
+        assert process.stdout is not None
+        told = ""
+        while not list(tmp_path.glob("step_*")):
+            told += process.stdout.readline()
+        victim = re.search(r"1 is process (\d+)", told)
+        assert victim is not None, told
+        os.kill(int(victim[1]), signal.SIGKILL)
+        output, errors = process.communicate(timeout=TIMEOUT_S * 2)
+        assert process.returncode == 0, errors
+    assert "resumed from" in output
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["auc"] > result["best_auc"] - 0.1

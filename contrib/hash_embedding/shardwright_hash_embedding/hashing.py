@@ -51,8 +51,8 @@ class HashedIds(sw.RowMap):
     """Ids dealt to parts by their hash; each part has its run of the table's rows to give to them.
 
     Args:
-        num_rows: the capacity of all parts.
-        parts: how many there are.
+        num_rows: number of rows of all parts.
+        parts: number of parts.
     """
 
     name: ClassVar[str] = "hashed_ids"
@@ -62,11 +62,11 @@ class HashedIds(sw.RowMap):
 
     @property
     def num_parts(self) -> int:
-        """How many parts there are."""
+        """Number of parts."""
         return self.parts
 
     def part_of(self, ids: Any) -> Any:
-        """By the hash."""
+        """Part of each id, by its hash."""
         return _shifted(mixed(ids), 1) % self.parts
 
     def local_row_of(self, ids: Any) -> Any:

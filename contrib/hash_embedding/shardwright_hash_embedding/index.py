@@ -1,4 +1,4 @@
-"""Which row each id has: births, uses and evictions, in NumPy, with no loop over ids.
+"""An index from ids to rows: births, uses and evictions, in NumPy, with no loop over ids.
 
 Legend: N ids, R rows.
 """
@@ -20,14 +20,14 @@ class RowIndex:
     """The rows of one block.
 
     Args:
-        num_rows: how many there are to give.
-        settings: when rows are born, and which make room.
+        num_rows: number of rows to give to ids.
+        settings: rules of births and evictions.
 
     Attributes:
-        keys: the id of each row: ``[R]``.
-        uses: how often each was looked up in training; 0 for a row that nobody has: ``[R]``.
-        last_use: the step in which it was last: ``[R]``.
-        num_evicted: how many rows have been taken from their ids.
+        keys: id of each row: ``[R]``.
+        uses: lookups of each row in training; 0 for a row without an id: ``[R]``.
+        last_use: step of each row's last lookup: ``[R]``.
+        num_evicted: number of rows that have been taken from their ids.
     """
 
     def __init__(self, num_rows: int, settings: HashSettings) -> None:
@@ -126,7 +126,7 @@ class RowIndex:
         return idle[self._order(self.uses[idle], self.last_use[idle])][:count]
 
     def _first(self, uses: Ints, last_use: Ints) -> Ints:
-        """By what rows make room, those with the least first."""
+        """The numbers by which rows are evicted, the least first: ``[n]``."""
         return last_use if self._settings.evict == LRU else uses
 
     def _order(self, uses: Ints, last_use: Ints) -> Ints:
@@ -138,13 +138,13 @@ class RowIndex:
         """Take over rows; if there are more than room for, those that would be evicted last.
 
         Args:
-            keys: of the rows of a whole table: ``[T]``.
-            uses: of each.
-            last_use: of each.
-            mine: which of the ids belong here.
+            keys: ids of the rows of a whole table: ``[T]``.
+            uses: lookups of each: ``[T]``.
+            last_use: step of each one's last lookup: ``[T]``.
+            mine: mask of the ids that belong here: ``[T]``.
 
         Returns:
-            For each row here, which of those it is, or -1: ``[R]``.
+            The row of the table that each row here is, or -1: ``[R]``.
         """
         theirs = np.flatnonzero(mine & (uses > 0))
         kept = theirs[self._order(uses[theirs], last_use[theirs])[::-1]][: len(self.keys)]

@@ -35,7 +35,7 @@ class HashTable(sw.ComputeKernel):
     row_state: ClassVar[tuple[str, ...]] = ("row_keys", "row_uses", "row_last_use")
 
     def supports(self, request: sw.KernelRequest) -> Literal[True] | str:
-        """On the CPU, for what some kernel of rows supports."""
+        """True on the CPU for requests that some kernel of rows supports; else the reason."""
         if request.device != "cpu":
             return "its index of ids is in NumPy, for the CPU"
         if request.cuts_columns:
@@ -43,7 +43,7 @@ class HashTable(sw.ComputeKernel):
         return True if rows_kernel(request) else "no other kernel keeps such rows and runs their optimizer"
 
     def memory_bytes(self, request: sw.KernelRequest, num_rows: int) -> Mapping[str, int]:
-        """What the kernel of rows takes, with a row for ids that have none, and the index."""
+        """Memory of the kernel of rows, with one more row for ids that have none, and of the index, bytes."""
         rows = rows_kernel(request)
         assert rows is not None  # supports()
         declared = dict(rows.memory_bytes(request, num_rows + 1))
@@ -51,13 +51,13 @@ class HashTable(sw.ComputeKernel):
         return declared
 
     def bandwidth_fraction(self, request: sw.KernelRequest) -> float:
-        """That of the kernel of rows; the search in the index is not counted."""
+        """Bandwidth fraction of the kernel of rows; the search in the index is not counted."""
         rows = rows_kernel(request)
         assert rows is not None
         return rows.bandwidth_fraction(request)
 
     def group_key(self, request: sw.KernelRequest) -> Hashable:
-        """As the kernel of rows wants it."""
+        """Key of requests that are looked up together: that of the kernel of rows."""
         rows = rows_kernel(request)
         assert rows is not None
         return (rows.name, rows.group_key(request))

@@ -27,8 +27,8 @@ class HashTableLookup(sw.Lookup):
 
     Args:
         blocks: their specifications.
-        kernel: what keeps the rows.
-        device: where.
+        kernel: kernel that keeps the rows.
+        device: device of the rows.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HashTableLookup(sw.Lookup):
         return result, (bags, saved, self._num_evicted) if training else None
 
     def anticipate(self, saved: Any) -> None:
-        """Of the kernel of rows; what is evicted later is prepared anew."""
+        """Prepare the backward pass of the kernel of rows; rows evicted later are prepared anew."""
         self._rows.anticipate(saved[1])
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
@@ -74,16 +74,16 @@ class HashTableLookup(sw.Lookup):
         return self._rows.weight(block)[:-1]
 
     def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
-        """That of the same rows."""
+        """Optimizer state of the block's rows."""
         whole = self._rows.optimizer_state(block)
         return {name: value if name == _STEP else value[:-1] for name, value in whole.items()}
 
     def load_step(self, step: float) -> None:
-        """Of the kernel of rows."""
+        """Set the step number of the kernel of rows."""
         self._rows.load_step(step)
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Of the kernel of rows."""
+        """Set the learning rate of the kernel of rows."""
         self._rows.set_learning_rate(learning_rate)
 
     def row_state(self, block: int) -> Mapping[str, Tensor]:
@@ -104,7 +104,7 @@ class HashTableLookup(sw.Lookup):
         return source
 
     def loaded_rows(self, block: int) -> Tensor | None:
-        """Where the rows were that have had the same ids since."""
+        """Row of the loaded table for each row that has had the same id since."""
         loaded = self._loaded[block]
         if loaded is None:
             return None

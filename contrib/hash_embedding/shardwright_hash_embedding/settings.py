@@ -1,4 +1,4 @@
-"""What is asked of a table whose ids are hashed."""
+"""Settings of a table whose ids are hashed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def _positive(instance: Any, attribute: Any, value: Any) -> None:
 
 @frozen
 class HashSettings:
-    """When rows are born, and which make room.
+    """Rules of births and evictions of rows.
 
     Args:
         evict: ``"lru"``, the row that was not looked up for longest, or ``"lfu"``, the one looked up least often.
-        min_sightings: how often an id must be seen, in training, before it gets a row.
+        min_sightings: number of times that an id must be seen, in training, before it gets a row.
 
     Raises:
         InvalidInputError: a value is another.
@@ -50,12 +50,12 @@ class HashSettings:
         return sw.ParameterConstraints(sharding_types=["hash_rows"], extras=self.to_extras(), **others)
 
     def to_extras(self) -> Mapping[str, Any]:
-        """As JSON data for ``extras``."""
+        """Write as JSON data for ``extras``."""
         return {KEY: attrs.asdict(self)}
 
     @classmethod
     def from_extras(cls, extras: Mapping[str, Any]) -> HashSettings | None:
-        """What :meth:`to_extras` gave; ``None`` if there is nothing of it.
+        """Read the data of :meth:`to_extras`; ``None`` if there is none.
 
         Raises:
             InvalidInputError: the data is of another form.

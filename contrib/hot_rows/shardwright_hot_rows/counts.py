@@ -1,4 +1,4 @@
-"""How often rows are looked up: given, or measured on batches."""
+"""Access counts of rows: given, or measured on batches."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class AccessCounts:
 
     @classmethod
     def of(cls, counts: Iterable[int], *, most_rows: int = 100_000) -> AccessCounts:
-        """From the lookups of each row of a table; of rows with equally many the first come first.
+        """Make counts from the lookups of each row of a table; of rows with equal counts the first comes first.
 
         Args:
-            counts: of every row, in order: ``[R]``.
-            most_rows: of how many rows counts are kept.
+            counts: lookups of every row, in order: ``[R]``.
+            most_rows: largest number of rows whose counts are kept.
         """
         of_row = _numbers(counts)
         rows = np.argsort(-of_row, kind="stable")[:most_rows]
@@ -64,12 +64,12 @@ class AccessCounts:
 
     @classmethod
     def measured(cls, ids: Iterable[Any], num_rows: int, *, most_rows: int = 100_000) -> AccessCounts:
-        """From the ids of some batches.
+        """Measure counts on the ids of some batches.
 
         Args:
             ids: an array or tensor on the CPU for each batch.
-            num_rows: of the table.
-            most_rows: of how many rows counts are kept.
+            num_rows: number of rows of the table.
+            most_rows: largest number of rows whose counts are kept.
         """
         counts = np.zeros(num_rows, dtype=np.int64)
         for batch in ids:
@@ -77,14 +77,14 @@ class AccessCounts:
         return cls.of(counts, most_rows=most_rows)
 
     def to_extras(self) -> Mapping[str, Any]:
-        """For ``ParameterConstraints(extras=...)``: JSON data."""
+        """Write as JSON data for ``ParameterConstraints(extras=...)``."""
         return {
             KEY: {"rows": self.rows.tolist(), "counts": self.counts.tolist(), "total": self.total},
         }
 
     @classmethod
     def from_extras(cls, extras: Mapping[str, Any]) -> AccessCounts | None:
-        """What :meth:`to_extras` gave; ``None`` if there is nothing of it.
+        """Read the data of :meth:`to_extras`; ``None`` if there is none.
 
         Raises:
             InvalidInputError: the data is of another form.

@@ -22,12 +22,12 @@ def _sorted(values: Iterable[int]) -> tuple[int, ...]:
 
 @frozen(slots=False, cache_hash=True)
 class HotAndCold(sw.RowMap):
-    """Part 0 holds the hot rows, each part after it a run of the cold ones, as they are left in order.
+    """A row map whose part 0 holds the hot rows, and each further part a run of the remaining, cold rows.
 
     Args:
-        num_rows: of the table.
+        num_rows: number of rows of the table.
         hot: the hot rows.
-        cold_parts: in how many runs the others are cut.
+        cold_parts: number of runs that the other rows are cut into.
         hot_share: the share of all lookups that the hot rows get.
 
     Raises:
@@ -64,7 +64,7 @@ class HotAndCold(sw.RowMap):
         return sw.RowsRange(self.num_rows - len(self.hot), parts=self.cold_parts)
 
     def _placed(self, ids: Any) -> tuple[Any, Any]:
-        """How many hot rows come before each id, and whether it is one of them."""
+        """Number of hot rows before each id, and a mask of the ids that are hot: ``[N]`` each."""
         if isinstance(ids, np.ndarray):
             before = np.searchsorted(self._hot, ids)
             return before, np.searchsorted(self._hot, ids, side="right") > before
@@ -92,7 +92,7 @@ class HotAndCold(sw.RowMap):
         return np.delete(cold, self._hot)[self._cold.rows_of(part - 1)]
 
     def num_rows_of(self, part: int) -> int:
-        """How many rows a part holds."""
+        """Number of rows of a part."""
         return len(self.hot) if part == HOT else self._cold.num_rows_of(part - 1)
 
     def id_fraction_of(self, part: int) -> float:

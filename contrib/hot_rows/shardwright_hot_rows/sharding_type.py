@@ -25,7 +25,7 @@ class HotRows(sw.ShardingType):
     """The hot rows copied to every rank, the cold ones in as many runs as there are ranks, one on each.
 
     Args:
-        counts_of: where a table's access counts come from; where they are ``None``, the type does not apply.
+        counts_of: function that returns a table's access counts; if they are ``None``, the type does not apply.
     """
 
     name: ClassVar[str] = "hot_rows"

@@ -46,7 +46,7 @@ class LearnedEstimator(sw.Estimator):
         """Fit a regressor to measurements.
 
         Args:
-            measurements: what was measured.
+            measurements: measured shards and their times.
             regressor: any regressor of scikit-learn, a pipeline too; by default a linear one with coefficients above 0.
                 Trees do not go beyond the largest shard that was measured.
 
@@ -87,7 +87,7 @@ class LearnedEstimator(sw.Estimator):
         return Model.from_json(DOCUMENT.text(Path(file)))
 
     def option_space(self, topology: sw.Topology) -> sw.OptionSpace:
-        """What was measured; the rest is offered to those who ask for it."""
+        """The sharding types and kernels that were measured; others must be named in constraints."""
         measured = self.model.sharding_types
         return sw.OptionSpace(
             kernels={name: measured.get(name, ()) for name in sw.host.host().sharding_types.names}
@@ -111,7 +111,7 @@ class LearnedEstimator(sw.Estimator):
         return times
 
     def provenance(self) -> Mapping[str, Any]:
-        """How many measurements, by which regressor, and how far it is from them."""
+        """Number of measurements, name of the regressor, and its mean error on them."""
         regressor = str(self.model.recipe.get("class", "")).rpartition(".")[2]
         errors = {kernel: round(error, 3) for kernel, error in self.model.errors().items()}
         return {"measurements": len(self.model.measurements), "regressor": regressor, "mean_error": errors}

@@ -1,4 +1,4 @@
-"""What a shard does in a step, as columns: the features that times are fitted to.
+"""Features of a shard's work in a step, as columns, to which times are fitted.
 
 Legend: S runs of equal shards, B a rank's bags, W ranks, D columns of a shard.
 """

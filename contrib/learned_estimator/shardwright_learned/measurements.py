@@ -1,4 +1,4 @@
-"""What was measured: shards with their features, and how long each phase of a step took."""
+"""Measurements: shards with their features, and the time of each phase of a step."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ class Measurement:
         return cls(**data)
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Write as JSON data."""
         return attrs.asdict(self)

@@ -41,11 +41,11 @@ def measure(
 ) -> list[Measurement]:
     """Measure each table with each sharding type and kernel, alone; every rank of the process group makes this call.
 
-    A table alone, cut evenly, is as slow as its largest shard: the slowest rank's median time is that shard's. Each
-    combination is planned, sharded and run for some steps, of which the first two do not count.
+    A table alone, cut evenly, is as slow as its largest shard, so the slowest rank's median time is that shard's. Each
+    combination is planned, sharded and run for some steps. The first two steps do not count.
 
     Args:
-        tables: what to measure; few sizes, far apart, are better than many alike.
+        tables: tables to measure; a few very different sizes are better than many similar ones.
         sharding_types: names of sharding types.
         compute_kernels: names of kernels.
         batch_size: bags of a rank in a step.

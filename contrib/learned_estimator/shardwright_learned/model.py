@@ -34,7 +34,7 @@ class Model:
 
     Attributes:
         recipe: the regressor as plain data; all are made from it.
-        measurements: what they were fitted to.
+        measurements: measurements that they were fitted to.
         fitted: (compute kernel, phase) -> the fitted regressor.
     """
 

@@ -36,7 +36,7 @@ def to_recipe(value: Any) -> Any:
 
 
 def from_recipe(data: Any) -> Any:
-    """What `to_recipe` was given.
+    """Rebuild the object that `to_recipe` was given.
 
     Raises:
         InvalidInputError: It is no recipe, or names something outside of scikit-learn and NumPy.

@@ -13,7 +13,7 @@ __all__ = ["torchrec_module", "why_not"]
 
 
 def why_not() -> str | None:
-    """Why TorchRec cannot be asked here; None if it can."""
+    """The reason why TorchRec cannot be used here; None if it can."""
     if is_installed():
         return "the name 'torchrec' is shardwright's in this process: call shardwright_torchrec.uninstall() first"
     try:

@@ -34,7 +34,7 @@ class TorchRecLive(sw.Estimator):
     depends_on_shape_only: ClassVar[bool] = True
 
     def option_space(self, topology: sw.Topology) -> sw.OptionSpace:
-        """What TorchRec's sharders say they offer on such devices; the rest is offered to those who ask for it."""
+        """The types and kernels that TorchRec's sharders offer on such devices; others must be named in constraints."""
         return _space(topology)
 
     def estimate(self, options: sw.Options, topology: sw.Topology) -> Mapping[str, np.ndarray]:
@@ -46,7 +46,7 @@ class TorchRecLive(sw.Estimator):
         }
 
     def provenance(self) -> Mapping[str, Any]:
-        """Which TorchRec."""
+        """Version of TorchRec."""
         return {"torchrec": getattr(torchrec_module("torchrec"), "__version__", "unknown")}
 
 
@@ -58,7 +58,7 @@ class TorchRecLiveStorage(sw.Estimator):
     depends_on_shape_only: ClassVar[bool] = True
 
     def option_space(self, topology: sw.Topology) -> sw.OptionSpace:
-        """That of :class:`TorchRecLive`."""
+        """Option space of :class:`TorchRecLive`."""
         return _space(topology)
 
     def estimate(self, options: sw.Options, topology: sw.Topology) -> Mapping[str, np.ndarray]:
@@ -175,7 +175,7 @@ def _sizes(options: sw.Options, index: int) -> list[tuple[int, int]]:
 
 
 def _partition_by(kind: str, kernel: str) -> str:
-    """How TorchRec places shards of a type; asking it is also how to learn whether it knows the type."""
+    """TorchRec's name of the way that shards of a type are placed; raises if TorchRec does not know the type."""
     enumerators = torchrec_module("torchrec.distributed.planner.enumerators")
     known = {
         member.value

@@ -181,7 +181,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether `import torchrec` gives shardwright."""
+    """True if `import torchrec` gives shardwright."""
     return _finder in sys.meta_path
 
 
@@ -194,7 +194,7 @@ def _is_package(name: str) -> bool:
 
 
 def _whereabouts(module: str, name: str) -> str:
-    """Where else a name is, or what it may have been meant to be."""
+    """Name the modules that have a name, or the names of a module with the nearest."""
     elsewhere = [path for path in _PATHS if name in _names(path)]
     if elsewhere:
         return f"It is in {', '.join(elsewhere)}."

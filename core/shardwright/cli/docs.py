@@ -47,7 +47,7 @@ class Page:
 
     @property
     def title(self) -> str:
-        """Its first heading."""
+        """First heading of the page."""
         lines = self.path.read_text(encoding="utf-8").splitlines()
         return next((line.lstrip("# ") for line in lines if line.startswith("# ")), self.name)
 

@@ -132,7 +132,7 @@ def _contract(entry: Entry[Any]) -> list[str]:
 
 
 def _order(row: _Row) -> tuple[bool, int, str, str]:
-    """By kind and name; after them the plugins that offer nothing."""
+    """Sort by kind and name; plugins that offer nothing come last."""
     from shardwright.hookspecs import KINDS
 
     labels = [kind.label for kind in KINDS]

@@ -81,7 +81,7 @@ class Communicator(Renamed, ABC):
     def exchange(
         self, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], *, label: str = ""
     ) -> Arrivals:
-        """The same for a receiver that reads what arrives only once; a backend may then save it a copy."""
+        """Exchange for a receiver that reads what arrives only once; a backend may then save it a copy."""
         output = input.new_empty(sum(output_splits))
         work = self.all_to_all(output, input, output_splits, input_splits, label=label)
         return _Arrived(work, output, output_splits)

@@ -76,7 +76,7 @@ class Bags:
 
     @cached_property
     def counts(self) -> tuple[tuple[int, ...], ...]:
-        """For each source, the bags of each slot."""
+        """Number of bags of each slot, for each source."""
         if isinstance(self._counts, np.ndarray):
             return tuple(map(tuple, self._counts.tolist()))
         return tuple(self._counts)

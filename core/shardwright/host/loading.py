@@ -172,7 +172,7 @@ def _explain(error: BaseException) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _name_and_version(distribution: Distribution | None) -> tuple[str, str]:
-    """Of a distribution; its metadata is parsed anew whenever it is asked for, which takes milliseconds."""
+    """Read a distribution's name and version, once: its metadata is parsed anew each time, which takes milliseconds."""
     if distribution is None:
         return "(no distribution)", ""
     metadata = distribution.metadata

@@ -29,11 +29,11 @@ __all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "TableCollection"]
 
 
 class TableCollection(nn.Module, ABC):
-    """What collections of tables share: their configurations, names, device and initial weights.
+    """The common part of collections of tables: configurations, names, device and initial weights.
 
     Args:
-        tables: the tables' configurations.
-        kind: what they must be.
+        tables: configurations of the tables.
+        kind: class that the configurations must have.
     """
 
     def __init__(self, tables: Sequence[EmbeddingConfig], kind: type[EmbeddingConfig]) -> None:
@@ -54,7 +54,7 @@ class TableCollection(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.table_weight(self.tables[0].name).device
 
     def embedding_names(self) -> list[str]:
@@ -89,7 +89,7 @@ class EmbeddingBagCollection(TableCollection):
     Args:
         tables: the tables, each with its pooling (``SUM`` or ``MEAN``) and its features.
         is_weighted: each id carries a weight, with which its row is multiplied.
-        device: where the weights are to be; on ``"meta"`` they take no memory.
+        device: device of the weights; on ``"meta"`` they take no memory.
 
     Raises:
         InvalidInputError: there are no tables, one has no name or features, or two have one name.
@@ -162,7 +162,7 @@ class EmbeddingBagCollection(TableCollection):
         return self._embedding_bag_configs
 
     def is_weighted(self) -> bool:
-        """Whether each id must carry a weight."""
+        """True if each id must carry a weight."""
         return self._is_weighted
 
     @property
@@ -180,7 +180,7 @@ class EmbeddingCollection(TableCollection):
 
     Args:
         tables: the tables; they may have different ``embedding_dim``, unlike TorchRec's.
-        device: where the weights are to be; on ``"meta"`` they take no memory.
+        device: device of the weights; on ``"meta"`` they take no memory.
         need_indices: return the ids as well, as the weights of the outputs.
 
     Raises:
@@ -261,7 +261,7 @@ class EmbeddingCollection(TableCollection):
         return self._embedding_configs[0].embedding_dim
 
     def need_indices(self) -> bool:
-        """Whether outputs carry the ids as their weights."""
+        """True if outputs carry the ids as their weights."""
         return self._need_indices
 
     @property

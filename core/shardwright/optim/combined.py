@@ -123,12 +123,12 @@ class CombinedOptimizer(KeyedOptimizer):
         self.post_load_state_dict()
 
     def save_param_groups(self, save: bool) -> None:
-        """Whether hyperparameters are part of the parts' state dicts."""
+        """Set if hyperparameters are part of the parts' state dicts."""
         for _, part in self._optims:
             part.save_param_groups(save)
 
     def _part_of(self, state_dict: Mapping[str, Any], key: str, part: KeyedOptimizer) -> dict[str, Any]:
-        """What concerns one part, under the part's own names."""
+        """Extract the state and groups of one part, under the part's own names."""
         names = {self.prepend_opt_key(name, key): name for name in part.params}
         state = {names[name]: value for name, value in state_dict["state"].items() if name in names}
         if "param_groups" not in state_dict:

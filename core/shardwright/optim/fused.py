@@ -1,6 +1,6 @@
-"""From torch's optimizers to `OptimizerSpec`, which kernels read, and back to unsharded optimizers.
+"""Translation of torch's optimizers to `OptimizerSpec`, which kernels read, and back to unsharded optimizers.
 
-What stands for what is a registry, open to other packages.
+The pairs are kept in a registry, which is open to other packages.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def register_fused_optimizer(
     Args:
         torch_class: the class users name; subclasses are not meant.
         name: the `OptimizerSpec.name` that kernels know.
-        mapping: from all of the torch optimizer's hyperparameters to the specification's ``learning_rate``
-            and parameters. Raises `UnsupportedError` for what the fused optimizer does not do. See
-            `renaming`.
+        mapping: function from all of the torch optimizer's hyperparameters to the specification's
+            ``learning_rate`` and parameters. It raises `UnsupportedError` for values that the fused optimizer does not
+            support. See `renaming`.
         unsharded: builds a torch optimizer that does without sharding exactly what the specification says.
 
     Raises:
@@ -79,7 +79,7 @@ def renaming(names: Mapping[str, str | tuple[str, ...]]) -> Mapper:
     """A mapping that passes some hyperparameters on under new names and demands that the others are off.
 
     Args:
-        names: from the torch optimizer's hyperparameter to the specification's (a tuple for ``betas``).
+        names: torch optimizer's hyperparameter -> the specification's (a tuple for ``betas``).
 
     Returns:
         The mapping. It raises `UnsupportedError` if another hyperparameter is not 0, False or None.
@@ -147,7 +147,7 @@ def spec_to_torch(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
 
     Args:
         spec: the specification; parameters that it leaves out have FBGEMM's defaults.
-        params: what to update.
+        params: tensors to update.
 
     Returns:
         A torch optimizer.
@@ -187,7 +187,7 @@ def _parameters(spec: OptimizerSpec, **defaults: Any) -> dict[str, Any]:
 
 
 def _is_idle(name: str, value: Any) -> bool:
-    """Whether a parameter asks nothing of an optimizer that does not know it: FBGEMM takes these for all."""
+    """True if a parameter has no effect on an optimizer that does not know it: FBGEMM accepts these for all."""
     return name in ("beta1", "beta2", "eps") or not value
 
 

@@ -113,7 +113,7 @@ class KeyedOptimizer(Optimizer):
         """Check that loaded hyperparameters fit, changing nothing.
 
         Args:
-            groups: as in a state dict; parameters by name.
+            groups: groups of a state dict, which name parameters.
 
         Raises:
             UnknownNameError: they name a parameter that the optimizer does not have.
@@ -129,7 +129,7 @@ class KeyedOptimizer(Optimizer):
         """Called after a state dict was loaded, for subclasses."""
 
     def save_param_groups(self, save: bool) -> None:
-        """Whether hyperparameters are part of the state dict.
+        """Set if hyperparameters are part of the state dict.
 
         They are by default (not so in TorchRec): without its learning rate an optimizer would not go on where
         it was saved.
@@ -230,7 +230,7 @@ class OptimizerWrapper(_Delegating):
         return self._keyed.state_dict()
 
     def sharded_state_dict(self) -> dict[str, Any]:
-        """That of the optimizer within."""
+        """The sharded state dict of the optimizer within."""
         return self._keyed.sharded_state_dict()
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -243,7 +243,7 @@ class OptimizerWrapper(_Delegating):
         self.post_load_state_dict()
 
     def save_param_groups(self, save: bool) -> None:
-        """Whether hyperparameters are part of the state dict."""
+        """Set if hyperparameters are part of the state dict."""
         self._keyed.save_param_groups(save)
 
 

@@ -134,7 +134,7 @@ class RowWiseAdagrad(_RowOptimizer):
         lr: learning rate.
         eps: added to the root of the accumulator.
         weight_decay: L2 penalty.
-        initial_accumulator_value: where the accumulators start.
+        initial_accumulator_value: initial value of the accumulators.
 
     Raises:
         InvalidInputError: a number is negative, or a parameter is no table.

@@ -23,6 +23,7 @@ def distinct(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
     ordered = np.sort(values, axis=None)
     if not len(ordered):
         return ordered
+    # In rising order, a value is new where it differs from the one before it.
     result: npt.NDArray[_Number] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return result
 
@@ -46,6 +47,7 @@ def distinct_rows(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     Args:
         rows: ``[N, K]``.
     """
+    # Last to first, so that of equal rows the first one's index stays.
     first = {row.tobytes(): index for index, row in reversed(list(enumerate(rows)))}
     return rows[sorted(first.values())]
 
@@ -57,4 +59,5 @@ def sorted_rows(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         rows: ``[N, K]``.
     """
     once = distinct_rows(rows)
+    # lexsort takes its first key last.
     return once[np.lexsort(once.T[::-1])] if once.size else once

@@ -36,7 +36,7 @@ class Progress:
 
     @property
     def gap(self) -> float:
-        """By what part of the bound the best plan exceeds it, at most; infinite while it is not known."""
+        """Largest excess of the best plan over the bound, in parts of it; infinite while it is not known."""
         return gap_of(self.value_ms, self.lower_bound_ms)
 
 
@@ -90,7 +90,7 @@ class Watch:
 
     @property
     def seconds_left(self) -> float:
-        """Until the limit; infinite without one."""
+        """Time until the limit, s; infinite without one."""
         own = math.inf if self.seconds is None else max(0.0, self.seconds - self.elapsed_s)
         return own if self.outer is None else min(own, self.outer.seconds_left)
 

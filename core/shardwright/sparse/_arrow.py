@@ -18,7 +18,7 @@ def columns(owner: str, table: Any, keys: Iterable[str], weights: Mapping[str, s
 
     Args:
         owner: who speaks.
-        table: from :func:`table_of`.
+        table: Arrow table, made by :func:`table_of`.
         keys: names of columns.
         weights: key -> name of the column of its weights.
 

@@ -28,7 +28,7 @@ class Column:
 
     Args:
         values: ids, int64, or weights, float32: ``[V]``.
-        lengths: how many of them each example has, int32: ``[B]``.
+        lengths: number of values of each example, int32: ``[B]``.
     """
 
     values: NDArray[Any]
@@ -113,7 +113,7 @@ def _column(where: str, column: Any, convert: _Convert) -> Column:
 
 
 def _regular(where: str, array: NDArray[Any], convert: _Convert) -> Column:
-    """As many of each example: an array ``[B]``, or ``[B, n]``."""
+    """Read an array ``[B]`` or ``[B, n]``, in which all examples have the same number of values."""
     if array.ndim not in (1, 2):
         raise InvalidInputError(
             f"{where}: an array must be [examples] or [examples, ids], got {list(array.shape)}."
@@ -136,7 +136,7 @@ def _bag(where: str, example: int, bag: Any) -> Any:
 
 
 def _is_missing(entry: Any) -> bool:
-    """Whether there is nothing: ``None``, NaN, or pandas' ``NA``, without importing pandas."""
+    """True if an entry is missing: ``None``, NaN, or pandas' ``NA``, without importing pandas."""
     return entry is None or (isinstance(entry, float) and entry != entry) or type(entry).__name__ == "NAType"
 
 

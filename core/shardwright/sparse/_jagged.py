@@ -1,4 +1,4 @@
-"""What `JaggedTensor` and `KeyedJaggedTensor` share: values in bags, and where the bags lie.
+"""The common part of `JaggedTensor` and `KeyedJaggedTensor`: values in bags, and the bags' lengths and offsets.
 
 Legend: V values in all, N bags in all.
 """
@@ -55,7 +55,7 @@ class Jagged(abc.ABC):
     def _with_tensors(
         self, values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
     ) -> Self:
-        """The same with other tensors of the same contents, unchecked."""
+        """Make an object of the same kind from other tensors of the same contents, unchecked."""
 
     def values(self) -> Tensor:
         """The values of all bags, one bag after the other: `[V]`."""
@@ -79,7 +79,7 @@ class Jagged(abc.ABC):
         return self._weights
 
     def lengths(self) -> Tensor:
-        """How many values each bag holds: `[N]`."""
+        """Number of values in each bag: `[N]`."""
         if self._lengths is None:
             assert self._offsets is not None
             self._lengths = _ops.lengths_from_offsets(self._offsets)
@@ -90,7 +90,7 @@ class Jagged(abc.ABC):
         return self._lengths
 
     def offsets(self) -> Tensor:
-        """Where each bag starts, and where the last one ends: `[N + 1]`, the first is 0."""
+        """Start of each bag, and end of the last one: `[N + 1]`, the first is 0."""
         if self._offsets is None:
             assert self._lengths is not None
             self._offsets = _ops.offsets_from_lengths(self._lengths, self._values.shape[0])
@@ -101,7 +101,7 @@ class Jagged(abc.ABC):
         return self._offsets
 
     def device(self) -> torch.device:
-        """Where the values are."""
+        """Device of the values."""
         return self._values.device
 
     def size_in_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""What `KeyedJaggedTensor` demands beyond `_validation`: bags that fit keys, orders that fit keys."""
+"""Checks of `KeyedJaggedTensor` beyond `_validation`: bags that fit keys, orders that fit keys."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ _CPU_VALUES_FOR_CAT = 65_536
 
 
 def offsets_from_lengths(lengths: Tensor, num_values: int) -> Tensor:
-    """Where each bag starts, and where the last one ends.
+    """Start of each bag, and end of the last one.
 
     Args:
         lengths: `[N]` or, to start anew in every row, `[F, B]`.
-        num_values: What the lengths add up to. Beyond the range of int32, offsets are int64.
+        num_values: Sum of the lengths. Beyond the range of int32, offsets are int64.
 
     Returns:
         `[N + 1]` or `[F, B + 1]`, of the dtype of the lengths.
@@ -43,7 +43,7 @@ def offsets_from_lengths(lengths: Tensor, num_values: int) -> Tensor:
 
 
 def lengths_from_offsets(offsets: Tensor) -> Tensor:
-    """How many values each bag holds: `[N + 1]` offsets to `[N]` lengths."""
+    """Number of values in each bag: `[N + 1]` offsets to `[N]` lengths."""
     return offsets[1:] - offsets[:-1]
 
 

@@ -1,4 +1,4 @@
-"""How the sparse types print: values in brackets, bag by bag, long ones abbreviated."""
+"""Text of the sparse types: values in brackets, bag by bag, long ones abbreviated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sparse types demand of what they are given.
+"""Checks of the sparse types' arguments.
 
 Checks are of two sorts. Those of *form* (dtypes, shapes, devices, keys) look at metadata only, and are always
 made. Those of *content* read lengths or offsets, which on an accelerator waits for it: they are made for

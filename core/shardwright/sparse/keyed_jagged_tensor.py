@@ -378,27 +378,27 @@ class KeyedJaggedTensor(Jagged):
         return [self._stride] * len(self._keys)
 
     def variable_stride_per_key(self) -> bool:
-        """Whether batch sizes differ between keys: not as yet."""
+        """True if batch sizes differ between keys; always false as yet."""
         return False
 
     def lengths_offset_per_key(self) -> list[int]:
-        """Where each key starts in `lengths()`, and where the last ends: F + 1 numbers."""
+        """Start of each key in `lengths()`, and end of the last: F + 1 numbers."""
         return [0, *accumulate(self.stride_per_key())]
 
     def length_per_key(self) -> list[int]:
-        """How many values each key has. Read once from the device, which waits for it, then kept."""
+        """Number of values of each key; read once from the device, which waits for it, then kept."""
         return list(self._counts())
 
     def length_per_key_or_none(self) -> list[int] | None:
-        """How many values each key has, or None if that has not been read yet."""
+        """Number of values of each key, or None if that has not been read yet."""
         return None if self._length_per_key is None else list(self._length_per_key)
 
     def offset_per_key(self) -> list[int]:
-        """Where each key starts in `values()`, and where the last ends: F + 1 numbers."""
+        """Start of each key in `values()`, and end of the last: F + 1 numbers."""
         return list(self._starts())
 
     def offset_per_key_or_none(self) -> list[int] | None:
-        """Where each key starts in `values()`, or None if that has not been read yet."""
+        """Start of each key in `values()`, or None if that has not been read yet."""
         return None if self._length_per_key is None else self.offset_per_key()
 
     def sync(self) -> Self:
@@ -412,7 +412,7 @@ class KeyedJaggedTensor(Jagged):
         return self
 
     def flatten_lengths(self) -> KeyedJaggedTensor:
-        """The same: lengths are flat from the start here."""
+        """Return the tensor itself: its lengths are flat already."""
         return self
 
     @checked
@@ -536,7 +536,7 @@ class KeyedJaggedTensor(Jagged):
         return self._offset_per_key
 
     def _bags(self, first: int, end: int) -> slice:
-        """Where in `lengths()` the keys from `first` to before `end` are."""
+        """Range in `lengths()` of the keys from `first` to before `end`."""
         return slice(first * self._stride, end * self._stride)
 
     def _lengths_by_key(self) -> Tensor:

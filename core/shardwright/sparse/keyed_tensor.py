@@ -159,10 +159,10 @@ class KeyedTensor:
     def regroup_as_dict(
         keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]
     ) -> dict[str, Tensor]:
-        """As `regroup`, each group with a name.
+        """Regroup as `regroup` does, and give each group a name.
 
         Args:
-            keyed_tensors: Where to find the keys.
+            keyed_tensors: Keyed tensors that have the keys.
             groups: The keys of each result, in order.
             keys: The name of each group.
 
@@ -191,11 +191,11 @@ class KeyedTensor:
         return self._key_dim
 
     def device(self) -> torch.device:
-        """Where the values are."""
+        """Device of the values."""
         return self._values.device
 
     def length_per_key(self) -> list[int]:
-        """How many columns each key has."""
+        """Number of columns of each key."""
         return list(self._length_per_key)
 
     def offset_per_key(self) -> list[int]:
@@ -300,7 +300,7 @@ def _common_key_dim(keyed_tensors: Sequence[KeyedTensor]) -> int:
 
 
 def _places(keyed_tensors: Sequence[KeyedTensor]) -> dict[str, list[tuple[int, int, int]]]:
-    """Where each key is: `(which keyed tensor, start, length)`, more than one if it is ambiguous."""
+    """Places of each key: `(number of the keyed tensor, start, length)`, several if it is ambiguous."""
     places: dict[str, list[tuple[int, int, int]]] = {}
     for which, keyed in enumerate(keyed_tensors):
         for key, start, length in zip(keyed._keys, keyed._offsets(), keyed._length_per_key, strict=False):

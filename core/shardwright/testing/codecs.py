@@ -26,7 +26,7 @@ class CodecTests:
     """The tests of a codec: give the fixture ``codec``, an instance."""
 
     def test_values_come_back_within_the_error_bound(self, codec: Codec) -> None:
-        """Of any magnitude and offset, as embeddings and gradients have them; nothing else is touched."""
+        """Values come back, of any magnitude and offset as embeddings have them; nothing else is touched."""
 
         @settings(LAWS, max_examples=150)
         @given(value_blocks())

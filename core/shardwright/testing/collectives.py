@@ -79,7 +79,7 @@ class _Copy:
     num_ids: Sequence[tuple[int, ...]]
 
     def rooms(self) -> list[int]:
-        """For each rank, the rows that its ids can touch."""
+        """Count the rows that each rank's ids can touch."""
         return [min(sum(own), self.num_rows) for own in self.num_ids]
 
 

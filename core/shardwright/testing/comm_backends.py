@@ -73,7 +73,7 @@ def _connect(backend: CommBackend, group: Any) -> tuple[Communicator, torch.devi
 
 
 def _check_collectives(backend: CommBackend) -> None:
-    """On each rank."""
+    """Run the checks on each rank."""
     communicator, device = _connect(backend, dist.group.WORLD)
     mine = (communicator.rank, communicator.world_size)
     assert mine == (dist.get_rank(), WORLD_SIZE), f"(rank, world_size) is {mine}"

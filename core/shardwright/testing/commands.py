@@ -41,7 +41,7 @@ class CommandTests:
         assert not taken, f"{command.name}: shardwright has a command {', '.join(sorted(taken))} already"
 
     def test_command_is_listed(self, command: Command) -> None:
-        """With its name and its help."""
+        """The program lists its name and its help."""
         with installed(command):
             shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "400"}).output
         for word in (command.name, command.help):

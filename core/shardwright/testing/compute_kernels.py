@@ -86,7 +86,7 @@ class ComputeKernelTests:
         assert True in answers, f"{compute_kernel.name}: supports nothing: {sorted(set(map(str, answers)))}"
 
     def test_what_is_supported_is_built_and_looked_up(self, compute_kernel: ComputeKernel) -> None:
-        """Of each data type, pooling and cut of columns that the kernel says it supports."""
+        """Every data type, pooling and cut of columns is tried that the kernel says it supports."""
         device = device_of(compute_kernel, self.optimizers)
         for data_type, pooling, columns in product(DataType, ("SUM", "NONE"), ((0, 8), (2, 5))):
             block = block_spec(
@@ -129,7 +129,7 @@ class ComputeKernelTests:
             check_sums(f"{compute_kernel.name}: sums of {data_type} rows", lookup, loops, batch, device)
 
     def test_forward_of_sequences_is_the_ids_rows_in_their_order(self, compute_kernel: ComputeKernel) -> None:
-        """Of any number of ranks and ids."""
+        """Batches have any number of ranks and ids."""
         for blocks, device in self._groups(
             compute_kernel, self._any_optimizer(compute_kernel), pooling="NONE"
         ):
@@ -142,7 +142,7 @@ class ComputeKernelTests:
     def test_backward_updates_rows_or_shows_their_gradients(
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec, pooling: str
     ) -> None:
-        """By each optimizer that the kernel declares; rows that nobody looks up are left alone."""
+        """Each optimizer that the kernel declares updates rows; those that nobody looks up are left alone."""
         for blocks, device in self._groups(compute_kernel, spec_of(optimizer), pooling=pooling):
             for sources, is_weighted in product(SOURCES[1:4], {False, pooling == "SUM"}):
                 lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
@@ -155,7 +155,7 @@ class ComputeKernelTests:
     def test_ragged_bags_are_looked_up_and_updated_slot_after_slot(
         self, compute_kernel: ComputeKernel, is_weighted: bool
     ) -> None:
-        """By kernels that declare that they take such: slots have bags of their own number, and none is empty."""
+        """Kernels that declare so take ragged bags: slots have bags of their own number, and none is empty."""
         if not compute_kernel.takes_ragged_bags:
             pytest.skip(f"{compute_kernel.name} takes no ragged bags, the engine fills them up for it")
         for blocks, device in self._groups(compute_kernel, any_optimizer(compute_kernel)):
@@ -192,7 +192,7 @@ class ComputeKernelTests:
     def test_step_keeps_the_learning_rate_of_its_forward_pass(
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
-        """Whatever was set since, and whichever forward pass came later: as the engine calls it."""
+        """Rates that are set later, and later forward passes, do not change it: so the engine calls a lookup."""
         for blocks, device in self._fused_groups(compute_kernel, optimizer):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             rates, begun = LearningRates([lookup]), []
@@ -269,6 +269,23 @@ class ComputeKernelTests:
                 assert one is not None
                 assert other is not None
                 check_close(f"{compute_kernel.name}: after prepare()", other, one)
+
+    def test_backward_scaled_is_backward_of_the_scaled_gradient(self, compute_kernel: ComputeKernel) -> None:
+        """Averages over ranks are made so."""
+        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
+            (scaled, loops), (plain, _) = (build(compute_kernel, blocks, device=device) for _ in range(2))
+            batch = draw(blocks, (2, 3), is_weighted=True)
+            gradient = gradient_of(loops, batch, 1).to(device)
+            _, saved = scaled.forward(batch.as_bags(device), training=True)
+            shown = scaled.backward_scaled(saved, gradient.clone(), 0.25)
+            _, saved = plain.forward(batch.as_bags(device), training=True)
+            expected = plain.backward(saved, gradient * 0.25)
+            for one, other in zip(
+                [*shown, *weights_of(scaled)], [*expected, *weights_of(plain)], strict=True
+            ):
+                assert one is not None
+                assert other is not None
+                check_close(f"{compute_kernel.name}: backward_scaled() by 0.25", one, other)
 
     def test_anticipate_leaves_backward_as_it_is(self, compute_kernel: ComputeKernel) -> None:
         """The engine calls it while results travel, or not at all; it changes nothing that is read or written."""

@@ -40,7 +40,7 @@ class Drawn:
     batch_size: int
 
     def times(self, what: str, factor: int) -> Drawn:
-        """With so many times as many rows, columns, ids or samples."""
+        """Multiply the rows, columns, ids or samples by ``factor``."""
         if what == "ids":
             return attrs.evolve(self, pooling_factor=self.pooling_factor * factor)
         if what == "samples":
@@ -156,7 +156,7 @@ class EstimatorTests:
 
     @pytest.mark.parametrize("what", ["rows", "columns", "ids", "samples"])
     def test_estimates_never_fall_with_more_bytes(self, estimator: Estimator, what: str) -> None:
-        """Of all shards of an option together; columns are grown from wide ones."""
+        """Estimates are those of all shards of an option together; columns are grown from wide ones."""
 
         @_COSTS
         @given(

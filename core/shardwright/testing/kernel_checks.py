@@ -157,7 +157,7 @@ def _dense_gradients(loops: Loops, batch: Batch, gradient: Tensor) -> list[Tenso
 
 
 def weights_of(lookup: Lookup) -> list[Tensor]:
-    """Those of every block."""
+    """Collect the weights of every block."""
     return [lookup.weight(index) for index in range(len(lookup.blocks))]
 
 
@@ -194,7 +194,7 @@ def _check_registered_state(what: str, state: Mapping[str, Tensor], expected: Ma
 
 
 def copy_state(what: str, lookup: Lookup, fresh: Lookup, loops: Loops, index: int) -> None:
-    """As a checkpoint is loaded: first which row is whose, then weights and optimizer state."""
+    """Copy state as a checkpoint is loaded: first which row is whose, then weights and optimizer state."""
     source = torch.arange(len(lookup.weight(index)))
     if isinstance(lookup, RowsOfKeys) and isinstance(fresh, RowsOfKeys):
         source = fresh.take_over(lookup, index, what)

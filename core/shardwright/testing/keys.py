@@ -25,7 +25,7 @@ _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def keys_of(count: int, *, first: int = 1) -> Tensor:
-    """So many different 64-bit numbers, negative ones among them: ``[count]`` int64."""
+    """Make different 64-bit numbers, negative ones among them: ``[count]`` int64."""
     return torch.arange(first, first + count) * _ODD  # an odd factor permutes the numbers modulo 2 ** 64
 
 

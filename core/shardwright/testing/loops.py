@@ -68,7 +68,7 @@ class Batch:
         return [bag for slots in self.bags for samples in slots for bag in samples]
 
     def changed(self, change: Callable[[Bag], Bag]) -> Batch:
-        """With every bag as `change` makes it, its ids weighted."""
+        """Change every bag by `change`, its ids weighted."""
         bags = [[[change(bag) for bag in samples] for samples in slots] for slots in self.bags]
         return Batch(bags, True, self.is_pooled, self.is_ragged)
 
@@ -78,7 +78,7 @@ class Batch:
         return Batch(bags, self.is_weighted, is_ragged=True)
 
     def as_bags(self, device: torch.device = CPU) -> Bags:
-        """As the engine gives them to a lookup."""
+        """Convert to bags, as the engine gives them to a lookup."""
         pairs = [pair for bag in self.flat() for pair in bag]
         return Bags(
             ids=torch.tensor([id for id, _ in pairs], dtype=torch.int64, device=device),
@@ -129,7 +129,7 @@ def draw_batch(
 def draw_sequences(
     blocks: Sequence[BlockSpec], num_sources: int, *, seed: int = 0, max_ids: int = 6
 ) -> Batch:
-    """For each source and slot up to `max_ids` ids, each a bag of its own."""
+    """Draw up to `max_ids` ids for each source and slot, each a bag of its own."""
     drawn = draw_batch(blocks, (1,) * num_sources, is_weighted=False, seed=seed, max_length=max_ids)
     return Batch(
         [[[[pair] for pair in bag] for (bag,) in slots] for slots in drawn.bags], False, is_pooled=False
@@ -156,7 +156,7 @@ class Loops:
     registered: dict[int, _Registered] = field(factory=dict)
 
     def copied(self) -> Loops:
-        """As they are now, to be gone on with apart."""
+        """Copy the blocks as they are now."""
         weights = [weight.clone() for weight in self.weights]
         # An update puts new tensors into the lists of a state.
         state = {place: list(values) for place, values in self.state.items()}
@@ -216,7 +216,7 @@ class Loops:
             self.registered[block].reorder(source)
 
     def row_gradients(self, batch: Batch, gradient: Tensor) -> dict[tuple[int, int], Tensor]:
-        """For each row that was looked up, (block, row), its gradient."""
+        """Compute the gradient of each row, (block, row), that was looked up."""
         gradients: dict[tuple[int, int], Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
         for block, bag, start, stop in self._places(batch, of_gradients=True):
             for row, weight in bag:

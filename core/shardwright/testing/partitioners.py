@@ -130,7 +130,7 @@ def _with_gangs(
     *,
     are_pinned: bool,
 ) -> ProposedShards:
-    """With shards that must share a host; pinned, each has its rank inside it."""
+    """Add gangs, shards that must share a host; pinned, each has its rank inside it."""
     added = [(number, place, *one) for number, gang in enumerate(gangs) for place, one in enumerate(gang)]
     if not added:
         return shards
@@ -150,7 +150,7 @@ def _with_gangs(
 
 
 def _with_room(shards: ProposedShards, seed: int) -> ProposedShards:
-    """With something on each rank already."""
+    """Fill a part of each rank beforehand."""
     random = np.random.default_rng(seed)
     taken = (shards.capacity_bytes * random.uniform(0, 0.5, shards.capacity_bytes.shape)).astype(np.int64)
     return attrs.evolve(shards, fixed_bytes=taken, fixed_ms=random.uniform(0, 5, shards.world_size))
@@ -201,7 +201,7 @@ def _check_capacity(who: str, shards: ProposedShards, ranks: Ints) -> None:
 
 
 def _check_misfit(partitioner: Partitioner, shards: ProposedShards, misfit: Misfit) -> None:
-    """It names a shard and a rank that there are, and numbers that say why."""
+    """A misfit names a shard and a rank that there are, and numbers that say why."""
     who = f"{partitioner.name}: the misfit {misfit}"
     assert 0 <= misfit.shard < len(shards), f"{who} names no shard of {len(shards)}"
     assert misfit.table == shards.table[misfit.shard], f"{who} names another table than its shard's"

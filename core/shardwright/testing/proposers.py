@@ -56,7 +56,7 @@ class ProposerTests:
         check()
 
     def test_proposals_end(self, proposer: Proposer) -> None:
-        """Whatever becomes of them."""
+        """Proposals end whatever becomes of them."""
 
         @_SPACES
         @given(_table_lists(most=2), st.sampled_from([1, 2]))

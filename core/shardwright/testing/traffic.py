@@ -31,7 +31,7 @@ _CANDIDATES = 10_000
 
 
 def check_traffic(tested: TypeUnderTest, table: TableSpec, cluster: Cluster, *, is_weighted: bool) -> None:
-    """Of each layout: each rank looks every row up twice, in bags of their own. Copies look up their own rank's."""
+    """Check each layout: each rank looks every row up twice, in bags of its own; copies look up their rank's."""
     first = _case(tested, table, cluster, is_weighted)
     for index in range(len(tested.layouts(first.specs()[0], cluster, 1))):
         case = evolve(first, tables=[evolve(first.tables[0], variant=index)])

@@ -284,5 +284,5 @@ def _assert_states(
 
 
 def prefixed(what: str) -> Callable[[str], str]:
-    """For ``torch.testing``: its message, after what it is of."""
+    """Make a function for ``torch.testing`` that puts a subject before its message."""
     return lambda message: f"{what}: {message}"

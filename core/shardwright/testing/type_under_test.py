@@ -37,12 +37,12 @@ class TypeUnderTest:
         return evolve(self.constraints, sharding_types=[self.name], **fields)
 
     def with_more_extras(self) -> TypeUnderTest:
-        """The same, with extras that are for somebody else beside its own."""
+        """Add extras that are for somebody else."""
         extras = {**(self.constraints.extras or {}), "shardwright.testing": {"not_yours": [1, 2.5, None]}}
         return evolve(self, constraints=evolve(self.constraints, extras=extras))
 
     def without_extras(self) -> TypeUnderTest:
-        """The same, with no extras at all."""
+        """Drop all extras."""
         return evolve(self, constraints=evolve(self.constraints, extras=None))
 
     def has_kernel_for(self, table: TableSpec) -> bool:

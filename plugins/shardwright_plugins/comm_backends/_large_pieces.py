@@ -27,16 +27,16 @@ _TAGS = 1 << 20  # of exchanges, so that a piece sent by itself is that of the e
 
 
 def tag_of(exchange: int) -> int:
-    """By which both ranks know a piece that is sent by itself."""
+    """Tag by which both ranks know a piece that is sent by itself."""
     return exchange % _TAGS
 
 
 class LargePieces:
-    """What this rank has sent so.
+    """The large pieces that this rank has sent by reference.
 
     Args:
-        process_group: by which pieces are sent for which there is no memory.
-        meeting: who shares memory.
+        process_group: group that carries pieces for which there is no shared memory.
+        meeting: the peers that share memory.
     """
 
     def __init__(self, process_group: Any, meeting: Meeting) -> None:
@@ -83,7 +83,7 @@ class LargePieces:
         return _REFERENCE.pack(*[_BY_ITSELF] * 5)
 
     def _of_alone(self) -> Own:
-        """Where receivers count pieces that were sent by themselves."""
+        """Segment in which receivers count pieces that were sent by themselves."""
         if self._alone is None:
             assert self._meeting.offer is not None  # peers share memory
             self._alone = Own(self._meeting.offer, [0] * self._meeting.world_size)

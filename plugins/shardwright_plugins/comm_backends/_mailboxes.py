@@ -30,11 +30,11 @@ from shardwright_plugins.comm_backends._meeting import NOTHING, Meeting, Peer
 from shardwright_plugins.comm_backends._segments import LINE_BYTES, Segment, memory_of
 
 RING_BYTES = 1 << 20
-"""For each pair of ranks and direction, at most."""
+"""Most bytes of the ring for each pair of ranks and direction."""
 ALL_RINGS_BYTES = 1 << 24
-"""Of one rank: where there are many others, each has less."""
+"""Most bytes of all rings of one rank: among many ranks each ring is smaller."""
 MESSAGES = 8
-"""How many of the largest a ring has room for: several are under way at once; a sender waits where there is none."""
+"""Number of largest messages that a ring holds: several are under way at once; senders wait for a full ring."""
 _HEADER = struct.Struct("2q")  # the number of the exchange, and the bytes that follow
 _GAVE_UP, _LEFT = 1, 2  # a rank's state: an exchange failed there; it let go of its mailboxes
 _UNIT = 16  # messages begin at multiples, so that no header is cut in two
@@ -48,7 +48,7 @@ def deadline_of(patience: timedelta | None) -> float:
 
 
 def ring_bytes(world_size: int) -> int:
-    """Of each ring among so many ranks, in whole pages."""
+    """Bytes of each ring among so many ranks, in whole pages."""
     return max(1, min(RING_BYTES, ALL_RINGS_BYTES // world_size) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -71,7 +71,7 @@ class Ring:
         self._place = 0  # where this side goes on
 
     def has_room(self, size: int) -> bool:
-        """Whether the sender may write a message."""
+        """True if there is room for the sender to write a message of so many bytes."""
         return self._place + _whole(size) - self._read[0] <= self._size
 
     def put(self, exchange: int, message: memoryview) -> None:
@@ -88,7 +88,7 @@ class Ring:
 
     @property
     def has_message(self) -> bool:
-        """Whether there is one that the receiver has not taken."""
+        """True if there is a message that the receiver has not taken."""
         return self._written[0] != self._place
 
     @property
@@ -119,8 +119,8 @@ class _Other:
 
     Args:
         process: its process.
-        sending: to it.
-        coming: from it.
+        sending: ring of messages to it.
+        coming: ring of messages from it.
         state: one integer, of :data:`_GAVE_UP` and the like.
     """
 
@@ -139,7 +139,7 @@ class Mailboxes:
         theirs: the others' segments, and the ranks.
 
     Attributes:
-        most_bytes: of a message.
+        most_bytes: longest message, bytes.
     """
 
     def __init__(self, rank: int, own: Segment, theirs: dict[int, tuple[Peer, Segment]]) -> None:
@@ -203,7 +203,7 @@ class Mailboxes:
         ring.put(exchange, message)
 
     def _makes_room(self, ring: Ring, size: int) -> bool:
-        """Whether there is room; meanwhile the others get some, who else might wait for this rank."""
+        """Tell whether there is room, after taking the others' messages: they might wait for this rank to do so."""
         for other, own in self._others.items():
             while own.coming.has_message:
                 self._set_aside(other, own.coming)
@@ -257,7 +257,7 @@ class Mailboxes:
             nap = min(nap * _LONGER, _LONGEST_NAP_S)
 
     def _reason_to_end(self, other: int, started: float, deadline: float) -> str:
-        """Why there is nothing to wait for, if so."""
+        """The reason to stop waiting: the rank gave up or ended, or time is up; empty if there is none."""
         if self._others[other].state[0]:
             return f"rank {other} gave up an exchange, or left"
         if self._others[other].process.has_ended:
@@ -297,7 +297,7 @@ def _map(meeting: Meeting, descriptors: list[str]) -> dict[int, tuple[Peer, Segm
 
 
 def _size(world_size: int) -> int:
-    """Of a rank's segment."""
+    """Bytes of a rank's segment."""
     return world_size * (LINE_BYTES + ring_bytes(world_size))
 
 

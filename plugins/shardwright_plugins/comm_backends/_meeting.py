@@ -1,8 +1,8 @@
-"""Which ranks of a process group share memory: each pair tries it once, and all may agree on what follows.
+"""Discovery of ranks that share memory: each pair of a process group tries it once, and then all may agree.
 
-A rank writes a random word into memory that has no name, and says in the group's store where it is: its process and
-descriptor. Whoever reads the word there can map whatever that process makes. Ranks on other machines, in other
-containers or of other users cannot.
+A rank writes a random word into anonymous memory, and its process and descriptor into the group's store. A rank that
+can read the word there can map any memory of that process. Ranks on other machines, in other containers or of other
+users cannot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwright.runtime.ranks.group_store import GroupStore
 from shardwright_plugins.comm_backends._segments import Segment
 
 NOTHING = "none"
-"""What a rank says that has nothing to offer."""
+"""Answer of a rank that has nothing to offer."""
 
 
 @define(eq=False)
@@ -76,11 +76,11 @@ class Meeting:
 
     Args:
         process_group: every rank of it makes one of these, or calls :func:`stay_away`.
-        store: of the group.
+        store: store of the group.
 
     Attributes:
-        peers: those that were asked; ``None`` for one with whom no memory is shared.
-        offer: this rank's memory that peers read first, once any was asked; ``None`` where there was none.
+        peers: peers that were asked, by rank; ``None`` for one that shares no memory.
+        offer: this rank's memory that peers read first, once any was asked; ``None`` if there was none.
     """
 
     def __init__(self, process_group: Any, store: GroupStore) -> None:
@@ -92,23 +92,23 @@ class Meeting:
 
     @property
     def is_alone(self) -> bool:
-        """Whether some were asked, and none shares memory."""
+        """True if peers were asked, and none shares memory."""
         return bool(self.peers) and not any(self.peers.values())
 
     @property
     def shares_with_all(self) -> bool:
-        """Whether all others were asked, and share memory."""
+        """True if all others were asked, and share memory."""
         return len(self.peers) == self.world_size - 1 and all(self.peers.values())
 
     def meet(self, peers: Sequence[int], deadline: float) -> None:
         """Ask peers, in rising order; each of them asks back in the same call. Those that are known are left out.
 
         Args:
-            peers: their ranks.
-            deadline: for all of them together, on the monotonic clock.
+            peers: ranks of the peers.
+            deadline: latest end for all of them together, on the monotonic clock, s.
 
         Raises:
-            RuntimeError: one did not answer in time, or the store did not.
+            RuntimeError: a peer or the store did not answer in time.
         """
         for peer in peers:
             if peer not in self.peers:
@@ -129,13 +129,13 @@ class Meeting:
         return Peer(int(theirs.split()[0]), self.rank, self.world_size, segment)
 
     def tell_all(self, what: str, mine: str, deadline: float) -> list[str]:
-        """Say something to all ranks, and hear it of them; of one with nothing to say, others need not be heard.
+        """Exchange a text with all ranks; a rank that says :data:`NOTHING` does not wait for the others.
 
         Returns:
-            What each rank says; this rank's alone if it says :data:`NOTHING`.
+            The text of each rank; this rank's alone if it is :data:`NOTHING`.
 
         Raises:
-            RuntimeError: as of :meth:`meet`.
+            RuntimeError: a rank or the store did not answer in time.
         """
         self._store.set(_key(self._number, what, self.rank), mine, deadline)
         if mine == NOTHING:
@@ -145,7 +145,7 @@ class Meeting:
 
 
 def stay_away(process_group: Any, store: GroupStore) -> None:
-    """What a rank does that shares no memory; the others need not wait for it."""
+    """Tell the other ranks that this one shares no memory, so that they need not wait for it."""
     rank = dist.get_rank(process_group)
     number = _number(store, rank)
     for key in (_key(number, rank), _key(number, "host", rank)):
@@ -153,7 +153,7 @@ def stay_away(process_group: Any, store: GroupStore) -> None:
 
 
 def _number(store: GroupStore, rank: int) -> int:
-    """How many times this rank, as all others, has connected to the group: what was said then is outdated."""
+    """Count this rank's connections to the group, by which keys of earlier ones are told from these."""
     return store.add(f"shardwright/memory/connected/{rank}", 1, math.inf)
 
 
@@ -163,7 +163,7 @@ def _key(number: int, *what: int | str) -> str:
 
 @frozen
 class _Word:
-    """What is to be read where."""
+    """A word and the process and descriptor where it is to be read."""
 
     process: int
     descriptor: int

@@ -38,7 +38,7 @@ def let_go(longest_s: float = _LONGEST_S) -> None:
 
 
 def _states() -> dict[str, list[str]]:
-    """Of each of gloo's threads: whether it runs, and how often it began and ceased to."""
+    """State of each of gloo's threads: if it runs, and the counts of its context switches."""
     found = {}
     for task in _TASKS.glob("*"):
         try:

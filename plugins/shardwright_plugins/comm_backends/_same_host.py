@@ -2,8 +2,8 @@
 
 A connection copies every byte twice in the kernel, by threads that take processor time from the ranks. Where all ranks
 of a group are on one host, small pieces are messages (:mod:`_mailboxes`), and of large ones references are
-(:mod:`_large_pieces`); gloo only sends pieces that are too large for that, one by one. Where some are elsewhere, each
-all-to-all is one of gloo's, and references are among what it carries to ranks of this host.
+(:mod:`_large_pieces`). Where some are elsewhere, each all-to-all is one of gloo's, and references are among what it
+carries to ranks of this host.
 
 Memory has no name that could outlive the ranks or fill a small ``/dev/shm``: receivers open it by the sender's process
 and descriptor. Whether they can is tried once per pair; ranks that cannot go on by gloo (:mod:`_meeting`).
@@ -29,29 +29,27 @@ from torch.profiler import record_function
 from shardwright.runtime.ranks.comm import EXCHANGE_EVENT, AllToAll, TorchTransport, Transport
 from shardwright.runtime.ranks.group_store import GroupStore
 from shardwright.settings import may_share_memory
-from shardwright_plugins.comm_backends._large_pieces import REFERENCE_BYTES, LargePieces, tag_of
+from shardwright_plugins.comm_backends._large_pieces import REFERENCE_BYTES, LargePieces
 from shardwright_plugins.comm_backends._mailboxes import Mailboxes, deadline_of
 from shardwright_plugins.comm_backends._meeting import Meeting, stay_away
 from shardwright_plugins.comm_backends._segments import Segment, bytes_of, memory_of
 
 LEAST_BYTES = 1 << 18
 """Smaller pieces travel by gloo where it carries: there a reference would take about as long."""
-MOST_BYTES = 1 << 25
-"""So do larger ones, which would take as much memory again."""
 _FLOAT_BYTES = 4
 
 
 def is_possible() -> bool:
-    """Whether this system can, and the user did not turn it off."""
+    """True if this system can share memory, and the user did not turn it off."""
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64") and may_share_memory()
 
 
 def exchange_over(process_group: Any, store: GroupStore) -> SameHostTransport | None:
-    """An exchange that shares memory where it can; ``None`` where this rank cannot, of which the others are told.
+    """Make an exchange that shares memory where possible; ``None`` if this rank cannot, which the others are told.
 
     Args:
-        process_group: of gloo; every rank of it makes this call.
-        store: of the group.
+        process_group: process group of gloo; every rank of it makes this call.
+        store: store of the group.
     """
     if is_possible():
         return SameHostTransport(process_group, store)
@@ -63,8 +61,8 @@ class SameHostTransport(Transport):
     """All-to-all over one process group; see the module.
 
     Args:
-        process_group: of gloo.
-        store: of the group.
+        process_group: process group of gloo.
+        store: store of the group.
     """
 
     def __init__(self, process_group: Any, store: GroupStore) -> None:
@@ -77,7 +75,7 @@ class SameHostTransport(Transport):
 
     def room(self, num_elements: int, device: torch.device) -> Tensor:
         size = num_elements * _FLOAT_BYTES
-        if self.meeting.is_alone or not LEAST_BYTES <= size <= self.meeting.world_size * MOST_BYTES:
+        if self.meeting.is_alone or size < LEAST_BYTES:
             return self._plain.room(num_elements, device)
         try:
             own = self.large.segments.free(size)
@@ -115,31 +113,23 @@ class SameHostTransport(Transport):
         return len(self._sharing(large)) == self.meeting.world_size - 1
 
     def _large(self, splits: Sequence[int], element_size: int) -> list[int]:
-        """The peers whose pieces are large enough, and not too large."""
+        """The peers whose pieces are large enough."""
         return [
             peer
             for peer, count in enumerate(splits)
-            if peer != self.meeting.rank and LEAST_BYTES <= count * element_size <= MOST_BYTES
+            if peer != self.meeting.rank and count * element_size >= LEAST_BYTES
         ]
 
     def _sharing(self, peers: Sequence[int]) -> frozenset[int]:
         """Those of the peers with whom memory is shared; both ranks of a pair say the same."""
         return frozenset(peer for peer in peers if self.meeting.peers[peer] is not None)
 
-    def send_huge(self, peer: int, piece: Tensor) -> Any:
-        """Send a piece that is too large to be copied once more."""
-        return dist.isend(piece, group=self._group, group_dst=peer, tag=tag_of(self._started))
-
-    def receive_huge(self, peer: int, piece: Tensor) -> Any:
-        """Receive one."""
-        return dist.irecv(piece, group=self._group, group_src=peer, tag=tag_of(self._started))
-
 
 class _Arriving:
-    """What arrives by reference, and is to be counted when it is read.
+    """Pieces that arrive by reference, and are counted when they are read.
 
     Args:
-        large: of this rank.
+        large: large pieces of this rank.
         rank: this rank.
         exchange: the number of the exchange.
     """
@@ -166,12 +156,12 @@ class _ByGloo:
     """One collective of gloo's under way, which carries references beside small pieces.
 
     Args:
-        exchange: whose.
+        exchange: transport that the collective belongs to.
         group: the process group.
-        call: what is exchanged.
-        number: of this exchange.
-        leaving: to whom pieces go by reference.
-        arriving: from whom.
+        call: arguments of the all-to-all.
+        number: number of this exchange.
+        leaving: ranks that pieces go to by reference.
+        arriving: ranks that pieces come from by reference.
     """
 
     def __init__(
@@ -226,17 +216,16 @@ class _ByMail:
     """One exchange under way between ranks that all share memory.
 
     Args:
-        exchange: whose.
-        mail: the ranks' messages.
-        call: what is exchanged.
-        number: of this exchange.
+        exchange: transport that the exchange belongs to.
+        mail: messages of the ranks.
+        call: arguments of the all-to-all.
+        number: number of this exchange.
     """
 
     def __init__(self, exchange: SameHostTransport, mail: Mailboxes, call: AllToAll, number: int) -> None:
         self._exchange, self._mail, self._call, self._number = exchange, mail, call, number
         self._rank = rank = exchange.meeting.rank
         self._arriving, self._is_done = _Arriving(exchange.large, rank, number), False
-        self._works: list[Any] = []
         self._least = min(LEAST_BYTES, mail.most_bytes + 1)  # of what goes by reference
         size = call.input.element_size()
         leaving, self._spans = _spans(call.input_splits, size), _spans(call.output_splits, size)
@@ -247,9 +236,6 @@ class _ByMail:
         for peer, (start, stop) in enumerate(leaving):
             if start < stop and peer != rank:
                 self._send(peer, self._sent[start:stop], start)
-        self._huge: dict[int, Tensor] = {}
-        if max(call.output_splits) * size > MOST_BYTES:
-            self._receive_huge()
 
     def __del__(self) -> None:
         self._mail.end(self._number)
@@ -260,29 +246,14 @@ class _ByMail:
             self._mail.send(peer, self._number, piece, self._call.patience)
             return
         values = bytes_of(self._call.input)[start : start + size]
-        if size <= MOST_BYTES:
-            reference = self._exchange.large.leave(peer, values, self._number)
-            self._mail.send(peer, self._number, memoryview(reference), self._call.patience)
-        else:
-            self._works.append(self._exchange.send_huge(peer, values))
-
-    def _receive_huge(self) -> None:
-        """Begin to receive now what its sender waits for to be received."""
-        output = self._call.output
-        for peer, (start, stop) in enumerate(self._spans):
-            if stop - start <= MOST_BYTES or peer == self._rank:
-                continue
-            room = torch.empty(stop - start, dtype=torch.uint8)
-            self._huge[peer] = room if output is None else bytes_of(output)[start:stop]
-            self._works.append(self._exchange.receive_huge(peer, self._huge[peer]))
+        reference = self._exchange.large.leave(peer, values, self._number)
+        self._mail.send(peer, self._number, memoryview(reference), self._call.patience)
 
     def wait(self, *timeout: timedelta) -> Sequence[Tensor] | None:
         """Wait for it; copy all pieces to where they belong, or return them where they are."""
         if self._is_done:
             return None
         deadline = deadline_of(timeout[0] if timeout else None)
-        for work in self._works:
-            work.wait(*timeout)
         if self._call.output is None:
             pieces = [
                 self._piece(peer, stop - start, deadline, timeout)
@@ -305,15 +276,13 @@ class _ByMail:
             target[:] = self._sent[slice(*self._own)]
         elif size < self._least:
             self._mail.receive(peer, self._number, target, deadline)
-        elif size <= MOST_BYTES:
+        else:
             target[:] = memory_of(self._referred(peer, size, deadline, timeout))
 
     def _piece(self, peer: int, size: int, deadline: float, timeout: Sequence[timedelta]) -> Tensor:
         """A rank's bytes, where they are."""
         if peer == self._rank:
             return bytes_of(self._call.input)[slice(*self._own)]
-        if peer in self._huge:
-            return self._huge[peer]
         if size >= self._least:
             return self._referred(peer, size, deadline, timeout)
         piece = torch.empty(size, dtype=torch.uint8)
@@ -332,7 +301,7 @@ class _ByMail:
 
 
 def _spans(splits: Sequence[int], element_size: int) -> list[tuple[int, int]]:
-    """Where each rank's bytes begin and end."""
+    """First byte of each rank's piece, and the byte after its last."""
     spans, start = [], 0
     for count in splits:
         stop = start + count * element_size
@@ -355,5 +324,5 @@ def _check_sizes(
 
 
 def _is_watched() -> bool:
-    """Whether somebody looks at events, which take microseconds to record."""
+    """True if events are watched; recording one takes microseconds."""
     return torch.autograd._profiler_enabled() or torch._C._len_torch_dispatch_stack() > 0  # type: ignore[attr-defined]

@@ -95,24 +95,24 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def memory_of(tensor: Tensor) -> memoryview:
-    """The same to be sliced and copied in a fraction of the time that tensors take."""
+    """View a tensor's bytes as a ``memoryview``, which is sliced and copied faster than tensors are."""
     array: Any = bytes_of(tensor).numpy()
     return memoryview(array)
 
 
 def _nothing() -> None:
-    """What is to be done when a lent tensor is gone: it is only asked whether it is."""
+    """Do nothing when a lent tensor is gone: the finalizer is only asked if it is alive."""
 
 
 @define(eq=False)
 class Own:
-    """A segment of this rank's, and the pieces that each peer was told of.
+    """A segment of this rank, and the pieces in it that each peer was told of.
 
     Args:
         segment: the segment.
-        told: how many pieces, by peer.
-        lent: says whether the tensor that was made in it is gone.
-        kept: what must not be freed until the peers have read what they were told of.
+        told: number of pieces that each peer was told of.
+        lent: finalizer of the tensor that was made in it, which tells if the tensor is gone.
+        kept: object that must not be freed until the peers have read all pieces.
     """
 
     segment: Segment
@@ -122,16 +122,16 @@ class Own:
 
     @property
     def is_free(self) -> bool:
-        """Whether no tensor is in it, and the peers have copied out all that was."""
+        """True if no tensor is in it, and the peers have copied out all pieces."""
         return self.is_read and not (self.lent is not None and self.lent.alive)
 
     @property
     def is_read(self) -> bool:
-        """Whether the peers have copied out all that they were told of."""
+        """True if the peers have copied out all pieces that they were told of."""
         return self.segment.counts[:, 0].tolist() == self.told
 
     def start_of(self, piece: Tensor) -> int | None:
-        """Where a piece stands in it, if it does."""
+        """First byte of a piece in the segment; ``None`` if it is elsewhere."""
         start = piece.data_ptr() - self.segment.data.data_ptr()
         return start if 0 <= start < self.segment.data.numel() else None
 

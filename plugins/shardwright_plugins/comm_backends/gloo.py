@@ -24,11 +24,11 @@ class Gloo(CommBackend):
 
 
 def connect_between_cpus(process_group: Any, phases: Any = None) -> Communicator:
-    """The collectives between the CPUs of a group's ranks.
+    """Connect the CPUs of a group's ranks.
 
     Args:
         process_group: a group with gloo.
-        phases: of the ranks, where the group is beside another whose they are.
+        phases: phases of the ranks, if this group is beside another that has them.
     """
     import torch
 

@@ -20,13 +20,13 @@ _PACKAGES = ("numba", "fbgemm-gpu-cpu")
 
 
 def speeds_file() -> Path:
-    """Where the figures are kept."""
+    """Path of the file that keeps the figures."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "shardwright" / "kernels.json"
 
 
 def is_clearly_faster(kernel: str, other: str) -> bool:
-    """Whether one kernel was measured here, and takes less than nine tenths of another's time."""
+    """Tell whether one kernel was measured here and takes less than nine tenths of another's time."""
     known = _known()
     return kernel in known and other in known and known[kernel] < _CLEARLY * known[other]
 

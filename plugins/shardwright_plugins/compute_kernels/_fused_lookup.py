@@ -61,14 +61,14 @@ class _Part:
 
 
 class _Saved:
-    """What backward passes need of a forward pass.
+    """The state of a forward pass that backward passes need.
 
-    FBGEMM's graph serves one, after which the weights are others; for a further one the lookup is made again.
+    FBGEMM's graph serves one backward pass, which changes the weights. For a further one the lookup is made again.
 
     Args:
-        results: FBGEMM's, of each part.
-        call: makes them again.
-        cells: the rows of each source and slot, where its order may not be that in which they came.
+        results: FBGEMM's results, of each part.
+        call: function that makes them again.
+        cells: rows of each source and slot, if FBGEMM's order may differ from that in which they came.
     """
 
     def __init__(
@@ -245,10 +245,10 @@ def _offsets(lengths: Tensor) -> Tensor:
 
 
 class _Cells:
-    """What stands source after source, and slot after slot in each, and how FBGEMM has it: slot after slot.
+    """Reordering of values that come by source, then by slot, to FBGEMM's order: by slot, then by source.
 
     Args:
-        sizes: elements of each source and slot, ``[W, S]``.
+        sizes: number of elements of each source and slot, ``[W, S]``.
     """
 
     def __init__(self, sizes: Ints) -> None:
@@ -261,7 +261,7 @@ class _Cells:
         return take(values, self._starts, self._sizes)
 
     def as_they_came(self, values: Tensor) -> Tensor:
-        """The same the other way round."""
+        """Reorder from FBGEMM's order to that in which values came."""
         back = np.argsort(self._place)
         return take(values, starts_of(self._sizes)[back], self._sizes[back])
 

@@ -228,7 +228,7 @@ class FusedNumbaLookup(Lookup):
 
 
 class _Geometry:
-    """Where blocks, slots and rows stand; decided once.
+    """Places of blocks, slots and rows in flat memory, computed once.
 
     Attributes:
         slots: ``[S, 3]``, see :func:`_numba_loops.look_up`.
@@ -344,9 +344,9 @@ def _shares(sizes_of: Callable[[], Ints], count: int, *, may_part: bool = True) 
     """Shares of about equal size that together are everything, for as many threads as pay.
 
     Args:
-        sizes_of: the work of each slot or block.
-        count: how many slots or blocks there are.
-        may_part: they may be parted.
+        sizes_of: function that returns the work of each slot or block, in elements.
+        count: number of slots or blocks.
+        may_part: a slot or block may be parted between threads.
     """
     if torch.get_num_threads() == 1:
         return [(0, count, 0, 1)]

@@ -103,13 +103,13 @@ def _emit_sums(
     """Sum ``count`` rows, ``step`` columns at a time, while so many are left; returns the first column left.
 
     Args:
-        builder: of LLVM's instructions.
+        builder: builder of LLVM's instructions.
         columns: the first column, and the one after the last.
         step: columns summed at once, in registers.
         lanes: columns of one register.
-        count: rows.
-        row_at: from a row's number and a column, a pointer to it and the row's factor, or ``None``.
-        out_at: from a column, a pointer to its sum.
+        count: number of rows.
+        row_at: function of a row's number and a column that returns a pointer to it, and the row's factor or ``None``.
+        out_at: function of a column that returns a pointer to its sum.
     """
     kind = ir.VectorType(ir.FloatType(), lanes) if lanes > 1 else ir.FloatType()
     with _columns(builder, columns, step) as (column, limit):
@@ -167,7 +167,7 @@ def _times(builder: Any, value: Any, factor: Any, kind: Any) -> Any:
 
 
 def _with_and_without(builder: Any, factors: Any, emit: Any) -> None:
-    """What ``emit`` makes, with factors and without, and the choice between them by whether there are any."""
+    """Emit code twice, with factors and without, and a branch that chooses between them at run time."""
     has_factors = builder.icmp_signed("!=", factors, ir.IntType(64)(0))
     with builder.if_else(has_factors) as (then, otherwise):
         with then:
@@ -331,11 +331,11 @@ def _subtract(values: int, index: int, value: Any) -> None:
 
 @_compiled
 def first_ids(lengths: Any, bags: Any) -> Any:
-    """Where the ids of each cell begin, and the number of all: ``[W * S + 1]``.
+    """Compute the first id of each cell, and the number of all ids: ``[W * S + 1]``.
 
     Args:
-        lengths: ids of each bag; empty where each id is a bag of its own.
-        bags: bags of each cell.
+        lengths: number of ids of each bag; empty if each id is a bag of its own.
+        bags: number of bags of each cell, ``[W * S]``.
     """
     first = np.zeros(bags.shape[0] + 1, np.int64)
     bag = 0
@@ -400,16 +400,17 @@ def look_up(
     """Sum the rows of each bag of some slots.
 
     Args:
-        weights: flat.
-        slots: ``[S, 3]``: where a slot's block begins in ``weights``, ``D``, and its rows.
-        share: the first slot and the one after the last; and which part of each slot's bags, of how many.
-        ids: ``[N]``.
-        id_weights: ``[N]``, or empty.
-        lengths: ids of each bag; empty where each id is a bag of its own.
-        bags: bags of each cell.
-        first_id: from :func:`first_ids`.
-        places: ``[W * S, 3]``: a cell's first bag, where its result goes in ``out``, and from bag to bag.
-        out: flat; all of it is written that belongs to these slots.
+        weights: address of the flat weights.
+        slots: start of each slot's block in ``weights``, ``D``, and the block's number of rows, ``[S, 3]``.
+        share: first slot, slot after the last, number of the part of each slot's bags, and number of parts.
+        ids: row numbers, ``[N]``.
+        id_weights: weight of each id, ``[N]``, or empty.
+        lengths: number of ids of each bag; empty if each id is a bag of its own.
+        bags: number of bags of each cell, ``[W * S]``.
+        first_id: first id of each cell, made by :func:`first_ids`.
+        places: first bag of each cell, start of its result in ``out``, and step from bag to bag in ``out``,
+            ``[W * S, 3]``.
+        out: address of the flat results; every element of these slots is written.
 
     Raises:
         IndexError: an id is no row of its block.
@@ -509,10 +510,10 @@ def _sort_keys(keys: Any, room: Any, count: int, highest: int, ends: Any) -> Any
 
     Args:
         keys: the first ``count`` are sorted; changed.
-        room: as many; changed.
-        count: how many.
-        highest: row.
-        ends: room for the counts of all digits.
+        room: memory for as many keys; changed.
+        count: number of keys.
+        highest: highest row among the keys.
+        ends: memory for the counts of all digits.
 
     Returns:
         ``keys`` or ``room``, whichever has them in the end.
@@ -573,20 +574,20 @@ def sort_ids(
     """Sort the ids of some blocks by rows.
 
     Args:
-        blocks: as for :func:`update`.
-        share: the first block and the one after the last; and which part of each block's rows, of how many.
+        blocks: places of the blocks, ``[K, 7]``, see :func:`update`.
+        share: first block, block after the last, number of the part of each block's rows, and number of parts.
         num_slots: ``S``.
-        ids: as for :func:`look_up`.
-        id_weights: as for :func:`look_up`.
-        lengths: as for :func:`look_up`.
-        bags: as for :func:`look_up`.
-        first_id: as for :func:`look_up`.
-        places: as for :func:`look_up`, of the gradients.
-        most: from :func:`most_ids`.
-        ends: gets the ids of all blocks of the share up to each one's end.
-        rows: int32, gets the row of each id, block after block, rising.
-        starts: gets where the gradient of each begins.
-        factors: gets the weight of each, if ``id_weights`` has any.
+        ids: row numbers, ``[N]``.
+        id_weights: weight of each id, ``[N]``, or empty.
+        lengths: number of ids of each bag; empty if each id is a bag of its own.
+        bags: number of bags of each cell, ``[W * S]``.
+        first_id: first id of each cell, made by :func:`first_ids`.
+        places: places of the cells in the gradients, ``[W * S, 3]``, see :func:`look_up`.
+        most: most ids of a block, made by :func:`most_ids`.
+        ends: receives, for each block of the share, the number of ids up to its end.
+        rows: receives the row of each id, block after block, rising; int32.
+        starts: receives the start of each id's gradient.
+        factors: receives the weight of each id, if ``id_weights`` has any.
     """
     keys, room = np.empty(most, np.int64), np.empty(most, np.int64)
     position_of, gradient_of = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -626,18 +627,18 @@ def _update_row(
     """Advance the state of one row and subtract its update.
 
     Args:
-        optimizer: which.
-        numbers: as for :func:`update`.
-        weights: flat, changed.
-        row: where the row begins in ``weights``.
+        optimizer: number of the optimizer, see :func:`update`.
+        numbers: hyperparameters, see :func:`update`.
+        weights: address of the flat weights, changed.
+        row: start of the row in ``weights``.
         dim: ``D``.
-        total: the row's gradient, ``C`` columns.
-        scale: what it is multiplied by.
+        total: address of the row's gradient, ``C`` columns.
+        scale: factor of the gradient.
         own: ``C``.
-        offset: the first of its own columns among those of the gradient.
-        first: first state, flat, changed.
-        second: second state, likewise.
-        state: where the row's state begins in them.
+        offset: first of the row's own columns among those of the gradient.
+        first: address of the flat first state, changed.
+        second: address of the flat second state, changed.
+        state: start of the row's state in them.
     """
     rate, eps = numbers[0], numbers[1]
     if optimizer == SGD:
@@ -691,19 +692,20 @@ def update(
         optimizer: :data:`SGD`, :data:`ADAGRAD`, :data:`ROW_WISE_ADAGRAD` or :data:`ADAM`.
         numbers: float32 ``[7]``: learning rate, eps, ``1 - beta1``, ``beta2``, ``1 - beta2``, and the bias corrections
             ``1 - beta1^step`` and ``1 - beta2^step``.
-        weights: flat, changed.
-        first: first state, flat, changed: one value a row for row-wise optimizers, else as many as ``weights``.
-        second: second state, likewise.
-        blocks: ``[K, 7]``: first slot, slot after the last, where it begins in ``weights``, ``D``, ``C``, the first of
-            its columns among those of the gradient, and its first row among the rows of all blocks.
-        share: as for :func:`sort_ids`, which wrote the next four.
-        ends: see there.
-        rows: see there.
-        starts: see there.
-        factors: see there; empty: all are 1.
-        gradients: flat.
-        scale: what they are multiplied by.
-        total: room for the widest ``C``.
+        weights: address of the flat weights, changed.
+        first: address of the flat first state, changed: one value a row for row-wise optimizers, else as many as
+            ``weights``.
+        second: address of the flat second state, changed, of the same size.
+        blocks: first slot of each block, slot after its last, start in ``weights``, ``D``, ``C``, first of its columns
+            among those of the gradient, and first row among all blocks' rows, ``[K, 7]``.
+        share: first block, block after the last, number of the part of each block's rows, and number of parts.
+        ends: number of ids up to the end of each block of the share, written by :func:`sort_ids`.
+        rows: row of each id, rising in each block, written by :func:`sort_ids`.
+        starts: start of each id's gradient in ``gradients``, written by :func:`sort_ids`.
+        factors: weight of each id, written by :func:`sort_ids`; empty if all are 1.
+        gradients: address of the flat gradients.
+        scale: factor of the gradients.
+        total: address of memory for the widest ``C``.
     """
     index = 0
     for block in range(share[0], share[1]):
@@ -747,19 +749,20 @@ def add_up_rows(
     starts: Any,
     sums: int,
 ) -> None:
-    """The gradient of every row of some blocks, from one source's bags.
+    """Sum the gradient of every row of some blocks, from one source's bags.
 
     Args:
-        places: ``[S, 2]``: the address of a slot's gradients, and from bag to bag.
-        blocks: as for :func:`update`.
-        wanted: which blocks.
-        ids: as for :func:`look_up`.
-        id_weights: as for :func:`look_up`.
-        lengths: as for :func:`look_up`.
-        bags: as for :func:`look_up`.
-        first_id: as for :func:`look_up`.
-        starts: ``[wanted, 3]``: where a wanted block's rows begin in ``sums``, where their marks do, and how many.
-        sums: gets ``C`` columns of each row, and as its mark a 1 if it was looked up, else a 0.
+        places: address of each slot's gradients, and step from bag to bag, ``[S, 2]``.
+        blocks: places of the blocks, ``[K, 7]``, see :func:`update`.
+        wanted: indices of the blocks to sum.
+        ids: row numbers, ``[N]``.
+        id_weights: weight of each id, ``[N]``, or empty.
+        lengths: number of ids of each bag; empty if each id is a bag of its own.
+        bags: number of bags of each cell.
+        first_id: first id of each cell, made by :func:`first_ids`.
+        starts: start of each wanted block's rows in ``sums``, start of its marks, and number of its rows,
+            ``[wanted, 3]``.
+        sums: address of memory that receives ``C`` columns of each row, and its mark: 1 if it was looked up, else 0.
     """
     for index in range(wanted.shape[0]):
         block = wanted[index]
@@ -823,18 +826,17 @@ def update_all(
     """Update every row of some blocks that was looked up.
 
     Args:
-        optimizer: as for :func:`update`, and all that follow.
-        numbers: as there.
-        weights: as there.
-        first: as there.
-        second: as there.
-        blocks: as there.
-        wanted: which blocks.
-        sums: addresses of what :func:`add_up_rows`, which has ``starts``, too, wrote on one or several ranks; they are
-            added up in this order.
-        starts: see there.
-        scale: what their sum is multiplied by.
-        total: room for the widest ``C``.
+        optimizer: number of the optimizer, see :func:`update`.
+        numbers: hyperparameters, see :func:`update`.
+        weights: address of the flat weights, changed.
+        first: address of the flat first state, changed.
+        second: address of the flat second state, changed.
+        blocks: places of the blocks, ``[K, 7]``, see :func:`update`.
+        wanted: indices of the blocks to update.
+        sums: addresses of the sums that :func:`add_up_rows` wrote on one or several ranks, added up in this order.
+        starts: places of the wanted blocks in the sums, ``[wanted, 3]``, see :func:`add_up_rows`.
+        scale: factor of the sum.
+        total: address of memory for the widest ``C``.
     """
     for index in range(wanted.shape[0]):
         block = wanted[index]

@@ -1,4 +1,4 @@
-"""What the built-in optimizers need, without torch: their parameters and the memory of their state."""
+"""Parameters of the built-in optimizers and memory of their state, without torch."""
 
 from __future__ import annotations
 

@@ -33,11 +33,11 @@ class RowUpdate(ABC):
         """Advance the state of ``rows`` and return what to subtract from their weights.
 
         Args:
-            rows: ``[U]``, distinct.
-            gradient: ``[U, C]`` float32.
+            rows: distinct row numbers, ``[U]``.
+            gradient: gradient of each row, ``[U, C]`` float32.
             own: the columns of ``gradient`` that are the weights' own.
-            learning_rate: of this step.
-            number: of this step, from 1.
+            learning_rate: learning rate of this step.
+            number: number of this step, from 1.
 
         Returns:
             ``[U, D]`` float32.

@@ -18,11 +18,12 @@ def in_threads(work: Callable[[T], R], shares: Sequence[T]) -> list[R]:
     """Call ``work`` for each share, the first in this thread and each other in one of its own.
 
     Args:
-        work: releases the GIL where it is long; what it writes is the same whatever the shares are.
-        shares: at least one.
+        work: function of a share; it releases the GIL where it is long, and writes the same for any division into
+            shares.
+        shares: shares of the work, at least one.
 
     Returns:
-        What each call returned.
+        The result of each call, in the order of the shares.
     """
     first, *rest = shares
     if not rest:

@@ -1,4 +1,4 @@
-"""What the kernels that keep weights in the host's memory, and read them from a CUDA device, have in common."""
+"""The common part of kernels that keep weights in host memory and read them from a CUDA device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPERATOR = "new_managed_tensor"
 
 
 def uvm_refusal(request: KernelRequest) -> str | None:
-    """Why FBGEMM cannot keep a block's weights in the host's memory for its device, or ``None``."""
+    """The reason why FBGEMM cannot keep a block's weights in host memory for its device, or ``None``."""
     if request.device != DEVICE:
         return (
             f"FBGEMM reads the host's memory from {DEVICE!r} devices through unified memory, "

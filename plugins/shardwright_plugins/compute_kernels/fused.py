@@ -63,7 +63,7 @@ def fused_key(request: KernelRequest) -> Hashable:
 
 
 def refusal(request: KernelRequest) -> str | None:
-    """Why FBGEMM's table-batched embedding cannot serve a request, or ``None``."""
+    """The reason why FBGEMM's table-batched embedding cannot serve a request, or ``None``."""
     device = request.device
     if device not in _OPTIMIZERS:
         return f"FBGEMM has no table-batched embedding for {device!r}; it has for {', '.join(sorted(_OPTIMIZERS))}"

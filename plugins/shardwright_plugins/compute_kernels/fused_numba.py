@@ -71,7 +71,7 @@ def _missing(request: KernelRequest) -> str | None:
 
 @lru_cache(maxsize=1)
 def _failure() -> str | None:
-    """Why Numba does not work here; tried once."""
+    """The reason why Numba does not work here, or ``None``; tried once."""
     try:
         import shardwright_plugins.compute_kernels._numba_loops  # noqa: F401
     except Exception as error:  # whatever a broken or an unfit version raises

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FusedUvm(ComputeKernel):
-    """As ``fused``, for tables that no device has room for; FBGEMM's placement ``MANAGED``."""
+    """FBGEMM's kernel in host memory, for tables larger than the device's; FBGEMM's placement ``MANAGED``."""
 
     name: ClassVar[str] = "fused_uvm"
     aliases: ClassVar[tuple[str, ...]] = ("batched_fused_uvm",)
@@ -38,7 +38,7 @@ class FusedUvm(ComputeKernel):
         return {"host": 1.0}
 
     def group_key(self, request: KernelRequest) -> Hashable:
-        """As ``fused``."""
+        """Key of requests that are looked up together; the same as that of ``fused``."""
         return fused_key(request)
 
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102

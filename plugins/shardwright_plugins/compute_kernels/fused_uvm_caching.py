@@ -28,10 +28,10 @@ _EXTRAS = "cache"
 
 
 class FusedUvmCaching(ComputeKernel):
-    """As ``fused_uvm``, with a software-managed cache; FBGEMM's placement ``MANAGED_CACHING``.
+    """FBGEMM's kernel in host memory, with a software-managed cache; FBGEMM's placement ``MANAGED_CACHING``.
 
-    The cache holds a part of the rows, the load factor: that of ``cache_params`` in the table's constraints, or of
-    ``fused_params`` (``cache_load_factor``). The plan keeps it.
+    The cache on the device holds a fraction of the rows, the load factor. It comes from ``cache_params`` in the table's
+    constraints, or from ``fused_params`` (``cache_load_factor``). The plan keeps it.
     """
 
     name: ClassVar[str] = "fused_uvm_caching"
@@ -48,7 +48,7 @@ class FusedUvmCaching(ComputeKernel):
         return True
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
-        """As ``fused_uvm``, and on the device the cache: its rows, what they are, and when they were used."""
+        """Memory of ``fused_uvm``, and on the device the cache: rows, their numbers, and their last uses, bytes."""
         kept = uvm_bytes(request, num_rows)
         slots = _num_slots(request, num_rows)
         used = num_rows if request.cache.algorithm == "lfu" else slots
@@ -60,7 +60,7 @@ class FusedUvmCaching(ComputeKernel):
         return BANDWIDTH_FRACTION
 
     def reads(self, request: KernelRequest) -> Mapping[str, float]:
-        """What the cache misses comes from the host's memory."""
+        """Fraction of rows read from each memory: rows that the cache misses come from the host."""
         missed = request.cache.miss_rate
         return {"device": 1 - missed, "host": missed}
 
@@ -70,12 +70,12 @@ class FusedUvmCaching(ComputeKernel):
         return {_EXTRAS: {"load_factor": cache.held, "algorithm": cache.algorithm}}
 
     def with_extras(self, request: KernelRequest, extras: Mapping[str, Any]) -> KernelRequest:
-        """With the cache that the plan has."""
+        """Replace the request's cache by that of the plan, if it has one."""
         planned = CacheParams.of(extras.get(_EXTRAS))
         return request if planned is None else attrs.evolve(request, cache=planned)
 
     def group_key(self, request: KernelRequest) -> Hashable:
-        """As ``fused``; and of one width, which is that of the cache's rows, and one kind of cache."""
+        """Key of requests that are looked up together: that of ``fused``, the cache's row width, and the cache."""
         return (fused_key(request), request.num_columns, request.cache.held, request.cache.algorithm)
 
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102

@@ -48,7 +48,7 @@ class Work:
 
     @cached_property
     def cuts_rows(self) -> Bools:
-        """Of a type that cuts rows."""
+        """True for shards of a type that cuts rows."""
         options = self.options
         names = np.array([kind.name for kind in options.sharding_types], dtype=object)
         named = (names == ROW_WISE)[options.sharding_type].astype(bool)

@@ -87,17 +87,17 @@ class _Step:
 
     @cached_property
     def table(self) -> Any:
-        """Of each shard."""
+        """Table of each shard."""
         return self.options.shard_table
 
     @property
     def is_copy(self) -> Bools:
-        """Every rank has these rows."""
+        """True for rows that every rank has."""
         return self.options.is_copy
 
     @cached_property
     def is_filled(self) -> Bools:
-        """It has rows."""
+        """True for shards with rows."""
         return self.options.num_rows > 0
 
     @cached_property
@@ -130,6 +130,7 @@ class _Step:
     def row_bytes(self) -> Floats:
         """Bytes that are moved for one row."""
         used = self.options.num_columns * self.options.element_bytes[self.table]
+        # Whole lines are moved, whatever part of them a row fills.
         return np.ceil(used / LINE_BYTES) * LINE_BYTES
 
     @cached_property
@@ -162,8 +163,10 @@ class _Step:
         world_size = float(self.topology.world_size)
         ids = np.where(self.is_copy, self.ids * world_size, self.ids)  # copies apply what all ranks looked up
         rows = np.maximum(self.options.num_rows, 1)
+        # Distinct rows among n ids that fall evenly on R: R (1 - (1 - 1 / R)^n), about R (1 - e^(-n / R)).
         touched = np.where(self._updates_all, rows, rows * -np.expm1(-ids / rows)) * self.is_filled
         gathered = ids * self.options.num_columns * SUM_BYTES
+        # A dense gradient is written and read again. Rows and state are read and written: twice their bytes.
         dense = 2 * np.where(self._updates_all, touched * self.row_bytes, 0.0)
         streamed = ids * SORT_BYTES_AN_ID + gathered + dense + 2 * touched * self._state_bytes_a_row
         return streamed / self._memory_bandwidth + 2 * touched * self.row_bytes * self._read_ms_a_byte
@@ -179,6 +182,7 @@ class _Step:
     def _exchange_ms(self, total_bytes: Floats) -> Floats:
         """Compute the time of each shard's exchange with all ranks, ms, without what stays on its rank."""
         topology, links = self.topology, self.topology.link_bandwidths
+        # Each rank gets 1 / W. Links inside and between hosts work at the same time: the slower side counts.
         a_rank = total_bytes / topology.world_size
         inside = a_rank * (topology.local_world_size - 1) / links["intra_host"]
         across = a_rank * (topology.world_size - topology.local_world_size) / links["inter_host"]
@@ -188,7 +192,9 @@ class _Step:
         """Compute the time to make sums inside the host and to cross to the others, ms."""
         topology, links = self.topology, self.topology.link_bandwidths
         local = topology.local_world_size
+        # Sums inside the host: (L - 1) / L of the bytes go to another rank of it.
         inside = total_bytes * (local - 1) / local / links["intra_host"]
+        # Then one sum for each of the other hosts crosses, of a batch each.
         a_batch = total_bytes / topology.world_size
         across = a_batch * (topology.num_hosts - 1) / links["inter_host"]
         return inside + across + self._latency_ms("intra_host", local) + self._latency_ms()

@@ -58,7 +58,7 @@ class TorchRecPerformance(Estimator):
     preference: ClassVar[int] = 10
 
     def published_option_space(self, topology: Topology) -> OptionSpace:
-        """On CUDA devices, what TorchRec offers there; elsewhere it offers less than it could.
+        """Return what TorchRec offers on CUDA devices; elsewhere it offers less than it could.
 
         Copies on every rank have the kernel ``dense`` in it, whatever optimizer a table has: their gradients are
         visible, and the user's own optimizer updates them.
@@ -104,6 +104,8 @@ def _bytes_looked_up(work: Work, output: Floats) -> Floats:
     options, columns = work.options, work.options.num_columns
     ids = np.ceil(work.ids * ID_BYTES) * np.where(options.is_weighted[options.shard_table], 2, 1)
     is_plain = ~(work.cuts_rows | work.is_copy)
+    # Few columns are read as slowly as MIN_LOOKUP_COLUMNS, and narrow blocks less well than wide ones. TorchRec
+    # reckons so for tables and columns, and not for cut rows and copies.
     width = np.where(is_plain, np.maximum(columns, MIN_LOOKUP_COLUMNS), columns)
     penalty = np.where(is_plain, _block_penalty(columns), 1.0)
     return (ids + work.ids * width * work.element_bytes + output) * penalty
@@ -115,6 +117,7 @@ def _travel_ms(work: Work, element_bytes: Floats) -> Floats:
     output_bytes = work.vectors * options.num_columns * element_bytes
     direct = output_bytes / links[topology.link_between(topology.world_size)]
     inside = output_bytes / links[topology.link_between(topology.local_world_size)]
+    # With sums inside the host, one vector a bag then crosses to each host.
     crossing = options.bags_per_batch[options.shard_table] * options.num_columns * element_bytes
     num_sums = topology.num_hosts if topology.num_hosts > 1 else 0
     by_host = inside + crossing * num_sums / links["inter_host"]
@@ -125,6 +128,7 @@ def _synchronisation_ms(work: Work, bandwidth: Floats) -> Floats:
     """Compute the time to reduce the dense gradient of each copy over all ranks and to apply it, ms: ``[S]``."""
     topology = work.topology
     table_bytes = work.options.num_rows * work.options.num_columns * work.element_bytes
+    # All-reduce: T (2 n - 1) / n / (C' L) with n = min(H, 2), and twice that with more than two hosts.
     hosts = min(topology.num_hosts, 2)
     of_a_host = topology.link_bandwidths["inter_host"] * topology.local_world_size
     rounds = 2 if topology.num_hosts > 2 else 1
@@ -154,6 +158,7 @@ def _prefetch_ms(work: Work) -> Floats:
     if not misses.any():
         return np.zeros(options.num_shards)
     rows = np.where(work.of_kernels(CACHED) & ~work.is_copy, misses, 0.0)
+    # The misses are those of the whole table: each row part has its share.
     moved = rows / options.num_row_parts[options.option] * options.num_columns * work.element_bytes
     return moved / work.topology.read_bandwidth("host")
 

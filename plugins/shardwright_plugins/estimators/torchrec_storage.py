@@ -50,7 +50,9 @@ class TorchRecStorage(Estimator):
         on_host, cached = work.of_kernels(UVM, CACHED), work.of_kernels(CACHED)
         multiple = np.array([_state_multiple(table) for table in options.tables])[options.shard_table]
         cache = np.where(cached, _cached_bytes(work), 0.0)
+        # A cache's index has an entry for each row of the table, and more for each row in the cache.
         index = options.num_rows * (INDEX_BYTES_A_ROW + work.load_factor * BYTES_A_CACHED_ROW)
+        # The device holds the weights, or of those on the host the cache; optimizer state is a multiple of either.
         own = np.where(on_host, cache, weights)
         used = {tier: np.zeros(options.num_shards) for tier in topology.tiers}
         used[topology.device_tier] += (

@@ -85,6 +85,7 @@ class _Model:
         numbers = kinds * ranks
         scale = self._scale()
         room = self._shards.capacity_bytes - self._used[:, 1:]
+        # Time: used + placed - largest <= 0. Memory: used + placed <= capacity. Both in parts of the scale.
         limits = np.hstack([-self._used[:, :1], room]) / scale
         return MixedProgram(
             cost=np.append(np.zeros(numbers), 1.0),
@@ -107,7 +108,9 @@ class _Model:
         number = np.arange(kinds * ranks)
         kind, rank = np.divmod(number, ranks)
         held = (self._size / scale)[kind]
+        # After the rows of the kinds come those of the ranks, one dimension after the other.
         rows = kinds + np.arange(dims) * ranks + rank[:, None]
+        # Three groups: a number in its kind's row, its load in its rank's rows, and the largest time in those of time.
         return Entries(
             np.concatenate([kind, rows.reshape(-1), kinds + np.arange(ranks)]),
             np.concatenate([number, np.repeat(number, dims), np.full(ranks, len(number))]),

@@ -163,6 +163,7 @@ class _GangTrial:
         places: Ints = self._shards.local_rank[step]
         if places[0] == FREE:
             has_room = (self.room >= need).all(axis=2)
+            # The least loaded rank with room, on each host; where none has room, one that is noted as stuck below.
             columns = np.where(has_room, self.loads, np.inf).argmin(axis=1)[:, None]
         else:
             columns = np.broadcast_to(places, (len(self._hosts), len(step)))

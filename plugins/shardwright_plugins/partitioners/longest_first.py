@@ -103,10 +103,12 @@ def _repaired(bins: Bins, limit_ms: float) -> bool:
 def _bisected(shards: ProposedShards, bins: Bins) -> Ints:
     """The ranks of the least largest time that repair reaches."""
     best, best_ms = bins.bin.copy(), float(bins.used[:, 0].max())
+    # No placement is below the mean load, nor below the load that a rank has already.
     low = max(float(bins.used[:, 0].mean()), float(shards.fixed_ms.max()))
     for _ in range(_BISECTIONS):
         if best_ms <= low * (1 + 1e-3):
             break
+        # Within the middle time: repaired, it is the new best; else the search goes on above it.
         middle = (low + best_ms) / 2
         trial = bins.copy()
         if _repaired(trial, middle):

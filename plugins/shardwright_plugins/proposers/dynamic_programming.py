@@ -29,7 +29,7 @@ class DynamicProgramming(Proposer):
     name: ClassVar[str] = "dynamic_programming"
 
     def proposals(self, space: SearchSpace, watch: Watch) -> Proposals:
-        """For less and less memory, the options of least time together."""
+        """Propose the options of least time together, for less and less memory."""
         best, taken = _solved(space)
         reachable = np.flatnonzero(np.isfinite(best))[::-1]
         seen: set[bytes] = set()

@@ -14,7 +14,7 @@ from shardwright_plugins.proposers._ranking import ranked_options
 
 
 class Uniform(Proposer):
-    """For each sharding type and measure of cost, each table takes its cheapest option of that type.
+    """Propose each table's cheapest option of one sharding type, for each type and measure of cost.
 
     A table for which the type offers nothing that fits takes its cheapest option of any.
     """

@@ -23,7 +23,7 @@ OUTPUT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class QuantConfig(NamedTuple):
-    """What modules are to be quantised to: classes of observers with a ``dtype``, as `torch.quantization` has them."""
+    """Types that modules are quantised to: classes of observers with a ``dtype``, as in `torch.quantization`."""
 
     activation: Any
     weight: Any
@@ -31,12 +31,12 @@ class QuantConfig(NamedTuple):
 
 
 class QuantizedCollection(nn.Module, ABC):
-    """What collections of quantised tables share.
+    """The common part of collections of quantised tables.
 
     Args:
         like: the collection that was quantised, on which nothing depends any more.
         blocks: the quantised blocks of each table, in the order of the tables.
-        output_dtype: of the results.
+        output_dtype: dtype of the results.
     """
 
     is_pooled: ClassVar[bool]
@@ -62,8 +62,8 @@ class QuantizedCollection(nn.Module, ABC):
         """Quantise a collection; `torch.quantization` calls it.
 
         Args:
-            module: a float collection, whose ``qconfig`` says to what.
-            use_precomputed_fake_quant: is of no use here.
+            module: a float collection, whose ``qconfig`` names the types.
+            use_precomputed_fake_quant: ignored.
 
         Raises:
             InvalidInputError: it has no ``qconfig``, or its weights are on no device.
@@ -90,7 +90,7 @@ class QuantizedCollection(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the tables are."""
+        """Device of the tables."""
         return self._blocks[self._tables[0].name][0].weight.device
 
     def embedding_names(self) -> list[str]:
@@ -102,7 +102,7 @@ class QuantizedCollection(nn.Module, ABC):
         return [list(names) for names in self._names]
 
     def is_weighted(self) -> bool:
-        """Whether each id must carry a weight."""
+        """True if each id must carry a weight."""
         return self._is_weighted
 
     def blocks_of(self, table: str) -> Sequence[QuantizedBlock]:
@@ -111,7 +111,7 @@ class QuantizedCollection(nn.Module, ABC):
 
     @property
     def output_dtype(self) -> torch.dtype:
-        """Of the results."""
+        """Dtype of the results."""
         return self._output_dtype
 
     @abstractmethod
@@ -160,7 +160,7 @@ class QuantizedCollection(nn.Module, ABC):
         return found
 
     def _joined(self, table: Any, bags: sw.JaggedTensor, pieces: Sequence[tuple[Any, Tensor, Any]]) -> Tensor:
-        """What the blocks of a table bring, added, or each at its ids' places."""
+        """Join the results of a table's blocks: sums are added, rows of ids put at their places."""
         if len(pieces) == 1:
             return pieces[0][1]
         count = len(bags.lengths()) if self.is_pooled else len(bags.values())
@@ -268,7 +268,7 @@ def _checked(
 
 
 def _slot_of(block: QuantizedBlock, bags: sw.JaggedTensor, is_weighted: bool) -> tuple[Slot, Tensor | None]:
-    """What of a feature's bags a block has, and which ids that are; ``None``: all."""
+    """Select the part of a feature's bags that a block has, and a mask of its ids; ``None`` if it has all."""
     ids, offsets = bags.values().long(), bags.offsets().long()
     weights = bags.weights_or_none().float() if is_weighted else None
     mask = block.is_mine(ids)

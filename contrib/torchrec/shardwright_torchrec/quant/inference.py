@@ -38,14 +38,14 @@ def quantize_embeddings(
 
     Args:
         module: a model, or a collection.
-        dtype: of the weights: 8-bit integers.
+        dtype: dtype of the weights: 8-bit integers.
         inplace: change this model, and make no copy.
         additional_mapping: other classes of collections -> what they become, by their ``from_float``.
-        output_dtype: of the results.
+        output_dtype: dtype of the results.
         per_table_weight_dtype: table -> another type.
 
     Raises:
-        UnsupportedError: of the types asked for one is not to be had.
+        UnsupportedError: a type that was asked for is not supported.
     """
     config = QuantConfig(_observer(output_dtype), _observer(dtype), per_table_weight_dtype)
     mapping = {**MAPPING, **(additional_mapping or {})}
@@ -91,11 +91,11 @@ def shard_quant_model(
 
     Args:
         model: the quantised model.
-        world_size: how many devices; those of this process.
+        world_size: number of devices of this process.
         compute_device: their type. All blocks of ``"cpu"`` share its memory.
-        sharders: by default one for each class of quantised collections.
-        constraints: table -> what is asked for it; by default tables stay whole.
-        sharding_plan: how they are cut, if that is known.
+        sharders: sharders of the collections; by default one for each class of quantised collections.
+        constraints: table -> its constraints; by default tables stay whole.
+        sharding_plan: plan by which they are cut; made here by default.
 
     Returns:
         The model, and the plan by which it is cut.

@@ -51,12 +51,12 @@ class Lookup(ABC):
 
     @property
     def is_current(self) -> bool:
-        """Whether the blocks' buffers are still those that it reads."""
+        """True if the blocks' buffers are still those that it reads."""
         return all(block.weight is read for block, read in zip(self.blocks, self._read, strict=True))
 
     @abstractmethod
     def __call__(self, slots: Sequence[Slot]) -> list[Tensor]:
-        """Of each slot ``[B, D]``, or ``[N, D]`` of sequences, float32."""
+        """Look up each slot: ``[B, D]``, or ``[N, D]`` for sequences, float32."""
 
 
 class _TorchLookup(Lookup):
@@ -132,7 +132,7 @@ def _kernel(blocks: Sequence[QuantizedBlock], block_of_slot: list[int], *, is_po
 
 @functools.cache
 def why_not_fbgemm() -> str | None:
-    """Why FBGEMM's kernel cannot be used; ``None`` if it can."""
+    """The reason why FBGEMM's kernel cannot be used; ``None`` if it can."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it says at import is not of the caller's making

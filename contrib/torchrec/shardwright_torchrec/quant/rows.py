@@ -33,11 +33,11 @@ class QuantizedRows:
     bias: Tensor
 
     def dequantized(self) -> Tensor:
-        """As float32: ``[R, D]``."""
+        """Rows as float32, ``[R, D]``: ``value * scale + bias``."""
         return self.values.float() * self.scale.float() + self.bias.float()
 
     def error_bound(self) -> Tensor:
-        """How far a column may be from what was quantised, half a step, beside float32's rounding: ``[R, 1]``."""
+        """Largest quantisation error of a row's values, ``[R, 1]``: half a step, beside float32's rounding."""
         return self.scale.float() / 2
 
     def columns(self, start: int, stop: int) -> QuantizedRows:
@@ -76,7 +76,7 @@ def quantize_rows(weight: Tensor) -> QuantizedRows:
 
 
 def _rounded(values: Tensor, towards: float) -> Tensor:
-    """As float16, rounded towards an infinity."""
+    """Round to float16 towards an infinity."""
     near = values.half()
     wrong = near.float() > values if towards < 0 else near.float() < values
     next_one = torch.from_numpy(np.nextafter(near.cpu().numpy(), np.float16(towards))).to(near.device)
@@ -87,9 +87,9 @@ class QuantizedBlock(nn.Module):
     """Rows as buffers, under TorchRec's names.
 
     Args:
-        rows: the block's.
-        first_column: where its columns begin in the table.
-        part: which of the table's rows they are; ``None``: all.
+        rows: rows of the block.
+        first_column: first of its columns in the table.
+        part: row part of the table that they are; ``None`` if they are all rows.
     """
 
     weight: Tensor
@@ -104,12 +104,12 @@ class QuantizedBlock(nn.Module):
         self.first_column, self.part = first_column, part
 
     def extra_repr(self) -> str:
-        """For printing a model."""
+        """Shape and dtype, for printing a model."""
         return f"{self.weight.shape[0]} x {self.weight.shape[1]}, {self.weight.dtype}"
 
     @property
     def rows(self) -> QuantizedRows:
-        """What the buffers hold."""
+        """The quantised rows in the buffers."""
         return QuantizedRows(self.weight, self.weight_qscale, self.weight_qbias)
 
     @property
@@ -118,7 +118,7 @@ class QuantizedBlock(nn.Module):
         return slice(self.first_column, self.first_column + self.weight.shape[1])
 
     def is_mine(self, ids: Tensor) -> Tensor | None:
-        """Which ids have their rows here: ``[N]``; ``None`` if all have."""
+        """Mask of the ids whose rows are here: ``[N]``; ``None`` if all are."""
         return None if self.part is None else self.part.row_map.part_of(ids) == self.part.index
 
     def local(self, ids: Tensor) -> Tensor:

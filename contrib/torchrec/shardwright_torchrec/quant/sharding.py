@@ -52,7 +52,7 @@ class QuantizedSharder:
         Args:
             module: a quantised collection that is not cut yet.
             params: table name -> how it is cut.
-            device: where the blocks are to be; those of all ranks, since they are of one process.
+            device: device of the blocks of all ranks, which are of one process.
 
         Raises:
             UnsupportedError: the row map gives keys, or the collection was cut before.
@@ -62,13 +62,13 @@ class QuantizedSharder:
 
 
 class QuantEmbeddingBagCollectionSharder(QuantizedSharder):
-    """Of bags."""
+    """The sharder of quantised collections of bags."""
 
     module_type = QuantEmbeddingBagCollection
 
 
 class QuantEmbeddingCollectionSharder(QuantizedSharder):
-    """Of sequences."""
+    """The sharder of quantised collections of sequences."""
 
     module_type = QuantEmbeddingCollection
 
@@ -105,10 +105,10 @@ def shard_modules(
 
     Args:
         module: the model.
-        env: is of no use: quantised tables are served by one process.
-        device: where the tables are to be.
-        plan: by default every table is whole.
-        sharders: by default one for each class of quantised collections.
+        env: ignored: quantised tables are served by one process.
+        device: device of the tables.
+        plan: plan by which they are cut; by default every table is whole.
+        sharders: sharders of the collections; by default one for each class of quantised collections.
 
     Raises:
         InvalidInputError: the plan has nothing of a table.
@@ -147,7 +147,7 @@ def placed(
     """A plan: each table by the first sharding type that its constraints name, the largest first where least is held.
 
     Raises:
-        UnsupportedError: that sharding type has no layout for a table.
+        UnsupportedError: the sharding type has no layout for a table.
     """
     held = [0] * topology.world_size
     plans: dict[str, dict[str, sw.ParameterSharding]] = {}

@@ -26,7 +26,7 @@ class Tracer(torch.fx.Tracer):
         self._leaf_modules = tuple(leaf_modules or ())
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module's call is one node."""
+        """True if a module's call is one node of the graph."""
         is_ours = isinstance(m, QuantizedCollection | sw.EmbeddingBagCollection | sw.EmbeddingCollection)
         named = type(m).__name__ in self._leaf_modules
         return is_ours or named or super().is_leaf_module(m, module_qualified_name)

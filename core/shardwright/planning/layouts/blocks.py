@@ -152,7 +152,7 @@ class BlockRun:
         )
 
     def sizes(self) -> Iterator[tuple[int, int, int]]:
-        """Its blocks as runs of equally many rows: ``(index of the first, rows of each, how many)``."""
+        """Runs of blocks with equally many rows: ``(index of the first, rows of each, how many)``."""
         if self.is_copied:
             yield 0, self.row_map.num_rows_of(self.first_part), self.count
             return

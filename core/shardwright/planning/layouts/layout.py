@@ -105,7 +105,7 @@ class Layout:
 
     @property
     def columns(self) -> BlockColumns:
-        """Its blocks as columns of numbers, made anew each time."""
+        """Blocks as columns of numbers, made anew each time."""
         return BlockColumns.of(self.blocks)
 
     @property
@@ -150,7 +150,7 @@ class Layout:
         return attrs.evolve(self, blocks=kept)
 
     def distinct_blocks(self) -> Iterator[Block]:
-        """Its blocks, of copies only the first: together they hold each row and column once."""
+        """Blocks, of copies only the first: together they hold each row and column once."""
         if self.dataflows == (self.dataflow,) and not self.is_replicated:
             yield from self.blocks
             return

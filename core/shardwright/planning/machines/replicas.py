@@ -67,7 +67,7 @@ class Replicas:
         return cls(data["num_groups"], data.get("sync_every", 1), data.get("local_replicas", 1))
 
     def to_data(self) -> dict[str, int]:
-        """As JSON data."""
+        """Return the facts as JSON data."""
         return {
             "num_groups": self.num_groups,
             "sync_every": self.sync_every,

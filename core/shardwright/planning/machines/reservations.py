@@ -83,7 +83,7 @@ class StorageReservation(ABC):
         return capacity
 
     def to_data(self) -> Any:
-        """As JSON data; :func:`reservation_from_data` reads it."""
+        """Return the reservation as JSON data; :func:`reservation_from_data` reads it."""
         values: Any = self  # subclasses are attrs classes
         return {"name": self.name, **attrs.asdict(values)}
 
@@ -123,14 +123,14 @@ class FixedPercentageStorageReservation(StorageReservation):
 
 @frozen(field_transformer=typed)
 class FixedAbsoluteStorageReservation(StorageReservation):
-    """As many bytes of each device's memory; all of a smaller one."""
+    """Reservation of a number of bytes of each device's memory; all of a smaller one."""
 
     name: ClassVar[str] = "fixed_absolute"
     hbm_reserved_bytes: int = field(validator=_not_negative)
 
     @classmethod
     def from_gb(cls, hbm_reserved_gb: float) -> FixedAbsoluteStorageReservation:
-        """So many GiB."""
+        """Make a reservation of a number of GiB."""
         return cls(int(hbm_reserved_gb * GIB))
 
     def reserved_bytes(self, capacity_bytes: Ints, ids_per_batch: float) -> Ints:  # noqa: D102
@@ -153,7 +153,7 @@ class HeuristicalStorageReservation(StorageReservation):
     dense_tensor_estimate: int | None = field(default=None, validator=_not_negative)
 
     def with_dense(self, dense: DenseBytes) -> StorageReservation:
-        """With the bytes of the model's dense tensors, unless an estimate was given."""
+        """Add the bytes of the model's dense tensors, unless an estimate was given."""
         if self.dense_tensor_estimate is not None:
             return self
         estimate = round(self.parameter_multiplier * dense.parameters) + dense.buffers
@@ -179,7 +179,7 @@ class InferenceStorageReservation(StorageReservation):
     dense_tensor_estimate: int | None = field(default=None, validator=_not_negative)
 
     def with_dense(self, dense: DenseBytes) -> StorageReservation:
-        """With the bytes of the model's dense tensors, unless an estimate was given."""
+        """Add the bytes of the model's dense tensors, unless an estimate was given."""
         if self.dense_tensor_estimate is not None:
             return self
         return attrs.evolve(self, dense_tensor_estimate=dense.parameters + dense.buffers)

@@ -37,7 +37,7 @@ class InputValue:
     source: str = ""
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return JSON data."""
         data = {"value": self.value, "provenance": self.origin}
         return {**data, "source": self.source} if self.source else data
 
@@ -320,7 +320,7 @@ class Topology:
         return rank // self.local_world_size
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return JSON data."""
         replicas = {} if self.replicas is None else {"replicas": self.replicas.to_data()}
         return {
             "world_size": self.world_size,
@@ -437,7 +437,7 @@ def _per_rank(name: str, value: Any, world_size: int) -> tuple[int, ...]:
 
 
 def _least(values: tuple[int, ...], grid: RankGrid) -> tuple[int, ...]:
-    """Of a value of each rank, the least that a replica of each rank of a sharding group has."""
+    """Take the least of the values of each rank's replicas, for the ranks of a sharding group."""
     if len(set(values)) == 1:
         return values[: grid.sharding_group_size]
     return tuple(min(values[other] for other in grid.replica_group(rank)) for rank in grid.sharding_group(0))

@@ -115,5 +115,6 @@ class OptionColumns:
         """The gangs of each option, with numbers that no other has."""
         gangs = self._joined(attrgetter("gang"))
         counts = np.array([shape.num_gangs for shape in self._shapes], dtype=np.int64)
+        # Gangs are numbered from 0 inside an option: they are shifted by the gangs of the options before it.
         before = np.repeat(np.cumsum(counts) - counts, [len(shape.rank) for shape in self._shapes])
         return np.where(gangs == NO_GANG, NO_GANG, gangs + before)

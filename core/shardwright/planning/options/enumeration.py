@@ -125,7 +125,7 @@ class _Demands:
         return tuple(name for name in cutting if name in self.rule.given)
 
     def only(self, demands: Sequence[str]) -> _Demands:
-        """These demands alone."""
+        """Keep some demands, and drop the others."""
         dropped = set(self.demands) - set(demands)
         rules = self.rules.without(self.index, dropped) if self.rules else None
         return _Demands(self.rule.only(set(self.rule.given) - dropped), rules, self.index)

@@ -34,11 +34,11 @@ class Plugins(Protocol):
 
     @property
     def sharding_types(self) -> Registry[ShardingType]:
-        """By name or alias."""
+        """Registry of these plugins, by name or alias."""
 
     @property
     def compute_kernels(self) -> Registry[ComputeKernel]:
-        """By name or alias."""
+        """Registry of these plugins, by name or alias."""
 
 
 @frozen(eq=False)
@@ -242,7 +242,7 @@ class Offers:
     def _allowed(
         self, codes: Sequence[int], table: TableSpec, allowed: Sequence[str], refusals: list[Refusal]
     ) -> list[int]:
-        """Those of some kernels that the sharder of the table's module allows."""
+        """Keep the kernels that the sharder of the table's module allows."""
         names = list(self.kernels)
         kept = [code for code in codes if names[code] in allowed]
         refusals += [

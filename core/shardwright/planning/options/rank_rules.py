@@ -82,7 +82,7 @@ class RankRules:
         return ""
 
     def without(self, table: int, names: Collection[str]) -> RankRules:
-        """These rules, with ``names`` (of constraints) no longer asked of a table."""
+        """Drop the constraints ``names`` of a table from the rules."""
         ranks, together, apart = dict(self.ranks), dict(self.together), self.apart
         if "ranks" in names:
             ranks.pop(table, None)

@@ -104,6 +104,8 @@ class SearchSpace:
         if (most == least).all():
             return room
         room = room.copy()
+        # Shards of a run with ranks live on `count` ranks in turn: the smallest of these decides. Many runs share
+        # their ranks, so each distinct pair (first rank, count) is looked at once.
         fixed = np.flatnonzero(self.options.rank != FREE)
         places = np.stack([self.options.rank[fixed], self.options.count[fixed]])
         distinct, inverse = np.unique(places, axis=1, return_inverse=True)
@@ -189,6 +191,7 @@ def vector_bytes(options: Options) -> tuple[Floats, Floats]:
             by_config.setdefault(spec.qcomms_config, []).append(table)
     for config, tables in by_config.items():
         mine = np.flatnonzero(np.isin(options.shard_table, tables))
+        # A codec's bytes depend on the width alone: it is asked once for each width.
         widths, place = np.unique(columns[mine], return_inverse=True)
         results[mine] = np.array([config.result_row_bytes(width) for width in widths.tolist()])[place]
         gradients[mine] = np.array([config.gradient_row_bytes(width) for width in widths.tolist()])[place]
@@ -208,10 +211,13 @@ def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]
     fraction = options.id_fraction
     pooled = options.is_pooled[table]
     num_batches = np.where(options.is_copy, 1, topology.world_size)
+    # Ids of all ranks' batches that fall into the shard's rows.
     ids = options.ids_per_batch[table] * num_batches * fraction
+    # Sums inside the host: beside the vectors of all batches, one sum for each host crosses.
     crossing = topology.num_hosts if topology.num_hosts > 1 else 0
     crosses = options.sums_inside_host[options.option] & ~options.is_copy
     num_sums = num_batches + np.where(crosses, crossing, 0)
+    # A shard without rows sends nothing but the zeros that a sum over its host waits for.
     sends = (options.num_rows > 0) | (crosses & (crossing > 0))
     bags = options.bags_per_batch[table] * filled_bags(options, topology)
     vectors = np.where(pooled, bags * num_sums * sends, ids)
@@ -233,6 +239,7 @@ def filled_bags(options: Options, topology: Topology) -> Floats:
     num_ids = np.divide(
         options.ids_per_batch[table], num_bags, where=num_bags > 0, out=np.ones_like(num_bags)
     )
+    # n log(1 - f), and below 1 - e^that: both keep the digits of a small f. f = 1 would be log 0.
     missed = np.log1p(-np.minimum(options.id_fraction, 1 - 1e-12)) * num_ids
     return np.where(is_whole, 1.0, -np.expm1(missed))
 
@@ -247,6 +254,7 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     ids = options.ids_per_batch[table] * options.id_fraction
     vectors = np.where(options.is_pooled[table], options.bags_per_batch[table], ids)
     row_bytes = vector_bytes(options)[1]
+    # First form: ids and gradients of every rank's batch. Second form: the gradient of all rows.
     of_a_batch = ids * _input_bytes_of_id(options) + vectors * row_bytes
     least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
     return np.where(options.is_copy, least, 0.0)

@@ -102,7 +102,7 @@ class _Cut:
     agreed: set[Hashable] = field(factory=set)
 
     def placed(self, ranks: tuple[int, ...]) -> ParameterSharding:
-        """The same with other ranks."""
+        """Copy the sharding to other ranks."""
         layout = self.sharding.layout
         cut = layout.blocks.blocks if isinstance(layout.blocks, PlacedBlocks) else layout.blocks
         return attrs.evolve(self.sharding, layout=attrs.evolve(layout, blocks=PlacedBlocks(cut, ranks)))

@@ -105,6 +105,7 @@ class _Proof:
     def _covers_ranks(self) -> Bools:
         """True for options with a shard on every rank, so that each rank has at least the smallest one: ``[O]``."""
         first, count = self.options.first_shard, self.options.count
+        # An option covers the ranks where each run begins on the rank after the shards before it: 0, 1, ... W - 1.
         before = np.cumsum(count) - count
         before = before - np.repeat(before[first[:-1]], np.diff(first))
         total = np.add.reduceat(count, first[:-1])
@@ -127,34 +128,43 @@ class _Proof:
 
     def _leaf(self, node: Mapping[str, Any], case: _ProofCase) -> str:
         allowed = case.allowed & self.fits
+        # Spread load: whatever is chosen, each rank has at least the least shard of every option that covers all.
         taken = np.array([self._cheapest(column, allowed) for column in self.spread.T])
         if (case.high < taken).any():
             return ""  # no plan is in this case; nor where nothing is left of a rank, below
         taken = np.maximum(case.low, taken)
+        # Free shards have what the spread load leaves of a rank.
         room = self.rank_has - taken
         if room.min() < 0 or room[0] == 0:
             return ""
+        # Lagrangian bound: an option costs its time, and its bytes at the tiers' prices. All memory at these prices is
+        # given back, since no plan uses more.
         prices, priced = np.zeros(len(self.space.tiers)), self.total.copy()
         for tier, price in node.get("multipliers", {}).items():
             prices[self.space.tiers.index(tier)] = _positive(price)
         priced += self.bytes @ prices
         given = float((self.space.capacity_bytes.sum(axis=0) * prices).sum())
+        # Likewise for the spread load, of which plans in this case have `high` at most.
         spread_prices = {"time": node.get("spread_multiplier", 0.0), **node.get("spread_multipliers", {})}
         for of, price in spread_prices.items():
             column = ("time", *self.space.tiers).index(of)
             if _positive(price) > 0:
                 priced += price * self.spread[:, column]
                 given += price * case.high[column]
+        # Likewise for free shards at prices of their own: no rank holds shards that are worth more than `most_worth`.
         if "prices" in node:
             worth = prices_of(self.options, node["prices"])
             priced += np.add.reduceat(worth * self.free, self.options.first_shard[:-1])
             given += len(self.space.capacity_bytes) * most_worth(
                 self.needs[self.free > 0], worth[self.free > 0], room
             )
+        # Likewise for places: with every size x rounded to floor((k + 1) x) / k, a rank still holds 1 at most
+        # (Fekete and Schepers 2001).
         for rounding in node.get("roundings", ()):
             price = _positive(rounding["multiplier"])
             priced += price / len(self.space.capacity_bytes) * self._places(rounding, room)
             given += price
+        # The case is empty if all tables together need more than W ranks have in z_ms.
         needed = self._cheapest(priced, allowed & (self.movable <= room).all(axis=1)) - given
         wanted = len(self.space.capacity_bytes) * self.z_ms
         return "" if needed >= wanted else f"tables need {needed} ms at its prices; there are {wanted} ms"

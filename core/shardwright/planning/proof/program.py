@@ -142,7 +142,7 @@ class _Plans:
         self._terms += [(row, column, factor) for column, factor in others]
 
     def _load(self, column: int, run: int, first_rank: int, count: int) -> None:
-        """Of each that the column counts, so many ranks in turn have a shard of the run."""
+        """Add the load of a run's shards on ``count`` ranks in turn, for each that the column counts."""
         for rank in range(first_rank, first_rank + count):
             self._loads.append((rank, column, self._needs[run] / self._has[rank]))
 

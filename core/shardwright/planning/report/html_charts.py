@@ -166,7 +166,7 @@ class Bins:
 
     @classmethod
     def even(cls, values: Floats, num_bins: int) -> Bins:
-        """Of equal width, over all values."""
+        """Make bins of equal width, over all values."""
         low, high = float(values.min()), float(values.max())
         edges = np.linspace(low, high if high > low else low + (abs(low) or 1.0), num_bins + 1)
         return cls(edges, _places(values, edges))

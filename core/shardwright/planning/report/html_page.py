@@ -210,7 +210,7 @@ class _ReportPage:
         return _histogram(name, title, counts, list(self.time_of_kinds), list(self.colours.values()), edges)
 
     def top_tables(self) -> Iterator[str]:
-        """Those that take most time, where there are many."""
+        """Render the tables that take most time, where there are many."""
         if len(self.tables) <= _NUM_TOP:
             return
         top = sorted(self.tables, key=lambda own: (-own.time_ms, own.path))[:_NUM_TOP]

@@ -53,7 +53,7 @@ class Report:
 
     @property
     def gap(self) -> float:
-        """By what part of the bound the plan exceeds it, at most; infinite where nothing is proven."""
+        """Largest excess over the bound, in parts of it; infinite where nothing is proven."""
         return gap_of(self.plan.value_ms, self.plan.proven.bound_ms)
 
     @property
@@ -138,7 +138,7 @@ class Report:
         return "\n".join(lines)
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the report as JSON data."""
         result = self.result
         return {
             "objective": objective_data(self.plan, self.space.objective),
@@ -154,7 +154,7 @@ class Report:
         }
 
     def to_html(self, title: str = "Sharding plan") -> str:
-        """As one page of HTML that needs nothing else: pictures of memory and time per rank, and all tables."""
+        """Render one page of HTML that needs nothing else: pictures of memory and time per rank, and all tables."""
         from shardwright.planning.report.html_page import page
 
         return page(self, title)

@@ -167,7 +167,7 @@ class Statistics:
 
     @cached_property
     def ranks(self) -> tuple[RankStatistics, ...]:
-        """Of each rank."""
+        """Statistics of each rank."""
         space, tiers = self.space, self.space.tiers
         received, sent = map(self._by_rank, traffic_bytes(space.options, space.topology))
         usable, capacity = space.capacity_bytes.tolist(), space.topology.capacity_bytes.tolist()
@@ -202,7 +202,7 @@ class Statistics:
 
     @cached_property
     def tables(self) -> tuple[TableStatistics, ...]:
-        """Of each table."""
+        """Statistics of each table."""
         options, space = self.space.options, self.space
         return tuple(
             TableStatistics(
@@ -230,7 +230,7 @@ class Statistics:
         return dict(sorted(Counter(table.compute_kernel for table in self.tables).items()))
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the statistics as JSON data."""
         return {
             "ranks": [_plain(rank) for rank in self.ranks],
             "tables": [_plain(table) for table in self.tables],

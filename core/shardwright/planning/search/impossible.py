@@ -54,7 +54,7 @@ class Needed:
 
     @classmethod
     def of(cls, space: SearchSpace, tiers: Sequence[int]) -> Needed:
-        """Of some tiers."""
+        """Add up the need of some tiers."""
         chosen = list(tiers)
         size = space.total_bytes[:, chosen].sum(axis=1)
         least = np.minimum.reduceat(size, space.options.first_option[:-1]) @ space.options.multiplicity
@@ -143,7 +143,7 @@ def scarcest(space: SearchSpace) -> Needed | None:
 
 
 def _each_needed(space: SearchSpace) -> Iterator[Needed]:
-    """Of each tier, of each two, and so on; tiers that no rank has are of no interest."""
+    """Yield the need of each tier, of each two, and so on; tiers that nothing uses are left out."""
     tiers = [tier for tier in range(len(space.tiers)) if space.total_bytes[:, tier].any()]
     for count in range(1, len(tiers) + 1):
         for chosen in combinations(tiers, count):

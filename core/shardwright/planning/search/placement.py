@@ -100,6 +100,7 @@ class ProposedShards:
         ranks = np.arange(self.world_size) if host is None else np.array(self.ranks_of(host))
         if self.local_rank[shard] != FREE:
             ranks = ranks[ranks % self.local_world_size == self.local_rank[shard]]
+        # The nearest rank is the one whose largest shortage of a tier is least.
         rank = int(ranks[np.argmin(short[ranks].max(axis=1))])
         tier = int(np.argmax(short[rank]))
         return self._misfit(shard, rank, tier, self.memory_bytes[shard, tier], free[rank, tier])
@@ -110,6 +111,7 @@ class ProposedShards:
         used = self.fixed_bytes.copy()
         np.add.at(used, self.rank[fixed], self.memory_bytes[fixed])
         over = used - self.capacity_bytes
+        # A rank without such a shard is not over its limit because of one.
         over[without(np.arange(len(over)), self.rank[fixed])] = 0
         rank, tier = (int(index) for index in np.unravel_index(np.argmax(over), over.shape))
         if over[rank, tier] <= 0:
@@ -259,6 +261,7 @@ class Chosen:
 
 def _spread(starts: Ints, counts: Ints) -> Ints:
     """``starts[i], starts[i] + 1, ...``, ``counts[i]`` of them, one after the other."""
+    # The position among all, less the elements before this start, plus the start.
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(counts.sum(), dtype=np.int64)
 
@@ -303,6 +306,7 @@ def _gangs(gang: Ints, table: Ints) -> Ints:
     if not in_gang.any():
         return gang
     numbered = np.full(len(gang), NO_GANG)
+    # (table, gang) as one number; the distinct ones are numbered anew, from 0.
     key = table[in_gang] * (int(gang.max()) + 1) + gang[in_gang]
     numbered[in_gang] = np.unique(key, return_inverse=True)[1]
     return numbered
@@ -320,6 +324,7 @@ def fixed_loads(space: SearchSpace, runs: Ints, *, cost_ms: Floats | None = None
     """
     loads, used = np.zeros(len(space.capacity_bytes)), np.zeros_like(space.capacity_bytes)
     first, count = space.options.rank[runs], space.options.count[runs]
+    # (first rank, count) as one number: runs over the same ranks have one.
     _, leader, place = np.unique(first * (len(loads) + 1) + count, return_index=True, return_inverse=True)
     times = space.cost_ms if cost_ms is None else cost_ms
     cost = np.bincount(place, weights=times[runs], minlength=len(leader))
@@ -341,6 +346,7 @@ def fixed_misfit(space: SearchSpace, proposal: Ints, shards: ProposedShards) -> 
     options, chosen = space.options, Chosen.of(space, proposal)
     first = options.rank[chosen.run]
     here = (first != FREE) & (first <= rank) & (rank < first + options.count[chosen.run])
+    # Of the runs that have a shard on this rank, the one with the largest.
     largest = int(np.argmax(np.where(here, space.memory_bytes[chosen.run, tier], -1)))
     return Misfit(
         table=int(chosen.table[largest]),

@@ -188,6 +188,7 @@ class _RuledRanks:
             fits = ranks[open_ranks[ranks] & (room[ranks] >= self._shards.memory_bytes[shard]).all(axis=1)]
             if not len(fits):
                 return np.inf, None
+            # Each shard of the gang goes to the least loaded rank of the host that has room.
             rank = int(fits[np.argmin(loads[fits])])
             loads[rank] += self._shards.cost_ms[shard]
             room[rank] -= self._shards.memory_bytes[shard]

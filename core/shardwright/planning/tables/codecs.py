@@ -55,7 +55,7 @@ class QCommsConfig:
         )
 
     def resolved(self) -> QCommsConfig:
-        """The same with the names that stand for aliases.
+        """Replace aliases by the names they stand for.
 
         Raises:
             UnknownPluginError: no codec has such a name; the text has the known names and the nearest.
@@ -83,12 +83,12 @@ class QCommsConfig:
         return _row_bytes(self.backward, num_columns)
 
     def to_data(self) -> dict[str, str]:
-        """As JSON data: what is said, and nothing else."""
+        """Return JSON data: what is said, and nothing else."""
         return asdict(self, filter=lambda _, value: value is not None)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> QCommsConfig:
-        """From JSON data: what :meth:`to_data` gave, perhaps edited.
+        """Read JSON data: what :meth:`to_data` gave, perhaps edited.
 
         Raises:
             InvalidInputError: it has other keys, or values that are no names.

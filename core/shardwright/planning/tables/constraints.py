@@ -207,12 +207,12 @@ class ParameterConstraints:
         return tuple(name for name in _names() if getattr(self, name) is not None)
 
     def filled_from(self, other: ParameterConstraints) -> ParameterConstraints:
-        """These, and what ``other`` asks where nothing is asked here."""
+        """Fill in the demands of ``other`` where nothing is asked here."""
         missing = {name: getattr(other, name) for name in other.given if getattr(self, name) is None}
         return attrs.evolve(self, **missing) if missing else self
 
     def only(self, names: Iterable[str]) -> ParameterConstraints:
-        """These fields alone."""
+        """Keep some fields, and drop the others."""
         return ParameterConstraints(**{name: getattr(self, name) for name in names})
 
     def per_feature(self, name: str, table: TableSpec, default: float) -> tuple[float, ...]:
@@ -311,7 +311,7 @@ class Constraints:
         )
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the constraints as JSON data."""
         return {key: rule.to_data() for key, rule in self.rules.items()}
 
     def check(self, tables: Sequence[TableSpec]) -> None:

@@ -38,7 +38,7 @@ class OptionSpace:
         return cls(kernels, data.get("min_partition"))
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the space as JSON data."""
         kernels = {name: list(kernels) for name, kernels in self.kernels.items()}
         return {"kernels": kernels, "min_partition": self.min_partition}
 

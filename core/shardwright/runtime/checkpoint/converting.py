@@ -35,7 +35,7 @@ def whole_entries(
 
     Args:
         stored: the checkpoint.
-        progress: is called with each name before it is read.
+        progress: function called with each name before its entry is read.
     """
     for key, entry in stored.entries.items():
         if key.endswith(f".{STORED_ROWS}"):
@@ -102,8 +102,8 @@ def from_file(path: Path, folder: Path) -> None:
     """Write a checkpoint from a file of ``torch.save``, which is read as plain data.
 
     Args:
-        path: the file: a state dict, or what :func:`to_file` wrote.
-        folder: of the checkpoint, named after its step.
+        path: the file: a state dict, or a file that :func:`to_file` wrote.
+        folder: folder of the checkpoint, named after its step.
 
     Raises:
         CheckpointError: the file is something else.
@@ -125,8 +125,8 @@ def adopt(stored: StoredCheckpoint, folder: Path) -> None:
     """Make a checkpoint with a manifest of one that DCP alone wrote: its files are copied, names begin with a module.
 
     Args:
-        stored: what DCP wrote.
-        folder: of the new checkpoint, named after its step.
+        stored: the checkpoint that DCP wrote.
+        folder: folder of the new checkpoint, named after its step.
     """
     prepare(folder)
     target = saving_folder(folder)

@@ -36,9 +36,9 @@ class BlockTarget:
     """A block of a table into which rows are read.
 
     Args:
-        local: which block.
+        local: the block.
         values: ``[rows, columns]``, shared storage.
-        first_column: where its columns begin in the whole tensor.
+        first_column: first of its columns in the whole tensor.
     """
 
     local: LocalBlock
@@ -52,11 +52,11 @@ class Wanted:
 
     Args:
         key: its name in the checkpoint.
-        shape: of the whole tensor.
-        dtype: of its elements; ``None`` if it is no tensor.
+        shape: shape of the whole tensor.
+        dtype: dtype of its elements; ``None`` if it is no tensor.
         table: the sharded table that it belongs to, if any.
         blocks: this rank's blocks of it.
-        whole: where all of it goes, if it belongs to no sharded table.
+        whole: tensor that all of it is read into, if it belongs to no sharded table.
     """
 
     key: str
@@ -68,7 +68,7 @@ class Wanted:
 
     @property
     def where(self) -> str:
-        """What it is called in errors."""
+        """Prefix of errors that names the table, if it has one."""
         return f"table {self.table.table.state.table.describe()}: " if self.table else ""
 
 
@@ -81,12 +81,12 @@ class NamedTable:
 
     @property
     def prefix(self) -> str:
-        """What the names of its entries begin with."""
+        """Prefix of the names of its entries."""
         return self.name.removesuffix("weight")
 
     @property
     def is_keyed(self) -> bool:
-        """Whether its ids are keys, so that rows go where their keys are."""
+        """True if its ids are keys, so that rows go to the places of their keys."""
         return self.table.state.sharding.layout.row_map.takes_any_id
 
     def wanted(
@@ -97,8 +97,8 @@ class NamedTable:
         Args:
             key: its name in the checkpoint.
             values: a local block's tensor.
-            columns: of the whole tensor: ``D``, or 1.
-            dtype: of its elements.
+            columns: columns of the whole tensor: ``D``, or 1.
+            dtype: dtype of its elements.
         """
         state = self.table.state
         blocks = [
@@ -209,7 +209,7 @@ class Trained:
         return {name: blocks.get(id(own), prefix + name) for name, own in leaf.params.items()}
 
     def parameter_names(self, prefix: str, leaf: KeyedOptimizer) -> dict[int, str]:
-        """The same by the parameters' identities."""
+        """Names of the parameters in the checkpoint, by the parameters' identities."""
         names = self.names_of(prefix, leaf)
         return {id(parameter): names[name] for name, parameter in leaf.params.items()}
 

@@ -29,7 +29,7 @@ def folder_of(root: Path, step: int) -> Path:
 
 
 def saving_folder(folder: Path) -> Path:
-    """Where a checkpoint is written before it is complete."""
+    """Folder in which a checkpoint is written before it is complete."""
     return folder.with_name(_SAVING + folder.name)
 
 
@@ -43,8 +43,13 @@ def steps_in(root: Path) -> dict[int, Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is itself a checkpoint, of ours or of DCP alone."""
+    """True if a folder is itself a checkpoint, ours or one of DCP alone."""
     return (path / MANIFEST).is_file() or (path / METADATA).is_file()
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Return whether there is one to load: the newest in a folder, or the folder itself."""
+    return is_checkpoint(path) or bool(steps_in(path))
 
 
 def find_checkpoint(path: Path, step: int | None = None) -> Path:
@@ -67,7 +72,7 @@ def prepare(folder: Path) -> None:
     """Make room for a checkpoint: lock the folder for this process, and clear away what killed ones left.
 
     Args:
-        folder: of the step.
+        folder: folder of the step.
 
     Raises:
         CheckpointError: another process saves there.
@@ -113,8 +118,8 @@ def complete(folder: Path, keep: int | None) -> None:
     """Give a checkpoint that is all on the disk its name; remove older ones.
 
     Args:
-        folder: of the step.
-        keep: how many of the newest stay, this one included; all by default.
+        folder: folder of the step.
+        keep: number of the newest checkpoints that stay, this one included; all by default.
     """
     saving = saving_folder(folder)
     _sync(saving)

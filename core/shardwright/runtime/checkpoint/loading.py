@@ -50,14 +50,14 @@ _MOST_NAMED = 5
 
 @frozen
 class LoadedCheckpoint:
-    """What was loaded, beside what is in the model and its optimizers now.
+    """The result of loading, beside the state that is in the model and its optimizers now.
 
     Args:
         path: folder of the checkpoint.
         step: number of the training step; ``None`` of one that DCP alone wrote.
         extra: plain data of this rank, if as many ranks saved it as there are now; else rank 0's.
         extras: plain data of every rank that saved it, in order.
-        plan: how the model was sharded then, as a plan document.
+        plan: plan document of the model that was saved.
         missing_keys: names that the model has and the checkpoint has not; only if not strict.
         unexpected_keys: names that the checkpoint has and the model has not; only if not strict.
     """
@@ -89,7 +89,7 @@ def load_checkpoint(
         path: a checkpoint, or a folder of them, of which the newest is taken.
         model: sharded or not; its fused optimizer is loaded with it.
         optimizers: those of the dense rest, keyed or not.
-        step: of the checkpoint in the folder that is to be taken.
+        step: step of the checkpoint to take from the folder; the newest by default.
         renames: names in the checkpoint and what they are called in the model: of a table, a module or a parameter,
             one or several words between dots.
         strict: every name must be in both, with one dtype; else what is in both is loaded, and converted.
@@ -170,7 +170,7 @@ class _Loading:
         return words[1:-1]
 
     def entry(self, key: str) -> TensorStorageMetadata | BytesStorageMetadata | None:
-        """What is stored under the model's name, if anything."""
+        """The entry stored under the model's name, if there is one."""
         return self.stored.entries[self._keys[key]] if key in self._keys else None
 
     def compare(self, *, strict: bool) -> tuple[list[str], list[str]]:
@@ -404,7 +404,7 @@ class _Loading:
         yield from row_requests(key, entry, block.values, placed, block.first_column)
 
     def _rows_of_whole(self, key: str) -> Ints:
-        """Where the rows of a whole table are stored."""
+        """Stored row of each row of a whole table: ``[R]``."""
         name = (
             key.removeprefix(MODEL) if key.startswith(MODEL) else key.removeprefix(STATE).rpartition(".")[0]
         )
@@ -476,7 +476,7 @@ class _Loading:
                 yield "it has no hyperparameters (param_groups) of all parameters; to go on without, give strict=False"
 
     def extras(self) -> list[Mapping[str, Any]]:
-        """What users saved beside, by rank."""
+        """Plain data that users saved, by rank."""
         ranks = sorted(int(key.removeprefix(EXTRA)) for key in self.stored.entries if key.startswith(EXTRA))
         return [self.stored.plain(f"{EXTRA}{rank}") for rank in ranks]
 

@@ -148,7 +148,7 @@ class StoredFile:
 
     Args:
         bytes: its length.
-        crc32: of all of it.
+        crc32: checksum of all its bytes.
     """
 
     bytes: int
@@ -157,13 +157,13 @@ class StoredFile:
 
 @frozen
 class Manifest:
-    """What a checkpoint is of.
+    """The description of a checkpoint.
 
     Args:
         step: number of the training step.
         world_size: ranks that wrote it.
         files: every file, by name.
-        plan: how the model was sharded, as a plan document; never needed to load.
+        plan: plan document of the model; never needed to load.
     """
 
     step: int
@@ -172,7 +172,7 @@ class Manifest:
     plan: Mapping[str, Any] | None = None
 
     def to_json(self) -> str:
-        """As a document that has a checksum of itself."""
+        """Write as a document with a checksum of itself."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
         return json.dumps({"sha256": _digest(content), **content}, indent=1)
 

@@ -40,7 +40,7 @@ NOWHERE = -1
 
 
 class Sink(Protocol):
-    """Where a part of a stored piece goes."""
+    """A receiver of a part of a stored piece."""
 
     def __call__(self, part: Tensor) -> None:
         """Take the part, which is read again for nobody."""
@@ -54,7 +54,7 @@ class PieceRequest:
         index: the piece.
         offsets: first element in it, by dimension.
         lengths: elements, by dimension.
-        sink: where it goes.
+        sink: receiver of the part.
     """
 
     index: MetadataIndex
@@ -76,7 +76,7 @@ class StoredCheckpoint:
         path: its folder.
 
     Attributes:
-        manifest: what it is of; ``None`` of one that DCP alone wrote.
+        manifest: its description; ``None`` for one that DCP alone wrote.
         metadata: DCP's.
 
     Raises:
@@ -100,7 +100,7 @@ class StoredCheckpoint:
 
     @property
     def entries(self) -> Mapping[str, TensorStorageMetadata | BytesStorageMetadata]:
-        """What there is, by name."""
+        """Metadata of the stored entries, by name."""
         return self.metadata.state_dict_metadata
 
     @property
@@ -112,8 +112,8 @@ class StoredCheckpoint:
         """Check files against their checksums.
 
         Args:
-            files: of :attr:`files`.
-            progress: is called with the bytes read since it was last called.
+            files: names among :attr:`files`.
+            progress: function called with the bytes read since the last call.
 
         Raises:
             CheckpointError: a file is missing, cut short or altered.
@@ -133,7 +133,7 @@ class StoredCheckpoint:
             )
 
     def _check_length(self, name: str) -> StoredFile:
-        """What a file was when it was written, after a look at its length."""
+        """Check the length of a file; return the manifest's record of it."""
         assert self.manifest is not None  # which lists the files
         wanted, path = self.manifest.files.get(name), self.path / name
         if wanted is None:
@@ -149,7 +149,7 @@ class StoredCheckpoint:
         return wanted
 
     def _holds(self, name: str) -> str:
-        """What a file has, for errors."""
+        """Describe the entries in a file, for errors."""
         if not hasattr(self, "_places"):
             return ""
         keys = sorted({index.fqn for index, info in self._places.items() if info.relative_path == name})
@@ -233,7 +233,7 @@ def box_requests(
 
     Args:
         key: the entry's name.
-        entry: what is stored.
+        entry: metadata of the stored tensor.
         values: the box, filled in place.
         offsets: its first element, by dimension.
     """
@@ -261,10 +261,10 @@ def row_requests(
 
     Args:
         key: the entry's name.
-        entry: what is stored, ``[R, C]``.
+        entry: metadata of the stored tensor, ``[R, C]``.
         values: ``[N, columns]``, filled in place where a row is stored.
         rows: the stored row of each, or :data:`NOWHERE`: ``[N]``.
-        first_column: where the columns begin in what is stored.
+        first_column: first of the columns in the stored tensor.
     """
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
@@ -304,7 +304,7 @@ class Found:
     """Collects, from an index of rows or keys that is read piece by piece, where those of one block are.
 
     Args:
-        is_mine: whether each number is the block's.
+        is_mine: function that tells for each number if it is the block's.
     """
 
     is_mine: Callable[[Ints], npt.NDArray[np.bool_]]

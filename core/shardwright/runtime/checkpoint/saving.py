@@ -79,7 +79,7 @@ class SavedCheckpoint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of it is on the disk."""
+        """True if all of it is on the disk."""
         return self._work.done() and self._work.exception() is None
 
 
@@ -103,7 +103,7 @@ def save_checkpoint(
         optimizers: those of the dense rest, keyed or not.
         step: number of the training step; one after the newest in the folder by default.
         extra: plain data of this rank's own: position of its data loader, state of a scheduler, of random numbers.
-        keep: how many checkpoints stay in the folder, this one included; all by default.
+        keep: number of checkpoints that stay in the folder, this one included; all by default.
         asynchronous: return as soon as the state is copied in host memory; another thread writes it.
 
     Returns:
@@ -150,8 +150,8 @@ def save_entries(entries: dict[str, Any], folder: Path) -> None:
     """Save entries by this process alone.
 
     Args:
-        entries: by their names in the checkpoint.
-        folder: of the checkpoint, named after its step.
+        entries: entries by their names in the checkpoint.
+        folder: folder of the checkpoint, named after its step.
     """
     number = int(folder.name.rpartition("_")[2])
     env = ShardingEnv.local(device_type="cpu")
@@ -264,7 +264,7 @@ class _Ranks:
                 staged.clear()
 
         # No daemon: the process waits for it at its end.
-        threading.Thread(target=work, name="checkpoint").start()
+        threading.Thread(target=work, name="checkpoint writer").start()
         self._under_way = future
         return future
 
@@ -272,7 +272,7 @@ class _Ranks:
         """Write a state; what one rank cannot do, raises on all.
 
         Raises:
-            CheckpointError: with the text of the rank that failed.
+            CheckpointError: a rank failed; the error has its text.
         """
         planner = DefaultSavePlanner(flatten_state_dict=False)
         try:
@@ -288,7 +288,7 @@ class _Ranks:
             raise CheckpointError(f"{writer.folder} cannot be written: {error}") from error
 
     def _write_without_group(self, state: dict[str, Any], writer: _Writer, planner: SavePlanner) -> None:
-        """What ``dcp.save`` does, by the communicator's collectives: for one rank, and for simulated ones."""
+        """Save as ``dcp.save`` does, by the communicator's collectives: for one rank, and for simulated ones."""
         gather, rank = self._env.communicator.all_gather_objects, self._env.rank
         planner.set_up_planner(state, writer.storage_meta(), rank == 0)
         writer.set_up_storage_writer(rank == 0)
@@ -317,9 +317,9 @@ class _Writer(FileSystemWriter):
     """DCP's writer of files, with checksums, into a folder that gets its name at the end.
 
     Args:
-        folder: of the step.
-        manifest: what it is of.
-        keep: how many checkpoints stay.
+        folder: folder of the step.
+        manifest: description of the checkpoint.
+        keep: number of checkpoints that stay.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, keep: int | None) -> None:
@@ -348,7 +348,7 @@ class _Writer(FileSystemWriter):
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On rank 0, when all files are written: write metadata and manifest, and give the folder its name."""
+        """Write metadata and manifest, and give the folder its name; on rank 0, after all files were written."""
         files: dict[str, StoredFile] = {}
         for result in (result for own in results for result in own):
             files |= result.storage_data.__dict__.pop("shardwright_files")

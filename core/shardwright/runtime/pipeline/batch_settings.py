@@ -1,4 +1,4 @@
-"""What a user chooses of batches in step."""
+"""Settings of batches that are read in step on all ranks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from shardwright.errors import InvalidInputError, nearest
 
 
 class EndOfData(StrEnum):
-    """When a loop ends whose ranks have different numbers of batches."""
+    """End of a loop whose ranks have different numbers of batches."""
 
     FIRST_RANK = "first_rank"
-    """For all ranks with the first rank whose data ends; what the others have read of the next step is dropped."""
+    """All ranks end with the first rank whose data ends; batches that others have read ahead are dropped."""
 
     LAST_RANK = "last_rank"
-    """With the last: a rank whose data has ended goes on with empty batches."""
+    """All ranks end with the last; a rank whose data has ended goes on with empty batches."""
 
     @classmethod
     def of(cls, value: str) -> EndOfData:
         """The choice called ``value``.
 
         Raises:
-            InvalidInputError: there is none.
+            InvalidInputError: there is no such choice.
         """
         known = [choice.value for choice in cls]
         if value not in known:
@@ -42,15 +42,15 @@ def _end_of_data(value: str) -> EndOfData:
 
 @frozen(eq=False)
 class BatchSettings:
-    """What a user chooses of batches in step.
+    """The user's settings of batches that are read in step.
 
     Args:
-        device: where batches go; ``None``: they stay.
-        end_of_data: see :class:`EndOfData`.
-        empty_batch: makes a batch without examples, for a rank whose data has ended; by default one of the form of the
-            first batch of any rank.
-        is_ahead: exchange ids before the forward pass.
-        is_strict: every forward pass is given what the batch has where the first batch had the collection's input.
+        device: device that batches are copied to; ``None`` if they stay.
+        end_of_data: end of a loop whose ranks have different numbers of batches.
+        empty_batch: function that makes a batch without examples, for a rank whose data has ended; by default a batch
+            of the form of the first batch of any rank.
+        is_ahead: ids are exchanged before the forward pass.
+        is_strict: every forward pass must be given the part of the batch where the first batch had its input.
     """
 
     device: torch.device | None = None

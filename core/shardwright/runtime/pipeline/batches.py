@@ -1,17 +1,20 @@
-"""Every rank's batches in step: ids exchanged before the forward pass they are for, and one end of data for all.
+"""Every rank's batches in step: ids are exchanged before their forward pass, and data ends on all ranks at once.
 
-What a rank has to say of its next batch (that it is there, wrong, the last was the last, ...) travels in the header of
-the exchange of that batch's ids, which is made before the forward pass. So the ranks part nowhere, and it takes no
-collective of its own, once it is known where in a batch the collections' inputs stand. That is learnt in the first
-step, by watching what they are given.
+The ids of a batch are exchanged before its forward pass. The header of that exchange carries the rank's status: its
+batch is there, or wrong, or its data has ended. So all ranks make the same steps, without a further collective. That
+needs to know the places of the collections' inputs in a batch. They are learnt in the first step, by comparing the
+inputs with the batch.
 
 A pipeline begins the exchange of the next batch as soon as this one's results are on their way, before anybody waits
-for them; so a status word after the forward pass says whether it failed.
+for them. So another status word after the forward pass tells whether it failed.
 
-The collectives that are not those of the step itself, by every rank: 1. before the first batch, what each has, and
-what its user chose; 2. after the first forward pass, where inputs stand; 3. before each batch a status word, where no
-input is exchanged ahead, or where there are several sharding groups, and in these another, of errors; 4. after each
-forward pass in which the next batch was begun, a status word.
+Every rank makes these collectives beside those of the step itself:
+
+1. before the first batch: statuses and settings of all ranks;
+2. after the first forward pass: the places of inputs;
+3. before each batch: a status word, if no input is exchanged ahead or there are several sharding groups; with several
+   groups, also a word of errors;
+4. after each forward pass in which the next batch was begun: a status word.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ _STOPPED = Fetched(None, Status.STOPPED)
 
 @frozen(eq=False)
 class _Coming:
-    """The next step, as far as all ranks know of it: a batch, an error, or the end, or an error and then the end."""
+    """The next step as agreed by all ranks: a batch, an error, the end, or an error and then the end."""
 
     batch: Any
     error: Exception | None
@@ -66,19 +69,19 @@ class _Coming:
 
 @frozen(eq=False)
 class _CollectionCall:
-    """A forward pass of a collection, by its path in the model, and where in the batch its input stands."""
+    """A forward pass of a collection: its path in the model, and the path of its input in the batch."""
 
     name: str
     path: Path
 
 
 class _StatusExchange(Protocol):
-    """A step of the engine, or a status word alone."""
+    """An exchange of statuses: a step of the engine, or a status word alone."""
 
     statuses: Sequence[Status]
 
     def send(self) -> bool:
-        """Wait for what the ranks say; returns whether the batch goes on."""
+        """Wait for the ranks' statuses; true if the batch goes on."""
 
 
 class BatchesInStep:
@@ -86,7 +89,7 @@ class BatchesInStep:
 
     Args:
         model: the model with its sharded collections.
-        settings: what its user chose.
+        settings: settings of the user.
     """
 
     def __init__(self, model: nn.Module, settings: BatchSettings) -> None:
@@ -130,11 +133,11 @@ class BatchesInStep:
         self._batch: Any = None
 
     def take(self, iterator: Iterator[Any]) -> Any:
-        """The next batch, on the device, its ids under way.
+        """Take the next batch, on the device, with its ids under way.
 
         Raises:
-            StopIteration: the end of data, on all ranks.
-            Exception: what the iterator raised, or what is wrong with any rank's batch; on all ranks.
+            StopIteration: the data has ended, on all ranks.
+            Exception: an iterator failed, or a rank's batch is wrong; raised on all ranks.
         """
         if self._coming is None:
             self.advance(iterator)
@@ -157,10 +160,10 @@ class BatchesInStep:
         return coming.batch
 
     def advance(self, iterator: Iterator[Any]) -> None:
-        """Read the next batch and send its ids, now; :meth:`take` has it, and what is wrong with it.
+        """Read the next batch and send its ids now; :meth:`take` returns it or raises its error.
 
         Raises:
-            DistributedError: a rank failed in its forward pass; on all ranks. The batch read is there for later.
+            DistributedError: a rank failed in its forward pass; raised on all ranks. The batch read is kept for later.
         """
         if self._fetched is None:
             self._fetched = self._fetcher.fetch(iterator)
@@ -172,13 +175,13 @@ class BatchesInStep:
     # Where inputs stand
 
     def serve(self) -> None:
-        """Let the collections take what was begun for the batch last taken, and see what they are given."""
+        """Give the collections the exchanges of the batch last taken, and observe their inputs."""
         self._made.clear()
         for name, collection in self._collections.items():
             collection.inputs_ahead = self._ahead[name]
 
     def release(self) -> None:
-        """Leave the collections to others."""
+        """Take this object's exchanges off the collections."""
         for name, collection in self._collections.items():
             if collection.inputs_ahead is self._ahead[name]:
                 collection.inputs_ahead = None
@@ -191,14 +194,14 @@ class BatchesInStep:
 
     @property
     def learns(self) -> bool:
-        """Whether the forward pass that was made tells where inputs stand: :meth:`learn` comes next."""
+        """True if the places of inputs are to be learnt from the forward pass just made, by :meth:`learn`."""
         return self._calls is None
 
     def learn(self) -> None:
-        """Collective 2: agree on where the collections' inputs stand, from the forward pass just made.
+        """Make collective 2: agree on the places of the collections' inputs, from the forward pass just made.
 
         Raises:
-            DistributedError: that pass failed on a rank; on all ranks.
+            DistributedError: the forward pass failed on a rank; raised on all ranks.
         """
         mine = [(name, self._path_of(features)) for name, features in self._made]
         if not self._settings.is_strict:  # other batches may have come between
@@ -230,7 +233,7 @@ class BatchesInStep:
     # Exchanges
 
     def _exchange(self, fetched: Fetched) -> tuple[_Coming, Sequence[Status]]:
-        """Begin all exchanges of a batch, then go on with each: so they are under way together."""
+        """Begin all exchanges of a batch, then go on with each, so that they are under way together."""
         with self._side.active():
             begun = [(call, *self._begin(call, fetched)) for call in self._calls or ()]
             exchanges: list[_StatusExchange] = [step for _, _, step in begun]
@@ -276,15 +279,16 @@ class BatchesInStep:
 
     @contextmanager
     def forward(self, iterator: Iterator[Any]) -> Iterator[None]:
-        """Around the forward pass of a batch taken: what it raises, all ranks raise in this step.
+        """A context for the forward pass of a batch taken; if it fails on a rank, all ranks raise in this step.
 
-        The next batch is begun inside, once the last results are on their way, or, where that is not known, after it.
+        The next batch is begun inside, once the last results are on their way. If that time is unknown, it is begun
+        after the pass.
 
         Args:
-            iterator: has the next batch.
+            iterator: iterator over this rank's batches, which has the next one.
 
         Raises:
-            DistributedError: the pass did not use what was exchanged for it, or failed on another rank.
+            DistributedError: the pass did not use the ids exchanged for it, or failed on another rank.
         """
         self.serve()
         self._to_look_up = len(self._calls or ())
@@ -309,14 +313,14 @@ class BatchesInStep:
             self.advance(iterator)
 
     def _has_looked_up(self) -> None:
-        """One of the collections' results are on their way: after the last, the next batch may be begun."""
+        """Note that a collection's results are on their way; after those of the last one, begin the next batch."""
         self._to_look_up -= 1
         if self._to_look_up == 0 and self._iterator is not None:
             with record_function("## next batch ##"):
                 self.advance(self._iterator)
 
     def _say(self, status: Status) -> Sequence[Status]:
-        """Tell all ranks how the forward pass went; returns what they say."""
+        """Exchange statuses of the forward pass with all ranks; return theirs."""
         word = StatusWord(self._env, Fetched(None, status))
         word.send()
         return word.statuses
@@ -330,7 +334,7 @@ class BatchesInStep:
                 )
 
     def _give_up(self, error: Exception) -> None:
-        """Tell the other ranks; where they are not to be reached, ``error`` says so."""
+        """Tell the other ranks of an error; if they cannot be reached, a note on ``error`` says so."""
         if _is_lost(error):
             return
         try:
@@ -339,7 +343,7 @@ class BatchesInStep:
             error.add_note(f"The other ranks could not be told of it: {type(further).__name__}: {further}")
 
     def _finish_for_others(self) -> None:
-        """Do this rank's part of the step's remaining collectives of the forward pass, then say that it stopped."""
+        """Make the remaining collectives of the forward pass, then tell the others that this rank stopped."""
         made = Counter(name for name, _ in self._made)
         for name in self._expected:
             if made[name]:
@@ -358,7 +362,7 @@ class BatchesInStep:
 
 
 def _call_weakly(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """Call a method of what still is."""
+    """Call a method if its object still lives."""
     own = method()
     if own is not None:
         own()
@@ -369,7 +373,7 @@ def _note(made: list[tuple[str, KeyedJaggedTensor]], name: str, features: KeyedJ
 
 
 def _send_all(exchanges: Sequence[_StatusExchange]) -> tuple[Exception | None, list[_StatusExchange]]:
-    """Go on with all; returns the first error, and those whose ids are under way."""
+    """Go on with all exchanges; return the first error, and the exchanges whose ids are under way."""
     first: Exception | None = None
     sent = []
     for exchange in exchanges:
@@ -384,7 +388,7 @@ def _send_all(exchanges: Sequence[_StatusExchange]) -> tuple[Exception | None, l
 
 
 def _agreed(told: Sequence[Sequence[tuple[str, Path | None]]]) -> list[tuple[str, Path]]:
-    """The calls of collections whose calls all ranks made with inputs at the same places, in the same order."""
+    """Select the calls of collections that all ranks called in the same order, with inputs at the same places."""
 
     def calls_of(calls: Sequence[tuple[str, Path | None]], name: str) -> list[Path | None]:
         return [path for other, path in calls if other == name]
@@ -409,7 +413,7 @@ def _raise_if_stopped(statuses: Sequence[Status]) -> None:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether a collective failed, so that others would fail too, or wait for their time-out."""
+    """True if a collective failed, so that further ones would fail too, or wait for their time-out."""
     return isinstance(error, DistributedError) and isinstance(error.__cause__, RuntimeError)
 
 

@@ -1,4 +1,4 @@
-"""A rank's next batch, on its device; where its data has ended, an empty one, or that it has ended."""
+"""Reading of a rank's next batch to its device; after the end of its data an empty batch, or the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from attrs import frozen
 
 from shardwright.errors import InvalidInputError
 from shardwright.runtime.pipeline.batch_settings import BatchSettings, EndOfData
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.batch_tree import device_of, leaves, moved, without_examples
 from shardwright.runtime.step.inputs import Status
@@ -25,7 +26,7 @@ NO_FORM = "this rank's data has ended, and no empty batch could be made of anoth
 
 @frozen(eq=False)
 class Fetched:
-    """What a rank has for a step: a batch (maybe an empty one), or the reason why not."""
+    """A rank's batch for a step (maybe an empty one), or the reason why it has none."""
 
     batch: Any
     status: Status
@@ -33,12 +34,12 @@ class Fetched:
 
 
 class Fetcher:
-    """Reads this rank's batches.
+    """A reader of this rank's batches.
 
     Args:
-        settings: what the user chose.
+        settings: settings of the user.
         env: the ranks.
-        side: where batches are copied to the device.
+        side: stream on which batches are copied to the device.
     """
 
     def __init__(self, settings: BatchSettings, env: ShardingEnv, side: SideStream) -> None:
@@ -46,7 +47,7 @@ class Fetcher:
         self._has_met, self._lacks_form, self._template = False, False, settings.empty_batch
 
     def fetch(self, iterator: Iterator[Any]) -> Fetched:
-        """The next batch, or why there is none."""
+        """Read the next batch, or the reason why there is none."""
         try:
             batch = next(iterator)
         except StopIteration:
@@ -60,7 +61,7 @@ class Fetcher:
 
     def _moved(self, batch: Any) -> Any:
         device = self._settings.device
-        if any(device_of(leaf).type != "cpu" for _, leaf in leaves(batch)):
+        if not all(is_host(device_of(leaf)) for _, leaf in leaves(batch)):
             self._side.follow_main()  # something made it there
         with self._side.active():
             return batch if device is None else moved(batch, device)
@@ -77,10 +78,10 @@ class Fetcher:
             return Fetched(None, Status.FAILED, error)
 
     def meet(self, fetched: Fetched) -> Fetched:
-        """Once, by every rank: compare what users chose, and give ranks without data the form of a batch.
+        """Compare the users' settings, and give ranks without data the form of a batch; every rank calls this once.
 
         Raises:
-            InvalidInputError: users chose differently; on all ranks.
+            InvalidInputError: settings differ; raised on all ranks.
         """
         if self._has_met:
             return fetched
@@ -102,7 +103,7 @@ class Fetcher:
         return self._ended() if fetched.status is Status.EMPTY_BATCH else fetched
 
     def _form_of(self, fetched: Fetched) -> bytes | None:
-        """An empty batch of the form of this rank's, as bytes; ``None`` where there is none, or none can be made."""
+        """Pickle an empty batch of the form of this rank's batch; ``None`` if none is wanted or none can be made."""
         wanted = self._settings.end_of_data is EndOfData.LAST_RANK and self._template is None
         if not wanted or fetched.batch is None:
             return None

@@ -1,4 +1,4 @@
-"""What each rank has to say of its next batch, where no ids of it are exchanged ahead."""
+"""Status words: each rank's status of its next batch, in a collective of its own."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from shardwright.runtime.step.rank_problems import RankProblem, raise_problems
 
 
 class GroupsWord:
-    """Errors of a batch in any sharding group, of which each knows its own; each rank exchanges them with its replicas.
+    """Exchange of a batch's errors between sharding groups: each rank tells its replicas the error of its group.
 
     Args:
         env: the ranks.
-        error: what is wrong in this group.
+        error: error of this rank's group, or ``None``.
     """
 
     def __init__(self, env: ShardingEnv2D, error: Exception | None) -> None:
         self._env, self._error = env, error
 
     def exchange(self) -> Exception | None:
-        """What is wrong in this group, or else in another."""
+        """Exchange errors; return this group's, or else another's, or ``None``."""
         channel, device = self._env.replicas.header_channel
         ones = [1] * channel.world_size
         sent = torch.full((channel.world_size,), int(self._error is not None), device=device)
@@ -43,7 +43,7 @@ class GroupsWord:
 
 
 class StatusWord:
-    """What each rank has to say of its batch, in a collective of its own."""
+    """Exchange of all ranks' statuses of a batch, without ids."""
 
     statuses: Sequence[Status] = ()
 
@@ -59,7 +59,7 @@ class StatusWord:
         """Wait for the words.
 
         Raises:
-            Exception: a rank's iterator failed; there its own error, on the others one with its text.
+            Exception: a rank's iterator failed. That rank raises its own error, the others one with its text.
         """
         self._work.wait()
         self.statuses = [Status(word) for word in self._received.tolist()]
@@ -68,7 +68,7 @@ class StatusWord:
         return goes_on(self.statuses)
 
     def _complain(self) -> None:
-        """Raise what any rank has to say."""
+        """Raise the problems of any rank."""
         error = self._fetched.error
         try:
             raise_problems(

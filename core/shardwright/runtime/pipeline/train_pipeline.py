@@ -1,9 +1,14 @@
 """Train pipelines: the ids of the next batch travel while this one computes.
 
-A step of :class:`TrainPipelineSparseDist`, by every rank in this order: 1. lookups, whose ids are there already; 2.
-while their results travel, the next batch is read and copied, and its ids are sent; 3. the rest of the forward pass,
-and a status word that says whether it failed; 4. backward pass and update, while ids travel. Nothing of the model is
-traced: where in a batch the collections' inputs stand is seen in the first step, which is made as without a pipeline.
+Every rank makes a step of :class:`TrainPipelineSparseDist` in this order:
+
+1. lookups, whose ids are there already;
+2. while their results travel, the next batch is read and copied, and its ids are sent;
+3. the rest of the forward pass, and a status word that tells whether it failed;
+4. backward pass and update, while ids travel.
+
+The model is not traced. The places of the collections' inputs in a batch are observed in the first step, which is made
+as without a pipeline.
 """
 
 from __future__ import annotations
@@ -26,28 +31,29 @@ Out = TypeVar("Out")
 
 
 class TrainPipeline(ABC, Generic[In, Out]):
-    """Trains a model, one batch a call.
+    """A loop over batches that trains a model, one batch a call.
 
     The model is given a batch and returns ``(losses, output)``. In training mode the sum of ``losses`` goes backward
     and the optimizer makes a step; in evaluation mode neither.
 
-    What fails on one rank fails on all, and nothing hangs: a batch that is wrong, an iterator that raises (both in the
-    step of that batch; the next ones train) and a model whose forward pass raises (the step is given up; the next one
-    trains). What raises in the backward pass or the optimizer closes the pipeline on its rank: the update is then half
-    made, and other ranks wait for its rest until the process ends or their time-out.
+    A failure on one rank is raised on all ranks, and nothing hangs. A wrong batch or an iterator that raises fails the
+    step of that batch; the next ones train. A forward pass that raises fails its step; the next one trains. An error
+    in the backward pass or the optimizer closes the pipeline on its rank. The update is then half made, and other
+    ranks wait for the rest until the process ends or their time-out.
 
     Args:
-        model: the model, sharded; usually a ``DistributedModelParallel``.
-        optimizer: of the dense parameters, or a ``CombinedOptimizer`` of all.
-        device: where batches go.
+        model: the sharded model, usually a ``DistributedModelParallel``.
+        optimizer: optimizer of the dense parameters, or a ``CombinedOptimizer`` of all.
+        device: device that batches are copied to.
         end_of_data: ``"first_rank"``: all ranks end with the first whose data ends; ``"last_rank"``: with the last,
             and a rank whose data has ended goes on with empty batches (its gradients are zero, and averages are over
             all ranks as before). The same on all ranks.
-        empty_batch: makes a batch without examples; by default one of the form of the first batch of any rank.
-        custom_model_fwd: called instead of the model.
+        empty_batch: function that makes a batch without examples; by default a batch of the form of the first batch of
+            any rank.
+        custom_model_fwd: function called instead of the model.
 
     Raises:
-        InvalidInputError: no such ``end_of_data``.
+        InvalidInputError: there is no such ``end_of_data``.
     """
 
     @checked
@@ -77,10 +83,10 @@ class TrainPipeline(ABC, Generic[In, Out]):
 
     @abstractmethod
     def _sends_ahead(self) -> bool:
-        """Whether ids are sent before their forward pass."""
+        """True if ids are sent before their forward pass."""
 
     def progress(self, dataloader_iter: Iterator[In]) -> Out:
-        """Make the next step; every rank makes this call. Its parts have names in a profile: ``## backward ##``, ...
+        """Make the next step; every rank makes this call. Profiles name its parts: ``## backward ##``, ...
 
         Args:
             dataloader_iter: this rank's batches. One batch ahead of the step is read.
@@ -89,9 +95,9 @@ class TrainPipeline(ABC, Generic[In, Out]):
             The model's output for the batch.
 
         Raises:
-            StopIteration: the end of data, on all ranks in the same step. Another call, with another iterator, begins
-                anew.
-            InvalidInputError: a rank's batch is wrong; the same text on every rank.
+            StopIteration: the data has ended, on all ranks in the same step. A further call, with another iterator,
+                begins anew.
+            InvalidInputError: a rank's batch is wrong; the text is the same on every rank.
             DistributedError: another rank failed, or this pipeline is closed.
         """
         if self._closed_by is not None:
@@ -134,10 +140,10 @@ class TrainPipeline(ABC, Generic[In, Out]):
 
 
 class TrainPipelineBase(TrainPipeline[In, Out]):
-    """Copies the next batch to the device while this one computes; ids are exchanged in the forward pass.
+    """A pipeline that copies the next batch to the device while this one computes.
 
-    For models whose collections are given other inputs from batch to batch. Before each step the ranks exchange a
-    status word.
+    Ids are exchanged in the forward pass. It serves models whose collections get their inputs from changing places of
+    the batch. Before each step the ranks exchange a status word.
     """
 
     def _sends_ahead(self) -> bool:
@@ -145,11 +151,11 @@ class TrainPipelineBase(TrainPipeline[In, Out]):
 
 
 class TrainPipelineSparseDist(TrainPipeline[In, Out]):
-    """Copies the next batch and exchanges its ids while this one computes.
+    """A pipeline that copies the next batch and exchanges its ids while this one computes.
 
-    What the collections are given in the first forward pass is looked for in the batch: they are to be given what
-    stands there in every batch. A collection whose input the model makes itself exchanges its ids in the forward
-    pass, which is logged.
+    The inputs of the collections in the first forward pass are looked up in the batch. From then on the collections
+    must be given the same places of every batch. A collection whose input the model makes itself exchanges its ids in
+    the forward pass; a warning is logged.
 
     Example:
         >>> import torch, shardwright as sw
@@ -209,25 +215,25 @@ def lockstep_batches(
     end_of_data: str = "first_rank",
     empty_batch: Callable[[], In] | None = None,
 ) -> Iterator[In]:
-    """Batches for a training loop of one's own, with one end of data for all ranks; every rank makes this call.
+    """Iterate over batches in your own training loop, with one end of data for all ranks; every rank calls this.
 
-    Ranks may have different numbers of batches, and some none at all. The ids of a batch are exchanged before it is
-    given out, so that it is known whether every rank has one; that takes no further collective, but for the first
-    batch and for models that make their collections' inputs themselves.
+    Ranks may have different numbers of batches, and some none at all. The ids of a batch are exchanged before the
+    iterator returns it, which tells whether every rank has one. That takes no further collective, except for the first
+    batch, and for models that make their collections' inputs themselves.
 
     Args:
         model: the sharded model, which is given every batch once.
-        batches: this rank's.
-        device: where they go; by default they stay.
-        end_of_data: as in :class:`TrainPipeline`.
-        empty_batch: as there.
+        batches: this rank's batches.
+        device: device that they are copied to; by default they stay.
+        end_of_data: ``"first_rank"`` or ``"last_rank"``, as in :class:`TrainPipeline`.
+        empty_batch: function that makes a batch without examples, as in :class:`TrainPipeline`.
 
     Returns:
         An iterator over the batches.
 
     Raises:
-        InvalidInputError: no such ``end_of_data``; from the iterator, a rank's batch is wrong, the same text on every
-            rank.
+        InvalidInputError: there is no such ``end_of_data``. The iterator raises it if a rank's batch is wrong, with the
+            same text on every rank.
 
     Example:
         >>> for batch in lockstep_batches(model, loader, end_of_data="last_rank"):  # doctest: +SKIP

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
 from shardwright.errors import DistributedError
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.lockstep import by_rank
 from shardwright.runtime.ranks.phases import Named, Phases
 
@@ -145,7 +146,7 @@ class TorchCommunicator(Communicator):
         self._transport = transport or TorchTransport(process_group)
         self._phases = phases or Phases.of(process_group)
         # No limit on accelerators: waiting with one would block the device's stream.
-        self._patience = self._phases.failure_reports.patience if device.type == "cpu" else None
+        self._patience = self._phases.failure_reports.patience if is_host(device) else None
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
         self._global_ranks = dist.get_process_group_ranks(process_group)

@@ -56,7 +56,6 @@ class Gathering:
         if self._work is not None:
             self._work.wait()
             # Own pieces did not travel: put them between those of lower and of higher ranks.
-            # Own pieces did not travel: put them between those of lower and of higher ranks.
             before = self._sizes[:, : self._env.rank].sum(1).tolist()
             arrived = zip(deal(self._received, self._others), self._pieces, before, strict=True)
             pieces = [torch.cat([others[:place], own, others[place:]]) for others, own, place in arrived]

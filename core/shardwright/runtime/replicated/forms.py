@@ -219,7 +219,6 @@ class RowsForm(UpdateForm):
     @classmethod
     def bytes_moved(cls, sizes: Sizes) -> Ints:  # noqa: D102 - described in the base class
         # Distinct rows are at most as many as ids, and at most all rows.
-        # Distinct rows are at most as many as ids, and at most all rows.
         rooms = np.minimum(sizes.num_ids, sizes.num_rows)
         return _to_others(rooms * _ID_BYTES + padded(rooms * sizes.dims * FLOAT_BYTES))
 

@@ -76,8 +76,6 @@ class PayloadFormat:
         before = np.cumsum(per_rank, axis=0) - per_rank  # a rank's slots stand router after router
         # Place of each router's slots in the flat [W, header_size]: the row of the slot's rank, the slots of routers
         # before this one, and the slot's number among its rank's.
-        # Place of each router's slots in the flat [W, header_size]: the row of the slot's rank, the slots of routers
-        # before this one, and the slot's number among its rank's.
         rows = np.arange(per_rank.shape[1]) * self.header_size
         self._fields = [
             np.repeat(rows + first - router.slots.first[:-1], own) + np.arange(own.sum())

@@ -249,7 +249,6 @@ class _Builder:
         for kind, shape in shapes.items():
             first_piece[kind] = shape.first_piece
         # [blocks, outputs]: a block's pieces are numbered from the first piece of its shape.
-        # [blocks, outputs]: a block's pieces are numbered from the first piece of its shape.
         pieces = first_piece[kind_of_block[kept]][:, None] + np.arange(num_outputs, dtype=np.int32)
         ranks, parts = (
             np.repeat(column[kept].astype(np.int32), num_outputs) for column in (blocks.rank, blocks.part)
@@ -323,7 +322,6 @@ class _Builder:
             np.concatenate([empty, *columns]) for columns in zip((empty,) * 3, *self._slots, strict=True)
         )
         num_kinds = max(1, len(self._kinds))
-        # By rank, then by kernel group, in one sort key; the sort is stable, so equal slots stay as they were added.
         # By rank, then by kernel group, in one sort key; the sort is stable, so equal slots stay as they were added.
         keys = ranks.astype(np.int64) * num_kinds + group_of_piece[pieces]
         order = order_of(torch.from_numpy(keys), world_size * num_kinds).numpy()

@@ -80,7 +80,6 @@ class FillingLookup:
         lengths = bags.lengths.new_zeros(bags.num_slots * most)
         lengths[target] = bags.lengths
         # The ids move with their bags: stably sorted by target bag, which keeps the order within a bag.
-        # The ids move with their bags: stably sorted by target bag, which keeps the order within a bag.
         order = order_of(target.index_select(0, numbered(bags.lengths, bags.ids.numel())), len(lengths))
         filled = Bags(
             ids=bags.ids.index_select(0, order),

@@ -51,7 +51,7 @@ class ReturnStep(ABC):
     the paths' collectives are under way together.
 
     Attributes:
-        scale_left: by what :meth:`gradients` are still to be multiplied, known once they are sent; 1 where they were
+        scale_left: factor that is still missing from :meth:`gradients`, known once they are sent; 1 if they were
             multiplied before.
     """
 

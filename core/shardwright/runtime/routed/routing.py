@@ -231,7 +231,6 @@ class _BucketRouter(Router):
         """
         reading = np.searchsorted(self._first_part, part_of_bucket, side="right") - 1
         # A new key begins at each bucket whose reading does not rise.
-        # A new key begins at each bucket whose reading does not rise.
         falls = np.concatenate([[False], reading[1:] <= reading[:-1]])
         classes = np.cumsum(falls)
         unread = int(classes.max(initial=-1)) + 1
@@ -243,7 +242,6 @@ class _BucketRouter(Router):
     def route(self, batch: FeatureBatch) -> Bucketed:
         sizes, starts = batch.num_ids[self._features], batch.starts[self._features]
         rows, parts = self._placed(take(batch.values, starts, sizes), sizes)
-        # Ids of each part, then in the order of the buckets.
         # Ids of each part, then in the order of the buckets.
         counts = counts_of(parts, len(self._class_of_part))
         counts = counts.index_select(0, self._part_of_bucket.to(parts.device))
@@ -293,7 +291,6 @@ class CutRouter(_BucketRouter):
     def _bags(self, ids: _Sorted) -> _BucketBags:
         size, num_buckets = ids.batch.batch_size, self._num_buckets
         # Bag of each id: bucket * B + sample. Counting the ids of each bag gives its length, empty bags too.
-        # Bag of each id: bucket * B + sample. Counting the ids of each bag gives its length, empty bags too.
         bag = ids.bucket.mul_(size).add_(self._samples(ids))
         lengths = counts_of(bag, num_buckets * size)
         return _BucketBags(
@@ -317,7 +314,6 @@ class RaggedRouter(_BucketRouter):
         before = torch.cumsum(begins, 0, dtype=torch.int32)  # bags begun up to each id, its own included
         reached = before.index_select(0, stops)
         # Bags begun before a bucket's stop, without the mark at the stop itself; differences are the bags of each.
-        # Bags begun before a bucket's stop, without the mark at the stop itself; differences are the bags of each.
         num_bags = torch.diff(reached - 1, prepend=reached.new_zeros(1))
         num_ids, num_bags = torch.stack([ids.counts, num_bags]).cpu().numpy()
         lengths = (edges[1:] - edges[:-1]).to(torch.int32)
@@ -331,7 +327,6 @@ class CutSequenceRouter(_BucketRouter):
 
     def _bags(self, ids: _Sorted) -> _BucketBags:
         num_ids = ids.counts.cpu().numpy()
-        # Place of each id among its feature's: its place among all readings' ids, less the start of its reading.
         # Place of each id among its feature's: its place among all readings' ids, less the start of its reading.
         first = repeated(starts_of(ids.sizes), ids.sizes, ids.place.device)
         return _BucketBags(num_ids, num_ids, None, ids.place - first.index_select(0, ids.place))

@@ -127,7 +127,6 @@ class Homecoming:
     def __init__(self, plan: RoutingPlan, columns: Columns, placed: Placement) -> None:
         first, self._moves, self.brings = first_columns(plan, columns), list[Move](), list[Columns]()
         # The tensor of each piece: 0 for the first arrival of its columns, 1 for the second, and so on.
-        # The tensor of each piece: 0 for the first arrival of its columns, 1 for the second, and so on.
         layer = _occurrence(first)
         for number in range(int(layer.max(initial=-1)) + 1):
             own = np.flatnonzero(layer == number)
@@ -331,7 +330,6 @@ class _BagsStep(_RowsStep):
         num_targets, width = len(self.section.targets), self.section.widths[0]
         num_rows = self._size * num_targets
         rows = self._rows_of(self.section.targets)
-        # Sorted by output row; an embedding bag over the sorted order adds up the values of each row.
         # Sorted by output row; an embedding bag over the sorted order adds up the values of each row.
         order = order_of(rows, num_rows)
         values = received.view(len(order), width)

@@ -122,7 +122,6 @@ class Wire:
         if self._is_plain:
             return Transfer(*self._start(interleave(sent, leaving), leaving, arriving, label), arriving)
         # From here on sizes are bytes: rows of each segment times its bytes per row.
-        # From here on sizes are bytes: rows of each segment times its bytes per row.
         leaving, arriving = (sizes // self._widths * self._row_bytes for sizes in (leaving, arriving))
         coded = [segment.encoded(own) for segment, own in zip(self._segments, sent, strict=True)]
         unit = _unit_of(leaving)

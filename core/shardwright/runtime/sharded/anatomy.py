@@ -34,17 +34,17 @@ def _modules_of(name: str, engine: CollectionEngine, section: str) -> nn.ModuleL
 
 
 def input_dists(engine: CollectionEngine) -> nn.ModuleList:
-    """Where the ids go: a module for each executor of the engine."""
+    """Modules that print the routes of ids, one for each executor of the engine."""
     return _modules_of("InputDist", engine, "input")
 
 
 def output_dists(engine: CollectionEngine) -> nn.ModuleList:
-    """Where the results come from: a module for each executor of the engine."""
+    """Modules that print the origins of results, one for each executor of the engine."""
     return _modules_of("OutputDist", engine, "output")
 
 
 def lookups(engine: CollectionEngine) -> nn.ModuleList:
-    """The local kernel groups with their blocks."""
+    """Modules that print the local kernel groups with their blocks."""
 
     def lines(index: int) -> list[str]:
         group = engine.groups[index]

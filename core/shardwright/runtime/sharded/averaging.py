@@ -36,7 +36,7 @@ _STEP = "step"
 
 
 class _AveragingHeader(NamedTuple):
-    """What a rank says of an averaging; the same on all ranks of a replica group."""
+    """The header of an averaging; it must be the same on all ranks of a replica group."""
 
     number: int
     form: int
@@ -112,7 +112,7 @@ class Averaging:
             under_way.finish()
 
     def _tensors(self, *, include_optimizer_state: bool) -> Iterator[Tensor]:
-        """What is averaged, each ``[rows, columns]``; in the same order on all replicas."""
+        """Yield the tensors to average, each ``[rows, columns]``, in the same order on all replicas."""
         for table in self._tables:
             for local in table.state.local:
                 yield table.weight_of(local)

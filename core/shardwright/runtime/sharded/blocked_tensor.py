@@ -17,6 +17,7 @@ from torch import Tensor
 
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.planning.layouts.stored_rows import rows_between
+from shardwright.runtime.ranks.devices import is_host
 
 if TYPE_CHECKING:  # importing DCP takes a second, and only who saves or loads has it imported
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
@@ -35,7 +36,7 @@ class RowNumbers:
     Args:
         rows: all rows of the part.
         start: local row of the first.
-        count: how many.
+        count: number of rows.
         num_rows: ``R``.
     """
 
@@ -78,9 +79,9 @@ class BlockedTensor(torch.Tensor):
     """A tensor of which this rank has some blocks, each in pieces of bounded size.
 
     Args:
-        shape: of the whole tensor.
-        dtype: of its elements.
-        pieces: what is here; none on a rank without a block.
+        shape: shape of the whole tensor.
+        dtype: dtype of its elements.
+        pieces: pieces on this rank; none on a rank without a block.
         refusal: reason why boxes cannot be read straight into it; empty if they can.
     """
 
@@ -103,7 +104,7 @@ class BlockedTensor(torch.Tensor):
 
     @property
     def pieces(self) -> Sequence[Piece]:
-        """What is here."""
+        """The pieces on this rank."""
         return self._pieces
 
     @property
@@ -112,7 +113,7 @@ class BlockedTensor(torch.Tensor):
         return self._refusal
 
     def shares_storage_with(self, other: BlockedTensor) -> bool:
-        """Whether both are the same blocks in the same memory."""
+        """True if both are the same blocks in the same memory."""
         return len(self._pieces) == len(other._pieces) and all(
             mine.offsets == theirs.offsets and _address(mine) == _address(theirs)
             for mine, theirs in zip(self._pieces, other._pieces, strict=True)
@@ -206,13 +207,13 @@ _HANDLERS: Mapping[Any, Callable[..., BlockedTensor]] = {
 
 
 def own_storage(values: Tensor) -> Tensor:
-    """The same elements as a tensor whose storage is no larger than they are; not a copy where memory allows it.
+    """A tensor of the same elements whose storage has no others; a copy only if they share a larger storage.
 
     DCP copies tensors that are parts of larger storages before it writes them, and keeps these copies.
     """
     whole = values.untyped_storage().nbytes()
     if (
-        values.device.type != "cpu"
+        not is_host(values.device)
         or whole == values.nbytes
         or not values.is_contiguous()
         or not values.numel()

@@ -35,7 +35,7 @@ _TAKEN_IN: WeakKeyDictionary[nn.Module, ref[DistributedDataParallel]] = WeakKeyD
 
 @cache
 def watch_data_parallel() -> None:
-    """From now on, see to every ``DistributedDataParallel`` that is made around sharded tables."""
+    """Prepare every ``DistributedDataParallel`` that is made around sharded tables from now on."""
     register_module_module_registration_hook(_see_to)
 
 
@@ -70,7 +70,7 @@ def _sharded_tensors(module: nn.Module) -> set[int]:
 
 
 def _see_to(parent: nn.Module, name: str, module: nn.Module | None) -> None:
-    """What torch calls when ``module`` is put into ``parent`` under a name."""
+    """Prepare ``parent`` for sharded tables; torch calls this when ``module`` is put into it under a name."""
     if not isinstance(parent, DistributedDataParallel) or name != "module" or module is None:
         return
     if not any(isinstance(child, ShardedTable) for child in module.modules()):
@@ -182,10 +182,10 @@ def _before_forward(
 
 @final
 class _Passes:
-    """Which backward passes ``DistributedDataParallel`` averages gradients in: the first after each forward pass.
+    """A check that ``DistributedDataParallel`` averages each backward pass: it does so once after each forward pass.
 
     Args:
-        parameters: those that it averages; each gets a hook, which costs a microsecond a step.
+        parameters: parameters that it averages; each gets a hook, which costs about a microsecond a step.
     """
 
     # What hooks of tensors hold is not seen by the garbage collector: no module, and no parameter.

@@ -1,4 +1,4 @@
-"""What of a model is not sharded, in bytes."""
+"""Bytes of the part of a model that is not sharded."""
 
 from __future__ import annotations
 

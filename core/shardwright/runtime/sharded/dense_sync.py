@@ -1,4 +1,4 @@
-"""What is replicated is kept alike by ``DistributedDataParallel``; here its failures get names.
+"""The dense part of a model, kept equal on all ranks by ``DistributedDataParallel``; its failures get names here.
 
 It makes three kinds of collectives: it copies rank 0's values when it is made, it sums buckets of gradients while a
 backward pass goes on, and once, before the second forward pass, it agrees on these buckets. Where a rank is lost, its
@@ -37,9 +37,9 @@ class DenseDataParallel(DistributedDataParallel):
     """``DistributedDataParallel`` whose errors name the collective and the ranks that are lost.
 
     Args:
-        module: what is replicated; on the CPU, where collectives are waited for by the host.
+        module: module that is replicated; on the CPU, where the host waits for collectives.
         env: the ranks, with a process group.
-        options: of ``DistributedDataParallel``.
+        options: keyword arguments of ``DistributedDataParallel``.
 
     Raises:
         DistributedError: a rank was lost before it copied rank 0's values.
@@ -73,9 +73,9 @@ def compare_dense_values(module: torch.nn.Module, env: ShardingEnv, ignored: Col
     """Check that what is replicated is of one form on all ranks; else copying and summing it would go wrong.
 
     Args:
-        module: what is replicated.
+        module: module that is replicated.
         env: the ranks.
-        ignored: names of parameters and buffers that are not.
+        ignored: names of parameters and buffers that are not replicated.
 
     Raises:
         DistributedError: naming the first parameter or buffer that differs, and what it is on which ranks; on all. Or

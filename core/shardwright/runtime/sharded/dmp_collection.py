@@ -37,7 +37,7 @@ class DMPCollection(DistributedModelParallel):
     Args:
         module: the model; changed in place.
         device: this rank's device; the environment's by default.
-        plan: how to shard over the ranks of a sharding group, the same for all groups; planned collectively by default.
+        plan: sharding plan over the ranks of a sharding group, the same for all groups; made collectively by default.
         world_size: ranks of all groups; to be compared with ``global_pg``, if given.
         sharding_group_size: ranks of a sharding group; ``env`` has one already.
         global_pg: the process group of all ranks; the world by default.
@@ -159,7 +159,7 @@ def _before_forward(model: nn.Module, inputs: Any) -> None:
 
 
 def _called_weakly(method: WeakMethod[Any]) -> Any:
-    """What calls a method as long as its object lives: collections must not hold the model that holds them."""
+    """Make a function that calls a method as long as its object lives: collections must not hold their model."""
 
     def call() -> None:
         own = method()

@@ -1,4 +1,4 @@
-"""What runs the tables of core's dataflows, by class; a plugin's dataflow names its own."""
+"""Executors of core's dataflows, by class; a plugin's dataflow names its own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _EXECUTORS: Final[Mapping[type, type[Executor]]] = {Routed: RoutedTables, Replic
 
 
 def executor_of(dataflow: Dataflow) -> type[Executor]:
-    """What runs all tables of a module that ask for such a dataflow.
+    """The executor class of all tables of a module with such a dataflow.
 
     Raises:
-        UnsupportedError: it names no executor, and neither does a class that it derives from.
+        UnsupportedError: neither the dataflow nor a class that it derives from names an executor.
     """
     own = dataflow.executor()
     if own is not None:

@@ -29,7 +29,7 @@ _FIXED = ("betas", "eps", "weight_decay")
 
 
 class FusedOptimizer(KeyedOptimizer):
-    """What runs in the backward pass of a sharded module.
+    """The optimizers that run in the backward pass of a sharded module.
 
     Parameters are grouped by optimizer. A learning rate set in ``param_groups`` (by hand or by a scheduler) holds from
     the next forward pass on: a step keeps, in every kernel, the rate with which its forward pass began. There is
@@ -38,8 +38,8 @@ class FusedOptimizer(KeyedOptimizer):
 
     Args:
         tables: the module's tables by parameter name; those whose kernel fuses no optimizer are left out.
-        rates: of the module's local kernel groups.
-        meeting: where the ranks meet before tables are gathered or loaded.
+        rates: learning rates of the module's local kernel groups.
+        meeting: meeting of the ranks before tables are gathered or loaded.
     """
 
     def __init__(self, tables: Mapping[str, ShardedTable], rates: LearningRates, meeting: Meeting) -> None:
@@ -77,7 +77,7 @@ class FusedOptimizer(KeyedOptimizer):
         return _outline(self._tables[name])[1]
 
     def counts_steps(self, name: str) -> bool:
-        """Whether a table's optimizer counts its updates; not known where no block of it is here."""
+        """True if a table's optimizer counts its updates; unknown (``None``) if no block of it is here."""
         return _outline(self._tables[name])[0] is not None
 
     def take_steps(self, steps: Mapping[str, float]) -> None:
@@ -87,7 +87,7 @@ class FusedOptimizer(KeyedOptimizer):
                 self._tables[name].lookup_of(local).load_step(step)
 
     def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
-        """As of any keyed optimizer; and only learning rates may differ.
+        """Check groups as any keyed optimizer does; beyond that only learning rates may differ.
 
         Raises:
             UnsupportedError: a group has other values of what kernels are built with.
@@ -134,7 +134,7 @@ class FusedOptimizer(KeyedOptimizer):
         return {**super().state_dict(), "state": {name: values for name, values in state.items() if values}}
 
     def sharded_state_dict(self) -> dict[str, Any]:
-        """The same with this rank's blocks for whole tensors, shared storage; no collective.
+        """The state dict with this rank's blocks in place of whole tensors, of shared storage; no collective.
 
         A rank without a block of a table has none of its state. ``torch.distributed.checkpoint.load`` reads into the
         blocks; :meth:`load_state_dict` of the same dict then takes over steps and hyperparameters.

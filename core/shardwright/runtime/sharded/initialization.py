@@ -19,6 +19,7 @@ from torch import Tensor
 from shardwright.modules.embedding_configs import dtype_of
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.tables.spec import EmbeddingConfig
+from shardwright.runtime.ranks.devices import is_host
 
 _CHUNK_ELEMENTS = 1 << 20
 _HASHED_AT_ONCE = 1 << 16  # elements, which a near cache holds
@@ -32,9 +33,9 @@ def initialize(weights: Tensor, config: EmbeddingConfig, block: Block, *, path: 
         weights: ``[rows, columns]`` of the block, filled in place.
         config: its table; an ``init_fn`` is called once for each run of rows ``[run, embedding_dim]`` (one run
             for tables of up to 2^20 elements).
-        block: which rows and columns.
+        block: rows and columns of the block.
         path: path of the table in the model, so that tables differ.
-        seed: the same on all ranks.
+        seed: seed of the model, the same on all ranks.
     """
     if config.init_fn is None:
         _fill_evenly(weights, config, block, key=_mix(seed, path, 0))
@@ -78,12 +79,14 @@ def hashed(
     public domain) over the column, keyed with one half of these and then with the other.
     """
     with np.errstate(over="ignore"):
+        # 64 bits for each row: SplitMix64's state after ``row`` steps from ``key``, then its finalizer.
         row = rows * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
         row = (row ^ row >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
         row = (row ^ row >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
         row ^= row >> np.uint64(31)
         low, high = ((row >> np.uint64(shift)).astype(np.uint32)[:, None] for shift in (0, 32))
         values = _finished(_finished(columns * np.uint32(0x9E3779B1) ^ low) ^ high)
+    # The upper 24 bits, as many as a float32 has in its mantissa: evenly spaced in [0, 1).
     values >>= np.uint32(8)
     return values.astype(np.float32) * np.float32(2.0**-24)
 
@@ -134,16 +137,16 @@ def _chunk(config: EmbeddingConfig, num_rows: int, *, seed: int) -> Tensor:
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Random numbers from ``seed`` while this lasts; after it all generators are as they were before.
+    """A context with random numbers from ``seed``; after it all generators are as they were before.
 
-    Not by ``torch.manual_seed``, which seeds those of all accelerators too, and for good: every rank would then drop
-    out the same elements.
+    It does not use ``torch.manual_seed``, which seeds the generators of all accelerators for good: every rank would
+    then drop out the same elements.
 
     Args:
-        seed: of the CPU's generator and, if a device is given, of that device's.
-        device: where numbers are drawn beside the CPU.
+        seed: seed of the CPU's generator and, if a device is given, of that device's.
+        device: accelerator whose generator is seeded too.
     """
-    if device is None or device.type == "cpu":
+    if device is None or is_host(device):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             yield

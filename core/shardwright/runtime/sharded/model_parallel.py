@@ -1,7 +1,8 @@
-"""``DistributedModelParallel``: finds the collections of a model, shards them, and wraps the rest."""
+"""``DistributedModelParallel``: the sharding of a model's collections, and the wrapping of the rest."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.environment import ShardingEnv, environment_of
 from shardwright.runtime.sharded.data_parallel import leave_out_tables
 from shardwright.runtime.sharded.dense_sync import DenseDataParallel, compare_dense_values
@@ -45,12 +47,12 @@ class DistributedModelParallel(nn.Module):
         module: the model; changed in place.
         env: the ranks; the world's process group by default. ``ShardingEnv.local()`` is this process alone.
         device: this rank's device; the environment's by default.
-        plan: how to shard; planned collectively by default.
+        plan: sharding plan of the model; made collectively by default.
         sharders: one for each class of collections in the model; the registered ones by default.
         init_data_parallel: wrap the rest now; else call :meth:`init_data_parallel` later, or leave it to a
             ``DistributedDataParallel`` around this model, as Accelerate and Lightning make it.
-        comm_backend: what carries the tables' collectives, by name or as an object; by default the comm backend of the
-            name of the process group's own backend. Instead of ``env``, which has one.
+        comm_backend: comm backend of the tables' collectives, by name or as an object; by default the one with the name
+            of the process group's own backend. Not with ``env``, which has one.
 
     Raises:
         UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
@@ -170,7 +172,7 @@ class DistributedModelParallel(nn.Module):
         if all(name in ignored or not p.requires_grad for name, p in self.module.named_parameters()):
             return
         options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE}
-        if self.device.type == "cpu":
+        if is_host(self.device):
             self._wrapper = (DenseDataParallel(self.module, everyone, **options),)
             return
         options |= {"device_ids": [self.device], "process_group": everyone.process_group}
@@ -193,7 +195,7 @@ class DistributedModelParallel(nn.Module):
 
     @property
     def plan(self) -> ShardingPlan:
-        """How the model is sharded."""
+        """The sharding plan of the model."""
         return self._plan
 
     @property
@@ -221,7 +223,7 @@ class DistributedModelParallel(nn.Module):
         """The parameters of :meth:`named_parameters`.
 
         Raises:
-            UnsupportedError: on all ranks, if a function asks that takes gradients of tables for whole, and clips them.
+            UnsupportedError: the caller is a function that clips gradients as if tables were whole; on all ranks.
         """
         # This line runs when the first parameter is asked for, by whoever goes through them.
         self._refuse_reader(sys._getframe(1))
@@ -238,7 +240,7 @@ class DistributedModelParallel(nn.Module):
         return self.module.state_dict(*args, **kwargs)
 
     def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As :meth:`state_dict`, with this rank's blocks for whole tables; no collective.
+        """The state dict with this rank's blocks in place of whole tables; no collective.
 
         ``torch.distributed.checkpoint`` saves and loads it, each rank its own blocks, under any plan and number of
         ranks. Storage is shared: loading is in place, and training changes what was not yet saved.
@@ -255,6 +257,21 @@ class DistributedModelParallel(nn.Module):
         """
         with state_in_blocks():
             return self.module.state_dict(*args, **kwargs)
+
+    def unshard(self) -> nn.Module:
+        """An unsharded copy of the model, its tables in host memory; a collective, every rank makes this call.
+
+        For models that fit into one process, to serve or to look at.
+
+        Raises:
+            UnsupportedError: a table's ids are keys, which no unsharded module finds rows for.
+        """
+        whole = {
+            id(sharded): sharded.unshard()
+            for sharded in self._sharded.values()
+            if isinstance(sharded, ShardedCollection)
+        }
+        return copy.deepcopy(self.module, whole)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -276,7 +293,7 @@ class DistributedModelParallel(nn.Module):
         return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
     def _fqn_modifiers(self) -> dict[str, str]:
-        """For ``torch.distributed.checkpoint``: by the model's own names, the attribute that they leave out."""
+        """Map the model's own names to the attribute that they leave out, for ``torch.distributed.checkpoint``."""
         own = (self._model._modules, self._model._parameters, self._model._buffers)
         return {name: "_model" for names in own for name in names}
 
@@ -330,8 +347,8 @@ def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def _default_device(env: ShardingEnv) -> torch.device:
-    if env.device_type == "cpu":
-        return torch.device("cpu")
+    if is_host(torch.device(env.device_type)):
+        return torch.device(env.device_type)
     return torch.device(env.device_type, torch.accelerator.current_device_index())
 
 

@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
 
 class EmbeddingShardingPlanner(TablePlanner):
-    """Plans how to shard the tables of a model: enumerates options, estimates, searches, rates.
+    """The planner of a model's tables: it enumerates options, estimates them, searches for plans and rates them.
 
     Args:
-        topology: what to shard over; derived from the process group by ``collective_plan`` if not given.
+        topology: ranks and devices to shard over; ``collective_plan`` derives it from the process group if not given.
         batch_size: samples per rank and step; 512 as in TorchRec if not given, and listed as assumed.
-        constraints: table name, path or pattern (``"user_*"``) -> what is asked of it. Exact names win, then
+        constraints: table name, path or pattern (``"user_*"``) -> constraints of the table. Exact names win, then
             patterns in the order given.
         estimator: the performance estimator, by name or as an object; the preferred one if not given. Naming it changes
             nothing but what times are.
         storage_estimator: the storage estimator, likewise.
-        option_space: what is offered to tables whose constraints name no sharding types or kernels: an
+        option_space: options of tables whose constraints name no sharding types or kernels: an
             :class:`~shardwright.planning.tables.option_space.OptionSpace`, or the name of an estimator for the options
             that its model was published with; by default all that is offered.
         proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if
             not given. As of estimators and partitioners, a name may be followed by arguments,
             ``"name:key=value,key=value"``, which stand in the plan document and hold for what reads it.
         partitioner: the partitioner, by name or as an object; the preferred one if not given.
-        storage_reservation: what is kept free of the device's memory for what is not planned (dense layers,
-            activations): a part of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
-        objective: what plans are rated by: ``"largest_rank_time"`` (as in TorchRec), or ``"step_time"``, the sum over
-            the phases of each one's slowest rank.
+        storage_reservation: device memory kept free for everything that is not planned (dense layers, activations): a
+            fraction of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
+        objective: time that plans are rated by: ``"largest_rank_time"`` (as in TorchRec), or ``"step_time"``, the sum
+            over the phases of each one's slowest rank.
         seconds: limit of the search, s; at the limit the best plan so far is returned, with its gap. By default the
             search ends by itself, after a budget of work that takes about ten seconds of one core at most and gives
             the same plan on any machine.
-        listener: called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the bound
-            improve.
+        listener: function called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the
+            bound improve.
         progress: show a line on standard error when planning takes longer than a second; by default if that is a
             terminal. Ctrl-C then ends the search with the best plan so far, a second one ends the program.
         debug: log and print the report of each plan. Planning is silent otherwise.
@@ -110,7 +110,7 @@ class EmbeddingShardingPlanner(TablePlanner):
             process_group: the ranks; the world by default.
             env: the ranks, instead of a process group: a ``ShardingEnv``, such as ``ShardingEnv.local()``, or a
                 ``ShardingEnv2D``, for one of whose sharding groups the plan is made.
-            comm_backend: what carries the broadcasts, by name or as an object; see ``DistributedModelParallel``.
+            comm_backend: comm backend of the broadcasts, by name or as an object; see ``DistributedModelParallel``.
 
         Raises:
             PlanningError: no plan fits; on every rank.

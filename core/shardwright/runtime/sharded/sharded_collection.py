@@ -1,9 +1,9 @@
-"""What the sharded forms of all collections share: engine, tables, optimizer, state, anatomy."""
+"""The common part of all sharded collections: engine, tables, optimizer, state, anatomy."""
 
 from __future__ import annotations
 
 import hashlib
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, TypeVar
@@ -43,16 +43,16 @@ from shardwright.sparse import KeyedJaggedTensor
 
 @frozen(eq=False)
 class ShardingInputs:
-    """What a sharded collection is made from.
+    """Everything that a sharded collection is made from.
 
     Args:
-        configs: the tables' configurations.
-        specs: their specifications, with optimizers.
-        params: how each is sharded, by name.
+        configs: configurations of the tables.
+        specs: specifications of the tables, with optimizers.
+        params: each table's part of the plan, by table name.
         env: the ranks.
-        device: where this rank's blocks are.
+        device: device of this rank's blocks.
         is_weighted: ids carry weights.
-        checks: how closely batches are looked at.
+        checks: level of checks of each batch.
     """
 
     configs: Sequence[EmbeddingConfig]
@@ -71,7 +71,7 @@ class ShardedCollection(nn.Module, ABC):
     ``state_dict()`` gathers and must be called on every rank.
 
     Args:
-        inputs: what it is made from.
+        inputs: configurations, plan and ranks of the collection.
         tables_name: the attribute that holds the tables, part of the state-dict keys.
 
     Attributes:
@@ -151,8 +151,8 @@ class ShardedCollection(nn.Module, ABC):
 
         Args:
             features: the batch; ``None`` where there is none, and ``status`` says why.
-            status: what the other ranks are told if the batch is fine.
-            prepare: called first; what it raises, the other ranks learn from the header.
+            status: status word that the other ranks get if the batch is fine.
+            prepare: function called first; the header tells the other ranks of an error that it raises.
         """
         return self._engine.begin(features, status=status, prepare=prepare)
 
@@ -196,6 +196,25 @@ class ShardedCollection(nn.Module, ABC):
         """Have something called when the ranks have met to gather tables, for a state dict."""
         self._meeting.before_gathering.append(call)
 
+    def unshard(self) -> nn.Module:
+        """An unsharded module with the same weights, in host memory; a collective, every rank makes this call.
+
+        Raises:
+            UnsupportedError: a table's ids are keys, which no unsharded module finds rows for.
+        """
+        for table in self._tables.values():
+            if table.state.sharding.layout.row_map.takes_any_id:
+                raise UnsupportedError(
+                    f"table {table.state.table.describe()}: its ids are keys, and an unsharded module looks up rows"
+                )
+        module = self._unsharded()
+        module.load_state_dict(self.state_dict(), assign=True)
+        return module
+
+    @abstractmethod
+    def _unsharded(self) -> nn.Module:
+        """The module of the same tables on ``meta``."""
+
     def make_one_model(self) -> None:
         """Do, on every rank, what is called before tables are gathered: average replicas that have grown apart."""
         for call in self._meeting.before_gathering:
@@ -207,7 +226,7 @@ class ShardedCollection(nn.Module, ABC):
         return self._fused_optimizer
 
     def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``state_dict()``, with this rank's blocks for whole tables, shared storage; no collective."""
+        """The state dict with this rank's blocks in place of whole tables, of shared storage; no collective."""
         with state_in_blocks():
             return self.state_dict(*args, **kwargs)
 
@@ -222,7 +241,7 @@ class ShardedCollection(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's blocks are."""
+        """Device of this rank's blocks."""
         return self._device
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -72,6 +72,9 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """The tables' configurations."""
         return list(self._configs)
 
+    def _unsharded(self) -> EmbeddingCollection:
+        return EmbeddingCollection(self.embedding_configs(), torch.device("meta"), self.need_indices)
+
 
 @register_sharder
 class EmbeddingCollectionSharder(ModuleSharder):

@@ -62,8 +62,13 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         """The tables' configurations."""
         return [config for config in self._configs if isinstance(config, EmbeddingBagConfig)]
 
+    def _unsharded(self) -> EmbeddingBagCollection:
+        return EmbeddingBagCollection(
+            self.embedding_bag_configs(), is_weighted=self._is_weighted, device=torch.device("meta")
+        )
+
     def is_weighted(self) -> bool:
-        """Whether ids carry weights."""
+        """True if ids carry weights."""
         return self._is_weighted
 
 

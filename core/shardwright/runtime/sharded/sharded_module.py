@@ -1,4 +1,4 @@
-"""What sharded collections share, and the registry of module sharders."""
+"""Module sharders, their registry, and the collections that they find in a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardwright.runtime.step.inputs import InputChecks
 
 
 class ModuleSharder(ABC):
-    """Knows how one class of modules is sharded.
+    """The sharder of one class of modules.
 
     A sharder serves its ``module_type`` and the subclasses of it that have no sharder of their own.
 
@@ -34,10 +34,10 @@ class ModuleSharder(ABC):
             FBGEMM. Tables whose parameters went through ``apply_optimizer_in_backward`` keep that one. Also the
             cache of tables that are kept in host memory (``cache_load_factor``, ``cache_algorithm``).
         qcomm_codecs_registry: the codecs that results and gradients of the module's tables travel by, under TorchRec's
-            name: what ``get_qcomm_codecs_registry`` returns, or a ``QCommsConfig``; float32 as they are by default.
+            name: the result of ``get_qcomm_codecs_registry``, or a ``QCommsConfig``; float32 as they are by default.
             ``ParameterConstraints(qcomms_config=...)`` and a plan that has codecs of its own prevail.
-        input_checks: how closely batches are looked at: ``"off"``, ``"standard"`` or ``"strict"`` (see
-            :class:`InputChecks`); what the variable ``SHARDWRIGHT_INPUT_CHECKS`` says by default, else the standard.
+        input_checks: level of checks of each batch: ``"off"``, ``"standard"`` or ``"strict"`` (see
+            :class:`InputChecks`); by default that of the variable ``SHARDWRIGHT_INPUT_CHECKS``, else the standard.
 
     Raises:
         InvalidInputError: the optimizer or the codecs are of the wrong form, or there are no such checks.
@@ -99,9 +99,9 @@ class ModuleSharder(ABC):
 
         Args:
             module: the unsharded one; its weights are taken over, or made anew if they are on ``meta``.
-            params: table name -> how it is sharded.
+            params: table name -> its part of the plan.
             env: the ranks.
-            device: where this rank's blocks go; the environment's device by default.
+            device: device of this rank's blocks; the environment's device by default.
             module_fqn: path of the module in the model.
         """
 
@@ -197,7 +197,7 @@ def collect_tables(
 
 
 def _allowed_by(sharder: ModuleSharder, device: str) -> dict[str, list[str] | None] | None:
-    """What a sharder allows planners to choose: sharding types, each with kernels; ``None`` where it overrides nothing.
+    """Sharding types that a sharder allows planners to choose, each with kernels; ``None`` if it overrides nothing.
 
     Raises:
         UnknownPluginError: it allows something that is not known.

@@ -30,7 +30,7 @@ class ShardedParameter(nn.Parameter):
     """This rank's block of a sharded table.
 
     Attributes:
-        table: how the table is called in errors; ``None`` of a copy, which is a tensor like any other.
+        table: name of the table in errors; ``None`` for a copy, which is a tensor like any other.
         is_fused: its optimizer runs in the backward pass; else its gradient is that of this rank's block alone.
     """
 
@@ -87,9 +87,9 @@ def refuse_reader(reader: FrameType, table: str, *, is_fused: bool) -> None:
     """Check that gradients of a sharded table are not read by a function that takes them for whole.
 
     Args:
-        reader: the frame that reads.
-        table: how the table is called.
-        is_fused: see :class:`ShardedParameter`.
+        reader: frame of the function that reads.
+        table: name of the table in errors.
+        is_fused: the table's optimizer runs in the backward pass.
 
     Raises:
         UnsupportedError: they are; the other ranks hear of it.

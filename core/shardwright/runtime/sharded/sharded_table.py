@@ -51,7 +51,7 @@ class ShardedTable(nn.Module):
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the kernel says which ids its rows are of, beside their weights."""
+        """True if the kernel's state includes the ids of its rows, beside their weights."""
         return bool(self._row_state)
 
     def weight_of(self, local: LocalBlock) -> Tensor:
@@ -59,7 +59,7 @@ class ShardedTable(nn.Module):
         return self.lookup_of(local).weight(local.index)
 
     def lookup_of(self, local: LocalBlock) -> Lookup:
-        """What looks a local block up."""
+        """The lookup of a local block."""
         return self._lookups[local.lookup]
 
     def take_rows(self, local: LocalBlock, state: Mapping[str, Tensor]) -> Tensor:
@@ -82,7 +82,7 @@ class ShardedTable(nn.Module):
         return source
 
     def loaded_rows(self, local: LocalBlock) -> Tensor | None:
-        """Which rows of the table that was loaded last a block's rows are, where its row map does not say.
+        """Rows of a block in the table that was loaded last; ``None`` if its row map determines them.
 
         Raises:
             UnsupportedError: they were loaded from a checkpoint in shards, of which this rank has read a part.
@@ -133,7 +133,7 @@ class ShardedTable(nn.Module):
             )
 
     def _blocks(self, prefix: str) -> dict[str, BlockedTensor]:
-        """What the state dict has in blocks."""
+        """The entries that the state dict has in blocks."""
         table, weight = self.state.table, prefix + "weight"
         dtype = dtype_of(table.data_type)
         blocks = self.state.blocked(weight, self.weight_of, columns=table.embedding_dim, dtype=dtype)
@@ -180,7 +180,7 @@ class ShardedTable(nn.Module):
     def _already_loaded(
         self, state_dict: Mapping[str, Any], prefix: str, missing_keys: list[str]
     ) -> Iterator[str]:
-        """What is wrong with a state dict of blocks: DCP has read into them, so they must be this table's own."""
+        """Describe the fault of a state dict of blocks: DCP has read into them, so they must be this table's own."""
         for name, own in self._blocks(prefix).items():
             given = state_dict.get(name)
             if given is None:

@@ -47,13 +47,13 @@ def state_in_blocks() -> Iterator[None]:
 
 
 def is_state_in_blocks() -> bool:
-    """Whether state dicts are to have blocks now."""
+    """True while state dicts have blocks in place of whole tables."""
     return _AS_BLOCKS.get()
 
 
 @frozen(eq=False)
 class LocalBlock:
-    """A block of a table on this rank: which, and the lookup's number for it."""
+    """A block of a table on this rank, its number in its lookup, and the lookup's number."""
 
     block: Block
     index: int
@@ -62,7 +62,7 @@ class LocalBlock:
 
 @frozen(eq=False)
 class TableState:
-    """One sharded table: its specification, how it is sharded, and the blocks that are here."""
+    """One sharded table: its specification, its part of the plan, and the blocks on this rank."""
 
     table: TableSpec
     sharding: ParameterSharding
@@ -72,16 +72,16 @@ class TableState:
 
     @property
     def is_parted(self) -> bool:
-        """Whether ranks have different parts of it, so that a rank's gradient of it is not the table's."""
+        """True if ranks have different parts of it, so that a rank's gradient is not the whole table's."""
         return self.communicator.world_size > 1 and not self.sharding.layout.is_replicated
 
     def gather(self, values: Callable[[LocalBlock], Tensor], *, columns: int, dtype: torch.dtype) -> Tensor:
         """The whole ``[R, C]`` tensor on every rank, in host memory; every rank makes this call.
 
         Args:
-            values: a local block's tensor ``[rows, C of the block]``.
-            columns: ``C``: ``D``, or 1 for a value a row (the same in every column block).
-            dtype: of the tensor.
+            values: function that returns a local block's tensor ``[rows, C of the block]``.
+            columns: ``C``: ``D``, or 1 for one value a row (the same in every column block).
+            dtype: dtype of the result.
         """
         whole = torch.empty(self.table.num_embeddings, columns, dtype=dtype)
         mine = {_place(local.block): local for local in self.local}
@@ -96,7 +96,7 @@ class TableState:
 
     @property
     def is_stored_by_index(self) -> bool:
-        """Whether rows are stored part after part, with an index of their rows."""
+        """True if rows are stored part after part, with an index of their rows."""
         return is_stored_by_index(self.sharding.layout.row_map)
 
     def blocked(
@@ -105,10 +105,10 @@ class TableState:
         """The whole ``[R, C]`` tensor as this rank's blocks of it, shared storage; no collective.
 
         Args:
-            name: of the tensor in the state dict.
-            values: a local block's tensor ``[rows, C of the block]``.
-            columns: ``C``: ``D``, or 1 for a value a row (the same in every column block).
-            dtype: of the tensor.
+            name: name of the tensor in the state dict.
+            values: function that returns a local block's tensor ``[rows, C of the block]``.
+            columns: ``C``: ``D``, or 1 for one value a row (the same in every column block).
+            dtype: dtype of the tensor.
 
         Returns:
             One entry; of rows stored by an index its name ends in :data:`STORED`.
@@ -173,7 +173,7 @@ class TableState:
         yield from ((run.row, run.local, run.count) for run in runs_of(row_map, part))
 
     def _is_first_owner(self, block: Block) -> bool:
-        """Whether this rank writes a block: of copies the first in the plan is written."""
+        """True if this rank writes a block: of copies the first in the plan is written."""
         layout = self.sharding.layout
         if not layout.dataflow_of(block).is_replicated:
             return True
@@ -204,9 +204,10 @@ class TableState:
         """Copy the local blocks' parts of ``whole [R, C]`` into their tensors; no collective.
 
         Args:
-            whole: of the table.
-            target: a local block's tensor ``[rows, C of the block]``.
-            rows_of: where a block's rows are in ``whole``, -1 where nowhere; ``None``: where its row map has them.
+            whole: the whole table's tensor, ``[R, C]``.
+            target: function that returns a local block's tensor ``[rows, C of the block]``.
+            rows_of: function that returns the row of ``whole`` for each row of a block, -1 for none; if it returns
+                ``None``, the block's row map determines them.
 
         Raises:
             InvalidInputError: the shape is not the table's.
@@ -228,7 +229,7 @@ class TableState:
 
 
 def _place(block: Block) -> tuple[int, int, int | None]:
-    """What tells the blocks of a layout apart: they may be made anew each time that one looks at them."""
+    """Key of a block in its layout; layouts may make new block objects each time they are read."""
     return block.rows.index, block.columns.start, block.rank
 
 

@@ -64,7 +64,6 @@ class PooledArrangement(Arrangement):
         self._added: list[tuple[int, slice, slice]] = []  # tensor, columns of the output, and of the tensor
         for index, (first, stop) in enumerate(spans):
             # Spans written out: the output column of each column of the tensor, in the tensor's order.
-            # Spans written out: the output column of each column of the tensor, in the tensor's order.
             place = starts_of(stop - first)
             columns = np.repeat(first - place, stop - first) + np.arange((stop - first).sum())
             is_new = tensor[columns] < 0  # nobody brought it yet: it is copied; all others are added
@@ -77,11 +76,9 @@ class PooledArrangement(Arrangement):
     def _arranging(self, tensor: Ints, column: Ints) -> Move:
         """Plan the copy from the used tensors, concatenated flat, to the output."""
         # A piece is a run of output columns that are also neighbours in one source tensor.
-        # A piece is a run of output columns that are also neighbours in one source tensor.
         begins = np.flatnonzero((np.diff(tensor, prepend=-1) != 0) | (np.diff(column, prepend=-1) != 1))
         widths = np.diff(begins, append=len(tensor))
         sizes = np.array([own.width for own in self._brings], dtype=np.int64)
-        # Only used tensors are concatenated: count the columns of those before each.
         # Only used tensors are concatenated: count the columns of those before each.
         is_used = np.isin(np.arange(len(sizes)), self._used)
         before = np.cumsum(sizes * is_used) - sizes * is_used

@@ -35,7 +35,6 @@ _LARGE = 1 << 16  # elements; less is copied in the time that looking takes
 
 def _stand_in_a_row(pieces: Sequence[Tensor]) -> bool:
     """True if each piece begins, in the same storage, where the one before ends; empty pieces do not count."""
-    """True if each piece begins, in the same storage, where the one before ends; empty pieces do not count."""
     storage = pieces[0].untyped_storage().data_ptr()
     place = pieces[0].data_ptr()
     for piece in pieces:

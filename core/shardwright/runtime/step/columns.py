@@ -137,7 +137,6 @@ class Move:
                 self._known.clear()
             source, target = (_units_of(place, size) for place in (self._source, self._target))
             # Both list the units in one order; inverting the target side gives the source unit of each place.
-            # Both list the units in one order; inverting the target side gives the source unit of each place.
             index = np.empty(source.size, dtype=np.int64)
             index[target.reshape(-1)] = source.reshape(-1)
             first = int(index[0]) if len(index) else 0

@@ -25,6 +25,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
@@ -349,7 +350,7 @@ class EngineStep:
 
 def _sent_to(device: torch.device, values: Tensor) -> Tensor:
     """Copy host values to a device, from page-locked memory, so that the host does not wait for the stream."""
-    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
+    return values if is_host(device) else values.pin_memory().to(device, non_blocking=True)
 
 
 def _read(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.segments import starts_of, take
 from shardwright.settings import CHECKS_VARIABLE
@@ -277,7 +278,7 @@ def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:
         counts: number of ids of each feature, ``[F]``.
         highest: greatest id of each feature, ``[F]`` int64 on the CPU; -1 if any id is allowed.
     """
-    if values.device.type == "cpu":
+    if is_host(values.device):
         return _are_in_range_on_cpu(values, counts, highest)
     device = values.device
     most = highest.to(device).repeat_interleave(

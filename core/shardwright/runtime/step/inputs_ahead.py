@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 
 from shardwright.errors import DistributedError
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.lockstep import name_ranks
 from shardwright.runtime.step.batch_tree import is_same
 from shardwright.runtime.step.inputs import Status
@@ -57,7 +58,7 @@ class SideStream:
     @classmethod
     def on(cls, device: torch.device) -> SideStream:
         """Make a side stream on ``device``, or none on a CPU."""
-        return cls(device, None if device.type == "cpu" else torch.Stream(device))
+        return cls(device, None if is_host(device) else torch.Stream(device))
 
     def active(self) -> AbstractContextManager[object]:
         """A context in which work is queued on this stream."""

@@ -25,7 +25,6 @@ def row_gradients(bags: Bags, gradient: Tensor) -> tuple[Tensor, Tensor]:
     if bags.ids.numel() == 0:
         return bags.ids, gradient.new_zeros(0, gradient.shape[1])
     # Ids sorted stably: those of one row stand together, in the order of the batch, so that sums are reproducible.
-    # Ids sorted stably: those of one row stand together, in the order of the batch, so that sums are reproducible.
     bag_of_id = bags.per_id(torch.arange(bags.num_bags, device=bags.ids.device))
     sorted_ids, order = torch.sort(bags.ids, stable=True)
     rows, counts = torch.unique_consecutive(sorted_ids, return_counts=True)

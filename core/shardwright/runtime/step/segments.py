@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.ranks.devices import is_host
 
 _LONG = 64  # elements: copying a longer piece by itself takes less time than an index of its elements
 _FEW = 32  # pieces: for fewer an index is not worth making
@@ -32,7 +33,7 @@ def starts_of(sizes: Ints) -> Ints:
 
 def repeated(values: Ints, counts: Ints, device: torch.device) -> Tensor:
     """Repeat each host value as often as its count says, on a device: ``[sum of counts]`` int64."""
-    if device.type == "cpu":
+    if is_host(device):
         return torch.from_numpy(np.repeat(values, counts))
     own, times = (torch.from_numpy(numbers).to(device, non_blocking=True) for numbers in (values, counts))
     return own.repeat_interleave(times, output_size=int(counts.sum()))
@@ -56,14 +57,14 @@ def spread(values: Tensor, counts: Tensor, total: int) -> Tensor:
         counts: elements of each piece, ``[n]``, on the device of the values.
         total: sum of the counts, known to the host, so that it need not wait for the device.
     """
-    if counts.device.type == "cpu":
+    if is_host(counts.device):
         return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
     return values.repeat_interleave(counts, output_size=total)
 
 
 def places_where(mask: Tensor) -> Tensor:
     """Places at which a mask is true, in rising order."""
-    if mask.device.type == "cpu":
+    if is_host(mask.device):
         return torch.from_numpy(np.flatnonzero(mask.numpy()))
     return mask.nonzero().squeeze(1)
 
@@ -89,7 +90,7 @@ def _joined(values: Tensor, pieces: Sequence[slice]) -> Tensor:
     """Concatenate pieces, each copied by itself."""
     if len(pieces) == 1:
         return values[pieces[0]]
-    if values.device.type == "cpu":
+    if is_host(values.device):
         own = values.numpy()
         return _as_tensor(np.concatenate([own[piece] for piece in pieces]), values)
     return torch.cat([values[piece] for piece in pieces])
@@ -104,7 +105,7 @@ def interleave(parts: Sequence[Tensor], sizes: Ints) -> Tensor:
     """
     if len(parts) == 1:
         return parts[0]
-    if parts[0].device.type == "cpu" and _are_few(sizes):
+    if is_host(parts[0].device) and _are_few(sizes):
         pieces = _in_turn([part.numpy() for part in parts], sizes.tolist())
         return _as_tensor(np.concatenate(pieces), parts[0])
     out = parts[0].new_empty(int(sizes.sum()))
@@ -161,7 +162,7 @@ def order_of(keys: Tensor, num_keys: int) -> Tensor:
 
     On the CPU this is a radix sort by 8 or 16 bits at a time, the lowest first.
     """
-    if keys.device.type != "cpu":
+    if not is_host(keys.device):
         return torch.argsort(keys, stable=True)
     own = keys.numpy()
     kind: Any = np.uint8 if num_keys <= _SHORTEST_KEYS else np.uint16
@@ -176,7 +177,7 @@ def order_of(keys: Tensor, num_keys: int) -> Tensor:
 
 def counts_of(keys: Tensor, num_keys: int) -> Tensor:
     """Count the occurrences of each key: ``[num_keys]`` int64."""
-    if keys.device.type == "cpu":
+    if is_host(keys.device):
         return torch.bincount(keys, minlength=num_keys)
     # Counting on a device by bincount would make the host wait for the greatest key.
     counts = torch.zeros(num_keys, dtype=torch.int64, device=keys.device)

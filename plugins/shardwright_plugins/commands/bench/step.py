@@ -70,11 +70,11 @@ class StepSettings:
             )
 
     def of_types(self, types: str) -> StepSettings:
-        """The same work by other sharding types, as ``--types`` has them."""
+        """Replace the sharding types, as ``--types`` has them."""
         return evolve(self, types=tuple(name.strip() for name in types.split(",")))
 
     def options(self) -> list[str]:
-        """As options of a command line; ``--hosts`` and ``--kernel`` only if asked for: others may not know them."""
+        """Return command-line options; ``--hosts`` and ``--kernel`` only if asked for: others may not know them."""
         values = {**asdict(self), "types": ",".join(self.types)}
         unknown = ["hosts"] * (self.hosts == 1) + ["kernel"] * (not self.kernel)
         for name in unknown:

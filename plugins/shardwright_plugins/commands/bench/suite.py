@@ -52,7 +52,7 @@ class Outcome:
     problems: dict[str, str] = field(factory=dict)
 
     def summaries(self) -> dict[str, Figures]:
-        """For each side that was measured, the least minimum and the median of medians over its rounds."""
+        """Summarise each side that was measured: the least minimum and the median of medians over its rounds."""
         return {side: _summary(rounds) for side, rounds in self.rounds.items() if rounds}
 
     def ratios(self, sides: Sequence[str]) -> dict[str, float]:
@@ -140,7 +140,7 @@ class Suite:
         return f"{side.name}: {figures.min_ms:.2f} ms"
 
     def to_data(self) -> list[dict[str, Any]]:
-        """As JSON data, one object a case, with every round."""
+        """Return JSON data, one object a case, with every round."""
         return [_case_data(outcome, self.side_names) for outcome in self.outcomes]
 
 
@@ -176,7 +176,7 @@ def last_line(text: str) -> str:
 
 
 def each_type(settings: StepSettings, types: Sequence[str]) -> list[Case]:
-    """The same work by each sharding type alone."""
+    """Make cases of the same work by each sharding type alone."""
     return [Case(name, evolve(settings, types=(name,))) for name in types]
 
 

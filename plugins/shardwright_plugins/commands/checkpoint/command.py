@@ -113,7 +113,7 @@ def _opened(folder: Path, step: int | None) -> StoredCheckpoint:
 
 
 def _contents(stored: StoredCheckpoint) -> dict[str, Any]:
-    """What `show` prints, as JSON data."""
+    """Return what `show` prints, as JSON data."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     from shardwright.runtime.checkpoint.entries import GROUPS

@@ -44,7 +44,7 @@ class Columns:
 
     @classmethod
     def of(cls, first_line: bytes, file: object) -> Columns:
-        """Those of a file.
+        """Read the columns of a file.
 
         Args:
             first_line: Of it, without its line end.

@@ -11,6 +11,7 @@ import typer
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright_plugins.commands.demo.settings import (
     DEFAULT_BATCH_SIZE,
+    DEFAULT_CHECKPOINT_EVERY,
     DEFAULT_SYNTHETIC_STEPS,
     DemoSettings,
     fit_to_data,
@@ -54,6 +55,18 @@ def demo(
         bool, typer.Option("--skip-bad-lines", help="Leave out and count malformed lines of the files.")
     ] = False,
     device: Annotated[str, typer.Option(help="Type of the ranks' devices.")] = "cpu",
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Save checkpoints there; the newest two stay.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Steps from one checkpoint to the next.")
+    ] = DEFAULT_CHECKPOINT_EVERY,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, on any number of ranks.")
+    ] = False,
+    restarts: Annotated[
+        int, typer.Option(help="Start all ranks again so often after one died, from the newest checkpoint.")
+    ] = 0,
 ) -> None:
     """Train a DLRM with sharded embedding tables on local processes, and evaluate it.
 
@@ -72,6 +85,10 @@ def demo(
         seed=seed,
         skip_bad_lines=skip_bad_lines,
         device=_known_device(device),
+        checkpoint=None if checkpoint is None else checkpoint.resolve(),
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        restarts=restarts,
     )
     # What the ranks would find wrong with the files is found here first, once.
     fitted = fit_to_data(settings, batch_size)
@@ -92,7 +109,7 @@ def _run(settings: DemoSettings, json: Path | None) -> None:
     from shardwright_plugins.commands.demo.rank import run_rank
 
     try:
-        result = launch(run_rank, settings, ranks=settings.ranks)
+        result = launch(run_rank, settings, ranks=settings.ranks, restarts=settings.restarts)
     except KeyboardInterrupt:
         typer.echo("interrupted: all ranks are ended", err=True)
         raise typer.Exit(130) from None

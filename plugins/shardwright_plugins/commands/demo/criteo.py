@@ -62,12 +62,12 @@ class Survey:
 
     @property
     def num_held_out(self) -> int:
-        """Of these."""
+        """Number of lines to evaluate on."""
         return self.num_lines // HELD_OUT_EVERY
 
     @property
     def num_training(self) -> int:
-        """Of these."""
+        """Number of lines to train on."""
         return self.num_lines - self.num_held_out
 
     def num_steps(self, batch_size: int) -> int:
@@ -325,7 +325,7 @@ class _Place:
 
     @property
     def num_bytes(self) -> int:
-        """Of the files as they are on disk; a little more than was given out."""
+        """Bytes read of the files as they are on disk; a little more than was given out."""
         packed: int = getattr(self.stream, "fileobj", self.stream).tell()
         return self.bytes_before + packed
 

@@ -25,13 +25,14 @@ _MONITOR_INTERVAL_S = 0.1
 _SHUTDOWN_S = 5
 
 
-def launch(entrypoint: Callable[..., Any], *arguments: Any, ranks: int) -> Any:
+def launch(entrypoint: Callable[..., Any], *arguments: Any, ranks: int, restarts: int = 0) -> Any:
     """Run a function in local processes, one a rank, and give what rank 0 returns.
 
     Args:
         entrypoint: A function of a module, which `torch.distributed.init_process_group` finds ready.
         arguments: Its arguments; pickled.
         ranks: Number of processes.
+        restarts: How often all are started again after one failed or died.
 
     Raises:
         DistributedError: If a rank fails or dies; names it. The others are ended.
@@ -46,7 +47,7 @@ def launch(entrypoint: Callable[..., Any], *arguments: Any, ranks: int) -> Any:
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
-            max_restarts=0,
+            max_restarts=restarts,
             monitor_interval=_MONITOR_INTERVAL_S,
             start_method="spawn",
             logs_specs=DefaultLogsSpecs(log_dir=folder),

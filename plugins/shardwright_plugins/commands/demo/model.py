@@ -105,11 +105,11 @@ class ShardedDLRM:
         self.module = DistributedModelParallel(
             module, env=env, plan=self.plan, sharders=sharders, device=device
         )
-        dense = KeyedOptimizerWrapper(
+        self.dense_optimizer = KeyedOptimizerWrapper(
             dict(in_backward_optimizer_filter(self.module.named_parameters())),
             lambda parameters: torch.optim.Adam(parameters, lr=DENSE_LEARNING_RATE),
         )
-        self._optimizer = CombinedOptimizer([self.module.fused_optimizer, dense])
+        self._optimizer = CombinedOptimizer([self.module.fused_optimizer, self.dense_optimizer])
 
     def train_step(self, batch: Batch) -> float:
         """Learn from this rank's share of a global batch. Every rank makes this call.

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from shardwright import ShardingEnv
+from shardwright import InvalidInputError, SavedCheckpoint, ShardingEnv, load_checkpoint, save_checkpoint
 from shardwright.cli.progress import track
 from shardwright.host import host
+from shardwright.runtime.checkpoint.folder import has_checkpoint
 from shardwright_plugins.commands.demo.examples import Examples, Source
 from shardwright_plugins.commands.demo.model import Batch, ShardedDLRM, count_collectives
 from shardwright_plugins.commands.demo.result import DemoResult, area_under_curve
@@ -71,6 +73,8 @@ class _Run:
         self._print("ranks: " + ", ".join(f"{rank} is process {pid}" for rank, pid in enumerate(process_ids)))
         self._model = ShardedDLRM(self._source.tables, settings, env, device)
         self._print(str(self._model.plan))
+        self._saving: SavedCheckpoint | None = None
+        self._rate = 0.0
 
     def result(self) -> DemoResult | None:
         """Train, evaluate, and say what came of it."""
@@ -82,7 +86,7 @@ class _Run:
             auc=area_under_curve(labels, logits),
             best_auc=None if true_logits is None else area_under_curve(labels, true_logits),
             examples=num_examples,
-            examples_per_second=num_examples / seconds,
+            examples_per_second=self._rate,
             collectives_per_step=collectives,
             ranks=self._env.world_size,
             plan=json.loads(self._model.plan.to_json()),
@@ -94,26 +98,59 @@ class _Run:
         )
 
     def _train(self) -> tuple[int, int, float]:
-        """(examples of all ranks, collectives a step, seconds)."""
-        collectives = 0
-        num_steps = 0
-        seconds = 0.0
-        batches = self._source.training_batches(self._env.rank, self._env.world_size)
-        with track(self._console, "training", self._settings.steps) as tracker:
+        """(examples of all ranks, also before the checkpoint; collectives a step; seconds since then)."""
+        collectives, seconds = 0, 0.0
+        first = num_steps = self._resumed()
+        # A step has the same examples on any number of ranks: what was trained on is passed over.
+        steps = self._settings.steps
+        every = self._source.training_batches(self._env.rank, self._env.world_size)
+        batches = islice(every, first, None if steps is None else max(steps, first))
+        with track(self._console, "training", None if steps is None else steps - first) as tracker:
             start = time.perf_counter()
             for examples in batches:
                 batch = self._batch(examples)
-                if num_steps == 0:
+                if num_steps == first:
                     collectives = count_collectives(self._model, batch)
                     start = time.perf_counter()
                 loss = self._model.train_step(batch)
                 num_steps += 1
+                self._save(num_steps)
                 seconds = time.perf_counter() - start
-                rate = num_steps * self._settings.batch_size / seconds
-                tracker.advance(f"loss {loss:.4f}  {rate:,.0f} examples/s")
-                if num_steps == self._settings.steps:
-                    break
+                self._rate = (num_steps - first) * self._settings.batch_size / seconds
+                tracker.advance(f"loss {loss:.4f}  {self._rate:,.0f} examples/s")
+        if self._saving is not None:
+            self._saving.wait()
         return num_steps * self._settings.batch_size, collectives, seconds
+
+    def _resumed(self) -> int:
+        """Load the newest checkpoint, if that is asked for or ranks were started again; gives the steps it is after."""
+        folder = self._settings.checkpoint
+        again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        if folder is None or not (self._settings.resume or again) or not has_checkpoint(folder):
+            return 0
+        loaded = load_checkpoint(folder, self._model.module, self._model.dense_optimizer)
+        if loaded.extra != self._settings.data_position():
+            raise InvalidInputError(
+                f"{loaded.path} was trained on other batches: {dict(loaded.extra)}, now it would be "
+                f"{self._settings.data_position()}"
+            )
+        self._print(f"resumed from {loaded.path}")
+        return loaded.step or 0
+
+    def _save(self, num_steps: int) -> None:
+        """Save a checkpoint when one is due, while training goes on."""
+        folder = self._settings.checkpoint
+        if folder is None or num_steps % self._settings.checkpoint_every:
+            return
+        self._saving = save_checkpoint(
+            folder,
+            self._model.module,
+            self._model.dense_optimizer,
+            step=num_steps,
+            extra=self._settings.data_position(),
+            keep=2,
+            asynchronous=True,
+        )
 
     def _evaluate(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
         """Labels, logits and, where known, true logits of the held-out examples of all ranks."""

@@ -17,6 +17,7 @@ __all__ = ["DemoSettings", "Fitted", "fit_to_data", "make_source"]
 
 DEFAULT_BATCH_SIZE = 4096
 DEFAULT_SYNTHETIC_STEPS = 300
+DEFAULT_CHECKPOINT_EVERY = 50
 _LEAST_STEPS = 10
 NUM_HELD_OUT = 65_536
 """Number of examples that the model is evaluated on: the standard error of the AUC then is about 0.002."""
@@ -50,6 +51,10 @@ class DemoSettings:
         skip_bad_lines: Leave out malformed lines instead of ending with an error.
         device: Type of the ranks' devices.
         num_held_out: Examples to evaluate on, at most.
+        checkpoint: Folder of checkpoints; none are saved without it.
+        checkpoint_every: Steps from one checkpoint to the next.
+        resume: Go on from the newest checkpoint in the folder, if there is one.
+        restarts: How often all ranks are started again after one died; they go on from the newest checkpoint.
     """
 
     ranks: int = attrs.field(default=2, validator=_within(1, "--ranks", MOST_PROCESSES))
@@ -61,20 +66,32 @@ class DemoSettings:
     skip_bad_lines: bool = False
     device: str = "cpu"
     num_held_out: int = attrs.field(default=NUM_HELD_OUT, validator=_within(1, "num_held_out"))
+    checkpoint: Path | None = None
+    checkpoint_every: int = attrs.field(
+        default=DEFAULT_CHECKPOINT_EVERY, validator=_within(1, "--checkpoint-every")
+    )
+    resume: bool = False
+    restarts: int = attrs.field(default=0, validator=_within(0, "--restarts"))
 
     def __attrs_post_init__(self) -> None:
         """Check what several options together say, and fill in the number of steps.
 
         Raises:
-            InvalidInputError: If there are more ranks than examples in a batch.
+            InvalidInputError: If there are more ranks than examples in a batch, or nowhere to resume from.
         """
         if self.batch_size < self.ranks:
             raise InvalidInputError(
                 f"--batch-size {self.batch_size} is of all ranks together: {self.ranks} ranks cannot share "
                 f"it. Give at least {self.ranks}."
             )
+        if self.checkpoint is None and (self.resume or self.restarts):
+            raise InvalidInputError("--resume and --restarts go on from a checkpoint: give --checkpoint DIR")
         if self.steps is None and not self.data:
             object.__setattr__(self, "steps", DEFAULT_SYNTHETIC_STEPS)
+
+    def data_position(self) -> dict[str, Any]:
+        """Settings that fix, with the number of steps, which examples were trained on, on any number of ranks."""
+        return {"batch_size": self.batch_size, "seed": self.seed, "data": [str(path) for path in self.data]}
 
     @property
     def evaluation_batch_size(self) -> int:

@@ -150,7 +150,7 @@ class Descent:
 
     @property
     def ranks(self) -> list[Ints]:
-        """Of each table, the ranks of its shards without a rank by layout."""
+        """Ranks of each table's shards without a rank by layout."""
         return [places.ranks for places in self._places]
 
     @property

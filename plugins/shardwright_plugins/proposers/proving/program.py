@@ -143,7 +143,7 @@ class Program:
             self._runs[option].append(Run(needs, shards, first, local, gangs[gang]))
 
     def _spread_out(self, of: int, ranks: range, count: int, tables: float, needs: Floats) -> int:
-        """Of each that a column counts, so many shards on any of some ranks; the first of their columns."""
+        """Add columns for shards, on any of some ranks, of each that a column counts; return the first of them."""
         first = self._new(len(ranks), tables * count)
         self._equate(range(first, first + len(ranks)), 0.0, (of, -float(count)))
         for place, rank in enumerate(ranks):
@@ -151,7 +151,7 @@ class Program:
         return first
 
     def _load(self, column: int, first_rank: int, count: int, needs: Floats) -> None:
-        """Of each that the column counts, a shard on each of so many ranks in turn."""
+        """Put a shard on each of some ranks in turn, for each that the column counts."""
         self._loads += [(rank, column, needs) for rank in range(first_rank, first_rank + count)]
 
     def _count_on_hosts(self) -> None:
@@ -231,9 +231,8 @@ class Program:
         options = self.space.options
         proposal = np.zeros(len(options.distinct_table), dtype=np.int64)
         ranks: list[Ints] = [np.empty(0, dtype=np.int64)] * len(proposal)
-        left = [
-            np.flatnonzero(options.distinct_table == table).tolist() for table in range(len(options.tables))
-        ]
+        number = len(options.tables)
+        left = [np.flatnonzero(options.distinct_table == table).tolist() for table in range(number)]
         for option, column in self._columns.items():
             mine = left[int(options.table[option])]
             tables, mine[:] = mine[: numbers[column]], mine[numbers[column] :]

@@ -113,12 +113,7 @@ class _Resources:
     """The columns that stand for rules."""
 
     def __init__(self, space: SearchSpace, rules: RankRules, given_ranks: Mapping[int, int]) -> None:
-        self._space, self._options, self._rules, self._given_ranks_of = (
-            space,
-            space.options,
-            rules,
-            given_ranks,
-        )
+        self._space, self._options, self._rules, self._given = space, space.options, rules, given_ranks
         self._world_size = len(space.capacity_bytes)
         self._names: list[str] = []
         self._needs: list[Ints] = []
@@ -133,13 +128,10 @@ class _Resources:
             self._add_set(ranks, self._of_tables(tables))
         for group in self._rules.apart:
             one = np.full(self._world_size, _FOR_ONE)
-            self._add(
-                "apart", self._of_tables({int(self._options.distinct_table[table]) for table in group}), one
-            )
+            members = {int(self._options.distinct_table[table]) for table in group}
+            self._add("apart", self._of_tables(members), one)
         run_table = self._options.shard_table
-        given_rank = np.array(
-            [self._given_ranks_of.get(table, FREE) for table in range(len(self._options.tables))]
-        )
+        given_rank = np.array([self._given.get(table, FREE) for table in range(len(self._options.tables))])
         rank = np.where(is_seated[self._options.option], given_rank[run_table], self._options.rank)
         space = attrs.evolve(
             self._space,
@@ -173,7 +165,7 @@ class _Resources:
         Several shards of a table on one rank are no better than one; where there is no option of one, they are left
         to a resource.
         """
-        of_given = self._of_tables(self._given_ranks_of)
+        of_given = self._of_tables(self._given)
         is_free = np.logical_and.reduceat(self._options.rank == FREE, self._options.first_shard[:-1])
         is_seated = of_given & (self._options.shards_per_option == 1) & is_free & self._space.fits_alone
         has_one = np.bincount(self._options.table, is_seated, len(self._options.tables)) > 0
@@ -186,11 +178,7 @@ class _Resources:
         seated = set(self._options.table[is_seated].tolist())
         for table in sorted(self._rules.concerned):
             allowed, distinct = self._rules.allowed(table), int(self._options.distinct_table[table])
-            allowed = (
-                allowed
-                if distinct not in self._given_ranks_of
-                else frozenset([self._given_ranks_of[distinct]])
-            )
+            allowed = allowed if distinct not in self._given else frozenset([self._given[distinct]])
             if distinct not in seated and len(allowed) < self._world_size:
                 found.setdefault(allowed, set()).add(distinct)
         return found
@@ -202,7 +190,7 @@ class _Resources:
         needs: dict[frozenset[int], float] = {}
         for table in self._rules.concerned:
             distinct = int(self._options.distinct_table[table])
-            given_rank = self._given_ranks_of.get(distinct)
+            given_rank = self._given.get(distinct)
             allowed = self._rules.allowed(table) if given_rank is None else frozenset([given_rank])
             needs[allowed] = needs.get(allowed, 0.0) + float(least[distinct])
         loads = (sum(need for part, need in needs.items() if part <= ranks) / len(ranks) for ranks in needs)

@@ -30,10 +30,8 @@ from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.packing.assignment import Assignment, Catalogue
 from shardwright_plugins.proposers.proving.program import Program
 
-# A plan is better than another by more than this part.
-_LEAST_GAIN = 1e-4
-# Another try at the same part of the way to the bound is worth it after a gain of this part.
-_WORTHWHILE = 2e-3
+# Gains, parts of a plan's time, that make it better than another, and that make the same step worth another try.
+_LEAST_GAIN, _WORTHWHILE = 1e-4, 2e-3
 # A plan brought down a little at a time: the first step, the most, and the least that is worth a try; how a step
 # changes after a success and a failure; and tries.
 _FIRST_STEP, _MOST_STEP, _LEAST_STEP, _MORE, _LESS, _MOST_TRIES = 0.1, 0.3, 4e-3, 1.5, 0.5, 60

@@ -181,7 +181,7 @@ class Assignment:
 
     @property
     def excess(self) -> float:
-        """By how much all ranks together are over their limits, in parts of these."""
+        """Excess of all ranks together over their limits, in parts of these."""
         return float(self.bins.over().sum())
 
     @property
@@ -195,7 +195,7 @@ class Assignment:
         return [self.bins.bin[items] for items in self._items]
 
     def copy(self) -> Assignment:
-        """The same options and ranks."""
+        """Copy the options and ranks."""
         twin = copy(self)
         twin.bins, twin.proposal, twin._items = self.bins.copy(), self.proposal.copy(), list(self._items)
         return twin

@@ -82,7 +82,7 @@ class Bins:
                 self._put_equal(run)
 
     def _in_order(self, unit: Sequence[int]) -> list[int]:
-        """Those with a place in their host first, then the longest."""
+        """Sort items: those with a place in their host first, then the longest."""
         return sorted(unit, key=lambda item: (self.local[item] == FREE, -self.size[item, 0], item))
 
     def _put_equal(self, items: Ints) -> None:
@@ -163,7 +163,7 @@ class Bins:
         return new
 
     def copy(self) -> Bins:
-        """The same items in the same bins."""
+        """Copy the items in their bins."""
         twin = copy(self)
         twin.used, twin.bin = self.used.copy(), self.bin.copy()
         twin._alone, twin._is_settled, twin.members = (
@@ -176,7 +176,7 @@ class Bins:
     # -- repair ----------------------------------------------------------------------------------------------
 
     def over(self) -> Floats:
-        """By how much each bin is over its limits, in parts of them, all dimensions together: ``[W]``."""
+        """Compute the excess of each bin over its limits, in parts of them, all dimensions together: ``[W]``."""
         return excess(self.used, self.limit)
 
     def repair(self, steps: int) -> bool:
@@ -297,7 +297,7 @@ def fullness(parts: Floats) -> Floats:
 
 
 def excess(used: Floats, limit: Floats) -> Floats:
-    """By how much bins are over their limits, in parts of them, all dimensions together: ``[..., D]`` to ``[...]``."""
+    """Compute the excess of bins over their limits, in parts of them, summed over dimensions: ``[..., D] -> [...]``."""
     room = np.maximum(limit, _LEAST)  # shards may cost nothing, and so their limit may be 0
     result: Floats = np.maximum(used / room - (1 + SLACK), 0).sum(axis=-1)
     return result

@@ -49,6 +49,7 @@ class CombinedOptimizer(KeyedOptimizer):
             _JoinedState(parts),
             list(chain.from_iterable(part.param_groups for part in parts)),
         )
+        self.params = _JoinedParams(self._optims)
 
     @property
     def optimizers(self) -> list[tuple[str, KeyedOptimizer]]:
@@ -175,6 +176,25 @@ class _JoinedState(MutableMapping[Tensor, dict[str, Any]]):
             if any(param is own for own in part.params.values()):
                 return part
         raise KeyError(param)
+
+
+class _JoinedParams(Mapping[str, Tensor]):
+    """The parameters of several optimizers as one, always current: resharding gives tables new ones."""
+
+    def __init__(self, optims: Sequence[tuple[str, KeyedOptimizer]]) -> None:
+        self._optims = optims
+
+    def _now(self) -> dict[str, Tensor]:
+        return _joined_params(self._optims)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._now()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
 
 
 def _joined_params(optims: Sequence[tuple[str, KeyedOptimizer]]) -> dict[str, Tensor]:

@@ -60,7 +60,7 @@ class KeyedOptimizer(Optimizer):
     ) -> None:
         # Torch refuses an empty list, and would copy: it is given an empty group, then what is shared.
         super().__init__([{"params": []}], {})
-        self.params = dict(params)
+        self.params: Mapping[str, Tensor] = dict(params)
         self.state = state  # type: ignore[assignment]  # any mapping will do
         self.param_groups = param_groups
         self._saves_param_groups = True
@@ -218,6 +218,7 @@ class OptimizerWrapper(_Delegating):
 
     def __init__(self, optimizer: KeyedOptimizer) -> None:
         super().__init__(optimizer.params, optimizer)
+        self.params = optimizer.params  # those that it has now, whenever one asks
         self._keyed = optimizer
 
     @property

@@ -47,6 +47,11 @@ class Lockstep:
         self._names.append(name if self._named[name] == 1 else f"{name} (no. {self._named[name]})")
         return len(self._names) - 1
 
+    def rejoin(self, number: int, header_size: int) -> int:
+        """Go on with a collection that is sharded otherwise from now on, under its number."""
+        self.header_size = max(self.header_size, header_size)
+        return number
+
     def note(self, what: str, number: int) -> None:
         """Record a call: ``what`` of the collection of that number."""
         call = f"{what} of {self._names[number]}"

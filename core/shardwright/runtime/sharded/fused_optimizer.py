@@ -67,6 +67,23 @@ class FusedOptimizer(KeyedOptimizer):
         ]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
+    def rebind(self, tables: Mapping[str, ShardedTable], rates: LearningRates) -> None:
+        """Go on as the optimizer of the same tables sharded otherwise; groups and learning rates stay.
+
+        Args:
+            tables: those of the module by parameter name; the fused ones are those that it had.
+            rates: learning rates of the module's local kernel groups.
+        """
+        self._tables = {name: tables[name] for name in self._tables}
+        self._rates, before = rates, {id(own): name for name, own in self.params.items()}
+        assert isinstance(self.params, dict)  # as it was made
+        self.params.update({name: _representative(table) for name, table in self._tables.items()})
+        for group in self.param_groups:
+            # In place: a scheduler, or an optimizer that this is a part of, has the same group.
+            group["params"][:] = [self.params[before[id(own)]] for own in group["params"]]
+        self._applied = [float(group["lr"]) for group in self.param_groups]
+        rates.renew(dict(zip(self._specs, self._applied, strict=True)).get)
+
     @property
     def tables(self) -> Mapping[str, ShardedTable]:
         """The tables whose optimizer it is, by parameter name."""

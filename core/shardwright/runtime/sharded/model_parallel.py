@@ -7,11 +7,12 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from shardwright.arguments import checked, checked_only
 from shardwright.contracts.comm_backend import CommBackend
@@ -26,6 +27,9 @@ from shardwright.runtime.sharded.initialization import seeded
 from shardwright.runtime.sharded.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.sharders import ModuleSharder, default_sharders, shardable_modules
 from shardwright.runtime.sharded.table_state import state_in_blocks
+
+if TYPE_CHECKING:
+    from shardwright.runtime.sharded.resharding.reshard import Resharded
 
 # Buffers are copied when the model is wrapped, not in each step: under its new name where torch has it.
 _BUFFERS_ONCE: Mapping[str, Any] = (
@@ -202,6 +206,61 @@ class DistributedModelParallel(nn.Module):
     def fused_optimizer(self) -> CombinedOptimizer:
         """The optimizers that run in the backward pass, those of each sharded module under its path."""
         return self._fused_optimizer
+
+    def reshard(
+        self,
+        plan: ShardingPlan,
+        *optimizers: Optimizer,
+        max_extra_bytes: int | None = None,
+        piece_bytes: int | None = None,
+    ) -> Resharded:
+        """Go from one plan to another between two steps; every rank makes this call.
+
+        Weights and optimizer states travel from their old owners to their new ones in pieces of bounded size. The
+        fused optimizer stays the same object with the same learning rates, so that schedulers go on; training goes on
+        as if nothing had happened. Whatever does not fit is refused on all ranks before anything moves.
+
+        Args:
+            plan: the new plan, for the same model and ranks.
+            optimizers: those of your own that have parameters of tables, whose kernel shows gradients: they get the
+                new parameters. Optimizers around them (combined, scheduled) follow.
+            max_extra_bytes: most that a rank may take while rows move, beside what it has; then old blocks are freed as
+                soon as their rows have left, and a failure in between loses the model. ``None``: old blocks stay until
+                all rows have come, so that a failure changes nothing.
+            piece_bytes: most that a rank sends or receives at once; 64 MiB by default, or an eighth of
+                ``max_extra_bytes`` where that is less.
+
+        Returns:
+            Which tables moved, and the bytes; see :class:`Resharded`.
+
+        Raises:
+            PlanError, InvalidInputError: the plan does not fit the model, or needs more than ``max_extra_bytes``.
+            UnsupportedError: a batch is under way, or a table cannot move.
+            DistributedError: ranks gave different plans, or one did not make this call, or was lost in it.
+
+        Example:
+            >>> import shardwright as sw
+            >>> table = sw.EmbeddingBagConfig(
+            ...     name="user_id", num_embeddings=1000, embedding_dim=8, feature_names=["user"]
+            ... )
+            >>> bags = sw.EmbeddingBagCollection([table], device="meta")
+            >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+            >>> model.reshard(model.plan)
+            Resharded(tables=(), sent_bytes=0, peak_bytes=0)
+        """
+        from shardwright.runtime.sharded.resharding.reshard import modules_under, reshard
+
+        with self._env.everyone.phase("resharding the model"):
+            resharded = reshard(
+                modules_under(plan, self._sharded),
+                self._env,
+                optimizers,
+                max_extra_bytes=max_extra_bytes,
+                piece_bytes=piece_bytes,
+            )
+        self._plan = plan
+        leave_out_tables(self)  # the new blocks, should somebody else wrap it
+        return resharded
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

@@ -6,11 +6,12 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from attrs import frozen
 from torch import nn
+from torch.optim import Optimizer
 
 from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
@@ -39,6 +40,9 @@ from shardwright.runtime.step.inputs import InputChecks, Status
 from shardwright.runtime.step.inputs_ahead import InputsAhead, who_ended
 from shardwright.runtime.step.scaled_losses import watch_scalers
 from shardwright.sparse import KeyedJaggedTensor
+
+if TYPE_CHECKING:
+    from shardwright.runtime.sharded.resharding.reshard import Resharded
 
 
 @frozen(eq=False)
@@ -84,43 +88,88 @@ class ShardedCollection(nn.Module, ABC):
         _compare_plans(inputs)  # first: what one rank alone would raise leaves the others waiting
         check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
         self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.configs)
-        self._engine = CollectionEngine(
-            inputs.specs,
-            inputs.params,
-            executor_of=executor_of,
-            env=inputs.env,
-            device=inputs.device,
-            is_weighted=inputs.is_weighted,
-            checks=inputs.checks,
-        )
-        local = _local_blocks(self._engine)
-        self._tables: dict[str, ShardedTable] = {}
-        for spec in inputs.specs:
-            own = local.get(spec.name, [])
-            state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
-            self._tables[spec.name] = ShardedTable(state, self._engine.lookups)
-        self.add_module(tables_name, nn.ModuleDict(self._tables))
-        # Those that the kernels update here; listed once, since each batch begins with a look at them.
-        self._updated = [
-            parameter
-            for parameter in self.parameters()
-            if isinstance(parameter, ShardedParameter) and parameter.is_fused
-        ]
-        self._input_dists = anatomy.input_dists(self._engine)
-        self._lookups = anatomy.lookups(self._engine)
-        self._output_dists = anatomy.output_dists(self._engine)
+        self._tables_name = tables_name
+        self._take_engine(inputs, engine_of(inputs))
         self._meeting = Meeting(inputs.env, self._engine.number)
-        self._fused_optimizer = FusedOptimizer(
-            {f"{tables_name}.{name}.weight": table for name, table in self._tables.items()},
-            self._engine.rates,
-            self._meeting,
-        )
+        self._fused_optimizer = FusedOptimizer(self._by_parameter(), self._engine.rates, self._meeting)
         # Functions of the module that they are called with: one that held it would keep it from being freed at once.
         self.register_state_dict_pre_hook(_meet_to_save)
         self.register_load_state_dict_pre_hook(_meet_to_load)
         watch_data_parallel()
         watch_scalers()
         self.inputs_ahead: InputsAhead | None = None
+
+    def _take_engine(self, inputs: ShardingInputs, engine: CollectionEngine) -> None:
+        """Stand over the blocks that an engine has, all that follows from a plan made anew."""
+        self._inputs, self._engine = inputs, engine
+        local = local_blocks(engine)
+        self._tables: dict[str, ShardedTable] = {}
+        for spec in inputs.specs:
+            own = local.get(spec.name, [])
+            state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
+            self._tables[spec.name] = ShardedTable(state, engine.lookups).train(self.training)
+        self.add_module(self._tables_name, nn.ModuleDict(self._tables))
+        # Those that the kernels update here; listed once, since each batch begins with a look at them.
+        self._updated = [
+            parameter
+            for parameter in self.parameters()
+            if isinstance(parameter, ShardedParameter) and parameter.is_fused
+        ]
+        self._input_dists = anatomy.input_dists(engine)
+        self._lookups = anatomy.lookups(engine)
+        self._output_dists = anatomy.output_dists(engine)
+
+    def _by_parameter(self) -> dict[str, ShardedTable]:
+        """The tables by the names of their parameters."""
+        return {f"{self._tables_name}.{name}.weight": table for name, table in self._tables.items()}
+
+    def take_over(self, inputs: ShardingInputs, engine: CollectionEngine) -> None:
+        """Go on with the blocks of another engine; the optimizer object and its learning rates stay.
+
+        Args:
+            inputs: tables, new plan and ranks.
+            engine: made for that, as the one after this module's own.
+        """
+        self._take_engine(inputs, engine)
+        self._fused_optimizer.rebind(self._by_parameter(), engine.rates)
+
+    @property
+    def inputs(self) -> ShardingInputs:
+        """Tables, plan and ranks."""
+        return self._inputs
+
+    @property
+    def engine(self) -> CollectionEngine:
+        """The engine that runs its tables."""
+        return self._engine
+
+    def reshard(
+        self,
+        params: Mapping[str, ParameterSharding],
+        *optimizers: Optimizer,
+        max_extra_bytes: int | None = None,
+        piece_bytes: int | None = None,
+    ) -> Resharded:
+        """Go from one plan to another between two steps; every rank makes this call.
+
+        See :meth:`DistributedModelParallel.reshard`.
+
+        Args:
+            params: table name -> how it is to be sharded.
+            optimizers: those of your own that have parameters of its tables.
+            max_extra_bytes: see there.
+            piece_bytes: see there.
+        """
+        from shardwright.runtime.sharded.resharding.reshard import reshard
+
+        path = self._inputs.specs[0].module
+        return reshard(
+            {path: (self, params)},
+            self._env,
+            optimizers,
+            max_extra_bytes=max_extra_bytes,
+            piece_bytes=piece_bytes,
+        )
 
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
         """Send the ids to the ranks that own their rows (headers and payload), if that was not done ahead.
@@ -272,6 +321,25 @@ class ShardedCollection(nn.Module, ABC):
                 initialize(table.weight_of(local), config, local.block, path=path, seed=seed)
 
 
+def engine_of(inputs: ShardingInputs, before: CollectionEngine | None = None) -> CollectionEngine:
+    """Make the engine that runs the tables of a collection.
+
+    Args:
+        inputs: tables, plan and ranks.
+        before: the engine that runs them under another plan until now.
+    """
+    return CollectionEngine(
+        inputs.specs,
+        inputs.params,
+        executor_of=executor_of,
+        env=inputs.env,
+        device=inputs.device,
+        is_weighted=inputs.is_weighted,
+        checks=inputs.checks,
+        before=before,
+    )
+
+
 def _meet_to_save(module: ShardedCollection, *_: Any) -> None:
     if is_state_in_blocks():  # nothing is gathered
         return
@@ -321,7 +389,8 @@ def _digests(inputs: ShardingInputs) -> dict[str, str]:
     return digests
 
 
-def _local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:
+def local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:
+    """This rank's blocks of each table that has some here."""
     local: dict[str, list[LocalBlock]] = {}
     for lookup, group in enumerate(engine.groups):
         for index, spec in enumerate(group.blocks):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from attrs import evolve
@@ -57,6 +58,7 @@ class CollectionEngine:
         device: device of the local blocks.
         is_weighted: ids carry weights.
         checks: the level of checks of each batch.
+        before: the engine of the same collection under another plan, whose place among the ranks' calls it takes.
 
     Attributes:
         updated_in_backward: description of the first table that a kernel updates in the backward pass; empty if none.
@@ -77,6 +79,7 @@ class CollectionEngine:
         device: torch.device,
         is_weighted: bool,
         checks: InputChecks = InputChecks.STANDARD,
+        before: CollectionEngine | None = None,
     ) -> None:
         self.collection = Collection.of(tables)
         self.env, self.device = env, device
@@ -98,8 +101,13 @@ class CollectionEngine:
         self.updated_in_backward = updated[0].describe() if updated else ""
         self.scaling_refusal = _scaling_refusal(tables, shardings, env.world_size)
         self.header = HeaderFormat([executor.header_size for executor in self.executors])
-        self.number = env.lockstep.join(self.collection.name, self.header.size)
-        self.open_steps = OpenSteps(env, self.number)
+        if before is None:
+            self.number = env.lockstep.join(self.collection.name, self.header.size)
+            self.open_steps = OpenSteps(env, self.number)
+        else:
+            self.number = env.lockstep.rejoin(before.number, self.header.size)
+            self.open_steps = before.open_steps
+        self._steps: WeakSet[EngineStep] = WeakSet()
         self.anchors = Anchors(device, parameters_of(self.lookups))
 
     def begin(
@@ -118,7 +126,23 @@ class CollectionEngine:
         """
         step = EngineStep(self, features, status, prepare)
         step.begin()
+        self._steps.add(step)
         return step
+
+    def unfinished(self) -> str:
+        """Reason why its tables cannot be changed now: what is under way; empty if nothing is."""
+        for step in list(self._steps):
+            if step.is_begun:
+                return (
+                    "ids of a batch were sent ahead of its forward pass, as a pipeline does: let the pipeline come to "
+                    "the end of its data first"
+                )
+            if step.needs_backward:
+                return (
+                    "the outputs of a forward pass with gradients still exist, whose backward pass was not made: make "
+                    "it, or let go of the outputs and the loss; evaluate in torch.no_grad()"
+                )
+        return ""
 
 
 def _scaling_refusal(
@@ -177,6 +201,8 @@ class EngineStep:
     Attributes:
         batch: this rank's checked batch.
         statuses: status word of each rank, ``[W]``; empty before :meth:`send`.
+        is_begun: mark of exchanges under way that were not looked up.
+        needs_backward: mark of a lookup with gradients that did not update yet.
         scaling_refusal: the reason why a loss of its outputs cannot be scaled; empty if it can.
     """
 
@@ -199,7 +225,8 @@ class EngineStep:
         if batch is not None and features is not None:
             self.batch, self._batch_size = batch, batch.batch_size
             self._extras, self._extra_word = engine.reader.extras(features)
-        self._received = False
+        self._received = self._training = False
+        self.is_begun = self.needs_backward = False
 
     def begin(self) -> None:
         """Start collective 1: the headers.
@@ -221,6 +248,7 @@ class EngineStep:
         self._headers = torch.empty_like(sent)
         splits = [size] * env.world_size
         self._work = channel.all_to_all(self._headers, sent, splits, splits, label="headers")
+        self.is_begun = True
 
     def send(self) -> bool:
         """Wait for the headers and start the payloads.
@@ -232,6 +260,7 @@ class EngineStep:
         Raises:
             InvalidInputError: a rank's batch is wrong; the same text on every rank, and nothing is left under way.
         """
+        self.is_begun = False  # should it not go on
         headers = self._read_headers()
         self.statuses = headers.status
         if Status.STOPPED in self.statuses:
@@ -241,6 +270,7 @@ class EngineStep:
             return False
         for executor, peers in zip(self._executors, headers.executors, strict=True):
             executor.send(peers)
+        self.is_begun = True
         return True
 
     def _read_headers(self) -> Headers:
@@ -278,7 +308,8 @@ class EngineStep:
 
     def lookup(self) -> None:
         """Wait for the ids, look up all local groups, and start to send the results home."""
-        self._training = torch.is_grad_enabled()
+        self._training = self.needs_backward = torch.is_grad_enabled()
+        self.is_begun = False
         self._rates = self._engine.rates.now
         if self._training:
             self._engine.open_steps.forward()
@@ -344,6 +375,7 @@ class EngineStep:
     def update(self) -> list[Tensor | None]:
         """Wait for gradients; update blocks of fused kernels, and return the gradients of other parameters."""
         self._engine.env.lockstep.gradients.need(self._number)
+        self.needs_backward = False
         with self._engine.rates.held(self._rates):
             return [gradient for executor in self._executors for gradient in executor.update()]
 

@@ -5,9 +5,11 @@ Legend: W ranks, B_w batch size of rank w.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from attrs import field, frozen
@@ -99,23 +101,46 @@ def check_layout(table: TableSpec, sharding: ParameterSharding, world_size: int)
         raise PlanError(f"the plan of table {table.path!r} ({sharding.sharding_type}): {error}") from error
 
 
-def build_lookups(groups: Sequence[KernelGroup], device: Any) -> list[Lookup]:
-    """Build the lookup of each group by its kernel.
+LookupBuilder: TypeAlias = Callable[[KernelGroup, Any], Lookup]
+
+
+def build_lookup(group: KernelGroup, device: Any) -> Lookup:
+    """Build a group's lookup by its kernel.
 
     Raises:
         UnsupportedError: a kernel built something that is no :class:`Lookup`.
     """
-    lookups: list[Lookup] = []
-    for group in groups:
-        lookup: object = group.kernel.build(group.blocks, device=device)
-        if not isinstance(lookup, Lookup):
-            tables = ", ".join(repr(spec.table.name) for spec in group.blocks)
-            raise UnsupportedError(
-                f"compute kernel {group.kernel.name!r} broke its contract: build() for the tables {tables} returned a "
-                f"{type(lookup).__name__}; it must return a shardwright.Lookup"
-            )
-        lookups.append(lookup)
-    return lookups
+    lookup: object = group.kernel.build(group.blocks, device=device)
+    if not isinstance(lookup, Lookup):
+        tables = ", ".join(repr(spec.table.name) for spec in group.blocks)
+        raise UnsupportedError(
+            f"compute kernel {group.kernel.name!r} broke its contract: build() for the tables {tables} returned a "
+            f"{type(lookup).__name__}; it must return a shardwright.Lookup"
+        )
+    return lookup
+
+
+_BUILDER: ContextVar[LookupBuilder] = ContextVar("builder of kernel groups' lookups", default=build_lookup)
+
+
+@contextmanager
+def lookups_from(builder: LookupBuilder) -> Iterator[None]:
+    """While this lasts, executors get their lookups from ``builder``, whatever class they are of."""
+    token = _BUILDER.set(builder)
+    try:
+        yield
+    finally:
+        _BUILDER.reset(token)
+
+
+def build_lookups(groups: Sequence[KernelGroup], device: Any) -> list[Lookup]:
+    """Each group's lookup: what its kernel builds on a device, unless :func:`lookups_from` says otherwise.
+
+    Raises:
+        UnsupportedError: a kernel built something else.
+    """
+    builder = _BUILDER.get()
+    return [builder(group, device) for group in groups]
 
 
 def kernel_of(name: str) -> ComputeKernel:

@@ -36,6 +36,14 @@ class LearningRates:
         """Give each lookup the rate of its optimizer, from the next forward pass on; ``None`` leaves it."""
         self._hand_over(tuple(None if spec is None else rate_of(spec) for spec in self._specs))
 
+    def renew(self, rate_of: Callable[[OptimizerSpec], float | None]) -> None:
+        """Give each lookup the rate of its optimizer, whatever it had: some may have been used before."""
+        rates = [None if spec is None else rate_of(spec) for spec in self._specs]
+        for lookup, rate in zip(self._lookups, rates, strict=True):
+            if rate is not None:
+                lookup.set_learning_rate(rate)
+        self.now = tuple(old if new is None else new for old, new in zip(self.now, rates, strict=True))
+
     @contextmanager
     def held(self, rates: Rates) -> Iterator[None]:
         """A context in which the lookups have ``rates``: an earlier :attr:`now`, for the backward pass of its step."""

@@ -1,0 +1,569 @@
+"""Resharding of a running model.
+
+Every rank does, in this order:
+
+1. the ranks meet, and tell each other what each has against it, what plan it was given, and which values its blocks
+   have (one gathering);
+2. each makes the engine of the new plan over lookups that hold nothing, reckons the memory that it needs, and they
+   tell each other (one gathering); nothing has changed until here, and whatever one refuses, all refuse;
+3. piece by piece, an all-to-all carries rows of weights and states; which rows follows from the two plans;
+4. each makes the engine over the lookups that came, and module, optimizers and groups go on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from attrs import define, evolve, field, frozen
+from torch import nn
+from torch.optim import Optimizer
+
+from shardwright.contracts.lookup import Lookup
+from shardwright.errors import (
+    DistributedError,
+    InvalidInputError,
+    PlanError,
+    ShardwrightError,
+    UnsupportedError,
+    nearest,
+)
+from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.text import bytes_text
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.ranks.lockstep import name_ranks
+from shardwright.runtime.sharded.resharding.blocks import (
+    TableMove,
+    TableValues,
+    agreed_values,
+    describe_values,
+    lookup_values,
+    new_states,
+    place_of,
+    values_of,
+)
+from shardwright.runtime.sharded.resharding.exchange import RowExchange
+from shardwright.runtime.sharded.resharding.schedule import (
+    Departures,
+    LookupId,
+    MemoryPlan,
+    Stage,
+    stages_of,
+)
+from shardwright.runtime.sharded.resharding.unbuilt import UnbuiltLookup
+from shardwright.runtime.sharded.resharding.users import UserOptimizers
+from shardwright.runtime.sharded.sharded_collection import (
+    ShardedCollection,
+    ShardingInputs,
+    engine_of,
+    local_blocks,
+)
+from shardwright.runtime.sharded.sharded_module import check_plan_covers
+from shardwright.runtime.sharded.sharded_table import ShardedTable
+from shardwright.runtime.sharded.table_state import LocalBlock
+from shardwright.runtime.step.kernel_groups import (
+    KernelGroup,
+    build_lookup,
+    check_layout,
+    is_updated_in_backward,
+    lookups_from,
+)
+
+PIECE_BYTES = 64 << 20
+"""Most that a rank sends or receives at once, unless asked otherwise."""
+
+Asked: TypeAlias = Mapping[str, tuple[ShardedCollection, Mapping[str, ParameterSharding]]]
+"""By path: a module, and how its tables are to be sharded."""
+
+
+@frozen
+class Resharded:
+    """Outcome of a resharding.
+
+    Args:
+        tables: paths of the tables that are sharded otherwise now.
+        sent_bytes: rows that this rank sent to others.
+        peak_bytes: memory that this rank needed beside what it had, as reckoned beforehand.
+    """
+
+    tables: tuple[str, ...] = ()
+    sent_bytes: int = 0
+    peak_bytes: int = 0
+
+
+def modules_under(plan: ShardingPlan, sharded: Mapping[str, nn.Module]) -> Asked:
+    """The modules of a model with the parts of a plan that are for them.
+
+    Raises:
+        PlanError: the plan is for other modules.
+        UnsupportedError: a module is none of shardwright's own.
+    """
+    if not isinstance(plan, ShardingPlan):
+        raise InvalidInputError(f"reshard() takes a ShardingPlan, got a {type(plan).__name__}")
+    for path in plan.plan:
+        if path not in sharded:
+            raise PlanError(
+                f"the plan is for a module at {path!r}, which is not sharded.{nearest(path, sharded)}"
+            )
+    asked = {}
+    for path, module in sharded.items():
+        if path not in plan.plan:
+            raise PlanError(f"the plan has nothing for the module at {path!r}; it is for {sorted(plan.plan)}")
+        if not isinstance(module, ShardedCollection):
+            raise UnsupportedError(f"a {type(module).__name__} at {path!r} cannot be resharded")
+        asked[path] = (module, plan.plan[path])
+    return asked
+
+
+def reshard(
+    asked: Asked,
+    env: ShardingEnv,
+    optimizers: Sequence[Optimizer],
+    *,
+    max_extra_bytes: int | None,
+    piece_bytes: int | None,
+) -> Resharded:
+    """Go from one plan to another; see :meth:`DistributedModelParallel.reshard`."""
+    with env.phase("resharding"):
+        env.communicator.meet(
+            env.lockstep.place("resharding"),
+            "reshard(), which moves tables and so is to be called on every rank,",
+        )
+        resharding = _Resharding(asked, env, UserOptimizers.of(optimizers), max_extra_bytes)
+        resharding.agree_on_plans()
+        if not resharding.modules:
+            return Resharded()
+        resharding.agree_on_memory(piece_bytes or _piece_bytes(max_extra_bytes))
+        return resharding.move()
+
+
+def _piece_bytes(max_extra_bytes: int | None) -> int:
+    return PIECE_BYTES if max_extra_bytes is None else min(PIECE_BYTES, max(max_extra_bytes // 8, 1))
+
+
+def _order(sharding: ParameterSharding, spec: TableSpec) -> tuple[str, bool, int, str]:
+    return sharding.compute_kernel, sharding.layout.is_replicated, spec.embedding_dim, spec.path
+
+
+def _bytes_of(group: KernelGroup) -> int:
+    """Bytes of a group's blocks, in whatever memory."""
+    return sum(
+        sum(group.kernel.memory_bytes(spec.request, spec.block.num_rows).values()) for spec in group.blocks
+    )
+
+
+def _state_bytes(move: TableMove, local: Sequence[LocalBlock]) -> int:
+    """Bytes that the user's optimizer keeps of some blocks."""
+    return sum(
+        own.block.num_rows * entry.row_bytes(own.block.num_columns)
+        for own in local
+        for entry in move.values.own_states
+    )
+
+
+def _check_change(spec: TableSpec, old: ParameterSharding, new: ParameterSharding) -> None:
+    was, will_be = is_updated_in_backward(spec, old), is_updated_in_backward(spec, new)
+    if was != will_be:
+        raise UnsupportedError(
+            f"table {spec.describe()}: the kernel {old.compute_kernel!r} {_runs(was)}, {new.compute_kernel!r} "
+            f"{_runs(will_be)}: it cannot go from one to the other while it is trained. Save a checkpoint and build "
+            "the model anew"
+        )
+
+
+def _runs(is_fused: bool) -> str:
+    return "runs the optimizer" if is_fused else "leaves it to one of your own"
+
+
+def _check_optimizer(spec: TableSpec, values: TableValues) -> None:
+    if values.optimizer is None:
+        raise InvalidInputError(
+            f"table {spec.describe()} gets new parameters, and no optimizer that was given has its old ones: give "
+            "those that train it, reshard(plan, optimizer)"
+        )
+
+
+def _check_rows_can_move(move: TableMove) -> None:
+    """Check that where a row is follows from the plan."""
+    if move.old.layout.row_map.takes_any_id or move.new.layout.row_map.takes_any_id:
+        raise UnsupportedError(
+            f"table {move.spec.describe()}: its ids are keys, and where a key's row is, its kernel alone knows, so "
+            "that its rows cannot move while the model runs. Save a checkpoint, load it under the new plan, or leave "
+            "this table and those that share its kernel group as they are"
+        )
+
+
+@frozen
+class _Told:
+    """First message of a rank.
+
+    Args:
+        problem: its reason against the resharding; empty if it has none.
+        error: name of the error's class.
+        digests: hash of each table's part of the new plan.
+        values: description of its values of each table; ``None`` of a table without a block there.
+        num_optimizers: number of the user's optimizers that it was given.
+    """
+
+    problem: str = ""
+    error: str = ""
+    digests: Mapping[str, bytes] = field(factory=dict)
+    values: Mapping[str, TableValues | None] = field(factory=dict)
+    num_optimizers: int = 0
+
+
+def _raise_told(told: Sequence[tuple[str, str]], names: Sequence[int], own: ShardwrightError | None) -> None:
+    """Raise what any rank has against it; the same text on all that say the same.
+
+    Args:
+        told: the name of each rank's error and its text, empty if it has none.
+        names: numbers of the ranks in errors.
+        own: this rank's.
+    """
+    if own is not None:
+        raise own
+    first = next((rank for rank, (_, text) in enumerate(told) if text), None)
+    if first is not None:
+        raise DistributedError(f"nothing was resharded: rank {names[first]} raised {': '.join(told[first])}")
+
+
+@define(eq=False, slots=False)
+class _Module:
+    """A module that gets another plan.
+
+    Args:
+        number: its place among these.
+        module: itself.
+        inputs: its part of the new plan.
+    """
+
+    number: int
+    module: ShardedCollection
+    inputs: ShardingInputs
+
+    @cached_property
+    def unbuilt(self) -> Any:
+        """The engine of the new plan, over lookups that hold nothing."""
+        with lookups_from(UnbuiltLookup):
+            return engine_of(self.inputs, self.module.engine)
+
+    @cached_property
+    def kept(self) -> dict[int, int]:
+        """The lookups that stay as they are: numbers of the new engine's, and what they were in the old one."""
+        old, kept = self.module.engine.groups, {}
+        for number, group in enumerate(self.unbuilt.groups):
+            same = next((n for n, other in enumerate(old) if _is_same_group(group, other)), None)
+            if same is not None:
+                kept[number] = same
+        return kept
+
+    @cached_property
+    def blocks(self) -> dict[str, list[LocalBlock]]:
+        """The new blocks here, by table."""
+        return local_blocks(self.unbuilt)
+
+
+def _is_same_group(one: KernelGroup, other: KernelGroup) -> bool:
+    return one.kernel_name == other.kernel_name and one.blocks == other.blocks
+
+
+@define(eq=False)
+class _Resharding:
+    """A resharding on one rank.
+
+    Args:
+        asked: modules and plans.
+        env: the ranks.
+        users: the user's optimizers.
+        max_extra_bytes: most memory to take beside; ``None``: no limit, and nothing is freed before the end.
+
+    Attributes:
+        modules: those whose plan changes.
+    """
+
+    asked: Asked
+    env: ShardingEnv
+    users: UserOptimizers
+    max_extra_bytes: int | None
+    modules: list[_Module] = field(factory=list)
+    _moves: list[TableMove] = field(factory=list)
+    _owners: list[_Module] = field(factory=list)
+    _stages: list[Stage] = field(factory=list)
+    _memory: MemoryPlan = field(factory=MemoryPlan)
+    _is_moving: list[bool] = field(factory=list)
+    _kept: list[bool] = field(factory=list)
+    _peak_bytes: int = 0
+    _built: dict[LookupId, Lookup] = field(factory=dict)
+    _old: dict[LookupId, Lookup] = field(factory=dict)
+
+    # 1. Plans
+
+    def agree_on_plans(self) -> None:
+        """Find what changes; whatever one rank has against it, all raise.
+
+        Raises:
+            ShardwrightError: this rank's own reason.
+            DistributedError: another rank's; or the ranks were given different plans.
+        """
+        error: ShardwrightError | None = None
+        try:
+            mine = self._tell()
+        except ShardwrightError as problem:
+            error, mine = problem, _Told(str(problem), type(problem).__name__)
+        told = self.env.communicator.all_gather_objects(mine)
+        names = self.env.communicator.global_ranks
+        _raise_told([(other.error, other.problem) for other in told], names, error)
+        for what, of in (
+            ("plans", lambda t: t.digests),
+            ("numbers of optimizers", lambda t: t.num_optimizers),
+        ):
+            different = [names[rank] for rank, other in enumerate(told) if of(other) != of(told[0])]
+            if different:
+                raise DistributedError(
+                    f"reshard() was given other {what} on {name_ranks(different)} than on rank {names[0]}: give every "
+                    "rank the same"
+                )
+        self._find_moves({path: [other.values[path] for other in told] for path in mine.values})
+
+    def _tell(self) -> _Told:
+        """This rank's first message; raises its reason against the resharding."""
+        if self.max_extra_bytes is not None and self.max_extra_bytes < 1:
+            raise InvalidInputError(f"max_extra_bytes must be 1 at least, got {self.max_extra_bytes}")
+        digests: dict[str, bytes] = {}
+        values: dict[str, TableValues | None] = {}
+        for path, (module, params) in self.asked.items():
+            check_plan_covers(module.inputs.specs, params, path)
+            for spec in module.inputs.specs:
+                check_layout(spec, params[spec.name], self.env.world_size)
+                digests[spec.path] = params[spec.name].digest()
+            if not self._changes(module, params):
+                continue
+            reason = module.engine.unfinished()
+            if reason:
+                raise UnsupportedError(f"the module at {path!r} cannot be resharded now: {reason}")
+            for spec in module.inputs.specs:
+                table = module.sharded_tables[spec.name]
+                _check_change(spec, module.inputs.params[spec.name], params[spec.name])
+                values[spec.path] = describe_values(
+                    table, self.users.states_of(table), self.users.holder_of(table)
+                )
+        return _Told(digests=digests, values=values, num_optimizers=len(self.users.leaves))
+
+    @staticmethod
+    def _changes(module: ShardedCollection, params: Mapping[str, ParameterSharding]) -> bool:
+        own = module.inputs.params
+        return any(own[name].digest() != params[name].digest() for name in own)
+
+    def _find_moves(self, told: Mapping[str, Sequence[TableValues | None]]) -> None:
+        for module, params in self.asked.values():
+            if not self._changes(module, params):
+                continue
+            inputs = evolve(module.inputs, params=dict(params))
+            self.modules.append(_Module(len(self.modules), module, inputs))
+        every = [(owner, spec) for owner in self.modules for spec in owner.inputs.specs]
+        # Tables of one kernel and width after each other: they share lookups, which are freed together.
+        every.sort(key=lambda pair: _order(pair[0].module.inputs.params[pair[1].name], pair[1]))
+        for owner, spec in every:
+            old, new = owner.module.inputs.params[spec.name], owner.inputs.params[spec.name]
+            values = agreed_values(spec, told[spec.path])
+            if not is_updated_in_backward(spec, old):
+                _check_optimizer(spec, values)
+            self._moves.append(TableMove(spec, old, new, values))
+            self._owners.append(owner)
+            self._is_moving.append(old.layout.digest() != new.layout.digest())
+
+    # 2. Memory
+
+    def agree_on_memory(self, piece_bytes: int) -> None:
+        """Reckon what moves when and what memory that takes; whatever one rank has against it, all raise.
+
+        Raises:
+            UnsupportedError: a kernel cannot do what the plan asks, or a table cannot move.
+            InvalidInputError: it takes more than ``max_extra_bytes`` on a rank.
+        """
+        error: ShardwrightError | None = None
+        try:
+            self._reckon(piece_bytes)
+        except ShardwrightError as problem:
+            error = problem
+        mine = (type(error).__name__, str(error)) if error else ("", "")
+        told = self.env.communicator.all_gather_objects(mine)
+        _raise_told(told, self.env.communicator.global_ranks, error)
+
+    def _reckon(self, piece_bytes: int) -> None:
+        self._kept = [self._find_kept(number) for number in range(len(self._moves))]
+        for move, is_kept in zip(self._moves, self._kept, strict=True):
+            if not is_kept:
+                _check_rows_can_move(move)
+        self._stages = list(stages_of(self._moves, self._is_moving, piece_bytes))
+        self._memory = self._memory_plan()
+        frees = self.max_extra_bytes is not None
+        self._peak_bytes = self._memory.peak_bytes(self._stages, frees=frees)
+        if self.max_extra_bytes is not None and self._peak_bytes > self.max_extra_bytes:
+            raise InvalidInputError(
+                f"rank {self.env.communicator.global_ranks[self.env.rank]} needs {bytes_text(self._peak_bytes)} beside "
+                f"what it has to reshard; max_extra_bytes allows {bytes_text(self.max_extra_bytes)}. Blocks of one "
+                "kernel group are allocated and freed together: allow more, change fewer tables at a time, or save a "
+                "checkpoint and load it under the new plan"
+            )
+
+    def _find_kept(self, number: int) -> bool:
+        """Ask whether all blocks of a table here stay where they are, in memory too."""
+        owner, name = self._owners[number], self._moves[number].spec.name
+        old = {local.lookup for local in owner.module.sharded_tables[name].state.local}
+        new = {local.lookup for local in owner.blocks.get(name, ())}
+        return old <= set(owner.kept.values()) and new <= set(owner.kept)
+
+    def _memory_plan(self) -> MemoryPlan:
+        old, new = {}, {}
+        for owner in self.modules:
+            kept = set(owner.kept.values())
+            for number, group in enumerate(owner.module.engine.groups):
+                if number not in kept:
+                    old[owner.number, number] = _bytes_of(group)
+            for number, group in enumerate(owner.unbuilt.groups):
+                if number not in owner.kept:
+                    new[owner.number, number] = _bytes_of(group)
+        old_of, new_of, old_states, new_states_ = {}, {}, {}, {}
+        for number, move in enumerate(self._moves):
+            owner, name = self._owners[number], move.spec.name
+            before, after = owner.module.sharded_tables[name].state.local, owner.blocks.get(name, [])
+            old_of[number] = {(owner.number, own.lookup) for own in before} & old.keys()
+            new_of[number] = {(owner.number, own.lookup) for own in after} & new.keys()
+            if not self._kept[number]:
+                old_states[number] = _state_bytes(move, before)
+                new_states_[number] = _state_bytes(move, after)
+        return MemoryPlan(old, new, old_of, new_of, old_states, new_states_)
+
+    # 3. Rows
+
+    def move(self) -> Resharded:
+        """Move rows, and have modules and optimizers go on with what came."""
+        tables = [self._table(number) for number in range(len(self._moves))]
+        self._find_sources(tables)
+        if self.max_extra_bytes is not None:
+            self._let_go(tables)
+            tables = []
+        exchange = RowExchange(self.env, self._moves)
+        left = Departures(self._memory.old_of)
+        for stage in self._stages:
+            for number in stage.begun:
+                self._make_room(number)
+            if stage.windows:
+                exchange.make(stage.windows)
+            for number in stage.ended:
+                self._end(number, left)
+        self._hand_over(tables)
+        moved = tuple(
+            move.spec.path for move, moving in zip(self._moves, self._is_moving, strict=True) if moving
+        )
+        return Resharded(moved, exchange.sent_bytes, self._peak_bytes)
+
+    def _table(self, number: int) -> ShardedTable:
+        return self._owners[number].module.sharded_tables[self._moves[number].spec.name]
+
+    def _find_sources(self, tables: Sequence[ShardedTable]) -> None:
+        for owner in self.modules:
+            for number, lookup in enumerate(owner.module.engine.lookups):
+                self._old[owner.number, number] = lookup
+        for move, table in zip(self._moves, tables, strict=True):
+            states = self.users.states_of(table)
+            for local, state in zip(table.state.local, states, strict=True):
+                move.sources[place_of(local.block)] = values_of(table, local, state)
+
+    def _let_go(self, tables: Sequence[ShardedTable]) -> None:
+        """Have nobody but this hold the old blocks, so that they are freed when their rows have left."""
+        for number, table in enumerate(tables):
+            holder = self._moves[number].values.optimizer
+            if holder is not None and not self._kept[number]:
+                self.users.forget(table, holder)
+        for owner in self.modules:
+            owner.module.take_over(owner.inputs, owner.unbuilt)
+
+    def _make_room(self, number: int) -> None:
+        """Allocate a table's new blocks, unless other tables' have them."""
+        move, owner = self._moves[number], self._owners[number]
+        for local in owner.blocks.get(move.spec.name, ()):
+            lookup, place = self._lookup(owner, local.lookup), place_of(local.block)
+            if local.lookup in owner.kept:
+                move.targets[place] = move.sources[place]
+                continue
+            values = {**lookup_values(lookup, local.index), **new_states(lookup, local.index, move.values)}
+            lacking = {entry.name for entry in move.values.entries} ^ values.keys()
+            if lacking:
+                raise UnsupportedError(
+                    f"table {move.spec.describe()}: kernels {move.old.compute_kernel!r} and "
+                    f"{move.new.compute_kernel!r} do not both keep {sorted(lacking)}"
+                )
+            move.targets[place] = values
+
+    def _lookup(self, owner: _Module, number: int) -> Lookup:
+        """A lookup of the new plan: one that stays, or one allocated when it is first asked for."""
+        key = owner.number, number
+        if key not in self._built:
+            group = owner.unbuilt.groups[number]
+            self._built[key] = (
+                self._old[owner.number, owner.kept[number]]
+                if number in owner.kept
+                else build_lookup(group, owner.inputs.device)
+            )
+        return self._built[key]
+
+    def _end(self, number: int, left: Departures) -> None:
+        """A table's rows have come."""
+        move, owner = self._moves[number], self._owners[number]
+        if not self._is_moving[number]:
+            for place, values in move.sources.items():
+                for name, value in values.items():
+                    if value.data_ptr() != move.targets[place][name].data_ptr():
+                        move.targets[place][name].copy_(value)
+        if move.values.step is not None:
+            for local in owner.blocks.get(move.spec.name, ()):
+                self._lookup(owner, local.lookup).load_step(move.values.step)
+        if self.max_extra_bytes is not None:
+            move.sources.clear()
+            for lookup in left.after(number):
+                del self._old[lookup]
+
+    # 4. What goes on
+
+    def _hand_over(self, old_tables: Sequence[ShardedTable]) -> None:
+        """Have modules and the user's optimizers go on with the new blocks."""
+        for number, table in enumerate(old_tables):
+            holder = self._moves[number].values.optimizer
+            if holder is not None and not self._kept[number]:
+                self.users.forget(table, holder)
+        for owner in self.modules:
+            with lookups_from(self._handed(owner)):
+                engine = engine_of(owner.inputs, owner.module.engine)
+            owner.module.take_over(owner.inputs, engine)
+        for number, move in enumerate(self._moves):
+            if move.values.optimizer is not None and not self._kept[number]:
+                self._give_states(number, move)
+
+    def _give_states(self, number: int, move: TableMove) -> None:
+        table = self._table(number)
+        names = [entry.name for entry in move.values.own_states]
+        assert move.values.optimizer is not None  # asked before
+        states = [
+            {
+                **deepcopy(dict(move.values.plain)),
+                **{name: move.targets[place_of(local.block)][name] for name in names},
+            }
+            for local in table.state.local
+        ]
+        self.users.take(table, move.values.optimizer, states)
+
+    def _handed(self, owner: _Module) -> Callable[[KernelGroup, Any], Lookup]:
+        """The builder that gives the groups of the final engine the lookups that rows have come to."""
+        numbers = iter(range(len(owner.unbuilt.groups)))
+
+        def handed(group: KernelGroup, device: Any) -> Lookup:
+            number = next(numbers)
+            assert _is_same_group(group, owner.unbuilt.groups[number])  # both follow from one plan
+            return self._lookup(owner, number)
+
+        return handed

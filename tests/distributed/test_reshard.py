@@ -1,0 +1,53 @@
+"""Resharding of models in training, on real processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.distributed import reshard_workers as workers
+
+from shardwright.testing.ranks import RankError, RankPool
+
+pytestmark = pytest.mark.distributed
+
+WAIT_S = 150.0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "optimizer", "limit"),
+    [("fused_torch", "adam", None), ("fused_torch", "rowwise_adagrad", 1 << 22), ("dense", "adam", None)],
+)
+def test_chain_of_plans_keeps_every_bit_of_weights_and_states(
+    kernel: str, optimizer: str, limit: int | None, pool: RankPool
+):
+    assert pool.run(workers.chain, 2, kernel, optimizer, limit, timeout_s=WAIT_S) == [[], []]
+
+
+@pytest.mark.parametrize("kernel", ["fused_torch", "dense"])
+def test_training_through_plans_has_the_bits_of_training_under_one(kernel: str, pool: RankPool):
+    # Whole rows on one rank, whichever: no sum changes its order.
+    expected, _ = pool.run(workers.train_through, 2, ["table_wise"], 6, kernel, timeout_s=WAIT_S)
+    moving = ["table_wise", "modulo", "modulo", "column_wise"]
+    for state in pool.run(workers.train_through, 2, moving, 6, kernel, timeout_s=WAIT_S):
+        for name, value in expected.items():
+            torch.testing.assert_close(state[name], value, rtol=0, atol=0)
+
+
+def test_optimizer_that_was_forgotten_is_asked_for_on_all_ranks(pool: RankPool):
+    for text in pool.run(workers.forgotten_optimizer, 2, timeout_s=WAIT_S):
+        assert "no optimizer that was given has its old ones" in text
+
+
+def test_exchanges_are_bounded(pool: RankPool):
+    for count, most in pool.run(workers.counted_exchanges, 2, 1 << 12, timeout_s=WAIT_S):
+        assert count > 10
+        assert most <= 1 << 12
+
+
+def test_rank_that_is_killed_in_the_midst_is_named_and_the_model_stays(pool: RankPool):
+    with pytest.raises(RankError) as error:
+        pool.run(workers.killed_on_the_way, 2, 1, 3, timeout_s=WAIT_S)
+    assert set(error.value.errors) == {1}
+    text, is_unchanged = error.value.results[0]
+    assert "rank 1" in text
+    assert is_unchanged

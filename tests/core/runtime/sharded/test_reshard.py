@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from attrs import evolve
@@ -13,6 +15,7 @@ from tests.core.runtime.plans import Cut, Cuts, cut_tables, cuts, train_step, tr
 from shardwright.errors import DistributedError, InvalidInputError, PlanError, UnsupportedError
 from shardwright.planning.layouts.dataflows import Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
+from shardwright.runtime.sharded.resharding.exchange import RowExchange
 from shardwright.testing.simulated import run_simulated
 
 OTHER = Cuts(
@@ -183,6 +186,29 @@ def test_old_blocks_are_freed_as_rows_leave_where_memory_is_limited():
     # Rank 0 has tables of 4 and 12 columns, and gets those of 8 and 16; its own two have left when the last comes.
     assert kept[0][1].peak_bytes - freed[0][1].peak_bytes == (4 + 12) * 1000 * 4
     assert freed[0][1].peak_bytes <= 120_000
+
+
+@pytest.mark.parametrize("limit", [None, 1 << 20])
+def test_old_lookups_are_gone_before_the_last_rows_move_where_memory_is_limited(limit, monkeypatch):
+    tables = [Cut(1000, 4, (name,), kernel=name) for name in ("loop", "loop_by_sample")]
+    case, then = Cuts(tables, 2), Cuts([evolve(table, ranks=(1,)) for table in tables], 2)
+    module, make, alive, old = case.module(), RowExchange.make, [], []
+
+    def noted(exchange, windows):
+        if exchange.env.rank == 0:
+            alive.append(sum(reference() is not None for reference in old))
+        make(exchange, windows)
+
+    def work(env):
+        sharded = case.shard(env, module)
+        if env.rank == 0:
+            old.extend(weakref.ref(lookup) for lookup in sharded.engine.lookups)
+        sharded.reshard(then.shardings(), max_extra_bytes=limit, piece_bytes=10_000)
+
+    monkeypatch.setattr(RowExchange, "make", noted)
+    run_simulated(work, 2)
+    assert alive[0] == 2
+    assert alive[-1] == (2 if limit is None else 1)
 
 
 @pytest.mark.parametrize(

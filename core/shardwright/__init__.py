@@ -169,7 +169,7 @@ def __getattr__(name: str) -> Any:
     if name in _OF_HOST:
         from shardwright._moved import moved
 
-        return moved("shardwright", "shardwright.host", stacklevel=3)(name)
+        return moved("shardwright", dict.fromkeys(_OF_HOST, "shardwright.host"), stacklevel=3)(name)
     module = _MODULE_OF_NAME.get(name)
     if module is None:
         # Dunder lookups come from the import machinery and from tools: they get no guesses.

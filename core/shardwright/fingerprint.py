@@ -2,4 +2,7 @@
 
 from shardwright._moved import moved
 
-__getattr__ = moved("shardwright.fingerprint", "shardwright.host")
+__getattr__ = moved(
+    "shardwright.fingerprint",
+    dict.fromkeys(("Fingerprint", "compare_fingerprints"), "shardwright.host"),
+)

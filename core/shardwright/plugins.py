@@ -2,4 +2,10 @@
 
 from shardwright._moved import moved
 
-__getattr__ = moved("shardwright.plugins", "shardwright.host")
+__getattr__ = moved(
+    "shardwright.plugins",
+    {
+        "KINDS": "shardwright.hookspecs",
+        **dict.fromkeys(("PluginHost", "host", "use_host"), "shardwright.host"),
+    },
+)

@@ -2,4 +2,4 @@
 
 from shardwright._moved import moved
 
-__getattr__ = moved("shardwright.registry", "shardwright.host")
+__getattr__ = moved("shardwright.registry", {"Registry": "shardwright.host"})

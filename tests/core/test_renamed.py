@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -95,3 +96,21 @@ def test_communicator_may_give_its_old_name() -> None:
                 return self
 
     assert Old.on_cpu is Old.on_host
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("shardwright.plugins", {"KINDS", "PluginHost", "host", "use_host"}),
+        ("shardwright.registry", {"Registry"}),
+        ("shardwright.fingerprint", {"Fingerprint", "compare_fingerprints"}),
+    ],
+)
+def test_modules_of_the_plugin_host_are_found_where_they_were(module: str, names: set[str]) -> None:
+    found: dict[str, Any] = {}
+    with pytest.warns(DeprecationWarning, match="stands in shardwright.") as told:
+        exec(f"from {module} import *", found)
+    assert {name for name in found if not name.startswith("__")} == names
+    assert len(told) == len(names)
+    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'nobody'"):
+        importlib.import_module(module).nobody  # noqa: B018

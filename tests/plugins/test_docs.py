@@ -32,7 +32,7 @@ ENGINE = CORE_DOCS / "engine.md"
 TYPES, PERFORMANCE = DOCS / "sharding_types.md", DOCS / "performance.md"
 PAGES = sorted([*DOCS.glob("*.md"), *CORE_DOCS.glob("*.md")])
 PICTURE = "layout "
-IN_STEP = "train_in_step.py"
+IN_STEP, RESHARD = "train_in_step.py", "reshard_rows.py"
 CODE = ["acme_clipped.py", "acme_clipped_path.py", "train_clipped.py"]
 
 _COLLECTIVES = re.compile(r"^\| (?P<dataflow>\w+) \| (?P<labels>headers, .*) \|$", re.MULTILINE)
@@ -94,7 +94,17 @@ def test_docs_engine_collectives_are_those_that_a_step_makes(name: str) -> None:
 
 
 def test_docs_engine_python_blocks_are_all_run() -> None:
-    assert [block.name for block in readme.blocks(ENGINE) if block.language == "python"] == [IN_STEP, *CODE]
+    assert [block.name for block in readme.blocks(ENGINE) if block.language == "python"] == [
+        IN_STEP,
+        RESHARD,
+        *CODE,
+    ]
+
+
+def test_docs_engine_resharding_runs(tmp_path: Path) -> None:
+    (tmp_path / RESHARD).write_text(readme.source(RESHARD, ENGINE))
+    done = stranger.run_python(str(tmp_path / RESHARD))
+    assert done.returncode == 0, done.stderr
 
 
 def test_docs_engine_loop_in_step_runs_as_the_page_shows(tmp_path: Path) -> None:

@@ -371,6 +371,8 @@ def test_wrong_group_sizes_and_steps_are_refused() -> None:
             PlanError, match=r"for 2 ranks in each of 3 sharding groups, the model for 2 shard"
         ):
             wrapped(env, other)
+        with pytest.raises(PlanError, match=r"would be on 2 of these 4 ranks: give it to DMPCollection"):
+            DistributedModelParallel(bags(), env.everyone, "cpu", plan, [sharder("sgd")])
 
     simulated(work)
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from shardwright.arguments import checked, checked_only
 from shardwright.contracts.comm_backend import CommBackend
-from shardwright.errors import InvalidInputError, UnsupportedError, nearest
+from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.runtime.ranks.devices import is_host
@@ -117,6 +117,7 @@ class DistributedModelParallel(nn.Module):
         if update is not None:
             sharders = [sharder.updating(update) for sharder in sharders]
         self._plan = self._make_plan(module, sharders) if plan is None else plan
+        _refuse_plan_of_group(self._plan, self._env)
         self._model = self._shard(module, sharders)
         self._materialise()
         if init_data_parallel:
@@ -360,6 +361,22 @@ class DistributedModelParallel(nn.Module):
         """Map the model's own names to the attribute that they leave out, for ``torch.distributed.checkpoint``."""
         own = (self._model._modules, self._model._parameters, self._model._buffers)
         return {name: "_model" for names in own for name in names}
+
+
+def _refuse_plan_of_group(plan: ShardingPlan, env: ShardingEnv) -> None:
+    """Check that a plan for one of several sharding groups is not taken for all ranks.
+
+    Raises:
+        PlanError: it is for one of several groups, and these ranks are not a group of that size.
+    """
+    topology = plan.document.get("topology", {})
+    size, groups = topology.get("world_size"), topology.get("replicas", {}).get("num_groups", 1)
+    if groups > 1 and size != env.world_size:
+        raise PlanError(
+            f"the plan is for {size} ranks in each of {groups} sharding groups, and its tables would be on {size} of "
+            f"these {env.world_size} ranks: give it to DMPCollection(..., sharding_group_size={size}), or plan with a "
+            "Topology of all ranks without sharding_group()"
+        )
 
 
 def _refuse_wrapped(model: nn.Module, paths: Sequence[str]) -> None:

@@ -61,15 +61,16 @@ def test_any_cut_equals_unsharded_after_two_steps(case, batch_sizes):
 
 
 @pytest.mark.parametrize("pooling", ["SUM", "MEAN", "NONE"])
+@pytest.mark.parametrize("edges", [(), (1, 3)], ids=["rows", "columns"])
 @pytest.mark.parametrize("flow", [Exchange(), Hierarchical()], ids=lambda flow: type(flow).__name__)
-def test_rows_copied_beside_rows_sent_by_any_dataflow_equal_unsharded(flow, pooling):
+def test_rows_copied_beside_rows_sent_by_any_dataflow_equal_unsharded(flow, edges, pooling):
     hot_and_cold = Cut(
         11,
         4,
         ("a", "b"),
         pooling,
         RowsRange(11, parts=3),
-        (),
+        edges,
         (0, 1),
         "loop",
         flow,

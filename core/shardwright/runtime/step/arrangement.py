@@ -6,7 +6,8 @@ Legend: B batch size of this rank, C columns of the pooled output, D columns of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -162,10 +163,11 @@ class SequenceArrangement(Arrangement):
 
     def __init__(self, collection: Collection, brings: Sequence[Columns]) -> None:
         super().__init__(collection, brings)
-        # For each output: first column -> the tensors that bring its columns from there on.
-        self._tensors: list[dict[int, list[int]]] = [{} for _ in collection.outputs]
+        # For each output: a range of its columns -> the tensors that bring it.
+        self._tensors: list[dict[tuple[int, int], list[int]]] = [{} for _ in collection.outputs]
         for index, own in enumerate(brings):
-            self._tensors[int(own.output[0])].setdefault(int(own.start[0]), []).append(index)
+            columns = (int(own.start[0]), int(own.stop[0]))
+            self._tensors[int(own.output[0])].setdefault(columns, []).append(index)
 
     def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:  # noqa: D102 - described in the base class
         num_ids = batch.num_ids.tolist()
@@ -178,12 +180,20 @@ class SequenceArrangement(Arrangement):
         return gradients
 
 
-def _joined(by_column: dict[int, list[int]], brought: Sequence[Tensor]) -> Tensor:
+def _joined(by_columns: Mapping[tuple[int, int], Sequence[int]], brought: Sequence[Tensor]) -> Tensor:
     """Build one output: add up tensors that bring the same columns, then put the sums side by side."""
-    columns = []
-    for start in sorted(by_column):
-        first, *others = (brought[index] for index in by_column[start])
+    sums = {}
+    for columns in sorted(by_columns):
+        first, *others = (brought[index] for index in by_columns[columns])
         for other in others:
             first = first + other
-        columns.append(first)
-    return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+        sums[columns] = first
+    if len(sums) == 1:
+        return next(iter(sums.values()))
+    if all(stop == start for (_, stop), (start, _) in pairwise(sums)):
+        return torch.cat(list(sums.values()), dim=1)
+    # Row parts that are cut by columns beside others that are not: ranges overlap, and are added where they lie.
+    output = first.new_zeros(len(first), max(stop for _, stop in sums))
+    for (start, stop), values in sums.items():
+        output[:, start:stop] += values
+    return output

@@ -47,9 +47,9 @@ def assert_unchanged(results, case):
 
 
 @st.composite
-def pairs(draw, is_pooled=None):
+def pairs(draw):
     """A case, and the same tables cut otherwise."""
-    first = draw(cuts(is_pooled=is_pooled, with_copies=True))
+    first = draw(cuts(is_pooled=None, with_copies=True))
     others = []
     for table in first.tables:
         other = draw(cut_tables(first.world_size, is_pooled=first.is_pooled, with_copies=True))
@@ -83,7 +83,7 @@ def test_any_plan_to_any_other_keeps_every_bit(pair, piece_bytes):
 
 
 @settings(max_examples=15, deadline=None)
-@given(pair=pairs(is_pooled=True), limit=st.booleans())
+@given(pair=pairs(), limit=st.booleans())
 def test_training_goes_on_as_unsharded(pair, limit):
     case, then = pair
     batches = [[case.batch(2, seed=10 * step + rank) for rank in range(case.world_size)] for step in range(3)]

@@ -129,6 +129,7 @@ PUBLIC_NAMES = """
     __version__
     apply_optimizer_in_backward
     check_plan
+    clip_grad_norm_
     compare_plans
     explain_table
     get_qcomm_codecs_registry

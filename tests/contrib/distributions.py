@@ -25,7 +25,7 @@ from shardwright.host.plugin_host import GROUP
 ROOT = Path(__file__).parents[2] / "contrib"
 NAMES = sorted(path.parent.name for path in ROOT.glob("*/pyproject.toml"))
 OURS = ("shardwright", "shardwright_plugins")
-PUBLIC = ("shardwright", "shardwright.contracts", "shardwright.testing")
+PUBLIC = ("shardwright", "shardwright.contracts", "shardwright.host", "shardwright.testing")
 _MISSING = object()
 
 
@@ -107,7 +107,7 @@ def words(tree: ast.AST) -> Iterator[str]:
 def private_uses(source: str) -> list[str]:
     """What a source takes from shardwright that is not public.
 
-    Public is what stands in the `__all__` of the package, its contracts and its kit; the built-ins are as private as
+    Public is what stands in the `__all__` of the package, its contracts, its host and its kit; the built-ins are as private as
     anybody else's insides.
     """
     tree, found = ast.parse(source), []
@@ -121,7 +121,8 @@ def private_uses(source: str) -> list[str]:
     packages = _aliases(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in packages:
-            found += [] if node.attr in shardwright.__all__ else [f"shardwright.{node.attr}"]
+            name = f"shardwright.{node.attr}"
+            found += [] if node.attr in shardwright.__all__ or name in PUBLIC else [name]
     return found
 
 

@@ -87,14 +87,14 @@ def test_command_of_two_plugins_is_a_conflict_when_asked_for() -> None:
 
 def test_command_that_cannot_be_imported_names_its_plugin() -> None:
     def load(self: sw.Command) -> Any:
-        import acme_scales  # type: ignore[import-not-found]
+        import acme_not_installed  # type: ignore[import-not-found]
 
-        return acme_scales.weigh
+        return acme_not_installed.weigh
 
     error = run("weigh", made=offering(command("weigh", load))).exception
     assert isinstance(error, PluginLoadError)
     assert "the command 'weigh' of plugin 'made' from this process cannot be imported" in str(error)
-    assert "No module named 'acme_scales'" in str(error)
+    assert "No module named 'acme_not_installed'" in str(error)
 
 
 def test_command_that_is_no_function_is_refused() -> None:

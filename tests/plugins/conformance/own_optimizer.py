@@ -58,6 +58,9 @@ class _Lookup(Delegate):
             self._right.weight(index)[rows] -= self._rate * self._momenta[index][rows]
         return ()
 
+    def backward_scaled(self, saved: Any, gradient: torch.Tensor, scale: float) -> Sequence[torch.Tensor]:
+        return self.backward(saved, gradient * scale)
+
     def parameters(self) -> Sequence[Any]:
         return ()
 

@@ -37,8 +37,8 @@ LINE = "\t".join(["0", *["7"] * 13, *["0000000a"] * 26]) + "\n"
 def nothing_is_launched(monkeypatch: pytest.MonkeyPatch) -> list[DemoSettings]:
     launched: list[DemoSettings] = []
 
-    def remember(entrypoint: object, settings: DemoSettings, ranks: int) -> str:
-        assert ranks == settings.ranks
+    def remember(entrypoint: object, settings: DemoSettings, ranks: int, restarts: int) -> str:
+        assert (ranks, restarts) == (settings.ranks, settings.restarts)
         launched.append(settings)
         return "the result"
 

@@ -107,8 +107,8 @@ def words(tree: ast.AST) -> Iterator[str]:
 def private_uses(source: str) -> list[str]:
     """What a source takes from shardwright that is not public.
 
-    Public is what stands in the `__all__` of the package, its contracts, its host and its kit; the built-ins are as private as
-    anybody else's insides.
+    Public is what stands in the `__all__` of the package, its contracts, its host and its kit; the built-ins are as
+    private as anybody else's insides.
     """
     tree, found = ast.parse(source), []
     for node in ast.walk(tree):

@@ -13,7 +13,7 @@ from shardwright.hookspecs import KINDS
 from shardwright.host import PluginHost
 
 # Every Python block of the README, and what holds it.
-RUN_HERE = {"test_even_first.py", "train.py", "plan.py", "notebook.py", "checkpoint.py"}
+RUN_HERE = {"test_even_first.py", "train.py", "plan.py", "notebook.py", "checkpoint.py", "groups.py"}
 RUN_ELSEWHERE = {"acme_even_first.py"}
 NOT_TO_RUN = {"hooks"}  # signatures, which tests/test_meta.py compares with the specification
 
@@ -33,6 +33,17 @@ def test_readme_example_on_two_ranks_prints_what_it_shows(tmp_path: Path) -> Non
     done = stranger.run_python(*torchrun, str(script))
     assert done.returncode == 0, done.stderr
     assert done.stdout == readme.output_of("train.py")
+
+
+@pytest.mark.slow  # four processes that import torch
+@pytest.mark.distributed
+def test_readme_sharding_groups_on_four_ranks_print_what_it_shows(tmp_path: Path) -> None:
+    script = tmp_path / "groups.py"
+    script.write_text(readme.source("groups.py"))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    done = stranger.run_python(*torchrun, str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of("groups.py")
 
 
 def test_readme_notebook_in_one_process_prints_what_it_shows(tmp_path: Path) -> None:

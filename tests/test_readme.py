@@ -24,6 +24,7 @@ def test_readme_python_blocks_are_all_run() -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_readme_example_on_two_ranks_prints_what_it_shows(tmp_path: Path) -> None:
     if importlib.util.find_spec("numba") is None:
         pytest.skip("the README shows the output with Numba, which the extra `cpu` brings")

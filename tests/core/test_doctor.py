@@ -140,6 +140,7 @@ def test_doctor_tells_versions_devices_plugins_and_variables() -> None:
     assert done.returncode == bool(broken)
 
 
+@pytest.mark.slow
 def test_doctor_fbgemm_with_an_undefined_symbol_is_explained_and_costs_nothing_else(tmp_path: Path) -> None:
     write_fbgemm(tmp_path, "1.9.0", "raise OSError('fbgemm_gpu_py.so: undefined symbol: _ZN3c106detail')\n")
     done = run("-m", "shardwright", "doctor", path=tmp_path)

@@ -173,6 +173,7 @@ def test_demo_files_are_learnt_by_any_number_of_ranks(
     assert shared.auc == pytest.approx(alone.auc, abs=0.002)
 
 
+@pytest.mark.slow
 def test_demo_prints_and_writes_the_result(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     types = "table_wise,row_wise"
@@ -269,6 +270,7 @@ def test_demo_resumes_on_as_many_ranks_with_the_bits_of_a_run_that_was_not_stopp
     assert same_but_for_time(resumed) == same_but_for_time(alone)
 
 
+@pytest.mark.slow
 def test_demo_resumes_on_more_ranks_within_the_noise(
     pool: RankPool, alone: DemoResult, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def run(times: int, how: str, folder: Path) -> None:
         assert not [path for path in own.iterdir() if path.name.startswith((".saving", ".removing"))]
 
 
+@pytest.mark.slow
 def test_killed_while_saving_leaves_the_newest_complete_checkpoint(tmp_path: Path) -> None:
     run(1, "async", tmp_path)
 

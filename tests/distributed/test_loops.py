@@ -258,9 +258,11 @@ def test_kept_losses_keep_no_batches(pool: RankPool) -> None:
 @pytest.mark.parametrize(
     "how",
     [
-        "eager",
         "inner",
-        *(pytest.param(how, marks=pytest.mark.slow) for how in ("whole step", "aot_eager", "in place")),
+        *(
+            pytest.param(how, marks=pytest.mark.slow)
+            for how in ("eager", "whole step", "aot_eager", "in place")
+        ),
     ],
 )
 def test_compiled_model_trains_exactly_as_the_model_does(pool: RankPool, how: str) -> None:

@@ -88,6 +88,7 @@ def test_rank_that_is_killed_is_named_by_its_replica(pool: RankPool, fault: str)
     assert texts[0] == texts[1] == "averaged"  # they hold other shards
 
 
+@pytest.mark.slow
 def test_rank_that_does_not_come_is_named_within_the_time_out(pool: RankPool) -> None:
     texts = pool.run(group_workers.lose_a_rank, WORLD, "stuck", timeout_s=60)
     assert texts[VICTIM] == "stuck"

@@ -60,7 +60,7 @@ def mixed_tables() -> list[Table]:
     return [table for table in tables if supports(table.kernel, table, "row_wise_adagrad", world_size=3)]
 
 
-QUICK = {(2, "sequences"), (3, "bags")}  # simulated ranks are as many as one likes, in each run
+QUICK = {(2, "sequences")}  # simulated ranks are as many as one likes, in each run
 DEFAULT = max(kernels(), key=lambda name: host().compute_kernels.create(name).preference)
 
 

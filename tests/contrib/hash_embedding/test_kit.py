@@ -33,6 +33,7 @@ class TestHashTable(ComputeKernelTests):
         return HashTable()
 
 
+@pytest.mark.slow
 class TestHashRows(ShardingTypeTests):
     constraints = HashSettings().constraints()
 

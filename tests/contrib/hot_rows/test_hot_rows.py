@@ -29,6 +29,7 @@ def falling(table: sw.TableSpec, constraints: sw.ParameterConstraints) -> Access
     return AccessCounts.of(1000 // np.arange(table.num_embeddings, 0, -1))
 
 
+@pytest.mark.slow
 class TestHotRows(ShardingTypeTests):
     @pytest.fixture
     def sharding_type(self) -> sw.ShardingType:

@@ -55,6 +55,7 @@ def test_readme_notebook_in_one_process_prints_what_it_shows(tmp_path: Path) -> 
     assert done.stdout == readme.output_of("notebook.py")
 
 
+@pytest.mark.slow
 def test_readme_checkpoint_in_one_process_prints_what_it_shows(tmp_path: Path) -> None:
     script = tmp_path / "checkpoint.py"
     script.write_text(readme.source("checkpoint.py").replace('"checkpoints"', repr(str(tmp_path))))

@@ -76,6 +76,7 @@ def test_backward_passes_in_different_orders_are_one_error_on_all_ranks(pool: Ra
     assert texts.pop().startswith("step 1: the ranks made different calls before this batch")
 
 
+@pytest.mark.slow
 def test_rank_that_leaves_the_backward_pass_out_is_named_by_all_others(pool: RankPool) -> None:
     texts = dict(enumerate(pool.run(faults.two_collections, 4, "no backward pass", timeout_s=60)))
     left_out = "the start of a batch of the tables 't0', 't1' without the backward pass of the one before"

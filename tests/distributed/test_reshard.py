@@ -44,6 +44,7 @@ def test_exchanges_are_bounded(pool: RankPool):
         assert most <= 1 << 12
 
 
+@pytest.mark.slow
 def test_rank_that_is_killed_in_the_midst_is_named_and_the_model_stays(pool: RankPool):
     with pytest.raises(RankError) as error:
         pool.run(workers.killed_on_the_way, 2, 1, 3, timeout_s=WAIT_S)

@@ -575,7 +575,7 @@ def test_readme_commands_of_planning_run_as_they_stand(tmp_path, monkeypatch):
 def test_readme_example_of_constraints_leaves_a_plan(tmp_path):
     (tables,) = [block for block in readme.blocks() if block.name == "tables.json"]
     (tmp_path / "tables.json").write_text(tables.text)
-    example = re.search(r"from the next that matches: `(\{.*?\})`", readme.README.read_text(), re.DOTALL)
+    example = re.search(r"--constraints FILE.*?: `(\{.*?\})`\.", readme.README.read_text(), re.DOTALL)
     (tmp_path / "constraints.json").write_text(example[1])
     plan = ["plan", tmp_path / "tables.json", "--ranks", 8, "--hbm-gib", 16]
     assert "fits" in run(*plan, "--constraints", tmp_path / "constraints.json").stdout

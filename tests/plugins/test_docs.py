@@ -101,12 +101,14 @@ def test_docs_engine_python_blocks_are_all_run() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_docs_engine_resharding_runs(tmp_path: Path) -> None:
     (tmp_path / RESHARD).write_text(readme.source(RESHARD, ENGINE))
     done = stranger.run_python(str(tmp_path / RESHARD))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_docs_engine_loop_in_step_runs_as_the_page_shows(tmp_path: Path) -> None:
     (tmp_path / IN_STEP).write_text(readme.source(IN_STEP, ENGINE))
     done = stranger.run_python(str(tmp_path / IN_STEP))
@@ -114,6 +116,7 @@ def test_docs_engine_loop_in_step_runs_as_the_page_shows(tmp_path: Path) -> None
     assert done.stdout == readme.output_of(IN_STEP, ENGINE)
 
 
+@pytest.mark.slow
 def test_docs_engine_dataflow_trains_as_the_page_shows(tmp_path: Path) -> None:
     for name in CODE:
         (tmp_path / name).write_text(readme.source(name, ENGINE))

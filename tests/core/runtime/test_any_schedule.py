@@ -63,7 +63,7 @@ def outcomes(schedules: list[list[str]], end_of_data: str, kind: Any) -> list[bo
     ),
     end_of_data=st.sampled_from(["first_rank", "last_rank"]),
     kind=st.sampled_from([TrainPipelineSparseDist, TrainPipelineBase]),
-    quick=25,
+    quick=15,
     thorough=150,
 )
 def test_pipeline_makes_the_steps_that_are_good_on_all_ranks(schedules, end_of_data, kind):

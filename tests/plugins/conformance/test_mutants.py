@@ -199,10 +199,11 @@ BACKENDS = [
         "test_collectives_equal_a_reference",
         r"all_to_all of torch.uint8, splits 0: got \[",
     ),
-    (
+    pytest.param(
         mutants.SwallowsErrors,
         "test_rank_that_does_not_come_is_an_error_on_the_others",
         r"an exchange to which no other rank came ended without an error",
+        marks=pytest.mark.slow,
     ),
 ]
 RIGHT = [

@@ -90,7 +90,9 @@ def test_proving_renaming_tables_changes_nothing_but_names(shapes, order):
     names = [f"n{i}" for i in range(len(shapes))]
     order.shuffle(names)
     first = value_of(planner(), tables_of(shapes))
-    assert value_of(planner(), tables_of(shapes, names)) == first
+    assert value_of(planner(), tables_of(shapes, names)) == pytest.approx(
+        first, rel=1e-12
+    )  # sums of other orders
 
 
 @drawn(shapes=TABLES, order=st.randoms(use_true_random=False), mib=st.integers(8, 64), quick=4, thorough=12)

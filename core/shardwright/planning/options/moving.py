@@ -25,7 +25,7 @@ class ValueBytes:
 
     @classmethod
     def of(cls, table: TableSpec, kernel: ComputeKernel, device: str) -> ValueBytes:
-        """What a kernel keeps of a table, as it declares its memory.
+        """Bytes of what a kernel keeps of a table, as it declares its memory.
 
         Args:
             table: the table.

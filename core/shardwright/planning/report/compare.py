@@ -67,7 +67,7 @@ class PlanDifference:
         values_ms: the objective of each plan: what its placement costs, added up again, or, where that cannot be done
             here, what its document says.
         stated_ms: objective that each plan's document states instead, where it is another.
-        moves: what a resharding sends, weights and optimizer states, and how long it takes by the model.
+        moves: bytes that a resharding sends, weights and optimizer states, and its time by the model.
     """
 
     changes: tuple[TableChange, ...]

@@ -66,7 +66,7 @@ class TableMoves:
         return cls(weights, sent, received)
 
     def ms(self, topology: Topology) -> float:
-        """How long it takes by the model, ms."""
+        """Time that it takes by the model, ms."""
         ranks = {rank for rank, _ in (*self.sent, *self.received)}
         return max((self._rank_ms(rank, topology) for rank in ranks), default=0.0)
 
@@ -119,7 +119,7 @@ class ReshardMoves:
 
     @property
     def ms(self) -> float:
-        """How long it takes by the model, ms."""
+        """Time that it takes by the model, ms."""
         return sum(table.ms(self.topology) for table in self.tables)
 
     def to_data(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ EXCHANGES = 3
 PASSES = 7
 """A byte of weights or state is read and written: packed (2), what arrives written and read (2), the mean written as it
 comes back (1), unpacked (2)."""
-_REFERENCE_ROWS = 1 << 20
+_REFERENCE_ROWS = 1 << 20  # rows asked about, so many that memory per table rounds to nothing per row
 
 
 def state_bytes_a_row(options: Options) -> Floats:

@@ -16,8 +16,9 @@ class Dataflow(ABC):
     """Path of ids to the blocks of a layout, and of partial results back.
 
     A descriptor: a frozen attrs class of plain data, hashable. The runtime knows the executors of core's own
-    dataflows by their classes. A plugin's dataflow names its executor in the methods below, which import it when called. Most
-    dataflows are :class:`Routed`; others bring an :class:`shardwright.runtime.step.executor.Executor` of their own.
+    dataflows by their classes. A plugin's dataflow names its executor in the methods below, which import it
+    when called. Most dataflows are :class:`Routed`; others bring an
+    :class:`shardwright.runtime.step.executor.Executor` of their own.
     """
 
     name: ClassVar[str]

@@ -1,7 +1,7 @@
 """A TorchRec script that spawns its ranks, transfers pretrained tables, and saves and loads state dicts by rank.
 
-The shape of TorchRec's transfer-learning and checkpoint examples: `mp.spawn`; one rank looks at `state_dict()` alone; each
-saves its own shards with `torch.save`, and all together with `torch.distributed.checkpoint`. Argument: a folder.
+The shape of TorchRec's transfer-learning and checkpoint examples: `mp.spawn`; one rank looks at `state_dict()` alone;
+each saves its own shards with `torch.save`, and all together with `torch.distributed.checkpoint`. Argument: a folder.
 """
 
 import os

@@ -21,7 +21,7 @@ from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots
 from shardwright.runtime.routed.section import SectionStep
-from shardwright.runtime.routed.trimming import Shape, TrimmedStep
+from shardwright.runtime.routed.trimming import FilledUpResults, TrimmedStep
 from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.columns import Columns, Move, Placement, Room, selected
 from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind
@@ -73,12 +73,12 @@ class Section(ABC):
         is_own = (answers.asked[bucketing].num_bags == sizes[self.rank]).all()
         return bool(is_own and (answers.answered[bucketing] == sizes[:, None]).all())
 
-    def _shapes_asked(self, answers: Answers) -> list[Shape]:
+    def _shapes_asked(self, answers: Answers) -> list[FilledUpResults]:
         """Forms of this rank's results from each rank, and of their gradients."""
         edges, size = self.slots.first[1:-1], answers.batch_sizes[self.rank]
         bags = np.split(self.bags_asked(answers), edges)
         return [
-            Shape(
+            FilledUpResults(
                 bags,
                 np.full(len(bags), size),
                 np.split(widths, edges),
@@ -88,12 +88,12 @@ class Section(ABC):
             for widths, wire in zip(self._slot_widths, self.wire, strict=True)
         ]
 
-    def _shapes_answered(self, answers: Answers) -> list[Shape]:
+    def _shapes_answered(self, answers: Answers) -> list[FilledUpResults]:
         """Forms of each rank's results from this rank, and of their gradients."""
         own = slice(*self.slots.first[self.rank : self.rank + 2])
         bags, sizes = answers.answered[self.kind.bucketing][:, self.local], answers.batch_sizes
         return [
-            Shape(
+            FilledUpResults(
                 list(bags),
                 sizes,
                 [widths[own]] * len(sizes),

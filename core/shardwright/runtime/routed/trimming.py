@@ -23,7 +23,7 @@ from shardwright.runtime.step.columns import Room, selected
 
 
 @frozen(eq=False)
-class Shape:
+class FilledUpResults:
     """The form of the filled-up results that pass between one rank and all others, in one direction.
 
     Args:
@@ -71,7 +71,7 @@ class Trim:
     unit: int
 
     @classmethod
-    def of(cls, shape: Shape, device: torch.device) -> Self:
+    def of(cls, shape: FilledUpResults, device: torch.device) -> Self:
         """The places in results of a form."""
         mask = np.concatenate([np.zeros(0, dtype=bool), *shape.masks()])
         return cls(torch.from_numpy(np.flatnonzero(mask)).to(device), len(mask), shape.unit)
@@ -100,8 +100,8 @@ class TrimmedStep(SectionStep):
     def __init__(
         self,
         step: SectionStep,
-        asked: Sequence[Shape],
-        answered: Sequence[Shape],
+        asked: Sequence[FilledUpResults],
+        answered: Sequence[FilledUpResults],
         device: torch.device,
     ) -> None:
         self._step = step

@@ -94,19 +94,19 @@ QUANTIZED: Mapping[str, Mapping[str, str]] = {
 }
 """TorchRec's module paths -> names of theirs -> what `shardwright_torchrec.quant` calls them."""
 
-_PARALLEL, _PLANNERS = "parallel", "planner.planners"
+_MODEL, _SHARDERS, _PLANNERS = "parallel.model_parallel", "parallel.sharders", "planner.planners"
 
 ADAPTED: Mapping[str, Mapping[str, str]] = {
-    "torchrec.distributed": {"DistributedModelParallel": _PARALLEL},
-    "torchrec.distributed.embedding": {"EmbeddingCollectionSharder": _PARALLEL},
-    "torchrec.distributed.embeddingbag": {"EmbeddingBagCollectionSharder": _PARALLEL},
+    "torchrec.distributed": {"DistributedModelParallel": _MODEL},
+    "torchrec.distributed.embedding": {"EmbeddingCollectionSharder": _SHARDERS},
+    "torchrec.distributed.embeddingbag": {"EmbeddingBagCollectionSharder": _SHARDERS},
     "torchrec.distributed.model_parallel": {
-        "DistributedModelParallel": _PARALLEL,
-        "get_default_sharders": _PARALLEL,
+        "DistributedModelParallel": _MODEL,
+        "get_default_sharders": _SHARDERS,
     },
     "torchrec.distributed.planner": {"EmbeddingShardingPlanner": _PLANNERS},
     "torchrec.distributed.planner.planners": {"EmbeddingShardingPlanner": _PLANNERS},
-    "torchrec.distributed.sharding_plan": {"get_default_sharders": _PARALLEL},
+    "torchrec.distributed.sharding_plan": {"get_default_sharders": _SHARDERS},
     "torchrec.distributed.types": {"ShardedTensor": "parallel.sharded_state"},
 }
 """TorchRec's module paths -> names of theirs -> the module of this package that has them."""

@@ -28,7 +28,7 @@ def sums_of_runs(numbers: Sequence[int], key_splits: Sequence[int]) -> list[int]
 
 @frozen(eq=False)
 class Received:
-    """What ranks sent, sorted by key.
+    """Tensors that ranks sent, sorted by key.
 
     Args:
         lengths: Lengths of all bags, key by key, then rank by rank.
@@ -52,7 +52,7 @@ def received(
     recat: Tensor | None,
     stride_per_rank: Sequence[int] | None,
 ) -> Received:
-    """Sort what ranks sent by key.
+    """Sort the tensors that ranks sent by key.
 
     Args:
         num_keys: F.

@@ -192,7 +192,7 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
         """
         if features.inverse_indices_or_none() is not None:
             raise sw.UnsupportedError(
-                f"{type(self).__name__}: the features have batch sizes of their own, for which quantised tables have no "
+                f"{type(self).__name__}: features have batch sizes of their own, for which quantised tables have no "
                 "lookup: give every feature all samples"
             )
         columns = []

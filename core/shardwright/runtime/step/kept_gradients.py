@@ -208,6 +208,12 @@ class KeptGradients(Lookup):
         if kept is not None:
             kept[1].mul_(factor)
 
+    def clamp(self, block: int, most: float) -> None:
+        """Clip each element of the gradients that a block has."""
+        kept = self._kept[block]
+        if kept is not None:
+            kept[1].clamp_(-most, most)
+
     def drop(self, block: int | None = None) -> None:
         """Forget what is kept, of one block or of all."""
         for index in range(len(self.blocks)) if block is None else (block,):
@@ -301,6 +307,10 @@ class KeptBlock:
     def scale(self, factor: float) -> None:
         """Multiply what is kept, in columns beside the block's own as well."""
         self.lookup.scale(self.index, factor)
+
+    def clamp(self, most: float) -> None:
+        """Clip each element of what is kept, in columns beside the block's own as well."""
+        self.lookup.clamp(self.index, most)
 
     def drop(self) -> None:
         """Forget what is kept."""

@@ -73,6 +73,7 @@ class KeptGradients(Lookup):
     def __init__(self, lookup: Lookup, group: KernelGroup) -> None:
         self._lookup, self._kernel = lookup, group.kernel
         self.blocks, self.states_per_row = lookup.blocks, lookup.states_per_row
+        self.prefetches = lookup.prefetches
         counts = np.array([spec.num_slots for spec in self.blocks], dtype=np.int64)
         self._first_slots = starts_of(counts)
         self._slots = [slice(first, first + n) for first, n in zip(self._first_slots, counts, strict=True)]
@@ -93,6 +94,10 @@ class KeptGradients(Lookup):
     @room.setter
     def room(self, maker: Callable[[int], Tensor]) -> None:
         self._lookup.room = maker
+
+    def prefetch(self, bags: Bags) -> None:
+        """Have the kernel bring rows near."""
+        self._lookup.prefetch(bags)
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         """Sum the rows of each bag; the kernel is to keep nothing for a backward pass."""

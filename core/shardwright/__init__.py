@@ -131,7 +131,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),
         "shardwright.runtime.ranks.sharding_groups": ("ShardingEnv2D",),
-        "shardwright.runtime.sharded.clipping": ("clip_grad_norm_",),
+        "shardwright.runtime.sharded.clipping": ("clip_grad_norm_", "clip_grad_value_"),
         "shardwright.runtime.sharded.dmp_collection": ("DMPCollection",),
         "shardwright.contracts.lookup": ("Bags", "BlockSpec", "Lookup"),
         "shardwright.runtime.sharded.model_parallel": ("DistributedModelParallel",),

@@ -127,23 +127,11 @@ class Lookup(ABC):
     """
 
     blocks: Sequence[BlockSpec]
-    prefetches: bool = False
-    """It has a :meth:`prefetch`, so that it is worth waiting for ids early."""
     room: Callable[[int], Tensor] = staticmethod(_plain_room)
     """Maker of the memory for :meth:`forward`'s result, of so many float32 values, which it does not set. Where results
     are sent as they are, the engine replaces it by memory that they are sent from; a kernel may use it or not."""
     states_per_row: frozenset[str] = frozenset()
     """The names of optimizer states that hold one value a row, the same in every column block of a table."""
-
-    def prefetch(self, bags: Bags) -> None:  # noqa: B027 - see ``prefetches``
-        """Bring the rows of a coming batch near, as into a cache on the device.
-
-        A pipeline with a stage for it calls this while the batch before is in its backward pass, on a stream beside the
-        main one. :meth:`forward` of the same bags comes later, and may come without it.
-
-        Args:
-            bags: bags to be looked up next.
-        """
 
     @abstractmethod
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
@@ -160,6 +148,15 @@ class Lookup(ABC):
     def prepare(self, bags: Bags) -> Any:
         """Return what ``backward`` needs for these bags, where nobody asks for their sums."""
         return self.forward(bags, training=True)[1]
+
+    def prefetch(self, bags: Bags) -> None:  # noqa: B027 - most kernels have their rows at hand
+        """Bring the rows of a coming lookup to where they are looked up; a pipeline calls it a batch ahead, if at all.
+
+        It changes no result: a lookup is right without it, and bags may be prefetched that are never looked up.
+
+        Args:
+            bags: bags of a :meth:`forward` or :meth:`prepare` to come.
+        """
 
     def anticipate(self, saved: Any) -> None:  # noqa: B027 - not every kernel has something to do then
         """Make what ``backward`` needs of the ids alone; called while results travel, if at all.

@@ -23,8 +23,13 @@ class FusedTorchLookup(Lookup):
         request = blocks[0].request
         assert request.optimizer is not None  # the kernel's supports()
         self._learning_rate = request.optimizer.learning_rate
-        self._update = ROW_UPDATES[request.optimizer.name](request.optimizer, self._rows.rows)
-        self.states_per_row = self._update.states_per_row
+        update = ROW_UPDATES[request.optimizer.name]
+        self._state = {
+            name: torch.zeros(len(self._rows.rows), columns, dtype=torch.float32, device=device)
+            for name, columns in update.columns(request.num_columns).items()
+        }
+        self._update = update(request.optimizer, self._state)
+        self.states_per_row = update.states_per_row
         self._num_steps = torch.zeros((), dtype=torch.float32, device="cpu")
         self._whole_rows = whole_rows
         self._gradient_dim = request.embedding_dim if whole_rows else request.num_columns
@@ -51,7 +56,7 @@ class FusedTorchLookup(Lookup):
 
     def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
         start, stop = self._rows.spans[block]
-        state = {name: values[start:stop] for name, values in self._update.state().items()}
+        state = {name: values[start:stop] for name, values in self._state.items()}
         return {"step": self._num_steps, **state} if state else {}
 
     def load_step(self, step: float) -> None:

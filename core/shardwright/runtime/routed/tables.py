@@ -24,7 +24,7 @@ from shardwright.runtime.routed.return_paths import return_path_of
 from shardwright.runtime.routed.routing import Bucketed, routers_of
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
-from shardwright.runtime.step.kept_gradients import keeping_gradients
+from shardwright.runtime.step.kept_gradients import keeping_gradients, prefetches
 from shardwright.runtime.step.kernel_groups import build_lookups
 
 
@@ -164,7 +164,7 @@ class RoutedStep(ExecutorStep):
     def prefetch(self) -> None:  # noqa: D102
         tables = self._tables
         for lookup, taking, own in zip(tables.lookups, tables.taking, self._arrived(), strict=True):
-            if lookup.prefetches:
+            if prefetches(lookup):
                 taking.prefetch(own)
 
     def lookup(self, *, training: bool) -> None:  # noqa: D102

@@ -296,7 +296,6 @@ def test_prefetch_has_kernels_see_the_bags_of_the_next_batch_before_the_backward
             self.was_near = [*getattr(self, "was_near", []), torch.equal(self.near, bags.ids)]
         return forward(self, bags, training=training)
 
-    monkeypatch.setattr(LoopLookup, "prefetches", True)
     monkeypatch.setattr(LoopLookup, "prefetch", prefetch)
     monkeypatch.setattr(LoopLookup, "forward", noting)
 

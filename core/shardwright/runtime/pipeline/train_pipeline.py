@@ -109,7 +109,7 @@ class StagedPipeline(ABC, Generic[In, Out]):
         end_of_data: str,
         empty_batch: Callable[[], In] | None,
     ) -> None:
-        self._model, self._stages = model, Stages(stages)
+        self._model, self._optimizer, self._stages = model, optimizer, Stages(stages)
         self._closed_by: BaseException | None = None
         self._batches = BatchesInStep(
             model,

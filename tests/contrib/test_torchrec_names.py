@@ -140,6 +140,13 @@ def test_installed_names_are_there_for_any_first_import(interpreter: str) -> Non
     assert run_script("-c", lines, python=interpreter, SHARDWRIGHT_TORCHREC="1") == "True\n"
 
 
+def test_import_of_the_distribution_serves_nothing() -> None:
+    lines = "import sys, shardwright_torchrec.names as n, shardwright_torchrec.plugin; print(sys.meta_path)"
+    found = run_script("-c", lines)
+    assert found
+    assert "shardwright" not in found
+
+
 def test_install_after_torchrec_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchrec", os)
     with pytest.raises(ImportError, match=r"imported already, from .*os\.py.*before the first"):

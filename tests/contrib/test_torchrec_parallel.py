@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from shardwright_torchrec.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
+from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
+from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 

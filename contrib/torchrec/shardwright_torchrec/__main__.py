@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardwright_torchrec import install
 
-_USAGE = "usage: python -m shardwright_torchrec SCRIPT [ARGUMENTS], or -m MODULE [ARGUMENTS]"
+_USAGE = "usage: python -m shardwright_torchrec SCRIPT [ARGUMENTS], -m MODULE [ARGUMENTS], or api"
 
 
 def main() -> None:
@@ -19,6 +19,11 @@ def main() -> None:
         del sys.argv[0]
     if not sys.argv or sys.argv[0].startswith("-"):
         sys.exit(_USAGE)
+    if sys.argv[0] == "api" and not as_module and not Path("api").exists():
+        from shardwright_torchrec.api.report import main as report
+
+        report(sys.argv[1:])
+        return
     install()
     if as_module:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import Any
 
 import shardwright
-from shardwright_torchrec._start import ROOT, VARIABLE, Waiting
+from shardwright_torchrec._waiting import ROOT, VARIABLE, Waiting
 
-__all__ = ["ADAPTED", "MODULES", "QUANTIZED", "find_spec", "install", "is_installed", "uninstall"]
+__all__ = ["ADAPTED", "MODULES", "QUANTIZED", "find", "find_spec", "install", "is_installed", "uninstall"]
 
 _CONFIGS = ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType")
 _COLLECTIONS = ("EmbeddingBagCollection", "EmbeddingCollection")
@@ -99,19 +99,19 @@ QUANTIZED: Mapping[str, Mapping[str, str]] = {
 }
 """TorchRec's module paths -> names of theirs -> what `shardwright_torchrec.quant` calls them."""
 
-_PARALLEL, _PLANNERS = "parallel", "planner.planners"
+_MODEL, _SHARDERS, _PLANNERS = "parallel.model_parallel", "parallel.sharders", "planner.planners"
 
 ADAPTED: Mapping[str, Mapping[str, str]] = {
-    "torchrec.distributed": {"DistributedModelParallel": _PARALLEL},
-    "torchrec.distributed.embedding": {"EmbeddingCollectionSharder": _PARALLEL},
-    "torchrec.distributed.embeddingbag": {"EmbeddingBagCollectionSharder": _PARALLEL},
+    "torchrec.distributed": {"DistributedModelParallel": _MODEL},
+    "torchrec.distributed.embedding": {"EmbeddingCollectionSharder": _SHARDERS},
+    "torchrec.distributed.embeddingbag": {"EmbeddingBagCollectionSharder": _SHARDERS},
     "torchrec.distributed.model_parallel": {
-        "DistributedModelParallel": _PARALLEL,
-        "get_default_sharders": _PARALLEL,
+        "DistributedModelParallel": _MODEL,
+        "get_default_sharders": _SHARDERS,
     },
     "torchrec.distributed.planner": {"EmbeddingShardingPlanner": _PLANNERS},
     "torchrec.distributed.planner.planners": {"EmbeddingShardingPlanner": _PLANNERS},
-    "torchrec.distributed.sharding_plan": {"get_default_sharders": _PARALLEL},
+    "torchrec.distributed.sharding_plan": {"get_default_sharders": _SHARDERS},
     "torchrec.distributed.types": {"ShardedTensor": "parallel.sharded_state"},
 }
 """TorchRec's module paths -> names of theirs -> the module of this package that has them."""
@@ -125,23 +125,34 @@ class _Names(ModuleType):
     __version__ = f"shardwright {shardwright.__version__}"
 
     def __getattr__(self, name: str) -> Any:
-        if name in MODULES.get(self.__name__, ()):
-            return getattr(shardwright, name)
-        if name in QUANTIZED.get(self.__name__, ()):
-            return getattr(
-                importlib.import_module("shardwright_torchrec.quant"), QUANTIZED[self.__name__][name]
-            )
-        if name in ADAPTED.get(self.__name__, ()):
-            own = importlib.import_module(f"shardwright_torchrec.{ADAPTED[self.__name__][name]}")
-            return getattr(own, name)
         below = f"{self.__name__}.{name}"
-        if below in _PATHS:
+        if below in _PATHS and name not in _names(self.__name__):
             return importlib.import_module(below)
-        hint = "" if name.startswith("__") else f" {_whereabouts(self.__name__, name)}"
-        raise AttributeError(f"{self.__name__!r} is shardwright here, which has no {name!r} there.{hint}")
+        return find(self.__name__, name)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_names(self.__name__)})
+
+
+def find(module: str, name: str) -> Any:
+    """The class, function or constant that has a name of TorchRec's; `torchrec` itself need not be served for that.
+
+    Args:
+        module: TorchRec's module path.
+        name: name in it.
+
+    Raises:
+        AttributeError: shardwright has none there; the text says where, or names the nearest.
+    """
+    if name in MODULES.get(module, ()):
+        return getattr(shardwright, name)
+    if name in QUANTIZED.get(module, ()):
+        return getattr(importlib.import_module("shardwright_torchrec.quant"), QUANTIZED[module][name])
+    if name in ADAPTED.get(module, ()):
+        own = importlib.import_module(f"shardwright_torchrec.{ADAPTED[module][name]}")
+        return getattr(own, name)
+    hint = "" if name.startswith("__") else f" {_whereabouts(module, name)}"
+    raise AttributeError(f"{module!r} is shardwright here, which has no {name!r} there.{hint}")
 
 
 class _Finder(MetaPathFinder, Loader):

@@ -1,23 +1,7 @@
-"""Sharders, planner and model of TorchRec's scripts: shardwright's own, bent to TorchRec's ways where scripts need it.
+"""Sharders and model of TorchRec's scripts: shardwright's own, bent to TorchRec's ways where scripts need it.
 
 - Tables of type `data_parallel` without an optimizer of their own are plain parameters, which the script's optimizer
   updates. In shardwright FBGEMM's default, SGD at 0.01, runs in the backward pass, as with all sharding types.
 - `state_dict()` is local: `ShardedTensor`s of this rank's shards. In shardwright it gathers whole tables, and
   `sharded_state_dict()` is local.
 """
-
-from __future__ import annotations
-
-from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
-from shardwright_torchrec.parallel.sharders import (
-    EmbeddingBagCollectionSharder,
-    EmbeddingCollectionSharder,
-    get_default_sharders,
-)
-
-__all__ = [
-    "DistributedModelParallel",
-    "EmbeddingBagCollectionSharder",
-    "EmbeddingCollectionSharder",
-    "get_default_sharders",
-]

@@ -11,9 +11,20 @@ from shardwright_plugins.compute_kernels.fused_torch import FusedTorch
 from shardwright_plugins.compute_kernels.fused_triton import FusedTriton
 from shardwright_plugins.compute_kernels.fused_uvm import FusedUvm
 from shardwright_plugins.compute_kernels.fused_uvm_caching import FusedUvmCaching
+from shardwright_plugins.compute_kernels.row_cache.kernels import MappedCaching, PinnedCaching
 
 
 @hookimpl
 def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
     """Offer the built-in compute kernels."""
-    return [Dense, Fused, FusedNumba, FusedTorch, FusedTriton, FusedUvm, FusedUvmCaching]
+    return [
+        Dense,
+        Fused,
+        FusedNumba,
+        FusedTorch,
+        FusedTriton,
+        FusedUvm,
+        FusedUvmCaching,
+        MappedCaching,
+        PinnedCaching,
+    ]

@@ -453,6 +453,15 @@ def test_diff_counts_the_bytes_that_move(planned, tmp_path):
     told = run("diff", first, second).stdout
     assert "1 tables differ, 7 do not; 48.8 MiB of weights move" in told  # 200_000 x 64 x 4 bytes
     assert f"rank {(rank + 1) % 4} gets 48.8 MiB" in told
+    assert (
+        "a reshard sends 48.8 MiB (weights and optimizer states): 48.8 MiB inside hosts, 0 B between hosts"
+        in told
+    )
+    assert f"most leaves rank {rank}, 48.8 MiB; most comes to rank {(rank + 1) % 4}, 48.8 MiB" in told
+    assert "by the topology's bandwidths that takes" in told
+    found = json.loads(run("diff", first, second, "--json").stdout)
+    assert found["reshard"]["bytes"]["intra_host"] == found["moved_weight_bytes"] == 200_000 * 64 * 4
+    assert found["reshard"]["ms"] > 0
 
 
 def test_examples_of_the_page_about_documents_are_planned_and_checked(tmp_path):

@@ -14,7 +14,7 @@ from attrs import evolve
 from tests.equality import Case
 from tests.plugins.test_equality import kernels, sequences_of, sharding_types, supports, tables_of
 
-from shardwright import UnsupportedError, clip_grad_norm_
+from shardwright import UnsupportedError, clip_grad_norm_, clip_grad_value_
 from shardwright.errors import InvalidInputError, ShardwrightError
 from shardwright.host import host
 from shardwright.optim.fused import spec_to_torch
@@ -164,7 +164,13 @@ def test_scaler_equals_one_process_and_an_infinity_on_one_rank_skips_the_step_on
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize(
-    ("optimizer", "kernel"), [("sgd", "fused_torch"), ("row_wise_adagrad", "fused_numba"), ("sgd", "dense")]
+    ("optimizer", "kernel"),
+    [
+        ("sgd", "fused_torch"),
+        ("row_wise_adagrad", "fused_numba"),
+        ("sgd", "mapped_caching"),
+        ("sgd", "dense"),
+    ],
 )
 def test_one_norm_over_all_ranks_clips_as_in_one_process(
     optimizer: str, kernel: str, norm_type: float
@@ -197,8 +203,8 @@ def test_one_norm_over_all_ranks_clips_as_in_one_process(
     assert min(expected) > most  # they were clipped
 
 
-def alone(update: str = "in_step") -> tuple[Case, Any]:
-    case = Case(tables_of("row_wise", "fused_torch"), (4,), "sgd")
+def alone(update: str = "in_step", optimizer: str = "sgd") -> tuple[Case, Any]:
+    case = Case(tables_of("row_wise", "fused_torch"), (4,), optimizer)
     return case, shard(case, ShardingEnv.local(device_type="cpu"), case.module_to_shard(), update)
 
 
@@ -258,6 +264,129 @@ def test_torchs_own_clipping_by_norm_names_the_one_over_all_ranks() -> None:
     backward(case, model, 0, 0)
     with pytest.raises(UnsupportedError, match=r"shardwright\.clip_grad_norm_"):
         torch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)
+
+
+def micro_passes(case: Case, model: Any) -> None:
+    for number in range(2):
+        backward(case, model, number, 0)
+
+
+def two_losses(case: Case, model: Any) -> None:
+    values = case.output(model(case.batch(0, 0)))
+    values.sum().backward(retain_graph=True)
+    values.square().sum().backward()
+
+
+def used_twice(case: Case, model: Any) -> None:
+    sum(case.output(model(case.batch(number, 0))).sum() for number in range(2)).backward()
+
+
+def other_optimizer_between(case: Case, model: Any) -> None:
+    dense = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    for number in range(2):
+        backward(case, model, number, 0)
+        dense.step()
+
+
+def dropped_between(case: Case, model: Any) -> None:
+    for number in range(2):
+        model.fused_optimizer.zero_grad()
+        backward(case, model, number, 0)
+
+
+@pytest.mark.parametrize(
+    ("loop", "optimizer", "is_right"),
+    [
+        (micro_passes, "sgd", False),
+        (micro_passes, "adagrad", False),
+        (two_losses, "adagrad", False),
+        (two_losses, "sgd", True),  # two plain updates are one by the sum
+        (used_twice, "adagrad", True),
+        (other_optimizer_between, "adagrad", True),
+        (dropped_between, "adagrad", True),
+    ],
+)
+def test_step_after_several_passes_that_updated_names_the_argument(
+    loop: Callable[[Case, Any], None], optimizer: str, is_right: bool
+) -> None:
+    case, model = alone("in_backward", optimizer)
+    loop(case, model)  # alone it is an update in each pass
+    if is_right:
+        model.fused_optimizer.step()
+        return
+    with pytest.raises(UnsupportedError, match=r"table 't0'.* 2 passes were made .*update='in_step'"):
+        model.fused_optimizer.step()
+    for number in range(2):
+        backward(case, model, number, 0)
+        model.fused_optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kernel"), [("sgd", "fused_torch"), ("row_wise_adagrad", "fused_numba"), ("sgd", "dense")]
+)
+def test_clipping_by_value_equals_one_process(optimizer: str, kernel: str) -> None:
+    case = mixed(optimizer, kernel)
+    most, module = 0.05, case.module_to_shard()
+
+    def run(env: ShardingEnv) -> Any:
+        model = shard(case, env, module)
+        shown = torch.optim.SGD(model.parameters(), lr=0.1) if kernel == "dense" else model.fused_optimizer
+        for number in range(STEPS):
+            shown.zero_grad()
+            backward(case, model, number, env.rank)
+            clip_grad_value_(model.parameters(), most)
+            shown.step()
+        return model.state_dict()
+
+    one = OneProcess(case)
+    for number in range(STEPS):
+        one.gradients(number)
+        torch.nn.utils.clip_grad_value_(one.module.parameters(), most)
+        one.optimizer.step()
+    for weights in run_simulated(run, case.world_size):
+        torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
+
+
+def test_clipping_by_value_names_what_it_wants() -> None:
+    case, model = alone("in_backward")
+    with pytest.raises(UnsupportedError, match=r"update='in_step'.*clip_grad_value_.*max_gradient"):
+        clip_grad_value_(model.parameters(), 1.0)
+    case, model = alone()
+    backward(case, model, 0, 0)
+    with pytest.raises(UnsupportedError, match=r"Clip by shardwright\.clip_grad_value_"):
+        torch.nn.utils.clip_grad_value_(list(model.parameters()), 1.0)
+    with pytest.raises(InvalidInputError, match="clip_value must be above 0"):
+        clip_grad_value_(model.parameters(), 0.0)
+
+
+@pytest.mark.parametrize("update", ["in_step", "in_backward"])
+@pytest.mark.parametrize("of", [tables_of, sequences_of])
+def test_max_gradient_clips_the_gradients_of_outputs_as_in_one_process(update: str, of: Any) -> None:
+    case, most = mixed("adagrad", "fused_numba"), 0.1
+    if of is sequences_of:
+        case = Case(sequences_of("row_wise", "fused_numba"), (3, 4, 2), "adagrad")
+    module = case.module_to_shard()
+    clipped = type(case.sharder())({**case.fused_params, "max_gradient": most})
+
+    def run(env: ShardingEnv) -> Any:
+        sharder = clipped.updating(update)
+        model = sharder.shard(module, shardings_of(case, sharder.tables(module)), env, "cpu")
+        for number in range(STEPS):
+            model.fused_optimizer.zero_grad()
+            backward(case, model, number, env.rank)
+            model.fused_optimizer.step()
+        return model.state_dict()
+
+    one = OneProcess(case)
+    for number in range(STEPS):
+        one.optimizer.zero_grad()
+        for rank in range(case.world_size):
+            values = case.output(one.module(case.batch(number, rank)))
+            values.register_hook(lambda own: own.clamp(-most, most))
+            (values * case.gradient(number, rank, values)).sum().div(case.world_size).backward()
+        one.optimizer.step()
+    for weights in run_simulated(run, case.world_size):
+        torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
 
 
 def test_unknown_time_of_updates_is_refused() -> None:

@@ -149,6 +149,15 @@ class Lookup(ABC):
         """Return what ``backward`` needs for these bags, where nobody asks for their sums."""
         return self.forward(bags, training=True)[1]
 
+    def prefetch(self, bags: Bags) -> None:  # noqa: B027 - most kernels have their rows at hand
+        """Bring the rows of a coming lookup to where they are looked up; a pipeline calls it a batch ahead, if at all.
+
+        It changes no result: a lookup is right without it, and bags may be prefetched that are never looked up.
+
+        Args:
+            bags: bags of a :meth:`forward` or :meth:`prepare` to come.
+        """
+
     def anticipate(self, saved: Any) -> None:  # noqa: B027 - not every kernel has something to do then
         """Make what ``backward`` needs of the ids alone; called while results travel, if at all.
 

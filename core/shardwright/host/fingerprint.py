@@ -17,7 +17,7 @@ from shardwright.host.settings import PLUGINS_VARIABLE, PREFER_VARIABLE
 __all__ = ["Fingerprint", "PluginIdentity", "compare_fingerprints"]
 
 # A text that names every one of a thousand ranks helps nobody.
-_MAX_RANKS_NAMED = 8
+_MAX_RANKS_NAMED = 8  # ranks in an error; the others are counted
 
 
 @attrs.frozen(order=True)

@@ -12,8 +12,8 @@ from shardwright.cli.offered import group_of
 from shardwright.contracts.command import Command
 from shardwright.testing.plugins_under_test import installed
 
-_LONGEST_HELP = 100
-_TIMEOUT_S = 60
+_LONGEST_HELP = 100  # characters: the help of a command fits on its line of the list
+_TIMEOUT_S = 60  # seconds that a command may take on a loaded machine
 
 # Imports what offers the command, and prints the modules that are there afterwards and heavy.
 _LISTING = """

@@ -300,6 +300,18 @@ class ComputeKernelTests:
                     check_close(f"{compute_kernel.name}: weights after anticipate()", one, other)
                 go_back(f"{compute_kernel.name}: after anticipate()", lookup, loops, batch, saved, device)
 
+    def test_prefetch_leaves_lookups_and_updates_as_they_are(self, compute_kernel: ComputeKernel) -> None:
+        """A pipeline calls it for the next batch, before this one's backward pass, or not at all."""
+        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
+            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+            batches = [draw(blocks, (2, 3), is_weighted=True, seed=seed) for seed in (1, 2, 3)]
+            what = f"{compute_kernel.name}: with prefetch()"
+            for batch, coming in zip(batches, [*batches[1:], batches[0]], strict=True):
+                check_sums(what, lookup, loops, batch, device)
+                _, saved = lookup.forward(batch.as_bags(device), training=True)
+                lookup.prefetch(coming.as_bags(device))
+                go_back(what, lookup, loops, batch, saved, device)
+
     def test_forwards_before_their_backwards_keep_apart(self, compute_kernel: ComputeKernel) -> None:
         """A pipeline looks the next batch up before it goes back through this one."""
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):

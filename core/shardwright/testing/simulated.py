@@ -18,7 +18,7 @@ from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 
 T = TypeVar("T")
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 60.0  # seconds that a rank waits for the others at a collective
 
 
 class _LeftAlone(DistributedError):

@@ -20,7 +20,7 @@ MOST_PER_PEER = 8
 """Segments of a rank in use at once, for each peer; a step has at most four large exchanges of a module under way."""
 LINE_BYTES = 64  # of a cache line: so far apart are the counts of different peers, which write them
 _SPARE = 1.25  # room for pieces that grow a little from step to step
-_STEP_BYTES = 1 << 18
+_STEP_BYTES = 1 << 18  # bytes: sizes of segments are multiples, so that pieces of like sizes share them
 
 
 @frozen(eq=False)

@@ -32,9 +32,8 @@ _LINE = 16  # float32 values of a cache line
 # 16 and 32, and of both caches, the best measured on an AMD EPYC (forward of 24 x 100k x 64: 10.6 ms, 24 ms before).
 _AHEAD = 32
 _SECOND_CACHE = 2  # LLVM's name for it
-_NEAR = (
-    1 << 17
-)  # float32 values that a core's own cache holds (half a MiB): fetching them ahead only takes time
+# float32 values that a core's own cache holds (half a MiB): fetching them ahead only takes time.
+_NEAR = 1 << 17
 _STEPS = ((4 * _LINE, _LINE), (_LINE, _LINE), (4, 4), (1, 1))  # columns at once, and of one register
 _DIGIT_BITS = 11  # of a radix sort, at most: counts of all digits stay in the first cache
 _ROW_SHIFT = 32  # of a sort key: the row above, the number of the id below

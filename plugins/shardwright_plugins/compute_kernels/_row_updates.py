@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -21,12 +20,20 @@ _EPS = 1e-8  # FBGEMM's default
 
 
 class RowUpdate(ABC):
-    """The state of one optimizer for ``[R, D]`` weights, and its step on some of the rows."""
+    """The state of one optimizer for ``[R, D]`` weights, and its step on some of the rows.
 
+    Args:
+        spec: optimizer and its parameters.
+        state: float32 state of the rows, ``[R, D]`` or ``[R, 1]``, under the names in ``states``; changed in place.
+    """
+
+    states: ClassVar[tuple[str, ...]] = ()
+    """The torch optimizer's names of the state."""
     states_per_row: ClassVar[frozenset[str]] = frozenset()
+    """Those that have one value a row."""
 
-    def __init__(self, spec: OptimizerSpec, weights: Tensor) -> None:
-        self._spec = spec
+    def __init__(self, spec: OptimizerSpec, state: Mapping[str, Tensor]) -> None:
+        self._spec, self._state = spec, state
 
     @abstractmethod
     def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:
@@ -43,9 +50,10 @@ class RowUpdate(ABC):
             ``[U, D]`` float32.
         """
 
-    def state(self) -> Mapping[str, Tensor]:
-        """State per row, ``[R, D]`` or ``[R, 1]``, under the torch optimizer's names; shared storage."""
-        return {}
+    @classmethod
+    def columns(cls, num_columns: int) -> Mapping[str, int]:
+        """Columns of each state, for weights of ``num_columns`` columns."""
+        return {name: 1 if name in cls.states_per_row else num_columns for name in cls.states}
 
 
 class Sgd(RowUpdate):
@@ -58,10 +66,11 @@ class Sgd(RowUpdate):
 class Adagrad(RowUpdate):
     """``sum += g^2; w -= lr * g / (sqrt(sum) + eps)``, element by element."""
 
-    def __init__(self, spec: OptimizerSpec, weights: Tensor) -> None:
-        super().__init__(spec, weights)
-        self._eps = spec.get("eps", _EPS)
-        self._sum = torch.zeros(weights.shape, dtype=torch.float32, device=weights.device)
+    states: ClassVar[tuple[str, ...]] = ("sum",)
+
+    def __init__(self, spec: OptimizerSpec, state: Mapping[str, Tensor]) -> None:
+        super().__init__(spec, state)
+        self._eps, self._sum = spec.get("eps", _EPS), state["sum"]
 
     def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:
         gradient = gradient[:, own]
@@ -69,38 +78,33 @@ class Adagrad(RowUpdate):
         self._sum[rows] = total
         return gradient.div(total.sqrt_().add_(self._eps)).mul_(learning_rate)
 
-    def state(self) -> Mapping[str, Tensor]:
-        return {"sum": self._sum}
-
 
 class RowWiseAdagrad(RowUpdate):
     """``sum += mean over all columns of g^2; w -= lr * g / (sqrt(sum) + eps)``, one sum a row."""
 
+    states: ClassVar[tuple[str, ...]] = ("sum",)
     states_per_row: ClassVar[frozenset[str]] = frozenset({"sum"})
 
-    def __init__(self, spec: OptimizerSpec, weights: Tensor) -> None:
-        super().__init__(spec, weights)
-        self._eps = spec.get("eps", _EPS)
-        self._sum = torch.zeros(weights.shape[0], 1, dtype=torch.float32, device=weights.device)
+    def __init__(self, spec: OptimizerSpec, state: Mapping[str, Tensor]) -> None:
+        super().__init__(spec, state)
+        self._eps, self._sum = spec.get("eps", _EPS), state["sum"]
 
     def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:
         total = self._sum[rows] + gradient.square().mean(1, keepdim=True)
         self._sum[rows] = total
         return gradient[:, own] * (learning_rate / (total.sqrt_() + self._eps))
 
-    def state(self) -> Mapping[str, Tensor]:
-        return {"sum": self._sum}
-
 
 class Adam(RowUpdate):
     """Adam with bias correction by the number of steps, applied to rows with a gradient only."""
 
-    def __init__(self, spec: OptimizerSpec, weights: Tensor) -> None:
-        super().__init__(spec, weights)
+    states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, spec: OptimizerSpec, state: Mapping[str, Tensor]) -> None:
+        super().__init__(spec, state)
         self._eps = spec.get("eps", _EPS)
         self._beta1, self._beta2 = spec.get("beta1", 0.9), spec.get("beta2", 0.999)
-        self._average = torch.zeros(weights.shape, dtype=torch.float32, device=weights.device)
-        self._square = torch.zeros(weights.shape, dtype=torch.float32, device=weights.device)
+        self._average, self._square = state["exp_avg"], state["exp_avg_sq"]
 
     def step(self, rows: Tensor, gradient: Tensor, own: slice, learning_rate: float, number: float) -> Tensor:
         gradient = gradient[:, own]
@@ -109,9 +113,6 @@ class Adam(RowUpdate):
         self._average[rows], self._square[rows] = average, square
         denominator = (square / (1 - self._beta2**number)).sqrt_().add_(self._eps)
         return average.div(denominator).mul_(learning_rate / (1 - self._beta1**number))
-
-    def state(self) -> Mapping[str, Tensor]:
-        return {"exp_avg": self._average, "exp_avg_sq": self._square}
 
 
 ROW_UPDATES: Mapping[str, type[RowUpdate]] = {

@@ -11,14 +11,15 @@ from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options, fold_requests
-from shardwright.planning.options.search_space import synchronised_bytes, traffic_bytes
+from shardwright.planning.options.search_space import kept_bytes, synchronised_bytes, traffic_bytes
 
 
 class WeightsAndBuffers(Estimator):
     """Weights and optimizer state as the kernel declares them, and a step's input and output.
 
     The buffers are one input and one output, as in TorchRec's storage model without a pipeline, an id taken to go to
-    each row with equal chance, vectors as they travel. A copy of a table also holds what it is synchronised by.
+    each row with equal chance, vectors as they travel. A copy of a table also holds what it is synchronised by, and
+    tables that are updated in the optimizer's step hold the gradients of the rows that a step looks up.
     """
 
     name: ClassVar[str] = "weights_and_buffers"
@@ -36,5 +37,5 @@ class WeightsAndBuffers(Estimator):
                 used[topology.tier_of(tier)][shards] += size
         received, sent = traffic_bytes(options, topology)
         buffers = np.ceil(received) + np.ceil(sent) + np.ceil(synchronised_bytes(options, topology))
-        used[topology.device_tier] += buffers
+        used[topology.device_tier] += buffers + kept_bytes(options, topology)
         return used

@@ -21,16 +21,9 @@ PIP = (
 )
 
 
-QUICK: set[str] = set()  # the others' kits take longer than a suite that runs often should
-
-
-def kinds() -> list[object]:
-    names = [kind.name for kind in KINDS]
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
+@pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
 def test_new_plugin_installs_and_passes_the_kit(kind: str, tmp_path: Path) -> None:
     name, project, site = f"acme_{kind}", tmp_path / "project", tmp_path / "site"
     written = run_python("-m", "shardwright", "plugin", "new", name, "--kind", kind, "--output", str(project))

@@ -52,6 +52,30 @@ def allocated_bytes(block: Any, table: TableSpec, kernel: Any) -> int:
     return held_bytes(lookup, users.state)
 
 
+def memory_of(update: str, optimizer: str, rows: int) -> Any:
+    """Bytes of each shard of a table on two ranks that look up 3 x 100 ids each, in cut columns."""
+    table = TableSpec("t", rows, 64, ["f"], optimizer=OptimizerSpec(optimizer, 0.1), update=update)
+    rule = ParameterConstraints(
+        pooling_factors=[3.0],
+        compute_kernels=["fused_torch"],
+        sharding_types=["column_wise"],
+        min_partition=32,
+    )
+    topology = Topology(2, "cpu")
+    options = enumerate_options([table], topology, Constraints({"t": rule}), host(), batch_size=100)
+    return host().estimators.create("weights_and_buffers").estimate(options, topology)["ddr"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "columns"),
+    [("adagrad", 32), ("row_wise_adagrad", 64)],  # the latter needs the gradients of whole rows
+)
+def test_storage_model_counts_the_gradients_that_are_kept_for_the_step(optimizer: str, columns: int) -> None:
+    for rows, kept in ((4000, 600), (50, 50)):
+        more = memory_of("in_step", optimizer, rows) - memory_of("in_backward", optimizer, rows)
+        assert more.tolist() == [kept * (8 + 4 * columns)] * len(more)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("data_type", ["FP32", "FP16", "BF16"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 class Dataflow(ABC):
     """Path of ids to the blocks of a layout, and of partial results back.
 
-    A descriptor: a frozen attrs class of plain data, hashable. What runs core's own dataflows, the runtime knows, by
-    their classes. A plugin's dataflow names what runs it by the methods below, which import it only when asked. Most
-    dataflows are :class:`Routed`; others bring an :class:`shardwright.runtime.step.executor.Executor` of their own.
+    A descriptor: a frozen attrs class of plain data, hashable. The runtime knows the executors of core's own
+    dataflows by their classes. A plugin's dataflow names its executor in the methods below, which import it
+    when called. Most dataflows are :class:`Routed`; others bring an
+    :class:`shardwright.runtime.step.executor.Executor` of their own.
     """
 
     name: ClassVar[str]

@@ -28,6 +28,39 @@ _ALIASES = {
 
 _RENAMED = {"lr": "learning_rate"}
 
+CLIPPING_PARAMS = frozenset({"gradient_clipping", "max_gradient"})
+"""The keys of ``fused_params`` that are about the gradients of outputs, not the optimizer."""
+
+_MAX_GRADIENT = 1.0  # FBGEMM's default where gradient_clipping=True alone is given
+_ELSEWHERE = CACHE_PARAMS | CLIPPING_PARAMS
+
+
+def check_max_gradient(value: Any) -> None:
+    """Check the largest element that a gradient may have.
+
+    Raises:
+        InvalidInputError: it is no number above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InvalidInputError(f"max_gradient must be a finite number above 0, got {brief(value)}")
+
+
+def max_gradient_of(fused_params: Mapping[str, Any] | None) -> float | None:
+    """The largest element, in absolute value, that ``fused_params`` allow gradients of outputs; ``None``: any.
+
+    ``max_gradient`` alone asks for clipping. FBGEMM would ignore it without ``gradient_clipping=True``.
+
+    Raises:
+        InvalidInputError: a value is of the wrong form.
+    """
+    given = fused_params or {}
+    is_asked = given.get("gradient_clipping", "max_gradient" in given)
+    if not isinstance(is_asked, bool):
+        raise InvalidInputError(f"gradient_clipping must be true or false, got {brief(is_asked)}")
+    value = given.get("max_gradient", _MAX_GRADIENT)
+    check_max_gradient(value)
+    return float(value) if is_asked else None
+
 
 # What the optimizers above understand, or take no notice of, as FBGEMM does; from 0, up to but not including the limit.
 _LIMITS: Mapping[str, float] = {"eps": math.inf, "beta1": 1.0, "beta2": 1.0, "weight_decay": math.inf}
@@ -86,7 +119,7 @@ def _known_parameters(instance: Any, attribute: Any, values: tuple[tuple[str, An
 
 
 def _check_known(optimizer: str, name: str, value: Any) -> None:
-    known = ["optimizer", "learning_rate", *_LIMITS, *sorted(CACHE_PARAMS)]
+    known = ["optimizer", "learning_rate", *_LIMITS, *sorted(_ELSEWHERE)]
     if name not in _LIMITS:
         raise UnknownNameError(
             f"optimizer {optimizer!r} has no parameter {name!r}. Known: {', '.join(known)}.{nearest(name, known)}"
@@ -136,7 +169,8 @@ class OptimizerSpec:
 
         Args:
             fused_params: ``{"optimizer": name or EmbOptimType, "learning_rate": ..., "eps": ..., ...}``; what is in it
-                about a cache is left to :class:`~shardwright.planning.tables.caching.CacheParams`.
+                about a cache is left to :class:`~shardwright.planning.tables.caching.CacheParams`, and what is about
+                clipping to :func:`max_gradient_of`.
 
         Raises:
             InvalidInputError: the optimizer is neither a name nor an enum member with a string value, or a value is out
@@ -146,9 +180,9 @@ class OptimizerSpec:
         values = {
             _RENAMED.get(name, name): value
             for name, value in (fused_params or {}).items()
-            if name not in CACHE_PARAMS
+            if name not in _ELSEWHERE
         }
-        if len(values) < sum(name not in CACHE_PARAMS for name in fused_params or {}):
+        if len(values) < sum(name not in _ELSEWHERE for name in fused_params or {}):
             raise InvalidInputError(
                 f"fused_params have lr and learning_rate, which are one: {brief(fused_params)}"
             )
@@ -164,6 +198,11 @@ class OptimizerSpec:
     def get(self, parameter: str, default: Any) -> Any:
         """The value of ``parameter``, or ``default`` if it was not given."""
         return dict(self.parameters).get(parameter, default)
+
+    @property
+    def adds_up(self) -> bool:
+        """True if updates by two gradients, one after the other, equal one by their sum."""
+        return self.name == "sgd" and not self.get("weight_decay", 0)
 
     def __str__(self) -> str:
         """``row_wise_adagrad(learning_rate=0.02, eps=1e-08)``."""

@@ -18,7 +18,7 @@ from shardwright.errors import InvalidInputError
 from shardwright.planning.documents.limits import MOST_ROWS
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
-from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.optimizers import OptimizerSpec, check_max_gradient
 
 if TYPE_CHECKING:
     from shardwright.planning.layouts.layout import ColumnRange
@@ -266,6 +266,11 @@ def _known_update(instance: Any, attribute: Any, value: Any) -> None:
     check_update(value)
 
 
+def _known_limit(instance: Any, attribute: Any, value: Any) -> None:
+    if value is not None:
+        check_max_gradient(value)
+
+
 @frozen(field_transformer=typed)
 class TableSpec:
     """All that planner and engine know of one table of one module; hashable, without weights and without torch.
@@ -286,6 +291,8 @@ class TableSpec:
             it (``None``: those that are offered anyway); ``None``: the sharder leaves the choice to the planner.
         update: time of its optimizer's update: ``"in_backward"``, in each backward pass, or ``"in_step"``, in
             ``optimizer.step()`` by the sum of the gradients since they were cleared.
+        max_gradient: largest element, in absolute value, of the gradients of its outputs, averaged over the ranks;
+            greater ones are clipped to it. ``None``: none is.
     """
 
     name: str
@@ -301,6 +308,7 @@ class TableSpec:
     cache: CacheParams = field(factory=CacheParams)
     allowed: _Allowed | None = field(default=None, converter=_allowed)
     update: str = field(default=UPDATES[0], validator=_known_update)
+    max_gradient: float | None = field(default=None, validator=_known_limit)
 
     @classmethod
     def from_config(
@@ -313,6 +321,7 @@ class TableSpec:
         qcomms_config: QCommsConfig | None = None,
         cache: CacheParams | None = None,
         update: str = UPDATES[0],
+        max_gradient: float | None = None,
     ) -> TableSpec:
         """The specification of a configured table in the module at path ``module``."""
         return cls(
@@ -328,6 +337,7 @@ class TableSpec:
             qcomms_config=qcomms_config,
             cache=cache or CacheParams(),
             update=update,
+            max_gradient=max_gradient,
         )
 
     @property

@@ -18,12 +18,12 @@ from shardwright.planning.documents.limits import MOST_FEATURES
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.tables.spec import UPDATES, TableSpec
 
 _USE = ("pooling_factors", "num_poolings")
 _SAME = (
     *("num_embeddings", "embedding_dim", "data_type", "pooling", "is_weighted", "module", "qcomms_config"),
-    "allowed",
+    *("allowed", "update", "max_gradient"),
 )
 
 
@@ -168,6 +168,10 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         data["allowed"] = {
             name: None if kernels is None else list(kernels) for name, kernels in table.allowed
         }
+    if table.update != UPDATES[0]:
+        data["update"] = table.update
+    if table.max_gradient is not None:
+        data["max_gradient"] = table.max_gradient
     if table.cache != _DEFAULT_CACHE:
         data["cache"] = attrs.asdict(table.cache)
     optimizer = table.optimizer

@@ -45,7 +45,7 @@ from shardwright.runtime.checkpoint.saving import env_of
 from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.table_state import STORED, STORED_ROWS, LocalBlock, state_in_blocks
 
-_MOST_NAMED = 5
+_MOST_NAMED = 5  # names in an error; the others are counted
 
 
 @frozen

@@ -27,7 +27,7 @@ from shardwright.errors import CheckpointError
 
 METADATA, MANIFEST = ".metadata", "shardwright.json"
 FORMAT, VERSION = "shardwright checkpoint", 1
-_BUFFER_BYTES = 4 << 20
+_BUFFER_BYTES = 4 << 20  # bytes of a file that are read at once
 
 _CLASSES: Mapping[tuple[str, str], Any] = {
     **{

@@ -36,7 +36,7 @@ from shardwright.runtime.checkpoint.metadata import (
 )
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-NOWHERE = -1
+NOWHERE = -1  # place of a row that no file has
 
 
 class Sink(Protocol):

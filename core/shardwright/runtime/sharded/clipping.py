@@ -1,4 +1,4 @@
-"""Clipping of gradients by one norm over dense parameters and sharded tables, the same on all ranks."""
+"""Clipping of gradients of dense parameters and sharded tables: by one norm, the same on all ranks, or by value."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from shardwright.error_listeners import reporting_errors
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.sharded_parameter import ShardedParameter, clipping_refusal
 from shardwright.runtime.step.kept_gradients import KeptBlock
+
+_BY_NORM, _BY_VALUE = "shardwright.clip_grad_norm_", "shardwright.clip_grad_value_"
 
 _latest: list[ref[Any]] = []
 """The collection that was sharded last in this process: its ranks are those of a model that has no table here."""
@@ -77,13 +80,45 @@ def clip_grad_norm_(
     """
     if not norm_type > 0:
         raise InvalidInputError(f"clip_grad_norm_: norm_type must be above 0, got {norm_type!r}")
-    gradients = _Gradients.of([parameters] if isinstance(parameters, Tensor) else list(parameters))
+    gradients = _Gradients.of([parameters] if isinstance(parameters, Tensor) else list(parameters), _BY_NORM)
     norm = gradients.norm(float(norm_type))
     if error_if_nonfinite and not math.isfinite(norm):
         raise InvalidInputError(f"clip_grad_norm_: the norm of the gradients of all ranks is {norm}")
     # As torch.nn.utils.clip_grad_norm_ has it: gradients below the norm are multiplied by 1.
     gradients.scale(min(1.0, float(max_norm) / (norm + 1e-6)) if not math.isnan(norm) else norm)
     return torch.tensor(norm, dtype=torch.float32)
+
+
+@torch.no_grad()
+def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
+    """Clip each element of gradients to at most ``clip_value``, up and down.
+
+    Called after the backward pass; no rank waits for another. Tables need ``update="in_step"``, or a compute kernel
+    that shows gradients: each element is that of the whole table, averaged over the ranks.
+
+    Args:
+        parameters: parameters of the model, ``model.parameters()``.
+        clip_value: largest element, in absolute value.
+
+    Raises:
+        UnsupportedError: the gradients of a table are applied in the backward pass.
+        InvalidInputError: ``clip_value`` is not above 0.
+
+    Example:
+        >>> import shardwright as sw, torch
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([0.5, -4.0])
+        >>> sw.clip_grad_value_([weight], clip_value=1.0)
+        >>> weight.grad
+        tensor([ 0.5000, -1.0000])
+    """
+    if not clip_value > 0:
+        raise InvalidInputError(f"clip_grad_value_: clip_value must be above 0, got {clip_value!r}")
+    gradients = _Gradients.of([parameters] if isinstance(parameters, Tensor) else list(parameters), _BY_VALUE)
+    if gradients.refusal:
+        with reporting_errors():
+            raise UnsupportedError(gradients.refusal)
+    gradients.clamp(float(clip_value))
 
 
 @frozen(eq=False)
@@ -105,8 +140,8 @@ class _Gradients:
     refusal: str
 
     @classmethod
-    def of(cls, parameters: Sequence[Tensor]) -> _Gradients:
-        """Collect the gradients of parameters."""
+    def of(cls, parameters: Sequence[Tensor], who: str) -> _Gradients:
+        """Collect the gradients of parameters, for a function to clip."""
         sharded = [own for own in parameters if isinstance(own, ShardedParameter) and own.table is not None]
         others = (
             [own for own in parameters if not any(own is other for other in sharded)]
@@ -122,7 +157,7 @@ class _Gradients:
             tables=[(own.grad, own.num_copies) for own in shown if own.grad is not None],
             kept=list(kept.values()),
             env=next((own.env for own in sharded if own.env is not None), None) or _latest_env(),
-            refusal="" if refused is None else clipping_refusal("shardwright.clip_grad_norm_", refused),
+            refusal="" if refused is None else clipping_refusal(who, refused),
         )
 
     def norm(self, norm_type: float) -> float:
@@ -156,6 +191,13 @@ class _Gradients:
             own.mul_(factor)
         for block in self.kept:
             block.scale(factor)
+
+    def clamp(self, most: float) -> None:
+        """Clip each element of all gradients."""
+        for own in (*self.dense, *(own for own, _ in self.tables)):
+            own.clamp_(-most, most)
+        for block in self.kept:
+            block.clamp(most)
 
 
 def _power(gradient: Tensor, norm_type: float, num_copies: int = 1) -> float:

@@ -16,6 +16,7 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded.blocked_tensor import BlockedTensor
 from shardwright.runtime.sharded.table_state import STORED
+from shardwright.runtime.step.backward_passes import BackwardPasses
 from shardwright.runtime.step.kept_gradients import KeptUpdates
 from shardwright.runtime.step.learning_rates import LearningRates
 
@@ -42,13 +43,19 @@ class FusedOptimizer(KeyedOptimizer):
         rates: learning rates of the module's local kernel groups.
         meeting: meeting of the ranks before tables are gathered or loaded.
         updates: the gradients that are kept for the step.
+        passes: the backward passes that updated tables.
     """
 
     def __init__(
-        self, tables: Mapping[str, ShardedTable], rates: LearningRates, meeting: Meeting, updates: KeptUpdates
+        self,
+        tables: Mapping[str, ShardedTable],
+        rates: LearningRates,
+        meeting: Meeting,
+        updates: KeptUpdates,
+        passes: BackwardPasses,
     ) -> None:
         self._tables = {name: table for name, table in tables.items() if table.is_fused}
-        self._rates, self._meeting, self._updates = rates, meeting, updates
+        self._rates, self._meeting, self._updates, self._passes = rates, meeting, updates, passes
         by_optimizer: dict[OptimizerSpec, list[str]] = {}
         for name, table in self._tables.items():
             assert table.state.table.optimizer is not None  # ShardedTable.is_fused
@@ -71,16 +78,23 @@ class FusedOptimizer(KeyedOptimizer):
         ]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
-    def rebind(self, tables: Mapping[str, ShardedTable], rates: LearningRates, updates: KeptUpdates) -> None:
+    def rebind(
+        self,
+        tables: Mapping[str, ShardedTable],
+        rates: LearningRates,
+        updates: KeptUpdates,
+        passes: BackwardPasses,
+    ) -> None:
         """Go on as the optimizer of the same tables sharded otherwise; groups and learning rates stay.
 
         Args:
             tables: those of the module by parameter name; the fused ones are those that it had.
             rates: learning rates of the module's local kernel groups.
             updates: gradients that are kept for the step.
+            passes: backward passes that updated tables.
         """
         self._tables = {name: tables[name] for name in self._tables}
-        self._updates = updates
+        self._updates, self._passes = updates, passes
         self._rates, before = rates, {id(own): name for name, own in self.params.items()}
         assert isinstance(self.params, dict)  # as it was made
         self.params.update({name: table.representative() for name, table in self._tables.items()})
@@ -130,15 +144,20 @@ class FusedOptimizer(KeyedOptimizer):
         """Hand changed learning rates to the kernels, and apply the gradients that are kept for the step.
 
         Tables with ``update="in_backward"`` were updated in the backward pass.
+
+        Raises:
+            UnsupportedError: they were in several passes since the last step or ``zero_grad()``.
         """
         loss = closure() if closure is not None else None
         self.apply_learning_rates()
+        self._passes.check_step()
         self._updates.apply()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Hand changed learning rates to the kernels, and drop the gradients that are kept for the step."""
         self.apply_learning_rates()
+        self._passes.clear()
         self._updates.drop()
 
     def apply_learning_rates(self) -> None:

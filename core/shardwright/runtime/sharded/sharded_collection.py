@@ -36,6 +36,7 @@ from shardwright.runtime.sharded.table_state import (
     is_state_in_blocks,
     state_in_blocks,
 )
+from shardwright.runtime.step.backward_passes import watch_optimizers
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
 from shardwright.runtime.step.inputs import InputChecks, Status
 from shardwright.runtime.step.inputs_ahead import InputsAhead, who_ended
@@ -93,13 +94,18 @@ class ShardedCollection(nn.Module, ABC):
         self._take_engine(inputs, engine_of(inputs))
         self._meeting = Meeting(inputs.env, self._engine.number)
         self._fused_optimizer = FusedOptimizer(
-            self._by_parameter(), self._engine.rates, self._meeting, self._engine.kept
+            self._by_parameter(),
+            self._engine.rates,
+            self._meeting,
+            self._engine.kept,
+            self._engine.passes,
         )
         # Functions of the module that they are called with: one that held it would keep it from being freed at once.
         self.register_state_dict_pre_hook(_meet_to_save)
         self.register_load_state_dict_pre_hook(_meet_to_load)
         watch_data_parallel()
         watch_scalers()
+        watch_optimizers()
         remember_ranks(self)
         self.inputs_ahead: InputsAhead | None = None
 
@@ -135,7 +141,7 @@ class ShardedCollection(nn.Module, ABC):
             engine: made for that, as the one after this module's own.
         """
         self._take_engine(inputs, engine)
-        self._fused_optimizer.rebind(self._by_parameter(), engine.rates, engine.kept)
+        self._fused_optimizer.rebind(self._by_parameter(), engine.rates, engine.kept, engine.passes)
 
     @property
     def inputs(self) -> ShardingInputs:
@@ -240,6 +246,19 @@ class ShardedCollection(nn.Module, ABC):
             if table.state.is_parted or table.is_fused:
                 refuse_reader(
                     reader, table.state.table.describe(), is_fused=table.is_fused, in_step=table.in_step
+                )
+
+    def refuse_accumulation(self) -> None:
+        """Check that gradients of several backward passes add up.
+
+        Raises:
+            UnsupportedError: a table is updated in each backward pass; the same on every rank.
+        """
+        for table in self._tables.values():
+            if table.is_fused and not table.in_step:
+                raise UnsupportedError(
+                    f"no_sync() accumulates gradients, but table {table.state.table.describe()} is updated in each "
+                    "backward pass: build the model with DistributedModelParallel(..., update='in_step')"
                 )
 
     @property
@@ -434,6 +453,7 @@ def specs_of(
             qcomms_config=sharder.qcomm_codecs_registry,
             cache=sharder.cache,
             update=sharder.update,
+            max_gradient=sharder.max_gradient,
         )
         for config in module.tables
     ]

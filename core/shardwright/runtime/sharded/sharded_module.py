@@ -19,7 +19,7 @@ from shardwright.host.registry import Registry
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
-from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.optimizers import OptimizerSpec, max_gradient_of
 from shardwright.planning.tables.spec import UPDATES, TableSpec, check_update
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.inputs import InputChecks
@@ -33,7 +33,8 @@ class ModuleSharder(ABC):
     Args:
         fused_params: the optimizer of the module's tables (see :class:`OptimizerSpec`); SGD at 0.01 by default, as in
             FBGEMM. Tables whose parameters went through ``apply_optimizer_in_backward`` keep that one. Also the
-            cache of tables that are kept in host memory (``cache_load_factor``, ``cache_algorithm``).
+            cache of tables that are kept in host memory (``cache_load_factor``, ``cache_algorithm``), and
+            ``max_gradient``: elements of the gradients of outputs, averaged over the ranks, are clipped to it.
         qcomm_codecs_registry: the codecs that results and gradients of the module's tables travel by, under TorchRec's
             name: the result of ``get_qcomm_codecs_registry``, or a ``QCommsConfig``; float32 as they are by default.
             ``ParameterConstraints(qcomms_config=...)`` and a plan that has codecs of its own prevail.
@@ -50,6 +51,7 @@ class ModuleSharder(ABC):
 
     module_type: ClassVar[type[nn.Module]]
     update: str = UPDATES[0]
+    max_gradient: float | None = None
     # TorchRec's is generic over the module: ``cast(ModuleSharder[nn.Module], ...)`` is in its tutorials.
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
@@ -68,6 +70,7 @@ class ModuleSharder(ABC):
         self.qcomm_codecs_registry = None if codecs is None else codecs.resolved()
         self.input_checks = InputChecks.of(input_checks)
         self.cache = CacheParams.from_fused_params(fused_params)
+        self.max_gradient = max_gradient_of(fused_params)
         self.update = check_update(update)
 
     def updating(self, update: str) -> ModuleSharder:
@@ -94,6 +97,26 @@ class ModuleSharder(ABC):
         """
         kernels = host().compute_kernels
         return [name for name in kernels if kernels[name].fuses_optimizer]
+
+    def allowed(
+        self, table: TableSpec, compute_device_type: str
+    ) -> Mapping[str, Sequence[str] | None] | None:
+        """Sharding types that planners may choose for a table, each with its compute kernels.
+
+        By default those of :meth:`sharding_types` and :meth:`compute_kernels`, where a subclass overrides one of them.
+        A subclass whose answer depends on the table overrides this.
+
+        Args:
+            table: one of :meth:`tables`.
+            compute_device_type: ``"cpu"``, ``"cuda"``, ...
+
+        Returns:
+            Names of compute kernels by name of sharding type; ``None`` in place of a list, or of all, for any.
+
+        Raises:
+            UnknownPluginError: the subclass returns something that is not known.
+        """
+        return _allowed_by(self, compute_device_type)
 
     @abstractmethod
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
@@ -203,7 +226,7 @@ def collect_tables(
     """
     sharders = default_sharders() if sharders is None else sharders
     return [
-        table if compute_device is None else evolve(table, allowed=_allowed_by(sharder, compute_device))
+        table if compute_device is None else evolve(table, allowed=sharder.allowed(table, compute_device))
         for path, child, sharder in shardable_modules(module, sharders)
         for table in sharder.tables(child, path)
     ]

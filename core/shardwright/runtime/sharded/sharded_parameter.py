@@ -25,7 +25,8 @@ from shardwright.runtime.step.scaled_losses import ADVICE, FUSED_REFUSAL, IN_STE
 
 _CLIPPING, _UNSCALING = "torch.nn.utils.clip_grad", "torch.amp.grad_scaler"
 _GRAD: Any = torch.Tensor.grad
-_BY_ELEMENT = ("clip_grad_value_", "clip_grads_with_norm_", "_clip_grads_with_norm_")
+_BY_VALUE = "clip_grad_value_"
+_BY_ELEMENT = (_BY_VALUE, "clip_grads_with_norm_", "_clip_grads_with_norm_")
 """Functions of the former that are right for any part of a gradient."""
 
 
@@ -154,13 +155,21 @@ def _refusal(who: str, table: str, *, is_fused: bool) -> str:
         reason = FUSED_REFUSAL if is_fused else PARTED_REFUSAL
         advice = f"{IN_STEP_ADVICE}. {ADVICE}" if is_fused else ADVICE
         return f"a GradScaler was given the optimizer of table {table}: {reason}. {advice}."
+    by_value = who.endswith(_BY_VALUE)
+    ours = _BY_VALUE if by_value else "clip_grad_norm_"
     if is_fused:
+        limit = ", or give its fused_params a max_gradient" if by_value else ""
         return (
             f"{who} was given the parameters of table {table}, whose optimizer runs in the backward pass, so that "
             "there is no gradient to clip. Clip the others, [p for _, p in "
             "shardwright.in_backward_optimizer_filter(model.named_parameters())]; or shard the table with "
             "update='in_step', or plan it with a compute kernel that shows gradients "
-            f"({', '.join(_that_show_gradients())}), and clip all by shardwright.clip_grad_norm_"
+            f"({', '.join(_that_show_gradients())}), and clip all by shardwright.{ours}{limit}"
+        )
+    if by_value:
+        return (
+            f"{who} was given the parameters of table {table}, whose gradients are kept for its optimizer's step as "
+            "those of rows. Clip by shardwright.clip_grad_value_(model.parameters(), clip_value)"
         )
     return (
         f"{who} was given the parameters of table {table}, of which each rank has a part, so that each would take "

@@ -30,8 +30,10 @@ from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
+from shardwright.runtime.step.backward_passes import BackwardPasses
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, parameters_of
+from shardwright.runtime.step.gradient_limits import GradientLimits
 from shardwright.runtime.step.headers import Header, HeaderFormat, Headers
 from shardwright.runtime.step.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.step.kept_gradients import (
@@ -39,6 +41,7 @@ from shardwright.runtime.step.kept_gradients import (
     KeptUpdates,
     is_kept,
     is_updated_in_step,
+    prefetches,
 )
 from shardwright.runtime.step.kernel_groups import (
     KernelGroup,
@@ -70,6 +73,8 @@ class CollectionEngine:
         updated_in_backward: description of the first table that a kernel updates in the backward pass; empty if none.
         scaling_refusal: the reason why its tables cannot be trained with scaled gradients; empty if they can.
         kept: the gradients of tables that are updated in the optimizer's step.
+        limits: the largest elements of the outputs' gradients.
+        passes: the backward passes that updated tables since an optimizer's last step.
 
     Raises:
         PlanError: the plan names a rank that does not exist or does not cover a table.
@@ -107,6 +112,12 @@ class CollectionEngine:
         )
         updated = [table for table in tables if is_updated_in_backward(table, shardings[table.name])]
         self.updated_in_backward = updated[0].describe() if updated else ""
+        self.limits = GradientLimits(self.collection, {table.name for table in updated}, env.world_size)
+        at_once = [table for table in updated if table.update == "in_backward"]
+        self.passes = BackwardPasses(
+            at_once[0].describe() if at_once else "",
+            adds_up=all(table.optimizer is not None and table.optimizer.adds_up for table in at_once),
+        )
         self.scaling_refusal = _scaling_refusal(tables, shardings, env.world_size)
         self.header = HeaderFormat([executor.header_size for executor in self.executors])
         if before is None:
@@ -145,7 +156,7 @@ class CollectionEngine:
             if step.is_begun:
                 return (
                     "ids of a batch were sent ahead of its forward pass, as a pipeline does: let the pipeline come to "
-                    "the end of its data first"
+                    "the end of its data first; or read by lockstep_batches(..., overlap=False)"
                 )
             if step.needs_backward:
                 return (
@@ -253,7 +264,8 @@ class EngineStep:
         if batch is not None and features is not None:
             self.batch, self._batch_size = batch, batch.batch_size
             self._extras, self._extra_word = engine.reader.extras(features)
-        self._received = self._training = False
+        self._received: list[Tensor] | None = None
+        self._training = False
         self.is_begun = self.needs_backward = False
 
     def begin(self) -> None:
@@ -325,14 +337,24 @@ class EngineStep:
             raise
 
     def receive(self) -> list[Tensor]:
-        """Wait for the ids; done by :meth:`lookup` if not before.
+        """Wait for the ids, the first time; done by :meth:`lookup` if not before.
 
         Returns:
             The tensors that the lookup reads. A caller that looks up on another stream records that stream on them.
         """
-        self._received = True
-        received = [tensor for executor in self._executors for tensor in executor.receive()]
-        return [*received, *self.batch.tensors]
+        if self._received is None:
+            received = [tensor for executor in self._executors for tensor in executor.receive()]
+            self._received = [*received, *self.batch.tensors]
+        return self._received
+
+    def prefetch(self) -> None:
+        """Wait for the ids and have kernels bring their rows near, if some can; else nothing is waited for."""
+        if not any(map(prefetches, self._engine.lookups)):
+            return
+        self.receive()
+        with torch.no_grad():
+            for executor in self._executors:
+                executor.prefetch()
 
     def lookup(self) -> None:
         """Wait for the ids, look up all local groups, and start to send the results home."""
@@ -342,8 +364,8 @@ class EngineStep:
         if self._training:
             self._engine.open_steps.forward()
             self._number = self._engine.env.lockstep.gradients.number()
-        if not self._received:
-            self.receive()
+        self.receive()
+        self._received = []  # lets go of them
         with torch.no_grad():
             for executor in self._executors:
                 executor.lookup(training=self._training)
@@ -389,7 +411,8 @@ class EngineStep:
 
     def gradients_are_there(self, gradients: Sequence[Tensor]) -> None:
         """Send each rank its gradients, in the order that all ranks keep."""
-        own = self._engine.arrangement.gradients(gradients, self.batch)
+        clipped = self._engine.limits.clipped(gradients)
+        own = self._engine.arrangement.gradients(clipped, self.batch)
         send = partial(self._send_gradients, own)
         self._engine.env.lockstep.gradients.are_there(self._number, self, send)
 
@@ -404,6 +427,7 @@ class EngineStep:
         """Wait for gradients; update blocks of fused kernels, and return the gradients of other parameters."""
         self._engine.env.lockstep.gradients.need(self._number)
         self.needs_backward = False
+        self._engine.passes.note(self)
         with self._engine.rates.held(self._rates):
             return [gradient for executor in self._executors for gradient in executor.update()]
 

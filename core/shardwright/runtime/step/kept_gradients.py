@@ -41,6 +41,12 @@ def is_kept(group: KernelGroup) -> bool:
     return table.update == "in_step" and table.optimizer is not None and group.kernel.fuses_optimizer
 
 
+def prefetches(lookup: Lookup) -> bool:
+    """Tell if a lookup brings the rows of coming bags near; others inherit that nothing happens."""
+    own = lookup._lookup if isinstance(lookup, KeptGradients) else lookup
+    return type(own).prefetch is not Lookup.prefetch
+
+
 def keeping_gradients(lookups: Sequence[Lookup], groups: Sequence[KernelGroup]) -> list[Lookup]:
     """The lookups of kernel groups, wrapped where their tables are updated in the step.
 
@@ -97,6 +103,10 @@ class KeptGradients(Lookup):
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         """Sum the rows of each bag; the kernel is to keep nothing for a backward pass."""
         return self._lookup.forward(bags, training=False)[0], bags if training else None
+
+    def prefetch(self, bags: Bags) -> None:
+        """Have the kernel bring the rows of a coming lookup near."""
+        self._lookup.prefetch(bags)
 
     def prepare(self, bags: Bags) -> Any:
         """The bags are all that :meth:`backward` needs."""
@@ -158,7 +168,8 @@ class KeptGradients(Lookup):
 
     def _as_bags(self) -> tuple[Bags, Tensor]:
         """Kept gradients as the batch of one source: a bag of one id for each row, in each block's first slot."""
-        device = self._lookup.weight(0).device
+        # That of what is kept: a kernel may have its weights in other memory than its device's.
+        device = next(own[0].device for own in self._kept if own is not None)
         request = self.blocks[0].request
         kept = [self._kept_or_none(block, device) for block in range(len(self.blocks))]
         used = np.zeros(len(self._slot_dims), dtype=np.int64)
@@ -202,6 +213,12 @@ class KeptGradients(Lookup):
         kept = self._kept[block]
         if kept is not None:
             kept[1].mul_(factor)
+
+    def clamp(self, block: int, most: float) -> None:
+        """Clip each element of the gradients that a block has."""
+        kept = self._kept[block]
+        if kept is not None:
+            kept[1].clamp_(-most, most)
 
     def drop(self, block: int | None = None) -> None:
         """Forget what is kept, of one block or of all."""
@@ -296,6 +313,10 @@ class KeptBlock:
     def scale(self, factor: float) -> None:
         """Multiply what is kept, in columns beside the block's own as well."""
         self.lookup.scale(self.index, factor)
+
+    def clamp(self, most: float) -> None:
+        """Clip each element of what is kept, in columns beside the block's own as well."""
+        self.lookup.clamp(self.index, most)
 
     def drop(self) -> None:
         """Forget what is kept."""

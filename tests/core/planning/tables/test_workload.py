@@ -41,9 +41,24 @@ def test_workload_what_the_user_asks_goes_before_what_the_file_says():
     assert rules["a"].sharding_types == rules["b"].sharding_types == ("x",)
 
 
+def test_workload_says_when_tables_are_updated_and_which_gradients_are_clipped():
+    made = workload({"name": "a", "update": "in_step", "max_gradient": 0.5}, {"name": "b"})
+    assert [(table.update, table.max_gradient) for table in made.tables] == [
+        ("in_step", 0.5),
+        ("in_backward", None),
+    ]
+    for table in made.tables:
+        assert table_from_data(table_to_data(table), "it") == table
+
+
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
+        (
+            {"name": "a", "update": "in_stpe"},
+            r"table 0 \('a'\): update must be 'in_backward' or 'in_step', got 'in_stpe'",
+        ),
+        ({"name": "a", "max_gradient": 0}, "max_gradient must be above 0, got 0"),
         ({"name": 3}, "table 0: name must be a text, got 3"),
         ({"name": ""}, r"table 0 \(''\): name must have 1 character at least, got ''"),
         ({"name": "a", "poling": "MEAN"}, r"table 0 \('a'\) has the key 'poling'.*Did you mean 'pooling'\?"),

@@ -1,0 +1,54 @@
+"""Clipping of the gradients of a collection's outputs, element by element: ``max_gradient`` of ``fused_params``.
+
+FBGEMM clips the gradient of each looked-up vector where its kernels read it. Here it is done once, where the gradients
+of outputs begin their way, so that every kernel, dataflow and time of update has the same.
+
+Legend: B batch size of this rank, C columns of the pooled output, D columns of an output, N ids of an output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection as Names
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shardwright.runtime.step.collection import Collection
+
+
+class GradientLimits:
+    """The largest elements that gradients of outputs may have.
+
+    Args:
+        collection: tables and outputs of the module.
+        tables: names of the tables whose gradients are clipped, if they have a ``max_gradient``.
+        world_size: number of ranks. Gradients are averaged over them later, and limits are those of averages.
+    """
+
+    def __init__(self, collection: Collection, tables: Names[str], world_size: int) -> None:
+        of_tables = [
+            table.max_gradient if table.max_gradient is not None and table.name in tables else math.inf
+            for table in collection.tables
+        ]
+        limits = [of_tables[output.table] * world_size for output in collection.outputs]
+        self._limits: list[Tensor] = []  # one for each gradient that comes: of each column, or of all
+        if min(limits) == math.inf:
+            return
+        if collection.is_pooled:
+            dims = torch.tensor([output.dim for output in collection.outputs])
+            self._limits = [torch.tensor(limits, dtype=torch.float32).repeat_interleave(dims)]
+        else:
+            self._limits = [torch.tensor(limit, dtype=torch.float32) for limit in limits]
+
+    def clipped(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Clip gradients of outputs, into new tensors; the same tensors if there is no limit.
+
+        Args:
+            gradients: one tensor ``[B, C]`` for a pooled collection, ``[N, D]`` for each output of another.
+        """
+        if not self._limits:
+            return gradients
+        on_device = [limit.to(own.device) for limit, own in zip(self._limits, gradients, strict=True)]
+        return [own.clamp(-limit, limit) for own, limit in zip(gradients, on_device, strict=True)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shardwright.arguments import brief
-from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.errors import InvalidInputError
 from shardwright.sparse import _text, _validation
 
 _NAME = "KeyedJaggedTensor"
@@ -47,17 +47,6 @@ def derive_stride(num_keys: int, num_bags: int, stride: int | None) -> int:
             f"{num_bags}."
         )
     return stride
-
-
-def refuse_variable_stride(stride_per_key_per_rank: object | None, inverse_indices: object | None) -> None:
-    """Demand that arguments which belong to batch sizes per key are not used yet."""
-    given = {"stride_per_key_per_rank": stride_per_key_per_rank, "inverse_indices": inverse_indices}
-    for name, value in given.items():
-        if value is not None:
-            raise UnsupportedError(
-                f"{_NAME}: {name} (batch sizes that differ between keys) is not supported yet, it comes "
-                "later. Until then give every key the same batch size."
-            )
 
 
 def check_segments(segments: Sequence[int], num_keys: int) -> None:

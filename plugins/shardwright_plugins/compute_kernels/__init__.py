@@ -10,9 +10,10 @@ from shardwright_plugins.compute_kernels.fused_numba import FusedNumba
 from shardwright_plugins.compute_kernels.fused_torch import FusedTorch
 from shardwright_plugins.compute_kernels.fused_uvm import FusedUvm
 from shardwright_plugins.compute_kernels.fused_uvm_caching import FusedUvmCaching
+from shardwright_plugins.compute_kernels.row_cache.kernels import MappedCaching, PinnedCaching
 
 
 @hookimpl
 def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
     """Offer the built-in compute kernels."""
-    return [Dense, Fused, FusedNumba, FusedTorch, FusedUvm, FusedUvmCaching]
+    return [Dense, Fused, FusedNumba, FusedTorch, FusedUvm, FusedUvmCaching, MappedCaching, PinnedCaching]

@@ -46,6 +46,11 @@ def can_run(optimizer: OptimizerSpec, known: Collection[str], who: str) -> Liter
     return True
 
 
+def needs_whole_rows(request: KernelRequest) -> bool:
+    """True for a row-wise optimizer of cut columns: its value is a mean over all columns of the row."""
+    return request.cuts_columns and request.optimizer is not None and request.optimizer.name in ROW_WISE
+
+
 def can_train(data_type: DataType) -> Literal[True] | str:
     """``True`` if torch can train tables of ``data_type``, else the reason."""
     if data_type in TRAINABLE:

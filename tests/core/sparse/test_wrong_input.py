@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.errors import DuplicateNameError, InvalidInputError, ShardwrightError, UnsupportedError
+from shardwright.errors import DuplicateNameError, InvalidInputError, ShardwrightError
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
 IDS = torch.tensor([1, 2, 3])
@@ -124,14 +124,51 @@ def test_keyed_jagged_tensor_duplicate_key_names_both_positions() -> None:
         KeyedJaggedTensor(["a", "b", "a"], IDS, lengths=torch.tensor([1, 1, 1]))
 
 
-@pytest.mark.parametrize("name", ["stride_per_key_per_rank", "inverse_indices"])
+WRONG_STRIDES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"stride_per_key_per_rank": [[1], [2]]},
+        r"batch sizes of the keys \('a' 1, 'b' 2\) add up to 3, but there are 2 bags",
+    ),
+    ({"stride_per_key_per_rank": [[2]]}, r"stride_per_key_per_rank has 1 lists for 2 keys"),
+    ({"stride_per_key_per_rank": [[3], [-1]]}, r"stride_per_key_per_rank of key 'b' is \[-1\]"),
+    ({"stride_per_key_per_rank": [1, 1]}, r"must be a list of numbers for each key, such as .* got \[1, 1\]"),
+    ({"stride_per_key": [2, 1]}, r"\('a' 2, 'b' 1\) add up to 3, but there are 2 bags"),
+    (
+        {"stride_per_key_per_rank": [[1], [1]], "stride_per_key": [2, 0]},
+        r"stride_per_key is \[2, 0\], but .* adds up to \[1, 1\]",
+    ),
+    ({"stride_per_key_per_rank": [[2], [0]], "stride": 1}, r"a stride of 1, but .* \[2, 0\]"),
+    ({"inverse_indices": [[1], [1]]}, r"inverse_indices must be \(keys, tensor"),
+    (
+        {"inverse_indices": (["a", "b"], torch.zeros(1, 2).long())},
+        r"inverse_indices have 2 keys and shape \[1, 2\]",
+    ),
+    (
+        {"inverse_indices": (["a"], torch.zeros(1, 2))},
+        r"inverse_indices must be int32 or int64, got float32",
+    ),
+    (
+        {"stride_per_key_per_rank": [[2], [0]], "inverse_indices": (["a"], torch.tensor([[0, 1, 2]]))},
+        r"inverse_indices of key 'a' are 2 for example 2, but the key has 2 examples",
+    ),
+    (
+        {"inverse_indices": (["a"], torch.zeros(1, 2, device="meta").long())},
+        r"values are on cpu, inverse_indices on meta",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     "make", [KeyedJaggedTensor, KeyedJaggedTensor.from_lengths_sync], ids=["constructor", "from_lengths_sync"]
 )
-def test_variable_stride_says_that_it_comes_later(make: Callable[..., Any], name: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{name}.*comes later") as caught:
-        make(keys=["a", "b"], values=IDS, lengths=LENGTHS, **{name: [[1], [1]]})
-    assert isinstance(caught.value, NotImplementedError)
+@pytest.mark.parametrize(("arguments", "text"), WRONG_STRIDES)
+def test_wrong_batch_sizes_of_keys_are_an_error_with_both_numbers(
+    make: Callable[..., Any], arguments: dict[str, Any], text: str
+) -> None:
+    if make is not KeyedJaggedTensor and "stride_per_key" in arguments:
+        pytest.skip("it has no such argument")
+    with pytest.raises(InvalidInputError, match=text):
+        make(keys=["a", "b"], values=IDS, lengths=LENGTHS, **arguments)
 
 
 def test_every_error_is_a_shardwright_error() -> None:

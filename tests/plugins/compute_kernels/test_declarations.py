@@ -152,9 +152,16 @@ def test_preference_takes_fbgemm_where_it_can_and_gradients_only_when_asked() ->
         "fused_torch",
         "fused_uvm_caching",
         "fused_uvm",
+        "mapped_caching",
+        "pinned_caching",
     ]
     assert [name for name, kernel in kernels.items() if not kernel.fuses_optimizer] == ["dense"]
-    assert [name for name, kernel in kernels.items() if not kernel.batch_major] == ["dense", "fused_torch"]
+    assert [name for name, kernel in kernels.items() if not kernel.batch_major] == [
+        "dense",
+        "fused_torch",
+        "mapped_caching",
+        "pinned_caching",
+    ]
     for kernel in kernels.values():
         assert 0 < kernel.bandwidth_fraction(request_for()) <= 1
         assert sum(kernel.reads(request_for()).values()) == 1

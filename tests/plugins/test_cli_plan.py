@@ -464,9 +464,11 @@ def test_diff_counts_the_bytes_that_move(planned, tmp_path):
     assert found["reshard"]["ms"] > 0
 
 
-def test_plan_near_another_stays_there_if_moves_are_dear(planned, workload):
-    first = planned("--proposer", "greedy")
-    other = ("--proposer", "greedy", "--stay-near", first, "--estimator", "torchrec")
+def test_plan_near_another_stays_there_if_moves_are_dear(planned, workload, tmp_path):
+    constraints = tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"*": {"sharding_types": ["table_wise"], "ranks": [0]}}))
+    first = planned("--constraints", constraints)
+    other = ("--proposer", "greedy", "--stay-near", first)
     made = {cost: planned(*other, "--move-cost", cost, name=f"{cost}.json") for cost in (0, 1e9)}
     modules = {cost: json.loads(path.read_text())["modules"] for cost, path in made.items()}
     assert modules[1e9] == json.loads(first.read_text())["modules"] != modules[0]

@@ -72,7 +72,7 @@ class StayNear:
 
     @classmethod
     def of(cls, plan: ShardingPlan | None, move_cost: float | None) -> StayNear | None:
-        """What a user asked for; ``None`` where nothing was asked.
+        """Wish of a user; ``None`` where there is none.
 
         Raises:
             InvalidInputError: there is a cost and no plan, or what is given is wrong.
@@ -192,9 +192,9 @@ class _OldPlan:
 
     Args:
         space: options and costs.
-        shardings: what it says of each table; ``None`` of a new one.
+        shardings: each table's part of it; ``None`` of a new one.
         values: bytes of each table's values.
-        choices: what it chooses of the options; ``None`` of tables for which it chose something else.
+        choices: its choice for each table; ``None`` of tables for which it chose no option of today.
     """
 
     space: SearchSpace
@@ -295,7 +295,7 @@ def _value_bytes(table: TableSpec, sharding: ParameterSharding | None, plugin_ho
 
 
 @define(eq=False)
-class _Placement:
+class _ChangingPlan:
     """A plan that changes table by table, with its loads.
 
     Args:
@@ -313,7 +313,7 @@ class _Placement:
     moved_bytes: int = 0
 
     @classmethod
-    def of(cls, old: _OldPlan, choices: Sequence[_Choice]) -> _Placement:
+    def of(cls, old: _OldPlan, choices: Sequence[_Choice]) -> _ChangingPlan:
         """A plan with its loads, added up."""
         space = old.space
         loads = np.zeros((len(space.phases), len(space.capacity_bytes)))
@@ -338,7 +338,7 @@ class _Placement:
         self.moved_bytes += sign * self.old.moved(table, choice)
 
     def tried(self, table: int, choice: _Choice) -> _Try | None:
-        """What a change would bring; ``None`` if it does not fit."""
+        """Numbers of the plan with a change of one table; ``None`` if it does not fit."""
         before = self.choices[table]
         self.put(table, choice)
         found = _Try(table, choice, self.value_ms, self.unevenness, self.moved_bytes) if self.fits else None
@@ -396,9 +396,9 @@ class _Trails:
 
     def back(self, found: _Choices) -> Iterator[_Stop]:
         """The plan that was found, and from it table after table as it was."""
-        placement = _Placement.of(self.old, found)
+        placement = _ChangingPlan.of(self.old, found)
         yield placement.stop()
-        relabelled = _Placement.of(self.old, _relabelled(self.old, found))
+        relabelled = _ChangingPlan.of(self.old, _relabelled(self.old, found))
         if relabelled.fits and relabelled.moved_bytes < placement.moved_bytes:
             placement = relabelled
             yield placement.stop()
@@ -410,7 +410,7 @@ class _Trails:
                     placement.put(table, after.choice)
                     yield placement.stop()
 
-    def _in_order(self, placement: _Placement, *, is_free: bool) -> list[int]:
+    def _in_order(self, placement: _ChangingPlan, *, is_free: bool) -> list[int]:
         """Tables that are not as they were: the most bytes first, or the least time for a byte."""
         pairs = enumerate(zip(placement.choices, self.old.choices, strict=True))
         tables = [table for table, (now, was) in pairs if was is not None and now != was]
@@ -440,19 +440,19 @@ class _Trails:
             placement.put(best.table, best.choice)
             yield placement.stop()
 
-    def _nearest(self, found: _Choices | None) -> _Placement | None:
+    def _nearest(self, found: _Choices | None) -> _ChangingPlan | None:
         """The old plan where it is one; else the last stop of the other trail."""
         kept = [choice for choice in self.old.choices if choice is not None]
         if len(kept) == len(self.old.choices):
-            whole = _Placement.of(self.old, kept)
+            whole = _ChangingPlan.of(self.old, kept)
             if whole.fits:
                 return whole
         if found is None:
             return None
         *_, last = self.back(found)
-        return _Placement.of(self.old, last.choices)
+        return _ChangingPlan.of(self.old, last.choices)
 
-    def _best_step(self, placement: _Placement, found: _Choices | None) -> _Try | None:
+    def _best_step(self, placement: _ChangingPlan, found: _Choices | None) -> _Try | None:
         """The change that saves most time for a byte; where none saves time, that which evens the loads out most."""
         value, uneven, moved = placement.value_ms, placement.unevenness, placement.moved_bytes
         tries = [
@@ -471,7 +471,7 @@ class _Trails:
 
         return max(tries, key=saved, default=None)
 
-    def _changes(self, placement: _Placement, found: _Choices | None) -> Iterator[tuple[int, _Choice]]:
+    def _changes(self, placement: _ChangingPlan, found: _Choices | None) -> Iterator[tuple[int, _Choice]]:
         """Changes of tables on the rank with most load: as in the plan found, or one shard to the rank with least."""
         loads = placement.rank_ms
         hot, cold = int(np.argmax(loads)), int(np.argmin(loads))

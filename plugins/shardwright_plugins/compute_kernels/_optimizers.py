@@ -33,7 +33,13 @@ _STATE_VALUES: Mapping[str, Callable[[int], int]] = {
     "adam": lambda columns: 2 * columns,
 }
 
-_NEUTRAL: Mapping[str, object] = {"weight_decay": 0, "eps": None, "beta1": None, "beta2": None}
+_NEUTRAL: Mapping[str, object] = {
+    "weight_decay": 0,
+    "eps": None,
+    "beta1": None,
+    "beta2": None,
+    "stochastic_rounding": False,
+}
 
 
 def can_run(optimizer: OptimizerSpec, known: Collection[str], who: str) -> Literal[True] | str:

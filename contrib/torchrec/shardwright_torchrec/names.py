@@ -24,7 +24,12 @@ __all__ = ["ADAPTED", "MODULES", "QUANTIZED", "find", "find_spec", "install", "i
 _CONFIGS = ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType")
 _COLLECTIONS = ("EmbeddingBagCollection", "EmbeddingCollection")
 _SPARSE = ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor")
-_LOOPS = ("TrainPipelineBase", "TrainPipelineSparseDist")
+_LOOPS = (
+    "EvalPipelineSparseDist",
+    "PrefetchTrainPipelineSparseDist",
+    "TrainPipelineBase",
+    "TrainPipelineSparseDist",
+)
 _PLANS = ("EmbeddingModuleShardingPlan", "ParameterSharding", "ShardMetadata", "ShardingPlan")
 _APPLY = ("apply_optimizer_in_backward",)
 _KEYED = ("CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper")

@@ -66,6 +66,9 @@ class EmbeddingShardingPlanner(TablePlanner):
     def plan(self, module: Any, sharders: Sequence[Any]) -> ShardingPlan:
         """Plan all tables of ``module`` that ``sharders`` can shard.
 
+        Where this machine has an accelerator of the topology's kind, the plan has only kernels that work here. A plan
+        for other machines assumes that the kernels' libraries are installed there.
+
         Args:
             module: the model, on any device (``meta`` will do).
             sharders: module sharders.
@@ -73,6 +76,7 @@ class EmbeddingShardingPlanner(TablePlanner):
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
+        from shardwright.runtime.ranks.devices import has_accelerator
         from shardwright.runtime.sharded.dense_bytes import dense_bytes
         from shardwright.runtime.sharded.sharders import collect_tables
 
@@ -80,7 +84,7 @@ class EmbeddingShardingPlanner(TablePlanner):
         return self._plan(
             tuple(collect_tables(module, sharders, compute_device=topology.compute_device)),
             topology,
-            on_this_machine=False,
+            on_this_machine=has_accelerator(topology.compute_device),
             dense=dense_bytes(module, sharders),
         )
 

@@ -105,7 +105,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     fuses_optimizer: ClassVar[bool] = True
     """True if the optimizer runs in the backward pass. Others show gradients and are taken only when asked for."""
     preference: ClassVar[int] = 0
-    """Among kernels of equal cost the planner takes the highest. ``NAMED_ONLY`` is taken only when asked for by name."""
+    """Among kernels of equal cost the planner takes the highest; one of ``NAMED_ONLY`` only when asked for by name."""
     batch_major: ClassVar[bool] = False
     """Shape of what its lookups return, see :class:`shardwright.contracts.lookup.Lookup`."""
 

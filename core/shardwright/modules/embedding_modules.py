@@ -145,7 +145,7 @@ class EmbeddingBagCollection(TableCollection):
             InvalidInputError: an id is out of range, the collection is weighted and the input is not, or features have
                 different batch sizes and the input no inverse indices.
         """
-        bags_by_feature = _bags_by_feature(type(self).__name__, features)
+        bags_by_feature = _bags_by_feature(type(self).__name__, features, self.tables)
         places = _places_of_examples(features, self._embedding_bag_configs)
         pooled: list[Tensor] = []
         for table in self._embedding_bag_configs:
@@ -236,7 +236,7 @@ class EmbeddingCollection(TableCollection):
             UnknownNameError: a feature is missing.
             InvalidInputError: an id is out of range.
         """
-        bags_by_feature = _bags_by_feature(type(self).__name__, features)
+        bags_by_feature = _bags_by_feature(type(self).__name__, features, self.tables)
         outputs: dict[str, JaggedTensor] = {}
         for table, names in zip(self._embedding_configs, self._embedding_names_by_table, strict=True):
             weight = self.table_weight(table.name)
@@ -278,9 +278,12 @@ class EmbeddingCollection(TableCollection):
         return _weight(self.embeddings, table)
 
 
-def _bags_by_feature(owner: str, features: Any) -> dict[str, JaggedTensor]:
+def _bags_by_feature(owner: str, features: Any, tables: Sequence[EmbeddingConfig]) -> dict[str, JaggedTensor]:
     if not isinstance(features, KeyedJaggedTensor):
         raise InvalidInputError(f"{owner}: features must be a KeyedJaggedTensor, got {brief(features)}")
+    problem = features.lookup_problem([name for table in tables for name in table.feature_names])
+    if problem:
+        raise InvalidInputError(f"{owner}: {problem}")
     return features.to_dict()
 
 

@@ -33,7 +33,13 @@ _STATE_VALUES: Mapping[str, Callable[[int], int]] = {
     "adam": lambda columns: 2 * columns,
 }
 
-_NEUTRAL: Mapping[str, object] = {"weight_decay": 0, "eps": None, "beta1": None, "beta2": None}
+_NEUTRAL: Mapping[str, object] = {
+    "weight_decay": 0,
+    "eps": None,
+    "beta1": None,
+    "beta2": None,
+    "stochastic_rounding": False,
+}
 
 
 def can_run(optimizer: OptimizerSpec, known: Collection[str], who: str) -> Literal[True] | str:
@@ -44,6 +50,11 @@ def can_run(optimizer: OptimizerSpec, known: Collection[str], who: str) -> Liter
         if name not in PARAMETERS[optimizer.name] and _NEUTRAL.get(name, object()) not in (None, value):
             return f"{who}: {optimizer.name!r} has no parameter {name}={value!r} here"
     return True
+
+
+def needs_whole_rows(request: KernelRequest) -> bool:
+    """True for a row-wise optimizer of cut columns: its value is a mean over all columns of the row."""
+    return request.cuts_columns and request.optimizer is not None and request.optimizer.name in ROW_WISE
 
 
 def can_train(data_type: DataType) -> Literal[True] | str:

@@ -9,9 +9,9 @@ from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright_plugins.compute_kernels._optimizers import (
     PARAMETERS,
-    ROW_WISE,
     can_run,
     can_train,
+    needs_whole_rows,
     trained_bytes,
 )
 
@@ -48,9 +48,9 @@ class FusedTorch(ComputeKernel):
 
     def needs_whole_rows(self, request: KernelRequest) -> bool:
         """A row-wise optimizer's value is a mean over all columns of the row."""
-        return request.cuts_columns and request.optimizer is not None and request.optimizer.name in ROW_WISE
+        return needs_whole_rows(request)
 
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
         from shardwright_plugins.compute_kernels._fused_torch_lookup import FusedTorchLookup
 
-        return FusedTorchLookup(blocks, device=device, whole_rows=self.needs_whole_rows(blocks[0].request))
+        return FusedTorchLookup(blocks, device=device)

@@ -70,6 +70,12 @@ def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
             {"optimizer": OptimizerSpec("shampoo")},
             "the Numba kernel runs adagrad, adam, row_wise_adagrad, sgd, not 'shampoo'",
         ),
+        ("fused_triton", {"device": "tpu"}, "its kernels are written for 'cuda', not for 'tpu'"),
+        (
+            "fused_torch",
+            {"optimizer": OptimizerSpec("sgd", parameters={"stochastic_rounding": True})},
+            "the plain-torch kernel: 'sgd' has no parameter stochastic_rounding=True here",
+        ),
         ("fused_torch", {"optimizer": None}, "no optimizer was named to run in the backward pass"),
         (
             "fused_torch",
@@ -150,11 +156,19 @@ def test_preference_takes_fbgemm_where_it_can_and_gradients_only_when_asked() ->
         "fused_numba",
         "fused",
         "fused_torch",
+        "fused_triton",
         "fused_uvm_caching",
         "fused_uvm",
+        "mapped_caching",
+        "pinned_caching",
     ]
     assert [name for name, kernel in kernels.items() if not kernel.fuses_optimizer] == ["dense"]
-    assert [name for name, kernel in kernels.items() if not kernel.batch_major] == ["dense", "fused_torch"]
+    assert [name for name, kernel in kernels.items() if not kernel.batch_major] == [
+        "dense",
+        "fused_torch",
+        "mapped_caching",
+        "pinned_caching",
+    ]
     for kernel in kernels.values():
         assert 0 < kernel.bandwidth_fraction(request_for()) <= 1
         assert sum(kernel.reads(request_for()).values()) == 1

@@ -37,7 +37,7 @@ def state_bytes_of_row(kernel: ComputeKernel, request: KernelRequest) -> float:
     row = request.num_columns * request.data_type.bits / 8
     weights = row if kernel.fuses_optimizer else 2 * row
     is_cached = len(kernel.reads(request)) > 1
-    counted = declared["host"] if is_cached else sum(declared.values())
+    counted = sum(size for tier, size in declared.items() if not is_cached or tier != "device")
     return max(0.0, counted / _REFERENCE_ROWS - weights)
 
 

@@ -64,6 +64,7 @@ def max_gradient_of(fused_params: Mapping[str, Any] | None) -> float | None:
 
 # What the optimizers above understand, or take no notice of, as FBGEMM does; from 0, up to but not including the limit.
 _LIMITS: Mapping[str, float] = {"eps": math.inf, "beta1": 1.0, "beta2": 1.0, "weight_decay": math.inf}
+_SWITCHES = frozenset({"stochastic_rounding"})
 
 
 def _number(value: Any) -> float:
@@ -119,7 +120,13 @@ def _known_parameters(instance: Any, attribute: Any, values: tuple[tuple[str, An
 
 
 def _check_known(optimizer: str, name: str, value: Any) -> None:
-    known = ["optimizer", "learning_rate", *_LIMITS, *sorted(_ELSEWHERE)]
+    known = ["optimizer", "learning_rate", *_LIMITS, *sorted(_SWITCHES | _ELSEWHERE)]
+    if name in _SWITCHES:
+        if not isinstance(value, bool):
+            raise InvalidInputError(
+                f"{name} of optimizer {optimizer!r} must be true or false, got {brief(value)}"
+            )
+        return
     if name not in _LIMITS:
         raise UnknownNameError(
             f"optimizer {optimizer!r} has no parameter {name!r}. Known: {', '.join(known)}.{nearest(name, known)}"
@@ -147,7 +154,8 @@ class OptimizerSpec:
     Args:
         name: the optimizer's name; FBGEMM's ``EmbOptimType`` values are understood as well.
         learning_rate: the initial learning rate; 0.01 as in FBGEMM.
-        parameters: the rest (``eps``, ``beta1``, ``beta2``, ``weight_decay``, ...), sorted by name.
+        parameters: the rest (``eps``, ``beta1``, ``beta2``, ``weight_decay``, ``stochastic_rounding``, ...), sorted by
+            name. Kernels say which they can run.
 
     Raises:
         InvalidInputError: a value is of the wrong form or out of range.

@@ -167,8 +167,11 @@ class BatchReader:
             )
         keys = self._keys(features)
         self._check_form(features, keys)
-        values = _in_a_row(features.values().to(torch.int64))
         counts = np.array(features.length_per_key(), dtype=np.int64)
+        problem = features.lookup_problem(self.collection.features, num_used=int(counts.sum()))
+        if problem:
+            raise BatchProblem(f"{self._where(0)}: {problem}")
+        values = _in_a_row(features.values().to(torch.int64))
         if self.checks is not InputChecks.OFF:
             self._check_ids(values, counts, keys)
         weights = self._weights(features, counts) if self._is_weighted else None

@@ -181,7 +181,6 @@ def test_frozen_tables_move_to_another_plan_and_back_from_state_dicts() -> None:
         moved = model.state_dict()
         again = sharded(Model(), env, "row_wise")
         again.load_state_dict(trained)
-        train(model, env.rank)
         return trained, moved, again.state_dict()
 
     for trained, moved, loaded in run_simulated(run, 2):

@@ -462,7 +462,9 @@ def _spec_of(
     """The specification of one table. A frozen one has an optimizer without state, so that any kernel takes it."""
     weight = module.table_weight(config.name)
     is_frozen = not weight.requires_grad
-    trained: dict[str, Any] = {} if is_frozen else {"update": sharder.update, "max_gradient": sharder.max_gradient}
+    trained: dict[str, Any] = (
+        {} if is_frozen else {"update": sharder.update, "max_gradient": sharder.max_gradient}
+    )
     return TableSpec.from_config(
         config,
         module=path,

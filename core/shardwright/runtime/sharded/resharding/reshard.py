@@ -8,6 +8,9 @@ Every rank does, in this order:
    tell each other (one gathering); nothing has changed until here, and whatever one refuses, all refuse;
 3. piece by piece, an all-to-all carries rows of weights and states; which rows follows from the two plans;
 4. each makes the engine over the lookups that came, and module, optimizers and groups go on with it.
+
+Where there are several sharding groups, all ranks of all of them gather; rows move inside each group, so that replicas
+keep what each has.
 """
 
 from __future__ import annotations
@@ -128,8 +131,8 @@ def reshard(
 ) -> Resharded:
     """Go from one plan to another; see :meth:`DistributedModelParallel.reshard`."""
     with env.phase("resharding"):
-        env.communicator.meet(
-            env.lockstep.place("resharding"),
+        env.everyone.communicator.meet(
+            env.everyone.lockstep.place("resharding"),
             "reshard(), which moves tables and so is to be called on every rank,",
         )
         resharding = _Resharding(asked, env, UserOptimizers.of(optimizers), max_extra_bytes)
@@ -313,8 +316,7 @@ class _Resharding:
             mine = self._tell()
         except ShardwrightError as problem:
             error, mine = problem, _Told(str(problem), type(problem).__name__)
-        told = self.env.communicator.all_gather_objects(mine)
-        names = self.env.communicator.global_ranks
+        told, names = self._tell_everyone(mine)
         _raise_told([(other.error, other.problem) for other in told], names, error)
         for what, of in (
             ("plans", lambda t: t.digests),
@@ -326,7 +328,13 @@ class _Resharding:
                     f"reshard() was given other {what} on {name_ranks(different)} than on rank {names[0]}: give every "
                     "rank the same"
                 )
-        self._find_moves({path: [other.values[path] for other in told] for path in mine.values})
+        group = [told[rank] for rank in self.env.ranks_of_all]
+        self._find_moves({path: [other.values[path] for other in group] for path in mine.values})
+
+    def _tell_everyone(self, mine: Any) -> tuple[list[Any], Sequence[int]]:
+        """Gather a message of each rank, those of other sharding groups too; and the ranks' numbers in the job."""
+        communicator = self.env.everyone.communicator
+        return communicator.all_gather_objects(mine), communicator.global_ranks
 
     def _tell(self) -> _Told:
         """This rank's first message; raises its reason against the resharding."""
@@ -390,8 +398,7 @@ class _Resharding:
         except ShardwrightError as problem:
             error = problem
         mine = (type(error).__name__, str(error)) if error else ("", "")
-        told = self.env.communicator.all_gather_objects(mine)
-        _raise_told(told, self.env.communicator.global_ranks, error)
+        _raise_told(*self._tell_everyone(mine), error)
 
     def _reckon(self, piece_bytes: int) -> None:
         self._kept = [self._find_kept(number) for number in range(len(self._moves))]
@@ -403,8 +410,9 @@ class _Resharding:
         frees = self.max_extra_bytes is not None
         self._peak_bytes = self._memory.peak_bytes(self._stages, frees=frees)
         if self.max_extra_bytes is not None and self._peak_bytes > self.max_extra_bytes:
+            everyone = self.env.everyone
             raise InvalidInputError(
-                f"rank {self.env.communicator.global_ranks[self.env.rank]} needs {bytes_text(self._peak_bytes)} beside "
+                f"rank {everyone.communicator.global_ranks[everyone.rank]} needs {bytes_text(self._peak_bytes)} beside "
                 f"what it has to reshard; max_extra_bytes allows {bytes_text(self.max_extra_bytes)}. Blocks of one "
                 "kernel group are allocated and freed together: allow more, change fewer tables at a time, or save a "
                 "checkpoint and load it under the new plan"

@@ -392,7 +392,7 @@ class _Resharding:
         for owner, spec in every:
             old, new = owner.module.inputs.params[spec.name], owner.inputs.params[spec.name]
             values = agreed_values(spec, told[spec.path])
-            if not is_updated_in_backward(spec, old):
+            if not spec.is_frozen and not is_updated_in_backward(spec, old):
                 _check_optimizer(spec, values)
             row_state = kernel_of(old.compute_kernel).row_state if old.layout.row_map.takes_any_id else ()
             self._moves.append(TableMove(spec, old, new, values, row_state=row_state))

@@ -156,6 +156,11 @@ class ShardingEnv:
         """Environment of all ranks that hold the dense part: these ranks, or those of all sharding groups."""
         return self.all_ranks or self
 
+    @property
+    def ranks_of_all(self) -> range:
+        """Numbers of these ranks among all (:attr:`everyone`)."""
+        return range(self.world_size)
+
     def phase(self, what: str) -> AbstractContextManager[None]:
         """A context for work of every rank before training: all end it well, or all raise soon after one does.
 

@@ -464,6 +464,17 @@ def test_diff_counts_the_bytes_that_move(planned, tmp_path):
     assert found["reshard"]["ms"] > 0
 
 
+def test_plan_near_another_stays_there_if_moves_are_dear(planned, workload, tmp_path):
+    constraints = tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"*": {"sharding_types": ["table_wise"], "ranks": [0]}}))
+    first = planned("--constraints", constraints)
+    other = ("--proposer", "greedy", "--stay-near", first)
+    made = {cost: planned(*other, "--move-cost", cost, name=f"{cost}.json") for cost in (0, 1e9)}
+    modules = {cost: json.loads(path.read_text())["modules"] for cost, path in made.items()}
+    assert modules[1e9] == json.loads(first.read_text())["modules"] != modules[0]
+    assert "give stay_near, too" in run("plan", workload, *PLAN, "--move-cost", 1, code=1).stderr
+
+
 def test_examples_of_the_page_about_documents_are_planned_and_checked(tmp_path):
     names = ("workload", "constraints", "plan")
     paths = {name: tmp_path / f"{name}.json" for name in (*names, "made")}

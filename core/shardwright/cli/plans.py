@@ -31,7 +31,7 @@ def check(
     """Check a plan: it covers its tables, fits, costs what it says, and its bound is proven again."""
     from shardwright.planning.report.check import check_plan
 
-    plan = _read(document)
+    plan = read_plan(document)
     found = check_plan(plan)
     for problem in found.problems:
         if not (rewrite and problem in found.misstatements):
@@ -79,7 +79,7 @@ def explain(
 
     from shardwright.planning.report.explain import explain_table, explanation_lines
 
-    explanation = explain_table(_read(document), table)
+    explanation = explain_table(read_plan(document), table)
     head, *refusals = explanation_lines(explanation)
     rows = Table(box=None, pad_edge=False)
     for header in ("option", "shards", "all ms", "dearest ms", "largest shard", "why"):
@@ -116,7 +116,7 @@ def diff(
     from shardwright.planning.report.compare import compare_plans
     from shardwright.planning.text import json_text
 
-    found = compare_plans(_read(first), _read(second))
+    found = compare_plans(read_plan(first), read_plan(second))
     if as_json:
         typer.echo(json_text(found.to_data()))
         return
@@ -175,7 +175,12 @@ def _show_moves(moves: ReshardMoves) -> None:
     typer.echo(f"by the topology's bandwidths that takes {number_text(moves.ms)} ms")
 
 
-def _read(path: Path) -> ShardingPlan:
+def read_plan(path: Path) -> ShardingPlan:
+    """Read a plan document.
+
+    Raises:
+        PlanError: it is malformed; the text names the file.
+    """
     from shardwright.errors import PlanError
     from shardwright.planning.documents import PLAN
     from shardwright.planning.plan.plan import ShardingPlan

@@ -145,7 +145,9 @@ class EmbeddingBagCollection(TableCollection):
             InvalidInputError: an id is out of range, the collection is weighted and the input is not, or features have
                 different batch sizes and the input no inverse indices.
         """
-        bags_by_feature = _bags_by_feature(type(self).__name__, features)
+        if isinstance(features, KeyedJaggedTensor) and features.values().is_meta:
+            return self._on_meta(features)
+        bags_by_feature = _bags_by_feature(type(self).__name__, features, self.tables)
         places = _places_of_examples(features, self._embedding_bag_configs)
         pooled: list[Tensor] = []
         for table in self._embedding_bag_configs:
@@ -160,6 +162,15 @@ class EmbeddingBagCollection(TableCollection):
             length_per_key=[columns.shape[1] for columns in pooled],
             values=torch.cat(pooled, dim=1),
         )
+
+    def _on_meta(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """The shape of the output for a batch on ``meta``, which says how many examples there are, not how many ids."""
+        dims = [table.embedding_dim for table in self._embedding_bag_configs for _ in table.feature_names]
+        weights = [self.table_weight(table.name) for table in self._embedding_bag_configs]
+        # A product with each table, so that autograd sees them as those of the output.
+        zero = torch.stack([weight.to("meta").sum() for weight in weights]).sum() * 0.0
+        values = torch.empty(features.stride(), sum(dims), dtype=torch.float32, device="meta") + zero
+        return KeyedTensor(keys=self.embedding_names(), length_per_key=dims, values=values)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' configurations, in order."""
@@ -236,7 +247,7 @@ class EmbeddingCollection(TableCollection):
             UnknownNameError: a feature is missing.
             InvalidInputError: an id is out of range.
         """
-        bags_by_feature = _bags_by_feature(type(self).__name__, features)
+        bags_by_feature = _bags_by_feature(type(self).__name__, features, self.tables)
         outputs: dict[str, JaggedTensor] = {}
         for table, names in zip(self._embedding_configs, self._embedding_names_by_table, strict=True):
             weight = self.table_weight(table.name)
@@ -278,9 +289,12 @@ class EmbeddingCollection(TableCollection):
         return _weight(self.embeddings, table)
 
 
-def _bags_by_feature(owner: str, features: Any) -> dict[str, JaggedTensor]:
+def _bags_by_feature(owner: str, features: Any, tables: Sequence[EmbeddingConfig]) -> dict[str, JaggedTensor]:
     if not isinstance(features, KeyedJaggedTensor):
         raise InvalidInputError(f"{owner}: features must be a KeyedJaggedTensor, got {brief(features)}")
+    problem = features.lookup_problem([name for table in tables for name in table.feature_names])
+    if problem:
+        raise InvalidInputError(f"{owner}: {problem}")
     return features.to_dict()
 
 

@@ -38,8 +38,15 @@ from shardwright.planning.search.objectives import LARGEST_RANK_TIME, checked_ob
 from shardwright.planning.search.placement import PlacedPlan, ranks_of_tables
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.search.unharmed import search_unharmed
+from shardwright.planning.staying import StayNear, stay_near
 from shardwright.planning.tables.codecs import codecs_of
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.constraints import (
+    REFUSE,
+    WARN,
+    Constraints,
+    ParameterConstraints,
+    checked_unknown,
+)
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Listener, Watch
@@ -66,6 +73,7 @@ class TablePlanner:
         batch_size: int | None = None,
         *,
         constraints: Mapping[str, ParameterConstraints] | None = None,
+        unknown_constraints: str = REFUSE,
         estimator: str | Estimator | None = None,
         storage_estimator: str | Estimator | None = None,
         option_space: str | OptionSpace | None = None,
@@ -74,6 +82,8 @@ class TablePlanner:
         storage_reservation: float | StorageReservation | None = None,
         objective: str = LARGEST_RANK_TIME,
         seconds: float | None = None,
+        stay_near: ShardingPlan | None = None,
+        move_cost: float | None = None,
         listener: Listener | None = None,
         progress: bool | None = None,
         debug: bool = False,
@@ -88,6 +98,7 @@ class TablePlanner:
         self._topology = topology
         self._batch_size = batch_size
         self._constraints = Constraints(constraints)
+        self._unknown = checked_unknown(unknown_constraints)
         self._choice = PluginChoice(estimator, storage_estimator, proposer, partitioner, option_space)
         self._reservation = None if storage_reservation is None else as_reservation(storage_reservation)
         is_number = isinstance(seconds, int | float | Real) and not isinstance(seconds, bool)
@@ -95,6 +106,7 @@ class TablePlanner:
             raise InvalidInputError(f"seconds is a limit above 0, or None for no limit; got {seconds!r}")
         self._objective = checked_objective(objective)
         self._seconds = seconds
+        self._near = StayNear.of(stay_near, move_cost)
         self._listener = listener
         self._progress = progress
         self._debug = debug
@@ -142,7 +154,8 @@ class TablePlanner:
         reservation = self._reservation
         if reservation is not None and dense is not None:
             reservation = reservation.with_dense(dense)
-        request = Request(topology, self._constraints, self._batch_size, reservation)
+        constraints = self._constraints.for_tables(tables) if self._unknown == WARN else self._constraints
+        request = Request(topology, constraints, self._batch_size, reservation)
         with shown(watch, is_wanted=self._progress):
             # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
             space = prepare(tables, request, plugins, on_this_machine=on_this_machine, watch=watch)
@@ -151,7 +164,10 @@ class TablePlanner:
             if impossible is not None:
                 raise impossible
             with watch.interruptible():
-                result = search_unharmed(space, self._constraints, plugins, watch)
+                result = search_unharmed(space, constraints, plugins, watch)
+        stayed = None
+        if self._near is not None:
+            result, stayed = stay_near(space, result, self._near, plugins.plugin_host)
         if result.proposal is None:
             raise self._no_plan(space, result, request, plugins, watch, on_this_machine=on_this_machine)
         modules = _in_order(given, _shardings(space, result.plan))
@@ -159,6 +175,7 @@ class TablePlanner:
         inputs = describe_inputs(
             request, space.options, plugins, seconds=seconds, seconds_limit=self._seconds
         )
+        inputs |= stayed.to_data() if stayed else {}
         document = {
             "objective": objective_data(result.plan, space.objective),
             "topology": topology.to_data(),
@@ -166,7 +183,7 @@ class TablePlanner:
             "plugins": _origins(space, result, plugins),
         }
         plan = ShardingPlan(plan=modules, document=document)
-        self.report = Report(space, result, inputs, seconds)
+        self.report = Report(space, result, inputs, seconds, str(stayed) if stayed else None)
         if self._debug:
             text = str(self.report)
             _log.info("%s", text)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Self, final
+from typing import Any, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from shardwright.error_listeners import reporting_errors
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import (
     _arrow,
+    _dist,
     _foreign,
     _keyed_validation,
     _ops,
@@ -46,25 +47,33 @@ class KeyedJaggedTensor(Jagged):
 
     NumPy arrays are taken as well as tensors; `from_lists` takes nested lists, and `from_arrow` columns.
 
+    It holds what TorchRec's holds: values of any number type, a key several times (`kjt[key]` is the last), values
+    beyond those of the bags. Lookups in tables refuse such batches: they want integers, each feature once, and no value
+    left over.
+
     Legend: F keys, B examples (`stride`), V values in all.
 
     Args:
-        keys: F distinct names.
-        values: `[V]`, int32 or int64.
-        weights: `[V]`, floating point.
+        keys: F names.
+        values: `[V]`; ids are int32 or int64.
+        weights: `[V]`, numbers.
         lengths: How many ids each bag holds: `[F * B]` (or `[F, B]`), int32 or int64.
-        offsets: Where each bag starts, and where the last ends: `[F * B + 1]`. Instead of lengths.
+        offsets: Where each bag starts, and where the last ends: `[F * B + 1]`. Instead of lengths, or beside them.
         stride: B; needed only where it cannot be derived (F = 0), checked otherwise.
         stride_per_key_per_rank: Batch sizes that differ between keys: for each key B_f, as a list of the numbers that
             each rank brought (`[B_f]` where nothing was exchanged). Their sum is the number of lengths.
         stride_per_key: For each key B_f, instead of the former.
+        length_per_key: For each key its number of values, if known: on a device it need not be read then.
+        lengths_offset_per_key: Start of each key in the lengths, and end of the last; compared with what follows.
+        offset_per_key: Start of each key in the values, and end of the last; compared with what follows.
+        index_per_key: Position of each key; compared with what follows.
+        jt_dict: Not used, since it is derived; it exists because TorchRec has it.
         inverse_indices: K keys, and `[K, B]`: the place of each example of the whole batch among each key's own. With
             it a pooled lookup gives B examples.
 
     Raises:
-        InvalidInputError: Neither or both of lengths and offsets are given; a dtype, shape or device does not
-            fit; on a CPU also if lengths are negative or do not add up to V.
-        DuplicateNameError: A key occurs twice.
+        InvalidInputError: Neither lengths nor offsets are given, or they contradict each other; a dtype, shape or
+            device does not fit; on a CPU also if lengths are negative or add up to more than V.
 
     Example:
         >>> batch = KeyedJaggedTensor(
@@ -100,14 +109,19 @@ class KeyedJaggedTensor(Jagged):
         stride: int | None = None,
         stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
         stride_per_key: Sequence[int] | None = None,
+        length_per_key: Sequence[int] | None = None,
+        lengths_offset_per_key: Sequence[int] | None = None,
+        offset_per_key: Sequence[int] | None = None,
+        index_per_key: Mapping[str, int] | None = None,
+        jt_dict: Mapping[str, JaggedTensor] | None = None,
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> None:
         with reporting_errors():  # the ranks that will wait for this batch
             _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
             values, weights, lengths, offsets = map(_foreign.as_tensor, (values, weights, lengths, offsets))
-            self._index_per_key = _validation.check_keys(_NAME, keys)
+            self._index_per_key = _validation.check_keys(_NAME, keys, distinct=False)
             self._keys = tuple(keys)
-            self._values = _validation.as_indices(_NAME, "values", values)
+            self._values = _keyed_validation.as_values(_NAME, values)
             self._weights = weights
             self._lengths = None if lengths is None else _keyed_validation.flat_lengths(lengths, len(keys))
             self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
@@ -119,6 +133,33 @@ class KeyedJaggedTensor(Jagged):
             self._stride = self._derived_stride(stride)
             if values.is_cpu:
                 self._check_content()
+            self._take_known(
+                length_per_key=length_per_key,
+                offset_per_key=offset_per_key,
+                lengths_offset_per_key=lengths_offset_per_key,
+                index_per_key=index_per_key,
+            )
+
+    def _take_known(
+        self,
+        *,
+        length_per_key: Sequence[int] | None,
+        offset_per_key: Sequence[int] | None,
+        lengths_offset_per_key: Sequence[int] | None,
+        index_per_key: Mapping[str, int] | None,
+    ) -> None:
+        """Take over sizes that the caller knows; those that can be derived without a device must be what is derived."""
+        if offset_per_key is not None and length_per_key is None:
+            length_per_key = [stop - start for start, stop in pairwise(offset_per_key)]
+        if length_per_key is not None and not self._values.is_cpu:
+            self._length_per_key = list(length_per_key)
+        given: dict[str, tuple[Any, Callable[[], Any]]] = {
+            "length_per_key": (length_per_key, self.length_per_key),
+            "offset_per_key": (offset_per_key, self.offset_per_key),
+            "lengths_offset_per_key": (lengths_offset_per_key, self.lengths_offset_per_key),
+            "index_per_key": (index_per_key, self.index_per_key),
+        }
+        _validation.check_derived(_NAME, given)
 
     @classmethod
     def _trusted(
@@ -302,7 +343,7 @@ class KeyedJaggedTensor(Jagged):
         return KeyedJaggedTensor.from_lengths_sync(
             keys=list(jt_dict),
             values=_validation.joined(
-                owner, "values", [_validation.as_indices(owner, "values", part.values()) for part in parts]
+                owner, "values", [_keyed_validation.as_values(owner, part.values()) for part in parts]
             ),
             lengths=torch.cat(lengths),
             weights=_concatenate_weights(owner, names, parts),
@@ -334,9 +375,9 @@ class KeyedJaggedTensor(Jagged):
         counts = [part._length_per_key for part in kjt_list]
         return KeyedJaggedTensor._trusted(
             keys,
-            _validation.joined(owner, "values", [part._values for part in kjt_list]),
+            _validation.joined(owner, "values", [part._used().values for part in kjt_list]),
             kjt_list[0].stride() if variable is None else variable.stride,
-            weights=_concatenate_weights(owner, names, kjt_list),
+            weights=_concatenate_weights(owner, names, [part._used_only() for part in kjt_list]),
             lengths=torch.cat([part.lengths() for part in kjt_list]),
             length_per_key=_joined(counts),
             index_per_key=_validation.check_keys(owner, keys),
@@ -494,16 +535,16 @@ class KeyedJaggedTensor(Jagged):
         """Put the keys in another order, or select some.
 
         Args:
-            indices: The old position of each new key; each at most once.
+            indices: The old position of each new key; a key may be taken several times.
             indices_tensor: The same as an int32 tensor on the device of the values: spares copying it there.
 
         Returns:
             A new `KeyedJaggedTensor`.
 
         Raises:
-            InvalidInputError: A position is out of range, or occurs twice (keys are distinct).
+            InvalidInputError: A position is out of range.
         """
-        _keyed_validation.check_permutation(indices, self._keys, indices_tensor)
+        _keyed_validation.check_permutation(indices, len(self._keys), indices_tensor)
         counts = self._counts()
         lengths, values, weights = self._permuted(indices, indices_tensor)
         return self._trusted(
@@ -522,12 +563,104 @@ class KeyedJaggedTensor(Jagged):
         """Lengths, values and weights with the keys in another order."""
         if self._variable is not None:
             lengths = _ops.permute_runs(self.lengths(), indices, self._variable.per_key)
-            values, weights = _ops.permute_values(indices, self._values, self._weights, self._counts())
+            values, weights = _ops.permute_values(indices, *self._used(), self._counts())
             return lengths, values, weights
         lengths, values, weights = _ops.permute_keys(
-            indices, self._lengths_by_key(), self._values, self._weights, self._counts(), indices_tensor
+            indices, self._lengths_by_key(), *self._used(), self._counts(), indices_tensor
         )
         return lengths.flatten(), values, weights
+
+    def lookup_problem(self, features: Collection[str], *, num_used: int | None = None) -> str:
+        """The reason why tables cannot look some features up, although this is a batch; empty if they can.
+
+        Ids must be integers, a feature must occur once, and no value may be left over.
+
+        Args:
+            features: Their keys.
+            num_used: Number of values that bags hold, if known.
+        """
+        used = self._starts()[-1] if num_used is None else num_used
+        return _keyed_validation.lookup_problem(self._keys, self._values, used, features)
+
+    def dist_labels(self) -> list[str]:
+        """The names of `dist_tensors()`: lengths, values, strides if each key has its own, weights if there are any."""
+        strides = ["strides"] if self._variable is not None else []
+        return ["lengths", "values", *strides, *([] if self._weights is None else ["weights"])]
+
+    @checked
+    def dist_splits(self, key_splits: Sequence[int]) -> list[list[int]]:
+        """The sizes of what each rank gets of each of `dist_tensors()`.
+
+        Args:
+            key_splits: How many keys each rank gets; they add up to F.
+
+        Returns:
+            For each tensor a number of elements for each rank.
+
+        Raises:
+            InvalidInputError: A split is negative, or they do not add up to F.
+        """
+        _keyed_validation.check_segments(key_splits, len(self._keys))
+        lengths = _dist.sums_of_runs(self.stride_per_key(), key_splits)
+        values = _dist.sums_of_runs(self._counts(), key_splits)
+        sizes = {"lengths": lengths, "values": values, "strides": list(key_splits), "weights": values}
+        return [sizes[label] for label in self.dist_labels()]
+
+    def dist_tensors(self) -> list[Tensor]:
+        """The tensors that ranks exchange, as `dist_labels()` names them."""
+        values, weights = self._used()
+        tensors = [self.lengths(), values]
+        if self._variable is not None:
+            tensors.append(torch.tensor(self._variable.per_key, device=self._values.device))
+        return tensors if weights is None else [*tensors, weights]
+
+    @staticmethod
+    @checked
+    def dist_init(
+        keys: Sequence[str],
+        tensors: Sequence[Tensor],
+        variable_stride_per_key: bool,
+        num_workers: int,
+        recat: Tensor | None,
+        stride_per_rank: Sequence[int] | None,
+        stagger: int = 1,
+    ) -> KeyedJaggedTensor:
+        """Put together what ranks sent of `dist_tensors()`: rank by rank, and of each rank key by key.
+
+        Args:
+            keys: F names, the same for all ranks.
+            tensors: The tensors that arrived, as `dist_labels()` names them.
+            variable_stride_per_key: Each key has its own batch size, and there are strides among the tensors.
+            num_workers: Number of ranks, W.
+            recat: The arriving piece that stands at each place of the result, `[F * W]`: key by key, then rank by rank.
+                Derived if None.
+            stride_per_rank: Batch size of each rank, where keys have none of their own.
+            stagger: Order in which the ranks' pieces arrive; another than 1 needs `recat`, which holds it.
+
+        Returns:
+            A `KeyedJaggedTensor` of the samples of all ranks.
+
+        Raises:
+            InvalidInputError: Tensors or sizes are missing or do not fit; the text gives the numbers.
+        """
+        if stagger != 1 and recat is None:
+            raise InvalidInputError(f"{_NAME}.dist_init: a stagger of {stagger} needs recat, got None.")
+        found = _dist.received(
+            len(keys),
+            tensors,
+            has_strides=variable_stride_per_key,
+            num_workers=num_workers,
+            recat=recat,
+            stride_per_rank=stride_per_rank,
+        )
+        return KeyedJaggedTensor(
+            keys,
+            found.values,
+            found.weights,
+            found.lengths,
+            stride=None if variable_stride_per_key else sum(stride_per_rank or ()),
+            stride_per_key_per_rank=found.strides if variable_stride_per_key else None,
+        ).sync()
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """The bags of one feature; its tensors are views.
@@ -554,13 +687,14 @@ class KeyedJaggedTensor(Jagged):
         if self._variable is not None:
             return {key: self._run(i, i + 1)._only() for i, key in enumerate(self._keys)}
         lengths = self._lengths_by_key()
+        values, weights = self._used()
         none = [None] * len(counts)
         offsets = (
             _ops.offsets_from_lengths(lengths, self._values.shape[0]).unbind() if compute_offsets else none
         )
         parts = zip(
-            self._values.split(counts),
-            none if self._weights is None else self._weights.split(counts),
+            values.split(counts),
+            none if weights is None else weights.split(counts),
             lengths.unbind(),
             offsets,
             strict=True,
@@ -620,6 +754,16 @@ class KeyedJaggedTensor(Jagged):
         if self._offset_per_key is None:
             self._offset_per_key = [0, *accumulate(self._counts())]
         return self._offset_per_key
+
+    def _used(self) -> _Used:
+        """Values and weights of the bags, without those beyond them."""
+        stop = self._starts()[-1]
+        if stop == self._values.shape[0]:
+            return _Used(self._values, self._weights)
+        return _Used(self._values[:stop], None if self._weights is None else self._weights[:stop])
+
+    def _used_only(self) -> KeyedJaggedTensor:
+        return self._run(0, len(self._keys))
 
     def _strides(self) -> VariableStride:
         return self._variable or VariableStride(((self._stride,),) * len(self._keys))
@@ -691,7 +835,6 @@ class KeyedJaggedTensor(Jagged):
         if self._weights is not None:
             _validation.check_weights_form(_NAME, self._weights, self._values)
             _validation.check_vector(_NAME, "weights", self._weights)
-            _keyed_validation.check_weights_dtype(self._weights)
         _validation.check_devices(
             _NAME,
             self._values,
@@ -704,9 +847,14 @@ class KeyedJaggedTensor(Jagged):
     def _check_content(self) -> None:
         num_values = self._values.shape[0]
         if self._lengths is not None:
-            _validation.check_lengths_content(_NAME, self._lengths, num_values, self._bag_name)
+            _validation.check_lengths_content(
+                _NAME, self._lengths, num_values, self._bag_name, others_allowed=True
+            )
         if self._offsets is not None:
-            _validation.check_offsets_content(_NAME, self._offsets, num_values, self._bag_name)
+            _validation.check_offsets_content(
+                _NAME, self._offsets, num_values, self._bag_name, others_allowed=True
+            )
+        _validation.check_same_bags(_NAME, self._lengths, self._offsets)
         if self._variable is not None:
             _variable_stride.check_places(self._keys, self._variable)
 
@@ -717,6 +865,11 @@ class KeyedJaggedTensor(Jagged):
         else:
             key, example = divmod(position, self._stride)
         return f"key {self._keys[key]!r}, example {example}"
+
+
+class _Used(NamedTuple):
+    values: Tensor
+    weights: Tensor | None
 
 
 def _concatenate_weights(owner: str, names: Sequence[str], parts: Sequence[Jagged]) -> Tensor | None:

@@ -27,6 +27,8 @@ class EmbeddingShardingPlanner(TablePlanner):
         estimator: the performance estimator, by name or as an object; the preferred one if not given. Naming it changes
             nothing but what times are.
         storage_estimator: the storage estimator, likewise.
+        unknown_constraints: ``"refuse"``: a rule for no table is an error. ``"warn"``: it is left out with a warning,
+            so that several models may share their constraints.
         option_space: options of tables whose constraints name no sharding types or kernels: an
             :class:`~shardwright.planning.tables.option_space.OptionSpace`, or the name of an estimator for the options
             that its model was published with; by default all that is offered.
@@ -41,6 +43,9 @@ class EmbeddingShardingPlanner(TablePlanner):
         seconds: limit of the search, s; at the limit the best plan so far is returned, with its gap. By default the
             search ends by itself, after a budget of work that takes about ten seconds of one core at most and gives
             the same plan on any machine.
+        stay_near: plan from which a model comes. Moves cost: plans are rated by ``objective + move_cost * moved GiB``,
+            weights and optimizer states, and of equal ones that which moves least is taken.
+        move_cost: milliseconds that the step must become shorter by for each GiB that moves; 0 if not given.
         listener: function called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the
             bound improve.
         progress: show a line on standard error when planning takes longer than a second; by default if that is a

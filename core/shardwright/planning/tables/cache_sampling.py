@@ -1,4 +1,4 @@
-"""How often caches of any size would miss, from a sample of batches.
+"""Miss rates of caches of any size, from a sample of batches.
 
 Legend: R rows of the table, T batches of the sample, U distinct ids of a batch.
 """

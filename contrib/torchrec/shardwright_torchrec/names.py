@@ -44,13 +44,12 @@ MODULES: Mapping[str, Sequence[str]] = {
     "torchrec.distributed.embedding_types": ("EmbeddingComputeKernel", "ModuleSharder", "ShardingType"),
     "torchrec.distributed.embeddingbag": ("ShardedEmbeddingBagCollection",),
     "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
-    "torchrec.distributed.planner": ("ParameterConstraints", "Topology"),
     "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
-    "torchrec.distributed.planner.types": ("ParameterConstraints", "StorageReservation", "Topology"),
+    "torchrec.distributed.planner.types": ("StorageReservation",),
     "torchrec.distributed.train_pipeline": _LOOPS,
     "torchrec.distributed.train_pipeline.train_pipelines": _LOOPS,
     "torchrec.distributed.types": (
-        *("Awaitable", "CacheParams", "CacheStatistics", "LazyAwaitable", "ModuleSharder"),
+        *("Awaitable", "CacheStatistics", "LazyAwaitable", "ModuleSharder"),
         *("DataType", "EnumerableShardingSpec", "ShardingEnv", "ShardingType", *_PLANS),
     ),
     "torchrec.modules": (),
@@ -100,6 +99,7 @@ _MODEL, _SHARDERS, _PLANNERS = "parallel.model_parallel", "parallel.sharders", "
 _ENUMERATORS, _PARTITIONERS = "planner.enumerators", "planner.partitioners"
 _PROPOSERS, _ESTIMATORS, _STATS = "planner.proposers", "planner.shard_estimators", "planner.stats"
 _PROCESSORS = "modules.feature_processors"
+_TOPOLOGIES, _CONSTRAINTS = "planner.topologies", "parallel.constraints"
 _PLANNER_TYPES, _UTILS, _RESERVED = "planner.types", "planner.utils", "planner.storage_reservations"
 
 
@@ -118,6 +118,8 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     },
     "torchrec.distributed.planner": {
         **_in(_PLANNERS, "EmbeddingShardingPlanner"),
+        **_in(_TOPOLOGIES, "Topology"),
+        **_in(_CONSTRAINTS, "ParameterConstraints"),
         **_in(_UTILS, "bytes_to_gb", "sharder_name"),
     },
     "torchrec.distributed.planner.constants": _in(
@@ -149,12 +151,16 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         *("FixedPercentageStorageReservation", "HeuristicalStorageReservation"),
         "InferenceStorageReservation",
     ),
-    "torchrec.distributed.planner.types": _in(
-        _PLANNER_TYPES,
-        *("DeviceHardware", "Enumerator", "PartitionByType", "Partitioner", "Perf", "PerfModel"),
-        *("PlanDebugStats", "PlannerError", "PlannerErrorType", "Proposer", "Shard", "ShardEstimator"),
-        *("ShardingOption", "Stats", "Storage"),
-    ),
+    "torchrec.distributed.planner.types": {
+        **_in(
+            _PLANNER_TYPES,
+            *("DeviceHardware", "Enumerator", "PartitionByType", "Partitioner", "Perf", "PerfModel"),
+            *("PlanDebugStats", "PlannerError", "PlannerErrorType", "Proposer", "Shard", "ShardEstimator"),
+            *("ShardingOption", "Stats", "Storage"),
+        ),
+        **_in(_TOPOLOGIES, "Topology"),
+        **_in(_CONSTRAINTS, "ParameterConstraints"),
+    },
     "torchrec.distributed.planner.utils": _in(
         _UTILS,
         *("bytes_to_gb", "bytes_to_mb", "gb_to_bytes", "mb_to_bytes", "placement", "reset_shard_rank"),
@@ -172,11 +178,12 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec.distributed.comm": _in(
         "distributed.comm", "get_group_rank", "get_local_rank", "get_local_size", "get_num_groups"
     ),
-    "torchrec.distributed.types": _in(
-        "distributed.types",
-        *("BoundsCheckMode", "CacheAlgorithm", "ModuleShardingPlan", "NoWait", "PipelineType", "Shard"),
-        *("ShardedTensor", "ShardedTensorMetadata", "TensorProperties", "get_tensor_size_bytes"),
-    ),
+    "torchrec.distributed.types": {
+        **_in("distributed.types", "BoundsCheckMode", "CacheAlgorithm", "ModuleShardingPlan", "NoWait"),
+        **_in("distributed.types", "PipelineType", "Shard", "ShardedTensor", "ShardedTensorMetadata"),
+        **_in("distributed.types", "TensorProperties", "get_tensor_size_bytes"),
+        **_in(_CONSTRAINTS, "CacheParams"),
+    },
     "torchrec.distributed.utils": _in(
         "distributed.utils",
         *("add_prefix_to_state_dict", "append_prefix", "filter_state_dict", "none_throws"),

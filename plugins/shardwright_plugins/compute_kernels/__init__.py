@@ -1,4 +1,4 @@
-"""The built-in compute kernels. Thin: torch, FBGEMM and Numba are imported when a kernel is built."""
+"""The built-in compute kernels and optimizers. Thin: torch, FBGEMM and Numba are imported when a kernel is built."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from shardwright_plugins.compute_kernels.fused_numba import FusedNumba
 from shardwright_plugins.compute_kernels.fused_torch import FusedTorch
 from shardwright_plugins.compute_kernels.fused_uvm import FusedUvm
 from shardwright_plugins.compute_kernels.fused_uvm_caching import FusedUvmCaching
+from shardwright_plugins.optimizers import shardwright_optimizers
+
+__all__ = ["shardwright_compute_kernels", "shardwright_optimizers"]
 
 
 @hookimpl

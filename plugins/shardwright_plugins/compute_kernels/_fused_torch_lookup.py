@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
+from shardwright.contracts.optimizer import ROW
+from shardwright.optim.by_rows import rounded, updated_rows
 from shardwright.runtime.step.row_gradients import row_gradients
+from shardwright_plugins.compute_kernels._optimizers import is_plain, rule_of
 from shardwright_plugins.compute_kernels._row_updates import ROW_UPDATES
 from shardwright_plugins.compute_kernels._torch_rows import TorchRows
 
@@ -23,13 +26,23 @@ class FusedTorchLookup(Lookup):
         request = blocks[0].request
         assert request.optimizer is not None  # the kernel's supports()
         self._learning_rate = request.optimizer.learning_rate
-        update = ROW_UPDATES[request.optimizer.name]
+        self._rule = rule_of(request.optimizer)
         self._state = {
-            name: torch.zeros(len(self._rows.rows), columns, dtype=torch.float32, device=device)
-            for name, columns in update.columns(request.num_columns).items()
+            name: torch.full(
+                (len(self._rows.rows), columns),
+                self._rule.initial(name),
+                dtype=torch.float32,
+                device=device,
+            )
+            for name, columns in self._rule.columns(request.num_columns).items()
         }
-        self._update = update(request.optimizer, self._state)
-        self.states_per_row = update.states_per_row
+        # What is written with torch's fused operations is faster.
+        self._update = (
+            ROW_UPDATES[request.optimizer.name](request.optimizer, self._state)
+            if is_plain(request.optimizer)
+            else None
+        )
+        self.states_per_row = frozenset(self._rule.states_of(ROW))
         self._num_steps = torch.zeros((), dtype=torch.float32, device="cpu")
         self._whole_rows = whole_rows
         self._gradient_dim = request.embedding_dim if whole_rows else request.num_columns
@@ -47,9 +60,24 @@ class FusedTorchLookup(Lookup):
         columns = self.blocks[0].block.columns
         own = slice(columns.start, columns.stop) if self._whole_rows else slice(None)
         self._num_steps += 1
-        change = self._update.step(rows, values, own, self._learning_rate, float(self._num_steps))
-        weights[rows] = (weights[rows].float() - change).to(weights.dtype)
+        step = float(self._num_steps)
+        if self._update is not None:
+            new = weights[rows].float() - self._update.step(rows, values, own, self._learning_rate, step)
+        else:
+            new = self._updated(rows, values, own, step)
+        if self._rule.rounds_stochastically and weights.dtype is not torch.float32:
+            new = rounded(new, weights.dtype, self._rows.in_blocks(rows), step)
+        weights[rows] = new.to(weights.dtype)
         return ()
+
+    def _updated(self, rows: Tensor, gradient: Tensor, own: slice, step: float) -> Tensor:
+        """New float32 values of rows, whose state advances."""
+        states = {name: values[rows] for name, values in self._state.items()}
+        numbers = self._rule.numbers(self._learning_rate, step)
+        new, later = updated_rows(self._rule, self._rows.rows[rows].float(), gradient, own, states, numbers)
+        for name, values in later.items():
+            self._state[name][rows] = values
+        return new
 
     def weight(self, block: int) -> Tensor:
         return self._rows.of(block)

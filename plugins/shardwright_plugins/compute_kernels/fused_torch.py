@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright_plugins.compute_kernels._optimizers import (
-    PARAMETERS,
-    ROW_WISE,
-    can_run,
+    can_run_rule,
     can_train,
+    needs_whole_gradients,
     trained_bytes,
 )
 
@@ -31,7 +30,7 @@ class FusedTorch(ComputeKernel):
         trainable = can_train(request.data_type)
         if trainable is not True:
             return trainable
-        return can_run(request.optimizer, PARAMETERS.keys(), "the plain-torch kernel")
+        return can_run_rule(request, "the plain-torch kernel")
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
         """Weights and optimizer state."""
@@ -48,7 +47,7 @@ class FusedTorch(ComputeKernel):
 
     def needs_whole_rows(self, request: KernelRequest) -> bool:
         """A row-wise optimizer's value is a mean over all columns of the row."""
-        return request.cuts_columns and request.optimizer is not None and request.optimizer.name in ROW_WISE
+        return needs_whole_gradients(request)
 
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
         from shardwright_plugins.compute_kernels._fused_torch_lookup import FusedTorchLookup

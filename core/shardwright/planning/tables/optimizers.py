@@ -24,7 +24,15 @@ _ALIASES = {
     "exact_row_wise_adagrad": "row_wise_adagrad",
     "exact_rowwise_adagrad": "row_wise_adagrad",
     "adam": "adam",
+    "partial_rowwise_adam": "partial_row_wise_adam",
+    "lars_sgd": "lars",
 }
+
+_PUBLISHED = frozenset(_ALIASES.values()) - {"partial_row_wise_adam", "lars"}
+"""Optimizers whose parameters are checked here; those of others are by their plugins, when a kernel is asked."""
+
+_DEFAULT = "sgd"
+"""FBGEMM's default optimizer, at a learning rate of 0.01."""
 
 _RENAMED = {"lr": "learning_rate"}
 
@@ -63,7 +71,16 @@ def max_gradient_of(fused_params: Mapping[str, Any] | None) -> float | None:
 
 
 # What the optimizers above understand, or take no notice of, as FBGEMM does; from 0, up to but not including the limit.
-_LIMITS: Mapping[str, float] = {"eps": math.inf, "beta1": 1.0, "beta2": 1.0, "weight_decay": math.inf}
+_LIMITS: Mapping[str, float] = {
+    "eps": math.inf,
+    "beta1": 1.0,
+    "beta2": 1.0,
+    "weight_decay": math.inf,
+    "momentum": 1.0,
+    "initial_accumulator_value": math.inf,
+}
+# Those that are no numbers. Which optimizer takes which, and in which values, its plugin knows.
+_PLAIN = ("weight_decay_mode", "stochastic_rounding")
 
 
 def _number(value: Any) -> float:
@@ -100,7 +117,12 @@ def _items(values: Mapping[str, Any] | tuple[tuple[str, Any], ...]) -> tuple[tup
 
 
 def _as_plain(value: Any) -> Any:
-    """A value that can be hashed and written: numbers of NumPy and torch become Python's, lists tuples."""
+    """A value that can be hashed and written: numbers of NumPy and torch become Python's, lists tuples.
+
+    Members of enumerations, as FBGEMM's ``WeightDecayMode``, become their names in lower case.
+    """
+    if isinstance(value, Enum):
+        return value.name.lower()
     if getattr(value, "ndim", None) == 0:
         return value.item()
     return tuple(value) if isinstance(value, list) else value
@@ -109,7 +131,7 @@ def _as_plain(value: Any) -> Any:
 def _known_parameters(instance: Any, attribute: Any, values: tuple[tuple[str, Any], ...]) -> None:
     """Parameters of the optimizers known here are known and within range; those of others are plain data."""
     for name, value in values:
-        if instance.name in _ALIASES.values():
+        if instance.name in _PUBLISHED:
             _check_known(instance.name, name, value)
         elif not _is_plain(value):
             raise InvalidInputError(
@@ -119,7 +141,13 @@ def _known_parameters(instance: Any, attribute: Any, values: tuple[tuple[str, An
 
 
 def _check_known(optimizer: str, name: str, value: Any) -> None:
-    known = ["optimizer", "learning_rate", *_LIMITS, *sorted(_ELSEWHERE)]
+    known = ["optimizer", "learning_rate", *_LIMITS, *_PLAIN, *sorted(_ELSEWHERE)]
+    if name in _PLAIN:
+        if not isinstance(value, str | bool):
+            raise InvalidInputError(
+                f"{name} of optimizer {optimizer!r} must be a text or a flag, got {brief(value)}"
+            )
+        return
     if name not in _LIMITS:
         raise UnknownNameError(
             f"optimizer {optimizer!r} has no parameter {name!r}. Known: {', '.join(known)}.{nearest(name, known)}"
@@ -159,7 +187,7 @@ class OptimizerSpec:
         (('eps', 1e-06),)
     """
 
-    name: str = field(default="sgd", converter=_canonical, validator=_named)
+    name: str = field(default=_DEFAULT, converter=_canonical, validator=_named)
     learning_rate: float = field(default=0.01, converter=_number, validator=_rate)
     parameters: tuple[tuple[str, Any], ...] = field(default=(), converter=_items, validator=_known_parameters)
 
@@ -186,7 +214,7 @@ class OptimizerSpec:
             raise InvalidInputError(
                 f"fused_params have lr and learning_rate, which are one: {brief(fused_params)}"
             )
-        optimizer = values.pop("optimizer", "sgd")
+        optimizer = values.pop("optimizer", _DEFAULT)
         name = optimizer.value if isinstance(optimizer, Enum) else optimizer
         if not isinstance(name, str) or not name:
             raise InvalidInputError(
@@ -202,7 +230,7 @@ class OptimizerSpec:
     @property
     def adds_up(self) -> bool:
         """True if updates by two gradients, one after the other, equal one by their sum."""
-        return self.name == "sgd" and not self.get("weight_decay", 0)
+        return self.name == _DEFAULT and not any(value for _, value in self.parameters)
 
     def __str__(self) -> str:
         """``row_wise_adagrad(learning_rate=0.02, eps=1e-08)``."""

@@ -26,8 +26,12 @@ def test_distribution_imports_public_names_only(distribution: str) -> None:
     assert private == {}
 
 
-# TorchRec has no public name for it: its sharder reads there which optimizer runs in the backward pass.
-OF_TORCHREC = "tensor._optimizer_classes"
+# TorchRec has no public name for it: its sharder reads there which optimizer runs in the backward pass. Torch's public
+# functions that make a ShardedTensor are collectives.
+OF_TORCHREC = {
+    "tensor._optimizer_classes",
+    "ShardedTensor._init_from_local_shards_and_global_metadata",
+}
 
 
 def test_distribution_touches_nobodys_insides(distribution: str) -> None:
@@ -37,7 +41,7 @@ def test_distribution_touches_nobodys_insides(distribution: str) -> None:
         for path in distributions.sources(distribution)
         for attribute in distributions.insides_touched(path.read_text(), own)
     }
-    assert touched == ({OF_TORCHREC} if distribution == "torchrec" else set())
+    assert touched == (OF_TORCHREC if distribution == "torchrec" else set())
 
 
 def test_insides_touched_finds_what_is_read_and_set() -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import shardwright_torchrec
 from shardwright_torchrec import quant
-from shardwright_torchrec.names import MODULES, QUANTIZED
+from shardwright_torchrec.names import ADAPTED, MODULES, QUANTIZED
 from tests.contrib import distributions
 
 import shardwright
@@ -30,7 +32,17 @@ def installed() -> Iterator[None]:
     shardwright_torchrec.uninstall()
 
 
-def run_script(*arguments: str) -> str:
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python whose site has the file that an installation of the distribution puts there."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    shutil.copy(distributions.ROOT / "torchrec" / "shardwright_torchrec.pth", site)
+    return str(folder / "bin" / "python")
+
+
+def run_script(*arguments: str, python: str = sys.executable, **variables: str) -> str:
     """Run Python in a process of its own; the ranks that it starts find each other at a free port."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -38,8 +50,8 @@ def run_script(*arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SHARDWRIGHT_")}
     path = os.pathsep.join([str(distributions.ROOT / "torchrec"), *sys.path])
     done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**environment, "PYTHONPATH": path, "MASTER_PORT": port, "OMP_NUM_THREADS": "1"},
+        [python, *arguments],
+        env={**environment, "PYTHONPATH": path, "MASTER_PORT": port, "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,
@@ -67,10 +79,22 @@ def test_install_serves_quantized_modules(module: str) -> None:
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("module", sorted(ADAPTED))
+def test_install_serves_what_is_bent_to_torchrecs_ways(module: str) -> None:
+    names = importlib.import_module(module)
+    for name, own in ADAPTED[module].items():
+        served = getattr(names, name)
+        assert served is getattr(importlib.import_module(f"shardwright_torchrec.{own}"), name)
+        assert name in dir(names)
+        ours = getattr(shardwright, name, None)
+        assert not isinstance(ours, type) or issubclass(served, ours)
+
+
+@pytest.mark.usefixtures("installed")
 def test_install_submodules_are_attributes_as_in_torchrec() -> None:
     import torchrec
 
-    assert torchrec.distributed.DistributedModelParallel is shardwright.DistributedModelParallel
+    assert issubclass(torchrec.distributed.DistributedModelParallel, shardwright.DistributedModelParallel)
     assert torchrec.distributed.planner.types.Topology is shardwright.Topology
 
 
@@ -97,6 +121,30 @@ def test_uninstall_gives_the_name_back() -> None:
     assert not shardwright_torchrec.is_installed()
     assert not [name for name in sys.modules if name.partition(".")[0] == "torchrec"]
     assert sys.meta_path.count(shardwright_torchrec.names._finder) == 0
+
+
+_WHOSE = "import sys, torchrec; print(torchrec.__version__, 'torch' in sys.modules)"
+
+
+def test_installed_names_are_inherited_by_the_environment(interpreter: str) -> None:
+    told = run_script("-c", _WHOSE, python=interpreter, SHARDWRIGHT_TORCHREC="1")
+    assert told.split() == ["shardwright", shardwright.__version__, "False"]
+    child = f"subprocess.run([{interpreter!r}, '-c', {_WHOSE!r}])"
+    starts = f"import shardwright_torchrec as s, subprocess; {{}}; {child}"
+    assert run_script("-c", starts.format("s.install()"), python=interpreter) == told
+    assert run_script("-c", starts.format("s.install(); s.uninstall()"), python=interpreter) != told
+
+
+def test_installed_names_are_there_for_any_first_import(interpreter: str) -> None:
+    lines = "import torchrec.distributed.types, shardwright_torchrec as s; print(s.is_installed())"
+    assert run_script("-c", lines, python=interpreter, SHARDWRIGHT_TORCHREC="1") == "True\n"
+
+
+def test_import_of_the_distribution_serves_nothing() -> None:
+    lines = "import sys, shardwright_torchrec.names as n, shardwright_torchrec.plugin; print(sys.meta_path)"
+    found = run_script("-c", lines)
+    assert found
+    assert "shardwright" not in found
 
 
 def test_install_after_torchrec_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,11 +178,10 @@ def shards_of(line: str) -> dict[str, list[tuple[list[int], list[int], int]]]:
 @pytest.mark.distributed
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_sharding_tutorial_prints_the_plans_that_it_shows() -> None:
+def test_sharding_tutorial_prints_the_plans_that_it_shows(interpreter: str) -> None:
     kinds = ("TABLE_WISE", "ROW_WISE", "COLUMN_WISE", "DATA_PARALLEL")
-    lines = [
-        line for line in run_script(str(SCRIPTS / "sharding.py"), *kinds).splitlines() if "plan:" in line
-    ]
+    script = ("-m", "shardwright_torchrec", str(SCRIPTS / "sharding.py"))
+    lines = [line for line in run_script(*script, *kinds, python=interpreter).splitlines() if "plan:" in line]
     assert sorted(line[:6] for line in lines) == sorted(["rank:0", "rank:1"] * len(kinds))
     plans = dict.fromkeys(line.partition("sharding plan: ")[2] for line in lines)
     whole, rows, columns, copies = plans  # one text a type: both ranks print the same
@@ -150,8 +197,22 @@ def test_sharding_tutorial_prints_the_plans_that_it_shows() -> None:
     for name, sizes in shards_of(columns).items():
         all_rows = 4096 if name.startswith("large") else 1024
         assert sizes == [([0, 0], [all_rows, 32], 0), ([0, 32], [all_rows, 32], 1)]
-    assert copies.count("sharding_type='data_parallel'") == 4
+    assert copies.count("sharding_type='data_parallel', compute_kernel='dense'") == 4  # its "batched_dense"
+    assert whole.count("compute_kernel='fused'") == 4
     assert copies.count("ranks=[0, 1], sharding_spec=None") == 4
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_spawned_ranks_save_alone_and_load_what_they_saved(interpreter: str, tmp_path: Path) -> None:
+    script = ("-m", "shardwright_torchrec", str(SCRIPTS / "spawned.py"), str(tmp_path))
+    lines = sorted(run_script(*script, python=interpreter).splitlines())
+    assert lines == [
+        "rank 0: loaded equal: True, DCP equal: True, dense updated: True",
+        "rank 0: sharded ['column', 'row', 'table'], whole ['copies']",
+        "rank 1: loaded equal: True, DCP equal: True, dense updated: True",
+    ]
 
 
 def test_planner_tutorial_plans_as_it_prints() -> None:

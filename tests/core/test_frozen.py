@@ -16,6 +16,7 @@ from shardwright.host.offers import Kind
 
 PUBLIC_NAMES = """
     Awaitable
+    Backward
     Bags
     Block
     BlockRun
@@ -28,6 +29,7 @@ PUBLIC_NAMES = """
     CombinedOptimizer
     CommType
     Communicator
+    CopyToDevice
     DMPCollection
     DataType
     Dataflow
@@ -47,7 +49,11 @@ PUBLIC_NAMES = """
     EmbeddingOffloadStats
     EmbeddingShardingPlanner
     EnumerableShardingSpec
+    EvalPipelineSparseDist
+    Evaluate
     Exchange
+    ExchangeHeaders
+    ExchangeIds
     Executor
     ExecutorConfig
     ExecutorStep
@@ -55,6 +61,7 @@ PUBLIC_NAMES = """
     Feedback
     FixedAbsoluteStorageReservation
     FixedPercentageStorageReservation
+    Forward
     HeuristicalStorageReservation
     Hierarchical
     InferenceStorageReservation
@@ -75,12 +82,15 @@ PUBLIC_NAMES = """
     NoPlanError
     Offered
     OptimizerSpec
+    OptimizerStep
     OptimizerWrapper
     OptionSpace
     Options
     ParameterConstraints
     ParameterSharding
     PeerHeaders
+    PipelineStage
+    PipelineStep
     Placed
     PlacedPlan
     PlanDifference
@@ -89,6 +99,8 @@ PUBLIC_NAMES = """
     PluginLoadError
     PluginMismatchError
     PoolingType
+    Prefetch
+    PrefetchTrainPipelineSparseDist
     Progress
     Proposals
     ProposedShards
@@ -100,6 +112,7 @@ PUBLIC_NAMES = """
     ReturnStep
     Routed
     RowMap
+    RowRule
     RowPart
     RowWiseAdagrad
     RowsModulo
@@ -114,10 +127,12 @@ PUBLIC_NAMES = """
     ShardingEnv2D
     ShardingPlan
     ShardwrightError
+    StageAround
     StorageReservation
     TableSpec
     Topology
     TorchCommunicator
+    TrainPipeline
     TrainPipelineBase
     TrainPipelineSparseDist
     UnknownNameError
@@ -126,6 +141,7 @@ PUBLIC_NAMES = """
     Watch
     Work
     Workload
+    ZeroGrad
     __version__
     apply_optimizer_in_backward
     check_plan
@@ -153,6 +169,7 @@ CONTRACTS = """
     KernelRequest
     Offered
     Proposals
+    RowRule
     Work
 """
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
+import attrs
 import torch
 import torch.distributed as dist
 from tests.distributed.checkpoint_workers import DIM, ROWS, layout, model_of
@@ -17,6 +18,7 @@ from tests.distributed.workers import train
 
 import shardwright as sw
 from shardwright.contracts.comm_backend import Communicator
+from shardwright.planning.tables.workload import table_to_data
 from shardwright.runtime.sharded.resharding.exchange import LABEL, RowExchange
 
 CHAIN = ("row_wise", "column_wise", "table_wise", "modulo", "data_parallel", "hashed", "row_wise")
@@ -132,3 +134,28 @@ def counted_exchanges(piece_bytes: int) -> tuple[int, int]:
     with mock.patch.object(communicator, "all_to_all", counted):
         model.reshard(plan_of("column_wise"), dense, piece_bytes=piece_bytes)
     return len(sizes), max(sizes)
+
+
+def stated(cut: str, kernel: str, model: Any) -> sw.ShardingPlan:
+    """A plan with a document that states the model's tables, as a planner writes it."""
+    tables = [table_to_data(spec) for spec in model.module.bags.inputs.specs]
+    return attrs.evolve(plan_of(cut, kernel), document={"inputs": {"tables": {"value": tables}}})
+
+
+def forecast_and_sent(before: str, after: str, optimizer: str) -> tuple[int, int]:
+    """Bytes that this rank is to send by the plans, and those that its all-to-alls are given."""
+    model, dense = model_of(before, 1, optimizer)
+    moves = sw.compare_plans(stated(before, "fused_torch", model), stated(after, "fused_torch", model)).moves
+    assert moves.counts_states
+    sent: list[int] = []
+    original = model.env.communicator.all_to_all
+
+    def counted(output: Any, input: Any, *splits: Any, label: str = "") -> Any:
+        if label == LABEL:
+            sent.append(input.numel())
+        return original(output, input, *splits, label=label)
+
+    with mock.patch.object(model.env.communicator, "all_to_all", counted):
+        said = model.reshard(plan_of(after), dense)
+    assert said.sent_bytes == sum(sent)
+    return moves.by_rank.get(dist.get_rank(), (0, 0))[0], sum(sent)

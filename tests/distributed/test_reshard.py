@@ -44,6 +44,25 @@ def test_exchanges_are_bounded(pool: RankPool):
         assert most <= 1 << 12
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "optimizer"),
+    [
+        ("row_wise", "column_wise", "rowwise_adagrad"),
+        ("column_wise", "modulo", "rowwise_adagrad"),
+        ("modulo", "data_parallel", "adam"),
+        ("data_parallel", "table_wise", "sgd"),
+        ("table_wise", "hashed", "adam"),
+    ],
+)
+def test_forecast_bytes_are_those_that_a_reshard_sends(
+    before: str, after: str, optimizer: str, pool: RankPool
+):
+    # Pairs of cuts whose pieces need no filling up to eight bytes.
+    each = pool.run(workers.forecast_and_sent, 2, before, after, optimizer, timeout_s=WAIT_S)
+    assert [forecast for forecast, _ in each] == [sent for _, sent in each]
+    assert before == "data_parallel" or sum(sent for _, sent in each) > 0
+
+
 @pytest.mark.slow
 def test_rank_that_is_killed_in_the_midst_is_named_and_the_model_stays(pool: RankPool):
     with pytest.raises(RankError) as error:

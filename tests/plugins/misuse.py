@@ -437,6 +437,8 @@ entry(
     storage_reservation=A(0.1, "none zero"),
     objective=A("step_time"),
     seconds=A(5, f"none inf {_NUMBER}".replace("zero", "")),
+    stay_near=A(None, "none"),
+    move_cost=A(None, "none", says="stay_near"),
     listener=A(None, "none function", untried="class"),
     progress=A(False, "none true"),
     debug=A(False, "true"),

@@ -453,6 +453,26 @@ def test_diff_counts_the_bytes_that_move(planned, tmp_path):
     told = run("diff", first, second).stdout
     assert "1 tables differ, 7 do not; 48.8 MiB of weights move" in told  # 200_000 x 64 x 4 bytes
     assert f"rank {(rank + 1) % 4} gets 48.8 MiB" in told
+    assert (
+        "a reshard sends 48.8 MiB (weights and optimizer states): 48.8 MiB inside hosts, 0 B between hosts"
+        in told
+    )
+    assert f"most leaves rank {rank}, 48.8 MiB; most comes to rank {(rank + 1) % 4}, 48.8 MiB" in told
+    assert "by the topology's bandwidths that takes" in told
+    found = json.loads(run("diff", first, second, "--json").stdout)
+    assert found["reshard"]["bytes"]["intra_host"] == found["moved_weight_bytes"] == 200_000 * 64 * 4
+    assert found["reshard"]["ms"] > 0
+
+
+def test_plan_near_another_stays_there_if_moves_are_dear(planned, workload, tmp_path):
+    constraints = tmp_path / "constraints.json"
+    constraints.write_text(json.dumps({"*": {"sharding_types": ["table_wise"], "ranks": [0]}}))
+    first = planned("--constraints", constraints)
+    other = ("--proposer", "greedy", "--stay-near", first)
+    made = {cost: planned(*other, "--move-cost", cost, name=f"{cost}.json") for cost in (0, 1e9)}
+    modules = {cost: json.loads(path.read_text())["modules"] for cost, path in made.items()}
+    assert modules[1e9] == json.loads(first.read_text())["modules"] != modules[0]
+    assert "give stay_near, too" in run("plan", workload, *PLAN, "--move-cost", 1, code=1).stderr
 
 
 def test_examples_of_the_page_about_documents_are_planned_and_checked(tmp_path):

@@ -28,7 +28,7 @@ from shardwright.testing.simulated import run_simulated
 
 DOCS = Path(shardwright_plugins.__file__).parent / "docs"
 CORE_DOCS = Path(shardwright.__file__).parent / "docs"
-ENGINE = CORE_DOCS / "engine.md"
+ENGINE, PIPELINES = CORE_DOCS / "engine.md", CORE_DOCS / "pipelines.md"
 TYPES, PERFORMANCE = DOCS / "sharding_types.md", DOCS / "performance.md"
 PAGES = sorted([*DOCS.glob("*.md"), *CORE_DOCS.glob("*.md")])
 PICTURE = "layout "
@@ -123,6 +123,21 @@ def test_docs_engine_dataflow_trains_as_the_page_shows(tmp_path: Path) -> None:
     done = stranger.run_python(str(tmp_path / CODE[-1]))
     assert done.returncode == 0, done.stderr
     assert done.stdout == readme.output_of(CODE[-1], ENGINE)
+
+
+def test_docs_pipelines_list_the_stages_of_each() -> None:
+    listed = dict(re.findall(r"^\| `(\w+)` \| ([a-z, ]+) \|$", PIPELINES.read_text(), re.MULTILINE))
+    assert len(listed) == 4
+    for name, stages in listed.items():
+        assert stages == ", ".join(stage.name for stage in getattr(shardwright, name).stages())
+
+
+@pytest.mark.slow
+def test_docs_pipelines_example_runs_as_the_page_shows(tmp_path: Path) -> None:
+    (tmp_path / "stages.py").write_text(readme.source("stages.py", PIPELINES))
+    done = stranger.run_python(str(tmp_path / "stages.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of("stages.py", PIPELINES)
 
 
 def test_docs_engine_dataflow_in_a_plan_survives_a_round_trip(tmp_path: Path) -> None:

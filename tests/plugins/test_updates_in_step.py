@@ -164,7 +164,13 @@ def test_scaler_equals_one_process_and_an_infinity_on_one_rank_skips_the_step_on
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize(
-    ("optimizer", "kernel"), [("sgd", "fused_torch"), ("row_wise_adagrad", "fused_numba"), ("sgd", "dense")]
+    ("optimizer", "kernel"),
+    [
+        ("sgd", "fused_torch"),
+        ("row_wise_adagrad", "fused_numba"),
+        ("sgd", "mapped_caching"),
+        ("sgd", "dense"),
+    ],
 )
 def test_one_norm_over_all_ranks_clips_as_in_one_process(
     optimizer: str, kernel: str, norm_type: float

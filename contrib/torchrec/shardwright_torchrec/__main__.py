@@ -8,14 +8,27 @@ from pathlib import Path
 
 from shardwright_torchrec import install
 
+_USAGE = "usage: python -m shardwright_torchrec SCRIPT [ARGUMENTS], -m MODULE [ARGUMENTS], or api"
+
 
 def main() -> None:
-    """Run the script with the arguments that follow it, as Python would."""
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        sys.exit("usage: python -m shardwright_torchrec SCRIPT [ARGUMENTS]")
+    """Run the script, or the module after `-m`, with the arguments that follow it, as Python would."""
     del sys.argv[0]
-    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    as_module = sys.argv[:1] == ["-m"]
+    if as_module:
+        del sys.argv[0]
+    if not sys.argv or sys.argv[0].startswith("-"):
+        sys.exit(_USAGE)
+    if sys.argv[0] == "api" and not as_module and not Path("api").exists():
+        from shardwright_torchrec.api.report import main as report
+
+        report(sys.argv[1:])
+        return
     install()
+    if as_module:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        return
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

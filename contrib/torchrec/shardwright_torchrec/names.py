@@ -1,13 +1,14 @@
 """`import torchrec` gives shardwright: TorchRec's module paths, served by an import hook.
 
 Nothing is patched: a finder answers for `torchrec` and what is below it, and its modules look each name up in
-`shardwright` when it is asked for, or, of quantised tables, in `shardwright_torchrec.quant`.
+`shardwright` when it is asked for, or in this package: quantised tables, and what is bent to TorchRec's ways.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -16,15 +17,19 @@ from types import ModuleType
 from typing import Any
 
 import shardwright
+from shardwright_torchrec._waiting import ROOT, VARIABLE, Waiting
 
-__all__ = ["MODULES", "QUANTIZED", "install", "is_installed", "uninstall"]
-
-ROOT = "torchrec"
+__all__ = ["ADAPTED", "MODULES", "QUANTIZED", "find", "find_spec", "install", "is_installed", "uninstall"]
 
 _CONFIGS = ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType")
 _COLLECTIONS = ("EmbeddingBagCollection", "EmbeddingCollection")
 _SPARSE = ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor")
-_LOOPS = ("TrainPipelineBase", "TrainPipelineSparseDist")
+_LOOPS = (
+    "EvalPipelineSparseDist",
+    "PrefetchTrainPipelineSparseDist",
+    "TrainPipelineBase",
+    "TrainPipelineSparseDist",
+)
 _PLANS = ("EmbeddingModuleShardingPlan", "ParameterSharding", "ShardMetadata", "ShardingPlan")
 _RESERVATIONS = (
     "FixedPercentageStorageReservation",
@@ -37,16 +42,14 @@ _KEYED = ("CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "Optim
 MODULES: Mapping[str, Sequence[str]] = {
     "torchrec": (*_CONFIGS, *_COLLECTIONS, *_SPARSE),
     "torchrec.distributed": (
-        *("Awaitable", "DistributedModelParallel", "ModuleSharder", "ParameterSharding", "ShardingEnv"),
+        *("Awaitable", "ModuleSharder", "ParameterSharding", "ShardingEnv"),
         *_LOOPS,
     ),
-    "torchrec.distributed.embedding": ("EmbeddingCollectionSharder", "ShardedEmbeddingCollection"),
+    "torchrec.distributed.embedding": ("ShardedEmbeddingCollection",),
     "torchrec.distributed.embedding_types": ("EmbeddingComputeKernel", "ModuleSharder"),
-    "torchrec.distributed.embeddingbag": ("EmbeddingBagCollectionSharder", "ShardedEmbeddingBagCollection"),
+    "torchrec.distributed.embeddingbag": ("ShardedEmbeddingBagCollection",),
     "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
-    "torchrec.distributed.model_parallel": ("DistributedModelParallel",),
-    "torchrec.distributed.planner": ("EmbeddingShardingPlanner", "ParameterConstraints", "Topology"),
-    "torchrec.distributed.planner.planners": ("EmbeddingShardingPlanner",),
+    "torchrec.distributed.planner": ("ParameterConstraints", "Topology"),
     "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
     "torchrec.distributed.planner.storage_reservations": _RESERVATIONS,
     "torchrec.distributed.planner.types": ("ParameterConstraints", "StorageReservation", "Topology"),
@@ -96,7 +99,24 @@ QUANTIZED: Mapping[str, Mapping[str, str]] = {
 }
 """TorchRec's module paths -> names of theirs -> what `shardwright_torchrec.quant` calls them."""
 
-_PATHS = sorted({*MODULES, *QUANTIZED})
+_MODEL, _SHARDERS, _PLANNERS = "parallel.model_parallel", "parallel.sharders", "planner.planners"
+
+ADAPTED: Mapping[str, Mapping[str, str]] = {
+    "torchrec.distributed": {"DistributedModelParallel": _MODEL},
+    "torchrec.distributed.embedding": {"EmbeddingCollectionSharder": _SHARDERS},
+    "torchrec.distributed.embeddingbag": {"EmbeddingBagCollectionSharder": _SHARDERS},
+    "torchrec.distributed.model_parallel": {
+        "DistributedModelParallel": _MODEL,
+        "get_default_sharders": _SHARDERS,
+    },
+    "torchrec.distributed.planner": {"EmbeddingShardingPlanner": _PLANNERS},
+    "torchrec.distributed.planner.planners": {"EmbeddingShardingPlanner": _PLANNERS},
+    "torchrec.distributed.sharding_plan": {"get_default_sharders": _SHARDERS},
+    "torchrec.distributed.types": {"ShardedTensor": "parallel.sharded_state"},
+}
+"""TorchRec's module paths -> names of theirs -> the module of this package that has them."""
+
+_PATHS = sorted({*MODULES, *QUANTIZED, *ADAPTED})
 
 
 class _Names(ModuleType):
@@ -105,20 +125,34 @@ class _Names(ModuleType):
     __version__ = f"shardwright {shardwright.__version__}"
 
     def __getattr__(self, name: str) -> Any:
-        if name in MODULES.get(self.__name__, ()):
-            return getattr(shardwright, name)
-        if name in QUANTIZED.get(self.__name__, ()):
-            return getattr(
-                importlib.import_module("shardwright_torchrec.quant"), QUANTIZED[self.__name__][name]
-            )
         below = f"{self.__name__}.{name}"
-        if below in _PATHS:
+        if below in _PATHS and name not in _names(self.__name__):
             return importlib.import_module(below)
-        hint = "" if name.startswith("__") else f" {_whereabouts(self.__name__, name)}"
-        raise AttributeError(f"{self.__name__!r} is shardwright here, which has no {name!r} there.{hint}")
+        return find(self.__name__, name)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_names(self.__name__)})
+
+
+def find(module: str, name: str) -> Any:
+    """The class, function or constant that has a name of TorchRec's; `torchrec` itself need not be served for that.
+
+    Args:
+        module: TorchRec's module path.
+        name: name in it.
+
+    Raises:
+        AttributeError: shardwright has none there; the text says where, or names the nearest.
+    """
+    if name in MODULES.get(module, ()):
+        return getattr(shardwright, name)
+    if name in QUANTIZED.get(module, ()):
+        return getattr(importlib.import_module("shardwright_torchrec.quant"), QUANTIZED[module][name])
+    if name in ADAPTED.get(module, ()):
+        own = importlib.import_module(f"shardwright_torchrec.{ADAPTED[module][name]}")
+        return getattr(own, name)
+    hint = "" if name.startswith("__") else f" {_whereabouts(module, name)}"
+    raise AttributeError(f"{module!r} is shardwright here, which has no {name!r} there.{hint}")
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -153,9 +187,10 @@ _finder = _Finder()
 
 
 def install() -> None:
-    """Let `import torchrec`, and the modules below it, give shardwright in this process.
+    """Let `import torchrec`, and the modules below it, give shardwright in this process and those that it starts.
 
-    Call it before anything imports `torchrec`. A second call does nothing.
+    Call it before anything imports `torchrec`. A second call does nothing. Processes that are started from here learn
+    of it by the variable `SHARDWRIGHT_TORCHREC`, where this distribution is installed.
 
     Raises:
         ImportError: TorchRec itself was imported already.
@@ -170,14 +205,22 @@ def install() -> None:
             "Call shardwright_torchrec.install() before the first `import torchrec`."
         )
     sys.meta_path.insert(0, _finder)
+    os.environ[VARIABLE] = "1"
 
 
 def uninstall() -> None:
     """Give the name `torchrec` back; what was imported under it stays usable."""
     if is_installed():
         sys.meta_path.remove(_finder)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not Waiting]
+    os.environ.pop(VARIABLE, None)
     for name in list(_imported()):
         del sys.modules[name]
+
+
+def find_spec(name: str) -> ModuleSpec | None:
+    """The spec of one of TorchRec's modules, as shardwright serves it."""
+    return _finder.find_spec(name)
 
 
 def is_installed() -> bool:
@@ -203,7 +246,7 @@ def _whereabouts(module: str, name: str) -> str:
 
 def _names(path: str) -> list[str]:
     """All names in one of the modules."""
-    return [*MODULES.get(path, ()), *QUANTIZED.get(path, ())]
+    return [*MODULES.get(path, ()), *QUANTIZED.get(path, ()), *ADAPTED.get(path, ())]
 
 
 def _nearest(name: str, known: Sequence[str] | Mapping[str, object]) -> str:

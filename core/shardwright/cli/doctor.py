@@ -81,6 +81,7 @@ def examine(environment: Mapping[str, str]) -> Iterator[Finding]:
         ("torch", _torch),
         ("FBGEMM", _fbgemm),
         ("Numba", _numba),
+        ("Triton", _triton),
         ("devices", _devices),
         ("plugins", lambda: _plugins(environment)),
         ("comm backends", lambda: _comm_backends(environment)),
@@ -110,7 +111,7 @@ def _python() -> Iterator[Finding]:
     yield Finding("shardwright", "shardwright", shardwright.__version__, reason=folder)
 
 
-_OF_TORCH = ("FBGEMM", "devices", "comm backends")
+_OF_TORCH = ("FBGEMM", "Triton", "devices", "comm backends")
 """Parts that there is nothing to say of without torch."""
 
 
@@ -169,6 +170,35 @@ def _numba() -> Iterator[Finding]:
         yield Finding("Numba", "numba", version, "broken", reason, command)
         return
     yield Finding("Numba", "numba", version)
+
+
+def _triton() -> Iterator[Finding]:
+    """Triton, which torch for CUDA brings; with it FBGEMM is not needed."""
+    import torch
+
+    command = "pip install triton" if torch.version.cuda else ""
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        reason = "not installed; kernels in it are not offered (torch for CUDA brings it)"
+        yield Finding("Triton", "triton", "", "absent", reason, command)
+        return
+    try:
+        importlib.import_module("triton")
+    except Exception as error:  # as with Numba, in several ways
+        reason = (
+            f"it cannot be imported: {type(error).__name__}: {error}; the project goes on without it, slower"
+        )
+        yield Finding(
+            "Triton", "triton", version, "broken", reason, f"pip install --force-reinstall triton=={version}"
+        )
+        return
+    use = (
+        "lookups and updates on CUDA need no FBGEMM"
+        if torch.version.cuda
+        else "this torch has no CUDA to use it"
+    )
+    yield Finding("Triton", "triton", version, reason=use)
 
 
 def _devices() -> Iterator[Finding]:

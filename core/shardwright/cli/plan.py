@@ -69,6 +69,13 @@ def plan(
         str, typer.Option(metavar="NAME", help="What is minimised: largest_rank_time or step_time.")
     ] = "largest_rank_time",
     seconds: Annotated[float | None, typer.Option(help="How long to search at most.")] = None,
+    stay_near: Annotated[
+        Path | None, typer.Option(metavar="old.json", help="The plan that the model has: moving away costs.")
+    ] = None,
+    move_cost: Annotated[
+        float | None,
+        typer.Option(help="Milliseconds of a step that each GiB that moves must save; 0 by default."),
+    ] = None,
     output: Annotated[Path | None, typer.Option(metavar="plan.json", help="Write the plan document.")] = None,
     report: Annotated[
         Path | None,
@@ -77,6 +84,7 @@ def plan(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False,
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
+    from shardwright.cli.plans import read_plan
     from shardwright.planning.documents import CONSTRAINTS
     from shardwright.planning.tables.constraints import Constraints
     from shardwright.planning.tables.workload import Workload
@@ -103,6 +111,8 @@ def plan(
         storage_reservation=reserve,
         objective=objective,
         seconds=seconds,
+        stay_near=read_plan(stay_near) if stay_near else None,
+        move_cost=move_cost,
     )
     try:
         made = planner.plan_tables(loaded.tables)

@@ -12,7 +12,9 @@ from shardwright.cli.tables import console
 if TYPE_CHECKING:
     from shardwright.planning.plan.plan import ShardingPlan
     from shardwright.planning.report.check import CheckedPlan
+    from shardwright.planning.report.compare import PlanDifference
     from shardwright.planning.report.explain import ExplainedOption
+    from shardwright.planning.report.moves import ReshardMoves
 
 __all__ = ["check", "diff", "explain"]
 
@@ -29,7 +31,7 @@ def check(
     """Check a plan: it covers its tables, fits, costs what it says, and its bound is proven again."""
     from shardwright.planning.report.check import check_plan
 
-    plan = _read(document)
+    plan = read_plan(document)
     found = check_plan(plan)
     for problem in found.problems:
         if not (rewrite and problem in found.misstatements):
@@ -77,7 +79,7 @@ def explain(
 
     from shardwright.planning.report.explain import explain_table, explanation_lines
 
-    explanation = explain_table(_read(document), table)
+    explanation = explain_table(read_plan(document), table)
     head, *refusals = explanation_lines(explanation)
     rows = Table(box=None, pad_edge=False)
     for header in ("option", "shards", "all ms", "dearest ms", "largest shard", "why"):
@@ -108,14 +110,34 @@ def _cells(option: ExplainedOption) -> tuple[str, ...]:
 def diff(
     first: Annotated[Path, typer.Argument(metavar="a.json", help="The plan before.")],
     second: Annotated[Path, typer.Argument(metavar="b.json", help="The plan after.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare two plans: what moves to other ranks, and how many bytes."""
+    """Compare two plans: what a reshard sends between which ranks, how many bytes, and how long that takes."""
+    from shardwright.planning.report.compare import compare_plans
+    from shardwright.planning.text import json_text
+
+    found = compare_plans(read_plan(first), read_plan(second))
+    if as_json:
+        typer.echo(json_text(found.to_data()))
+        return
+    _show_changes(found)
+    if found.moves.sent_bytes:
+        _show_moves(found.moves)
+    if None not in found.values_ms:
+        typer.echo(f"value: {found.values_ms[0]:.6g} ms before, {found.values_ms[1]:.6g} ms after")
+    for path, value, stated in zip((first, second), found.values_ms, found.stated_ms, strict=True):
+        if stated is not None:
+            typer.echo(
+                f"{path} says value_ms = {stated:.6g}; its shards' costs add up to {value:.6g} ms. "
+                f"`shardwright check --rewrite {path}` writes that."
+            )
+
+
+def _show_changes(found: PlanDifference) -> None:
     from rich.table import Table
 
-    from shardwright.planning.report.compare import compare_plans
     from shardwright.planning.text import bytes_text
 
-    found = compare_plans(_read(first), _read(second))
     rows = Table(box=None, pad_edge=False)
     for header in ("table", "before", "after", "moves", "of"):
         rows.add_column(header, overflow="fold")
@@ -131,17 +153,34 @@ def diff(
     typer.echo(
         f"{len(found.changes)} tables differ, {found.num_equal} do not; {bytes_text(found.moved_bytes)} of weights move"
     )
-    if None not in found.values_ms:
-        typer.echo(f"value: {found.values_ms[0]:.6g} ms before, {found.values_ms[1]:.6g} ms after")
-    for path, value, stated in zip((first, second), found.values_ms, found.stated_ms, strict=True):
-        if stated is not None:
-            typer.echo(
-                f"{path} says value_ms = {stated:.6g}; its shards' costs add up to {value:.6g} ms. "
-                f"`shardwright check --rewrite {path}` writes that."
-            )
 
 
-def _read(path: Path) -> ShardingPlan:
+def _show_moves(moves: ReshardMoves) -> None:
+    """Tell what a reshard sends, weights and optimizer states, over which links and how long."""
+    from shardwright.planning.text import bytes_text, number_text
+
+    what = "weights and optimizer states" if moves.counts_states else "weights; states are not known"
+    same, near, far = (bytes_text(size) for size in moves.by_link.values())
+    typer.echo(
+        f"a reshard sends {bytes_text(moves.sent_bytes)} ({what}): {near} inside hosts, {far} between hosts; "
+        f"{same} of these tables stay on their ranks"
+    )
+    ranks = moves.by_rank
+    sender = max(ranks, key=lambda rank: ranks[rank][0])
+    receiver = max(ranks, key=lambda rank: ranks[rank][1])
+    typer.echo(
+        f"most leaves rank {sender}, {bytes_text(ranks[sender][0])}; most comes to rank {receiver}, "
+        f"{bytes_text(ranks[receiver][1])}"
+    )
+    typer.echo(f"by the topology's bandwidths that takes {number_text(moves.ms)} ms")
+
+
+def read_plan(path: Path) -> ShardingPlan:
+    """Read a plan document.
+
+    Raises:
+        PlanError: it is malformed; the text names the file.
+    """
     from shardwright.errors import PlanError
     from shardwright.planning.documents import PLAN
     from shardwright.planning.plan.plan import ShardingPlan

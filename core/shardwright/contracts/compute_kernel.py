@@ -102,7 +102,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     fuses_optimizer: ClassVar[bool] = True
     """True if the optimizer runs in the backward pass. Others show gradients and are taken only when asked for."""
     preference: ClassVar[int] = 0
-    """Among kernels of equal cost the planner takes the highest."""
+    """Among kernels of equal cost the planner takes the highest. One below 0 is taken only when asked for by name."""
     batch_major: ClassVar[bool] = False
     """Shape of what its lookups return, see :class:`shardwright.contracts.lookup.Lookup`."""
 
@@ -111,6 +111,9 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     whose rows are cut only bags that have ids travel; for a kernel that takes no such bags the engine fills them up."""
     takes_any_id: ClassVar[bool] = False
     """True if ids are keys that its lookups find rows for; it then serves row maps that take any id, and no others."""
+    further_tiers: ClassVar[tuple[str, ...]] = ()
+    """The names of memory tiers that it uses beside ``"device"`` and ``"host"``; a topology that has not all of them is
+    not offered the kernel."""
     row_state: ClassVar[tuple[str, ...]] = ()
     """The names of what its lookups' ``row_state`` has, saved beside the weights."""
 
@@ -123,7 +126,8 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         """Bytes per memory tier that a block of ``num_rows`` rows takes: weights and optimizer state.
 
         Returns:
-            ``{tier: bytes}``; the tier ``"device"`` is the device's own memory, ``"host"`` the host's.
+            ``{tier: bytes}``; the tier ``"device"`` is the device's own memory, ``"host"`` the host's, others are
+            those of ``further_tiers``.
         """
 
     def refusal_of_ids(self, row_map: RowMap) -> str:

@@ -6,7 +6,7 @@ They are plain and exact rather than fast: prototypes for the user, the referenc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -137,20 +137,24 @@ class EmbeddingBagCollection(TableCollection):
             features: the bags of at least the features of the tables.
 
         Returns:
-            ``[B, D]`` float32 under F names (see `embedding_names`); an empty bag gives zeros.
+            ``[B, D]`` float32 under F names (see `embedding_names`); an empty bag gives zeros. Features with batch
+            sizes of their own give the rows of whole examples, by the input's inverse indices.
 
         Raises:
             UnknownNameError: a feature is missing.
-            InvalidInputError: an id is out of range, or the collection is weighted and the input is not.
+            InvalidInputError: an id is out of range, the collection is weighted and the input is not, or features have
+                different batch sizes and the input no inverse indices.
         """
-        bags_by_feature = _bags_by_feature(type(self).__name__, features)
+        bags_by_feature = _bags_by_feature(type(self).__name__, features, self.tables)
+        places = _places_of_examples(features, self._embedding_bag_configs)
         pooled: list[Tensor] = []
         for table in self._embedding_bag_configs:
             weight = self.table_weight(table.name)
             for feature in table.feature_names:
                 bags = bags_of_feature(bags_by_feature, feature, table)
                 weights = weights_of_ids(bags, feature, table) if self._is_weighted else None
-                pooled.append(look_up_and_pool(weight, bags.values(), bags.offsets(), weights, table.pooling))
+                rows = look_up_and_pool(weight, bags.values(), bags.offsets(), weights, table.pooling)
+                pooled.append(rows if places is None else rows[places[feature]])
         return KeyedTensor(
             keys=self.embedding_names(),
             length_per_key=[columns.shape[1] for columns in pooled],
@@ -232,7 +236,7 @@ class EmbeddingCollection(TableCollection):
             UnknownNameError: a feature is missing.
             InvalidInputError: an id is out of range.
         """
-        bags_by_feature = _bags_by_feature(type(self).__name__, features)
+        bags_by_feature = _bags_by_feature(type(self).__name__, features, self.tables)
         outputs: dict[str, JaggedTensor] = {}
         for table, names in zip(self._embedding_configs, self._embedding_names_by_table, strict=True):
             weight = self.table_weight(table.name)
@@ -274,10 +278,40 @@ class EmbeddingCollection(TableCollection):
         return _weight(self.embeddings, table)
 
 
-def _bags_by_feature(owner: str, features: Any) -> dict[str, JaggedTensor]:
+def _bags_by_feature(owner: str, features: Any, tables: Sequence[EmbeddingConfig]) -> dict[str, JaggedTensor]:
     if not isinstance(features, KeyedJaggedTensor):
         raise InvalidInputError(f"{owner}: features must be a KeyedJaggedTensor, got {brief(features)}")
+    problem = features.lookup_problem([name for table in tables for name in table.feature_names])
+    if problem:
+        raise InvalidInputError(f"{owner}: {problem}")
     return features.to_dict()
+
+
+def _places_of_examples(
+    features: KeyedJaggedTensor, tables: Sequence[EmbeddingBagConfig]
+) -> Mapping[str, Tensor] | None:
+    """The place of each example among those of each feature, ``[B]``; ``None`` if all features have all examples."""
+    if not features.variable_stride_per_key():
+        return None
+    wanted = list(dict.fromkeys(name for table in tables for name in table.feature_names))
+    inverse = features.inverse_indices_or_none()
+    if inverse is not None:
+        keys, places = inverse
+        row = {key: index for index, key in enumerate(keys)}
+        for name in wanted:
+            if name not in row:
+                raise InvalidInputError(
+                    f"feature {name!r} has no row in the KeyedJaggedTensor's inverse_indices, whose keys are {keys}"
+                )
+        return {name: places[row[name]].long() for name in wanted}
+    sizes = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+    own = {name: sizes[name] for name in wanted if name in sizes}
+    if len(set(own.values())) > 1:
+        raise InvalidInputError(
+            f"features have different batch sizes, {own}, and the KeyedJaggedTensor does not say which examples belong "
+            "together: give inverse_indices=(keys, places [keys, examples])"
+        )
+    return None
 
 
 def _check_kind(owner: str, tables: Any, kind: type[EmbeddingConfig]) -> None:

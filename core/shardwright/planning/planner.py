@@ -38,6 +38,7 @@ from shardwright.planning.search.objectives import LARGEST_RANK_TIME, checked_ob
 from shardwright.planning.search.placement import PlacedPlan, ranks_of_tables
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.search.unharmed import search_unharmed
+from shardwright.planning.staying import StayNear, stay_near
 from shardwright.planning.tables.codecs import codecs_of
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.option_space import OptionSpace
@@ -74,6 +75,8 @@ class TablePlanner:
         storage_reservation: float | StorageReservation | None = None,
         objective: str = LARGEST_RANK_TIME,
         seconds: float | None = None,
+        stay_near: ShardingPlan | None = None,
+        move_cost: float | None = None,
         listener: Listener | None = None,
         progress: bool | None = None,
         debug: bool = False,
@@ -95,6 +98,7 @@ class TablePlanner:
             raise InvalidInputError(f"seconds is a limit above 0, or None for no limit; got {seconds!r}")
         self._objective = checked_objective(objective)
         self._seconds = seconds
+        self._near = StayNear.of(stay_near, move_cost)
         self._listener = listener
         self._progress = progress
         self._debug = debug
@@ -152,6 +156,9 @@ class TablePlanner:
                 raise impossible
             with watch.interruptible():
                 result = search_unharmed(space, self._constraints, plugins, watch)
+        stayed = None
+        if self._near is not None:
+            result, stayed = stay_near(space, result, self._near, plugins.plugin_host)
         if result.proposal is None:
             raise self._no_plan(space, result, request, plugins, watch, on_this_machine=on_this_machine)
         modules = _in_order(given, _shardings(space, result.plan))
@@ -159,6 +166,7 @@ class TablePlanner:
         inputs = describe_inputs(
             request, space.options, plugins, seconds=seconds, seconds_limit=self._seconds
         )
+        inputs |= stayed.to_data() if stayed else {}
         document = {
             "objective": objective_data(result.plan, space.objective),
             "topology": topology.to_data(),
@@ -166,7 +174,7 @@ class TablePlanner:
             "plugins": _origins(space, result, plugins),
         }
         plan = ShardingPlan(plan=modules, document=document)
-        self.report = Report(space, result, inputs, seconds)
+        self.report = Report(space, result, inputs, seconds, str(stayed) if stayed else None)
         if self._debug:
             text = str(self.report)
             _log.info("%s", text)

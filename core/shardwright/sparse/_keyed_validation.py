@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from shardwright.arguments import brief
-from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.errors import InvalidInputError
 from shardwright.sparse import _text, _validation
 
 _NAME = "KeyedJaggedTensor"
@@ -28,11 +28,38 @@ def flat_lengths(lengths: Tensor, num_keys: int) -> Tensor:
     return lengths
 
 
-def check_weights_dtype(weights: Tensor) -> None:
-    """Demand floating point."""
-    if not weights.is_floating_point():
-        dtype = _text.dtype_name(weights)
-        raise InvalidInputError(f"{_NAME}: weights must be floating point, got {dtype}. Convert: .float()")
+def as_values(owner: str, values: Tensor) -> Tensor:
+    """Demand a tensor; `torch.tensor([])`, which torch makes float32, is taken as no ids."""
+    _validation.check_tensor(owner, "values", values)
+    return values.long() if values.numel() == 0 and values.dtype is torch.float32 else values
+
+
+def lookup_problem(keys: Sequence[str], values: Tensor, num_used: int, wanted: Collection[str]) -> str:
+    """The reason why tables cannot look a batch up, although it is a batch; empty if they can.
+
+    Args:
+        keys: Its keys.
+        values: `[V]`.
+        num_used: Number of values that bags hold.
+        wanted: The features that are looked up.
+    """
+    if values.dtype not in (torch.int32, torch.int64):
+        return f"the values of the {_NAME} are {_text.dtype_name(values)}; ids are int32 or int64. Convert: .long()"
+    if num_used != values.shape[0]:
+        return (
+            f"the lengths of the {_NAME} add up to {num_used}, but there are {values.shape[0]} values: those beyond "
+            "the bags would be left out. Give values[:number] if they are to be"
+        )
+    if len(set(keys)) == len(keys):
+        return ""
+    for key in wanted:
+        places = [place for place, own in enumerate(keys) if own == key]
+        if len(places) > 1:
+            return (
+                f"key {key!r} of the {_NAME} occurs at positions {places[0]} and {places[1]}; which one is meant? (A "
+                "feature of several tables is one key: name it in feature_names of each.)"
+            )
+    return ""
 
 
 def derive_stride(num_keys: int, num_bags: int, stride: int | None) -> int:
@@ -49,17 +76,6 @@ def derive_stride(num_keys: int, num_bags: int, stride: int | None) -> int:
     return stride
 
 
-def refuse_variable_stride(stride_per_key_per_rank: object | None, inverse_indices: object | None) -> None:
-    """Demand that arguments which belong to batch sizes per key are not used yet."""
-    given = {"stride_per_key_per_rank": stride_per_key_per_rank, "inverse_indices": inverse_indices}
-    for name, value in given.items():
-        if value is not None:
-            raise UnsupportedError(
-                f"{_NAME}: {name} (batch sizes that differ between keys) is not supported yet, it comes "
-                "later. Until then give every key the same batch size."
-            )
-
-
 def check_segments(segments: Sequence[int], num_keys: int) -> None:
     """Demand counts of keys that add up to all of them."""
     if any(segment < 0 for segment in segments) or sum(segments) != num_keys:
@@ -69,10 +85,8 @@ def check_segments(segments: Sequence[int], num_keys: int) -> None:
         )
 
 
-def check_permutation(
-    indices: Sequence[int], keys: tuple[str, ...], indices_tensor: Tensor | None = None
-) -> None:
-    """Demand positions of keys, each at most once, and of a tensor that it can be the same."""
+def check_permutation(indices: Sequence[int], num_keys: int, indices_tensor: Tensor | None = None) -> None:
+    """Demand positions of keys, and of a tensor that it can be the same."""
     if indices_tensor is not None and (
         tuple(indices_tensor.shape) != (len(indices),) or indices_tensor.dtype != torch.int32
     ):
@@ -81,17 +95,11 @@ def check_permutation(
             f"{_text.dtype_name(indices_tensor)} {list(indices_tensor.shape)}."
         )
     for position, index in enumerate(indices):
-        if not 0 <= index < len(keys):
+        if not 0 <= index < num_keys:
             raise InvalidInputError(
-                f"{_NAME}.permute: indices[{position}] is {index}, but there are {len(keys)} keys; positions "
+                f"{_NAME}.permute: indices[{position}] is {index}, but there are {num_keys} keys; positions "
                 "count from 0."
             )
-    if len(set(indices)) != len(indices):
-        twice = next(index for index in indices if list(indices).count(index) > 1)
-        raise InvalidInputError(
-            f"{_NAME}.permute: index {twice} (key {keys[twice]!r}) occurs {list(indices).count(twice)} "
-            "times; keys must be distinct."
-        )
 
 
 def check_same_stride(owner: str, names: Sequence[str], strides: Sequence[int]) -> None:

@@ -77,10 +77,16 @@ def permute_keys(
             order_tensor = torch.tensor(order, dtype=torch.int32).to(values.device, non_blocking=True)
         return torch.ops.fbgemm.permute_2D_sparse_data(order_tensor, lengths, values, weights, num_values)
     index = torch.tensor(order).to(lengths.device) if order_tensor is None else order_tensor
+    return (lengths.index_select(0, index), *permute_values(order, values, weights, length_per_key))
+
+
+def permute_values(
+    order: Sequence[int], values: Tensor, weights: Tensor | None, length_per_key: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
+    """Put the values and weights of keys in another order; the arguments are those of `permute_keys`."""
     return (
-        lengths.index_select(0, index),
-        _concatenate_runs(values, order, length_per_key),
-        None if weights is None else _concatenate_runs(weights, order, length_per_key),
+        permute_runs(values, order, length_per_key),
+        None if weights is None else permute_runs(weights, order, length_per_key),
     )
 
 
@@ -126,7 +132,16 @@ def merge_adjacent(spans: Sequence[tuple[int, int, int]]) -> list[tuple[int, int
     return merged
 
 
-def _concatenate_runs(values: Tensor, order: Sequence[int], length_per_key: Sequence[int]) -> Tensor:
+def permute_runs(values: Tensor, order: Sequence[int], length_per_key: Sequence[int]) -> Tensor:
+    """Put the runs of a vector in another order.
+
+    Args:
+        values: `[V]`, one run after the other.
+        order: The old position of each new run.
+        length_per_key: The length of each old run.
+    """
+    if not order:
+        return values[:0]
     starts = [0, *accumulate(length_per_key)]
     spans = merge_adjacent([(0, starts[i], length_per_key[i]) for i in order])
     return torch.cat([values.narrow(0, start, length) for _, start, length in spans])

@@ -18,6 +18,7 @@ def register(
     cls: type[_T],
     flatten: Callable[[_T], tuple[list[Tensor], list[Any]]],
     unflatten: Callable[[Any, list[Any]], _T],
+    names: Callable[[_T], list[str]] | None = None,
 ) -> None:
     """Register one type.
 
@@ -26,12 +27,13 @@ def register(
         flatten: To tensors (values; then lengths; then weights, as far as there are any) and a context, which
             is a list of what JSON knows, so that it survives serialisation.
         unflatten: Back. It must not check: what comes back need not be tensors.
+        names: Name of each leaf in key paths; by default values, lengths, weights.
     """
 
     def flatten_with_keys(instance: _T) -> tuple[list[tuple[Any, Tensor]], list[Any]]:
         leaves, context = flatten(instance)
-        names = _LEAF_NAMES[: len(leaves)]
-        return [(_pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves, strict=True)], context
+        own = _LEAF_NAMES[: len(leaves)] if names is None else names(instance)
+        return [(_pytree.GetAttrKey(name), leaf) for name, leaf in zip(own, leaves, strict=True)], context
 
     _pytree.register_pytree_node(
         cls,

@@ -7,7 +7,8 @@ tensors on a CPU, and elsewhere when `validate()` is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
+from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,10 +49,27 @@ def check_vector(owner: str, what: str, tensor: Tensor) -> None:
 
 
 def check_one_of_lengths_offsets(owner: str, lengths: Tensor | None, offsets: Tensor | None) -> None:
-    """Demand lengths or offsets, and not both, which could contradict each other."""
-    if (lengths is None) == (offsets is None):
-        got = "neither" if lengths is None else "both"
-        raise InvalidInputError(f"{owner}: give either lengths or offsets (the other is derived), got {got}.")
+    """Demand lengths or offsets."""
+    if lengths is None and offsets is None:
+        raise InvalidInputError(
+            f"{owner}: give either lengths or offsets (the other is derived), got neither."
+        )
+
+
+def check_same_bags(owner: str, lengths: Tensor | None, offsets: Tensor | None) -> None:
+    """Demand that lengths and offsets, if both are given, are of the same bags. Reads them."""
+    if lengths is None or offsets is None:
+        return
+    own = offsets.diff()
+    if own.shape != lengths.shape:
+        raise InvalidInputError(f"{owner}: got {lengths.numel()} lengths and offsets of {own.numel()} bags.")
+    differ = (own != lengths).nonzero()
+    if differ.numel():
+        bag = int(differ[0])
+        raise InvalidInputError(
+            f"{owner}: lengths[{bag}] is {int(lengths[bag])}, but by the offsets bag {bag} holds {int(own[bag])} "
+            "values."
+        )
 
 
 def check_offsets_form(owner: str, offsets: Tensor) -> None:
@@ -102,11 +120,11 @@ def joined(owner: str, what: str, tensors: Sequence[Tensor]) -> Tensor:
         raise
 
 
-def check_keys(owner: str, keys: Sequence[str]) -> dict[str, int]:
-    """Demand distinct strings.
+def check_keys(owner: str, keys: Sequence[str], *, distinct: bool = True) -> dict[str, int]:
+    """Demand strings, and distinct ones unless told otherwise.
 
     Returns:
-        The position of each key.
+        The position of each key, the last one if it occurs several times.
     """
     if isinstance(keys, str):
         raise InvalidInputError(f"{owner}: keys must be a list of strings, got the string {keys!r}.")
@@ -119,13 +137,35 @@ def check_keys(owner: str, keys: Sequence[str]) -> dict[str, int]:
                 f"{owner}: keys must be strings, got {brief(key)} ({type(key).__name__})."
             )
     index = {key: i for i, key in enumerate(keys)}
-    if len(index) != len(keys):
+    if distinct and len(index) != len(keys):
         _raise_duplicate(owner, keys)
     return index
 
 
+def check_derived(owner: str, given: Mapping[str, tuple[Any, Callable[[], Any]]]) -> None:
+    """Demand that what was given is what follows from keys and lengths.
+
+    Args:
+        owner: The type that speaks.
+        given: For each argument its value, and a function that derives it.
+    """
+    for name, (value, derive) in given.items():
+        if value is None:
+            continue
+        derived = derive()
+        if type(derived)(value) != derived:
+            raise InvalidInputError(
+                f"{owner}: {name} is {brief(value)}, but by keys and lengths it is {brief(derived)}. Leave it out."
+            )
+
+
 def check_lengths_content(
-    owner: str, lengths: Tensor, num_values: int, whose: Callable[[int], str] | None = None
+    owner: str,
+    lengths: Tensor,
+    num_values: int,
+    whose: Callable[[int], str] | None = None,
+    *,
+    others_allowed: bool = False,
 ) -> None:
     """Demand lengths >= 0 that add up to the number of values. Reads the lengths.
 
@@ -136,6 +176,7 @@ def check_lengths_content(
         lengths: `[N]`.
         num_values: What they must add up to.
         whose: Says, of the position of a bag, which one it is.
+        others_allowed: There may be more values than the bags hold.
     """
     least, most = torch.aminmax(lengths) if lengths.numel() else (0, 0)
     if int(least) < 0:
@@ -149,12 +190,17 @@ def check_lengths_content(
             f"{owner}: lengths[{position}]{_of(whose, position)} is {int(most)}, but there are {num_values} values."
         )
     total = int(lengths.sum())
-    if total != num_values:
+    if total > num_values or (total != num_values and not others_allowed):
         raise InvalidInputError(f"{owner}: lengths add up to {total}, but there are {num_values} values.")
 
 
 def check_offsets_content(
-    owner: str, offsets: Tensor, num_values: int, whose: Callable[[int], str] | None = None
+    owner: str,
+    offsets: Tensor,
+    num_values: int,
+    whose: Callable[[int], str] | None = None,
+    *,
+    others_allowed: bool = False,
 ) -> None:
     """Demand offsets from 0 to the number of values that never fall. Reads the offsets.
 
@@ -163,11 +209,12 @@ def check_offsets_content(
         offsets: `[N + 1]`.
         num_values: What the last one must be.
         whose: Says, of the position of a bag, which one it is.
+        others_allowed: There may be more values than the bags hold.
     """
     first, last = int(offsets[0]), int(offsets[-1])
     if first != 0:
         raise InvalidInputError(f"{owner}: offsets must start at 0, got {first} at their start.")
-    if last != num_values:
+    if last > num_values or (last != num_values and not others_allowed):
         raise InvalidInputError(f"{owner}: offsets end at {last}, but there are {num_values} values.")
     falls = offsets[1:] < offsets[:-1]
     if bool(falls.any()):

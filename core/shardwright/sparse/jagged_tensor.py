@@ -29,11 +29,11 @@ class JaggedTensor(Jagged):
         values: `[V]` or `[V, D]`, one bag after the other, of any dtype.
         weights: One weight per value, `[V]` (or of the shape of the values).
         lengths: How many values each bag holds: `[B]`, int32 or int64.
-        offsets: Where each bag starts, and where the last ends: `[B + 1]`, the first 0. Instead of lengths.
+        offsets: Where each bag starts, and where the last ends: `[B + 1]`, the first 0. Instead of or beside lengths.
 
     Raises:
-        InvalidInputError: Neither or both of lengths and offsets are given; a dtype, shape or device does not
-            fit; on a CPU also if lengths are negative or do not add up to V.
+        InvalidInputError: Neither lengths nor offsets are given, or they contradict each other; a dtype, shape or
+            device does not fit; on a CPU also if lengths are negative or do not add up to V.
 
     Example:
         >>> jagged = JaggedTensor(torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2]))
@@ -256,6 +256,7 @@ class JaggedTensor(Jagged):
             _validation.check_lengths_content(_NAME, self._lengths, num_values)
         if self._offsets is not None:
             _validation.check_offsets_content(_NAME, self._offsets, num_values)
+        _validation.check_same_bags(_NAME, self._lengths, self._offsets)
 
     def _width(self, desired_length: int | None) -> int:
         if desired_length is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Self, final
+from typing import Any, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
@@ -12,8 +13,19 @@ from torch import Tensor
 from shardwright.arguments import checked
 from shardwright.error_listeners import reporting_errors
 from shardwright.errors import InvalidInputError
-from shardwright.sparse import _arrow, _foreign, _keyed_validation, _ops, _text, _tree, _validation
+from shardwright.sparse import (
+    _arrow,
+    _dist,
+    _foreign,
+    _keyed_validation,
+    _ops,
+    _text,
+    _tree,
+    _validation,
+    _variable_stride,
+)
 from shardwright.sparse._jagged import Jagged
+from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 from shardwright.sparse.jagged_tensor import JaggedTensor
 
 _NAME = "KeyedJaggedTensor"
@@ -35,23 +47,33 @@ class KeyedJaggedTensor(Jagged):
 
     NumPy arrays are taken as well as tensors; `from_lists` takes nested lists, and `from_arrow` columns.
 
+    It holds what TorchRec's holds: values of any number type, a key several times (`kjt[key]` is the last), values
+    beyond those of the bags. Lookups in tables refuse such batches: they want integers, each feature once, and no value
+    left over.
+
     Legend: F keys, B examples (`stride`), V values in all.
 
     Args:
-        keys: F distinct names.
-        values: `[V]`, int32 or int64.
-        weights: `[V]`, floating point.
+        keys: F names.
+        values: `[V]`; ids are int32 or int64.
+        weights: `[V]`, numbers.
         lengths: How many ids each bag holds: `[F * B]` (or `[F, B]`), int32 or int64.
-        offsets: Where each bag starts, and where the last ends: `[F * B + 1]`. Instead of lengths.
+        offsets: Where each bag starts, and where the last ends: `[F * B + 1]`. Instead of lengths, or beside them.
         stride: B; needed only where it cannot be derived (F = 0), checked otherwise.
-        stride_per_key_per_rank: Batch sizes that differ between keys: not supported yet.
-        inverse_indices: Belongs to the former: not supported yet.
+        stride_per_key_per_rank: Batch sizes that differ between keys: for each key B_f, as a list of the numbers that
+            each rank brought (`[B_f]` where nothing was exchanged). Their sum is the number of lengths.
+        stride_per_key: For each key B_f, instead of the former.
+        length_per_key: For each key its number of values, if known: on a device it need not be read then.
+        lengths_offset_per_key: Start of each key in the lengths, and end of the last; compared with what follows.
+        offset_per_key: Start of each key in the values, and end of the last; compared with what follows.
+        index_per_key: Position of each key; compared with what follows.
+        jt_dict: Not used, since it is derived; it exists because TorchRec has it.
+        inverse_indices: K keys, and `[K, B]`: the place of each example of the whole batch among each key's own. With
+            it a pooled lookup gives B examples.
 
     Raises:
-        InvalidInputError: Neither or both of lengths and offsets are given; a dtype, shape or device does not
-            fit; on a CPU also if lengths are negative or do not add up to V.
-        DuplicateNameError: A key occurs twice.
-        UnsupportedError: `stride_per_key_per_rank` or `inverse_indices` is given.
+        InvalidInputError: Neither lengths nor offsets are given, or they contradict each other; a dtype, shape or
+            device does not fit; on a CPU also if lengths are negative or add up to more than V.
 
     Example:
         >>> batch = KeyedJaggedTensor(
@@ -68,10 +90,11 @@ class KeyedJaggedTensor(Jagged):
         tensor([2, 2])
     """
 
-    __slots__ = ("_index_per_key", "_keys", "_length_per_key", "_offset_per_key", "_stride")
+    __slots__ = ("_index_per_key", "_keys", "_length_per_key", "_offset_per_key", "_stride", "_variable")
 
     _keys: tuple[str, ...]
     _stride: int
+    _variable: VariableStride | None
     _index_per_key: dict[str, int] | None
     _length_per_key: list[int] | None
     _offset_per_key: list[int] | None
@@ -84,24 +107,59 @@ class KeyedJaggedTensor(Jagged):
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
         stride: int | None = None,
-        stride_per_key_per_rank: object | None = None,
-        inverse_indices: object | None = None,
+        stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
+        stride_per_key: Sequence[int] | None = None,
+        length_per_key: Sequence[int] | None = None,
+        lengths_offset_per_key: Sequence[int] | None = None,
+        offset_per_key: Sequence[int] | None = None,
+        index_per_key: Mapping[str, int] | None = None,
+        jt_dict: Mapping[str, JaggedTensor] | None = None,
+        inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> None:
         with reporting_errors():  # the ranks that will wait for this batch
-            _keyed_validation.refuse_variable_stride(stride_per_key_per_rank, inverse_indices)
             _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
             values, weights, lengths, offsets = map(_foreign.as_tensor, (values, weights, lengths, offsets))
-            self._index_per_key = _validation.check_keys(_NAME, keys)
+            self._index_per_key = _validation.check_keys(_NAME, keys, distinct=False)
             self._keys = tuple(keys)
-            self._values = _validation.as_indices(_NAME, "values", values)
+            self._values = _keyed_validation.as_values(_NAME, values)
             self._weights = weights
             self._lengths = None if lengths is None else _keyed_validation.flat_lengths(lengths, len(keys))
             self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
             self._length_per_key = self._offset_per_key = None
+            self._variable = _variable_stride.read(
+                self._keys, self._num_bags(), stride_per_key_per_rank, stride_per_key, inverse_indices
+            )
             self._check_form()
-            self._stride = _keyed_validation.derive_stride(len(keys), self._num_bags(), stride)
+            self._stride = self._derived_stride(stride)
             if values.is_cpu:
                 self._check_content()
+            self._take_known(
+                length_per_key=length_per_key,
+                offset_per_key=offset_per_key,
+                lengths_offset_per_key=lengths_offset_per_key,
+                index_per_key=index_per_key,
+            )
+
+    def _take_known(
+        self,
+        *,
+        length_per_key: Sequence[int] | None,
+        offset_per_key: Sequence[int] | None,
+        lengths_offset_per_key: Sequence[int] | None,
+        index_per_key: Mapping[str, int] | None,
+    ) -> None:
+        """Take over sizes that the caller knows; those that can be derived without a device must be what is derived."""
+        if offset_per_key is not None and length_per_key is None:
+            length_per_key = [stop - start for start, stop in pairwise(offset_per_key)]
+        if length_per_key is not None and not self._values.is_cpu:
+            self._length_per_key = list(length_per_key)
+        given: dict[str, tuple[Any, Callable[[], Any]]] = {
+            "length_per_key": (length_per_key, self.length_per_key),
+            "offset_per_key": (offset_per_key, self.offset_per_key),
+            "lengths_offset_per_key": (lengths_offset_per_key, self.lengths_offset_per_key),
+            "index_per_key": (index_per_key, self.index_per_key),
+        }
+        _validation.check_derived(_NAME, given)
 
     @classmethod
     def _trusted(
@@ -115,6 +173,7 @@ class KeyedJaggedTensor(Jagged):
         offsets: Tensor | None = None,
         length_per_key: list[int] | None = None,
         index_per_key: dict[str, int] | None = None,
+        variable: VariableStride | None = None,
     ) -> Self:
         """Construct from data known to fit, without a check: what the engine does in every step.
 
@@ -127,9 +186,10 @@ class KeyedJaggedTensor(Jagged):
             offsets: `[F * B + 1]`.
             length_per_key: How many values each key has, if known: reading it from a device waits for it.
             index_per_key: The position of each key, if at hand.
+            variable: Batch size of each key, where they differ.
         """
         self = cls.__new__(cls)
-        self._keys, self._stride = keys, stride
+        self._keys, self._stride, self._variable = keys, stride, variable
         self._values, self._weights, self._lengths, self._offsets = values, weights, lengths, offsets
         self._length_per_key, self._index_per_key = length_per_key, index_per_key
         self._offset_per_key = None
@@ -142,15 +202,22 @@ class KeyedJaggedTensor(Jagged):
         lengths: Tensor,
         weights: Tensor | None = None,
         stride: int | None = None,
-        stride_per_key_per_rank: object | None = None,
-        inverse_indices: object | None = None,
+        stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
+        inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> KeyedJaggedTensor:
         """Construct from lengths, and read at once how many values each key has (see `sync`).
 
         The arguments and errors are those of the constructor.
         """
         return KeyedJaggedTensor(
-            keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices
+            keys,
+            values,
+            weights,
+            lengths,
+            None,
+            stride,
+            stride_per_key_per_rank,
+            inverse_indices=inverse_indices,
         ).sync()
 
     @staticmethod
@@ -160,15 +227,22 @@ class KeyedJaggedTensor(Jagged):
         offsets: Tensor,
         weights: Tensor | None = None,
         stride: int | None = None,
-        stride_per_key_per_rank: object | None = None,
-        inverse_indices: object | None = None,
+        stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
+        inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> KeyedJaggedTensor:
         """Construct from offsets, and read at once how many values each key has (see `sync`).
 
         The arguments and errors are those of the constructor.
         """
         return KeyedJaggedTensor(
-            keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices
+            keys,
+            values,
+            weights,
+            None,
+            offsets,
+            stride,
+            stride_per_key_per_rank,
+            inverse_indices=inverse_indices,
         ).sync()
 
     @staticmethod
@@ -269,7 +343,7 @@ class KeyedJaggedTensor(Jagged):
         return KeyedJaggedTensor.from_lengths_sync(
             keys=list(jt_dict),
             values=_validation.joined(
-                owner, "values", [_validation.as_indices(owner, "values", part.values()) for part in parts]
+                owner, "values", [_keyed_validation.as_values(owner, part.values()) for part in parts]
             ),
             lengths=torch.cat(lengths),
             weights=_concatenate_weights(owner, names, parts),
@@ -281,7 +355,7 @@ class KeyedJaggedTensor(Jagged):
         """Join the keys of several batches of the same examples.
 
         Args:
-            kjt_list: One or more, of the same stride and with distinct keys.
+            kjt_list: One or more, with distinct keys, of the same stride unless one has a batch size per key.
 
         Returns:
             A `KeyedJaggedTensor` with the keys of the first, then those of the second, and so on.
@@ -294,17 +368,20 @@ class KeyedJaggedTensor(Jagged):
         if not kjt_list:
             raise InvalidInputError(f"{owner}: got a list of 0; {_NAME}.empty() makes one without keys.")
         names = [f"part {i}" for i in range(len(kjt_list))]
-        _keyed_validation.check_same_stride(owner, names, [part.stride() for part in kjt_list])
+        variable = _joined_strides(owner, kjt_list)
+        if variable is None:
+            _keyed_validation.check_same_stride(owner, names, [part.stride() for part in kjt_list])
         keys = tuple(key for part in kjt_list for key in part._keys)
         counts = [part._length_per_key for part in kjt_list]
         return KeyedJaggedTensor._trusted(
             keys,
-            _validation.joined(owner, "values", [part._values for part in kjt_list]),
-            kjt_list[0].stride(),
-            weights=_concatenate_weights(owner, names, kjt_list),
+            _validation.joined(owner, "values", [part._used().values for part in kjt_list]),
+            kjt_list[0].stride() if variable is None else variable.stride,
+            weights=_concatenate_weights(owner, names, [part._used_only() for part in kjt_list]),
             lengths=torch.cat([part.lengths() for part in kjt_list]),
             length_per_key=_joined(counts),
             index_per_key=_validation.check_keys(owner, keys),
+            variable=variable,
         )
 
     @staticmethod
@@ -366,20 +443,41 @@ class KeyedJaggedTensor(Jagged):
         return dict(self._index())
 
     def stride(self) -> int:
-        """The number of examples, B."""
+        """The number of examples, B; where keys differ and there are no inverse indices, the most of any key."""
         return self._stride
 
     def stride_per_key(self) -> list[int]:
-        """The number of examples of each key. All are the same as yet.
-
-        Where a key's lengths lie is derived from this, so that batch sizes that differ between keys have one
-        place to come in.
-        """
+        """The number of examples of each key."""
+        if self._variable is not None:
+            return list(self._variable.per_key)
         return [self._stride] * len(self._keys)
 
+    def stride_per_key_per_rank(self) -> list[list[int]]:
+        """The number of examples of each key, as each rank brought them; empty if all keys have the same number."""
+        return [] if self._variable is None else [list(own) for own in self._variable.per_key_per_rank]
+
     def variable_stride_per_key(self) -> bool:
-        """True if batch sizes differ between keys; always false as yet."""
-        return False
+        """True if each key has a batch size of its own."""
+        return self._variable is not None
+
+    def inverse_indices(self) -> tuple[list[str], Tensor]:
+        """The place of each example among each key's own: K keys, and `[K, B]`.
+
+        Raises:
+            InvalidInputError: There are none.
+        """
+        found = self.inverse_indices_or_none()
+        if found is None:
+            raise InvalidInputError(
+                f"{_NAME}: it has no inverse indices. Give inverse_indices= when constructing it, or ask "
+                "inverse_indices_or_none()."
+            )
+        return found
+
+    def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
+        """The place of each example among each key's own, or None if there are none."""
+        inverse = self._inverse
+        return None if inverse is None else (list(inverse.keys), inverse.places)
 
     def lengths_offset_per_key(self) -> list[int]:
         """Start of each key in `lengths()`, and end of the last: F + 1 numbers."""
@@ -437,28 +535,132 @@ class KeyedJaggedTensor(Jagged):
         """Put the keys in another order, or select some.
 
         Args:
-            indices: The old position of each new key; each at most once.
+            indices: The old position of each new key; a key may be taken several times.
             indices_tensor: The same as an int32 tensor on the device of the values: spares copying it there.
 
         Returns:
             A new `KeyedJaggedTensor`.
 
         Raises:
-            InvalidInputError: A position is out of range, or occurs twice (keys are distinct).
+            InvalidInputError: A position is out of range.
         """
-        _keyed_validation.check_permutation(indices, self._keys, indices_tensor)
+        _keyed_validation.check_permutation(indices, len(self._keys), indices_tensor)
         counts = self._counts()
-        lengths, values, weights = _ops.permute_keys(
-            indices, self._lengths_by_key(), self._values, self._weights, counts, indices_tensor
-        )
+        lengths, values, weights = self._permuted(indices, indices_tensor)
         return self._trusted(
             tuple(self._keys[i] for i in indices),
             values,
             self._stride,
             weights=weights,
-            lengths=lengths.flatten(),
+            lengths=lengths,
             length_per_key=[counts[i] for i in indices],
+            variable=self._variable and self._variable.chosen(indices),
         )
+
+    def _permuted(
+        self, indices: Sequence[int], indices_tensor: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Lengths, values and weights with the keys in another order."""
+        if self._variable is not None:
+            lengths = _ops.permute_runs(self.lengths(), indices, self._variable.per_key)
+            values, weights = _ops.permute_values(indices, *self._used(), self._counts())
+            return lengths, values, weights
+        lengths, values, weights = _ops.permute_keys(
+            indices, self._lengths_by_key(), *self._used(), self._counts(), indices_tensor
+        )
+        return lengths.flatten(), values, weights
+
+    def lookup_problem(self, features: Collection[str], *, num_used: int | None = None) -> str:
+        """The reason why tables cannot look some features up, although this is a batch; empty if they can.
+
+        Ids must be integers, a feature must occur once, and no value may be left over.
+
+        Args:
+            features: Their keys.
+            num_used: Number of values that bags hold, if known.
+        """
+        used = self._starts()[-1] if num_used is None else num_used
+        return _keyed_validation.lookup_problem(self._keys, self._values, used, features)
+
+    def dist_labels(self) -> list[str]:
+        """The names of `dist_tensors()`: lengths, values, strides if each key has its own, weights if there are any."""
+        strides = ["strides"] if self._variable is not None else []
+        return ["lengths", "values", *strides, *([] if self._weights is None else ["weights"])]
+
+    @checked
+    def dist_splits(self, key_splits: Sequence[int]) -> list[list[int]]:
+        """The sizes of what each rank gets of each of `dist_tensors()`.
+
+        Args:
+            key_splits: How many keys each rank gets; they add up to F.
+
+        Returns:
+            For each tensor a number of elements for each rank.
+
+        Raises:
+            InvalidInputError: A split is negative, or they do not add up to F.
+        """
+        _keyed_validation.check_segments(key_splits, len(self._keys))
+        lengths = _dist.sums_of_runs(self.stride_per_key(), key_splits)
+        values = _dist.sums_of_runs(self._counts(), key_splits)
+        sizes = {"lengths": lengths, "values": values, "strides": list(key_splits), "weights": values}
+        return [sizes[label] for label in self.dist_labels()]
+
+    def dist_tensors(self) -> list[Tensor]:
+        """The tensors that ranks exchange, as `dist_labels()` names them."""
+        values, weights = self._used()
+        tensors = [self.lengths(), values]
+        if self._variable is not None:
+            tensors.append(torch.tensor(self._variable.per_key, device=self._values.device))
+        return tensors if weights is None else [*tensors, weights]
+
+    @staticmethod
+    @checked
+    def dist_init(
+        keys: Sequence[str],
+        tensors: Sequence[Tensor],
+        variable_stride_per_key: bool,
+        num_workers: int,
+        recat: Tensor | None,
+        stride_per_rank: Sequence[int] | None,
+        stagger: int = 1,
+    ) -> KeyedJaggedTensor:
+        """Put together what ranks sent of `dist_tensors()`: rank by rank, and of each rank key by key.
+
+        Args:
+            keys: F names, the same for all ranks.
+            tensors: The tensors that arrived, as `dist_labels()` names them.
+            variable_stride_per_key: Each key has its own batch size, and there are strides among the tensors.
+            num_workers: Number of ranks, W.
+            recat: The arriving piece that stands at each place of the result, `[F * W]`: key by key, then rank by rank.
+                Derived if None.
+            stride_per_rank: Batch size of each rank, where keys have none of their own.
+            stagger: Order in which the ranks' pieces arrive; another than 1 needs `recat`, which holds it.
+
+        Returns:
+            A `KeyedJaggedTensor` of the samples of all ranks.
+
+        Raises:
+            InvalidInputError: Tensors or sizes are missing or do not fit; the text gives the numbers.
+        """
+        if stagger != 1 and recat is None:
+            raise InvalidInputError(f"{_NAME}.dist_init: a stagger of {stagger} needs recat, got None.")
+        found = _dist.received(
+            len(keys),
+            tensors,
+            has_strides=variable_stride_per_key,
+            num_workers=num_workers,
+            recat=recat,
+            stride_per_rank=stride_per_rank,
+        )
+        return KeyedJaggedTensor(
+            keys,
+            found.values,
+            found.weights,
+            found.lengths,
+            stride=None if variable_stride_per_key else sum(stride_per_rank or ()),
+            stride_per_key_per_rank=found.strides if variable_stride_per_key else None,
+        ).sync()
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """The bags of one feature; its tensors are views.
@@ -482,14 +684,17 @@ class KeyedJaggedTensor(Jagged):
             A `JaggedTensor` for each key, in order.
         """
         counts = self._counts()
+        if self._variable is not None:
+            return {key: self._run(i, i + 1)._only() for i, key in enumerate(self._keys)}
         lengths = self._lengths_by_key()
+        values, weights = self._used()
         none = [None] * len(counts)
         offsets = (
             _ops.offsets_from_lengths(lengths, self._values.shape[0]).unbind() if compute_offsets else none
         )
         parts = zip(
-            self._values.split(counts),
-            none if self._weights is None else self._weights.split(counts),
+            values.split(counts),
+            none if weights is None else weights.split(counts),
             lengths.unbind(),
             offsets,
             strict=True,
@@ -518,7 +723,22 @@ class KeyedJaggedTensor(Jagged):
             offsets=offsets,
             length_per_key=self._length_per_key,
             index_per_key=self._index_per_key,
+            variable=self._variable,
         )
+
+    def _map(self, function: Callable[[Tensor], Any]) -> Self:
+        mapped = super()._map(function)
+        mapped._variable = self._variable and self._variable.mapped(function)
+        return mapped
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from super()._tensors()
+        if self._inverse is not None:
+            yield self._inverse.places
+
+    @property
+    def _inverse(self) -> InverseIndices | None:
+        return None if self._variable is None else self._variable.inverse
 
     def _index(self) -> dict[str, int]:
         if self._index_per_key is None:
@@ -527,7 +747,7 @@ class KeyedJaggedTensor(Jagged):
 
     def _counts(self) -> list[int]:
         if self._length_per_key is None:
-            self._length_per_key = self._lengths_by_key().sum(dim=1).tolist()
+            self._length_per_key = self._sums_by_key().tolist()
         return self._length_per_key
 
     def _starts(self) -> list[int]:
@@ -535,12 +755,44 @@ class KeyedJaggedTensor(Jagged):
             self._offset_per_key = [0, *accumulate(self._counts())]
         return self._offset_per_key
 
+    def _used(self) -> _Used:
+        """Values and weights of the bags, without those beyond them."""
+        stop = self._starts()[-1]
+        if stop == self._values.shape[0]:
+            return _Used(self._values, self._weights)
+        return _Used(self._values[:stop], None if self._weights is None else self._weights[:stop])
+
+    def _used_only(self) -> KeyedJaggedTensor:
+        return self._run(0, len(self._keys))
+
+    def _strides(self) -> VariableStride:
+        return self._variable or VariableStride(((self._stride,),) * len(self._keys))
+
     def _bags(self, first: int, end: int) -> slice:
         """Range in `lengths()` of the keys from `first` to before `end`."""
+        if self._variable is not None:
+            return slice(self._variable.starts[first], self._variable.starts[end])
         return slice(first * self._stride, end * self._stride)
+
+    def _sums_by_key(self) -> Tensor:
+        """Number of values of each key: `[F]`."""
+        if self._variable is None:
+            return self._lengths_by_key().sum(dim=1)
+        return self.offsets()[self._variable.starts].diff()
 
     def _lengths_by_key(self) -> Tensor:
         return self.lengths().view(len(self._keys), self._stride)
+
+    def _derived_stride(self, stride: int | None) -> int:
+        """B; one that was given must fit."""
+        if self._variable is None:
+            return _keyed_validation.derive_stride(len(self._keys), self._num_bags(), stride)
+        if stride is not None and stride != self._variable.stride:
+            raise InvalidInputError(
+                f"{_NAME}: got a stride of {stride}, but the batch sizes of its keys are {self._variable.per_key} and "
+                f"the whole batch has {self._variable.stride} examples. Leave stride out."
+            )
+        return self._variable.stride
 
     def _num_bags(self) -> int:
         if self._lengths is not None:
@@ -559,6 +811,7 @@ class KeyedJaggedTensor(Jagged):
             weights=None if self._weights is None else self._weights[run],
             lengths=self.lengths()[self._bags(first, end)],
             length_per_key=self._counts()[first:end],
+            variable=self._variable and self._variable.chosen(range(first, end)),
         )
 
     def _only(self) -> JaggedTensor:
@@ -582,21 +835,41 @@ class KeyedJaggedTensor(Jagged):
         if self._weights is not None:
             _validation.check_weights_form(_NAME, self._weights, self._values)
             _validation.check_vector(_NAME, "weights", self._weights)
-            _keyed_validation.check_weights_dtype(self._weights)
         _validation.check_devices(
-            _NAME, self._values, weights=self._weights, lengths=self._lengths, offsets=self._offsets
+            _NAME,
+            self._values,
+            weights=self._weights,
+            lengths=self._lengths,
+            offsets=self._offsets,
+            inverse_indices=None if self._inverse is None else self._inverse.places,
         )
 
     def _check_content(self) -> None:
         num_values = self._values.shape[0]
         if self._lengths is not None:
-            _validation.check_lengths_content(_NAME, self._lengths, num_values, self._bag_name)
+            _validation.check_lengths_content(
+                _NAME, self._lengths, num_values, self._bag_name, others_allowed=True
+            )
         if self._offsets is not None:
-            _validation.check_offsets_content(_NAME, self._offsets, num_values, self._bag_name)
+            _validation.check_offsets_content(
+                _NAME, self._offsets, num_values, self._bag_name, others_allowed=True
+            )
+        _validation.check_same_bags(_NAME, self._lengths, self._offsets)
+        if self._variable is not None:
+            _variable_stride.check_places(self._keys, self._variable)
 
     def _bag_name(self, position: int) -> str:
-        key, example = divmod(position, self._stride)
+        if self._variable is not None:
+            key = bisect_right(self._variable.starts, position) - 1
+            example = position - self._variable.starts[key]
+        else:
+            key, example = divmod(position, self._stride)
         return f"key {self._keys[key]!r}, example {example}"
+
+
+class _Used(NamedTuple):
+    values: Tensor
+    weights: Tensor | None
 
 
 def _concatenate_weights(owner: str, names: Sequence[str], parts: Sequence[Jagged]) -> Tensor | None:
@@ -613,22 +886,49 @@ def _concatenate_weights(owner: str, names: Sequence[str], parts: Sequence[Jagge
     return _validation.joined(owner, "weights", present)
 
 
+def _joined_strides(owner: str, parts: Sequence[KeyedJaggedTensor]) -> VariableStride | None:
+    """The batch sizes of all keys; None if no part has a batch size per key."""
+    if not any(part.variable_stride_per_key() for part in parts):
+        return None
+    return _variable_stride.joined(owner, [(part._keys, part._strides()) for part in parts])
+
+
 def _joined(lists: Sequence[list[int] | None]) -> list[int] | None:
     if any(part is None for part in lists):
         return None
     return [number for part in lists if part is not None for number in part]
 
 
+def _leaves(kjt: KeyedJaggedTensor) -> list[Tensor]:
+    inverse = kjt._inverse
+    return kjt._leaves() if inverse is None else [*kjt._leaves(), inverse.places]
+
+
+def _context(kjt: KeyedJaggedTensor) -> list[Any]:
+    context: list[Any] = [kjt.keys(), kjt.stride(), kjt.weights_or_none() is not None]
+    if kjt._variable is not None:
+        inverse = kjt._inverse
+        context += [kjt.stride_per_key_per_rank(), None if inverse is None else list(inverse.keys)]
+    return context
+
+
 def _unflatten(leaves: Any, context: list[Any]) -> KeyedJaggedTensor:
-    values, lengths, *weights = leaves
-    keys, stride, _ = context
+    values, lengths, *others = leaves
+    keys, stride, is_weighted, *sizes = context
+    weights = others.pop(0) if is_weighted else None
+    variable = None
+    if sizes:
+        numbers, inverse_keys = sizes
+        inverse = None if inverse_keys is None else InverseIndices(tuple(inverse_keys), others[0])
+        variable = VariableStride(tuple(map(tuple, numbers)), inverse)
     return KeyedJaggedTensor._trusted(
-        tuple(keys), values, stride, weights=weights[0] if weights else None, lengths=lengths
+        tuple(keys), values, stride, weights=weights, lengths=lengths, variable=variable
     )
 
 
-_tree.register(
-    KeyedJaggedTensor,
-    lambda kjt: (kjt._leaves(), [kjt.keys(), kjt.stride(), kjt.weights_or_none() is not None]),
-    _unflatten,
-)
+def _leaf_names(kjt: KeyedJaggedTensor) -> list[str]:
+    others = {"weights": kjt._weights, "inverse_indices": kjt._inverse}
+    return ["values", "lengths", *(name for name, leaf in others.items() if leaf is not None)]
+
+
+_tree.register(KeyedJaggedTensor, lambda kjt: (_leaves(kjt), _context(kjt)), _unflatten, _leaf_names)

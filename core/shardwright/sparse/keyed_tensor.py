@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Self, final
 
@@ -27,6 +27,8 @@ class KeyedTensor:
         length_per_key: How many columns each key has; they add up to D.
         values: `[B, D]`.
         key_dim: The dimension along which the keys lie.
+        offset_per_key: First column of each key, and the end of the last; compared with what follows.
+        index_per_key: Position of each key; compared with what follows.
 
     Raises:
         InvalidInputError: Lengths and keys differ in number, one is negative, or they do not add up to D.
@@ -49,7 +51,13 @@ class KeyedTensor:
 
     @checked_only("length_per_key", "key_dim")
     def __init__(
-        self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor, key_dim: int = 1
+        self,
+        keys: Sequence[str],
+        length_per_key: Sequence[int],
+        values: Tensor,
+        key_dim: int = 1,
+        offset_per_key: Sequence[int] | None = None,
+        index_per_key: Mapping[str, int] | None = None,
     ) -> None:
         self._index_per_key = _validation.check_keys(_NAME, keys)
         self._keys = tuple(keys)
@@ -58,6 +66,13 @@ class KeyedTensor:
         self._key_dim = key_dim
         self._offset_per_key = None
         self.validate()
+        _validation.check_derived(
+            _NAME,
+            {
+                "offset_per_key": (offset_per_key, self.offset_per_key),
+                "index_per_key": (index_per_key, lambda: self._index_per_key),
+            },
+        )
 
     def validate(self) -> None:
         """Check that keys, lengths and values fit. Looks at shapes only; construction does it by itself.

@@ -33,6 +33,9 @@ MOST_RANKS = 4
 BATCHES = ("even", "uneven", "empty bags", "empty batch on one rank", "a rank with no ids")
 """The kinds of batches that a case may train on, one after the other."""
 
+VARIABLE = "a batch size per feature"
+"""A further kind: each feature has its own samples, and inverse indices say which belong together."""
+
 
 @frozen
 class Table:
@@ -146,15 +149,29 @@ class Case:
 
     def batch_size(self, step: int, rank: int) -> int:
         """Return the number of samples of a rank in a step."""
-        kind = self.batches[step % len(self.batches)] if self.batches else "uneven"
+        kind = self.kind(step)
         if kind == "empty batch on one rank" and rank == self.world_size - 1:
             return 0
-        return self.batch_sizes[rank] if kind == "uneven" else max(self.batch_sizes)
+        return self.batch_sizes[rank] if kind in ("uneven", VARIABLE) else max(self.batch_sizes)
 
-    def lengths(self, step: int, rank: int, generator: torch.Generator) -> Tensor:
+    def kind(self, step: int) -> str:
+        """The kind of the batches of a step."""
+        return self.batches[step % len(self.batches)] if self.batches else "uneven"
+
+    def sizes(self, step: int, rank: int) -> list[int]:
+        """Return the number of samples of each feature; the first feature has one for each sample of the batch."""
+        size = self.batch_size(step, rank)
+        if self.kind(step) != VARIABLE:
+            return [size] * len(self.features)
+        return [
+            size,
+            *(1 + (step + rank + index) % size if size else 0 for index in range(len(self.features) - 1)),
+        ]
+
+    def lengths(self, step: int, rank: int, size: int, generator: torch.Generator) -> Tensor:
         """Draw the number of ids of each bag of a feature."""
-        kind = self.batches[step % len(self.batches)] if self.batches else "uneven"
-        own = torch.randint(0, self.max_length + 1, (self.batch_size(step, rank),), generator=generator)
+        kind = self.kind(step)
+        own = torch.randint(0, self.max_length + 1, (size,), generator=generator)
         if kind == "empty bags":
             own *= torch.randint(0, 2, own.shape, generator=generator)
         if kind == "a rank with no ids" and rank == 0:
@@ -164,10 +181,10 @@ class Case:
     def batch(self, step: int, rank: int) -> KeyedJaggedTensor:
         """A rank's batch of a step, the same each time."""
         generator = torch.Generator().manual_seed(1000 * step + rank)
-        values, lengths = [], []
-        for feature in self.features:
+        values, lengths, sizes = [], [], self.sizes(step, rank)
+        for feature, size in zip(self.features, sizes, strict=True):
             rows = self.rows_of(feature)
-            own = self.lengths(step, rank, generator)
+            own = self.lengths(step, rank, size, generator)
             lengths.append(own)
             values.append(torch.randint(0, rows, (int(own.sum()),), generator=generator))
         ids = torch.cat(values).to(self.id_dtype)
@@ -175,8 +192,22 @@ class Case:
             torch.rand(ids.numel(), generator=generator, dtype=torch.float32) if self.is_weighted else None
         )
         return KeyedJaggedTensor(
-            keys=self.features, values=ids, lengths=torch.cat(lengths).to(torch.int32), weights=weights
+            keys=self.features,
+            values=ids,
+            lengths=torch.cat(lengths).to(torch.int32),
+            weights=weights,
+            **self._variable(step, sizes, generator),
         )
+
+    def _variable(self, step: int, sizes: Sequence[int], generator: torch.Generator) -> dict[str, Any]:
+        """The arguments that say which samples of features with their own batch sizes belong together."""
+        if self.kind(step) != VARIABLE:
+            return {}
+        places = [torch.randint(0, max(size, 1), (sizes[0],), generator=generator) for size in sizes]
+        return {
+            "stride_per_key_per_rank": [[size] for size in sizes],
+            "inverse_indices": (self.features, torch.stack(places)),
+        }
 
     def rows_of(self, feature: str) -> int:
         """Return the number of rows that a feature can look up: rows that all its tables have."""

@@ -40,8 +40,8 @@ def check_declared(kernel: ComputeKernel, request: KernelRequest) -> None:
     )
     few, many = (kernel.memory_bytes(request, rows) for rows in (10, 1000))
     for tier, size in many.items():
-        assert tier in ("device", "host"), (
-            f"{kernel.name}: memory_bytes() has the tier {tier!r}, not device or host"
+        assert tier in ("device", "host", *kernel.further_tiers), (
+            f"{kernel.name}: memory_bytes() has the tier {tier!r}, not device, host or one of its further_tiers"
         )
         assert 0 <= few.get(tier, 0) <= size, (
             f"{kernel.name}: 1000 rows take {size} bytes of {tier} memory, 10 rows take {few.get(tier, 0)}"

@@ -1,4 +1,7 @@
-"""The built-in compute kernels and optimizers. Thin: torch, FBGEMM and Numba are imported when a kernel is built."""
+"""The built-in compute kernels and optimizers.
+
+Thin: torch, FBGEMM, Numba and Triton are imported when a kernel is built.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from shardwright_plugins.compute_kernels.dense import Dense
 from shardwright_plugins.compute_kernels.fused import Fused
 from shardwright_plugins.compute_kernels.fused_numba import FusedNumba
 from shardwright_plugins.compute_kernels.fused_torch import FusedTorch
+from shardwright_plugins.compute_kernels.fused_triton import FusedTriton
 from shardwright_plugins.compute_kernels.fused_uvm import FusedUvm
 from shardwright_plugins.compute_kernels.fused_uvm_caching import FusedUvmCaching
+from shardwright_plugins.compute_kernels.row_cache.kernels import MappedCaching, PinnedCaching
 from shardwright_plugins.optimizers import shardwright_optimizers
 
 __all__ = ["shardwright_compute_kernels", "shardwright_optimizers"]
@@ -18,4 +23,14 @@ __all__ = ["shardwright_compute_kernels", "shardwright_optimizers"]
 @hookimpl
 def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
     """Offer the built-in compute kernels."""
-    return [Dense, Fused, FusedNumba, FusedTorch, FusedUvm, FusedUvmCaching]
+    return [
+        Dense,
+        Fused,
+        FusedNumba,
+        FusedTorch,
+        FusedTriton,
+        FusedUvm,
+        FusedUvmCaching,
+        MappedCaching,
+        PinnedCaching,
+    ]

@@ -223,6 +223,7 @@ def table_batched_embedding(
         location = EmbeddingLocation.HOST if on_cpu else EmbeddingLocation.DEVICE
     compute = ComputeDevice.CPU if on_cpu else ComputeDevice.CUDA
     parameters = {name: value for name, value in optimizer.parameters if value is not None}
+    parameters["stochastic_rounding"] = False  # sharded equals unsharded, to the last bit a half can hold
     return SplitTableBatchedEmbeddingBagsCodegen(
         embedding_specs=[(spec.block.num_rows, spec.block.num_columns, location, compute) for spec in blocks],
         feature_table_map=[index for index, spec in enumerate(blocks) for _ in range(spec.num_slots)],
@@ -230,7 +231,6 @@ def table_batched_embedding(
         output_dtype=SparseType.FP32,
         optimizer=_OPTIMIZERS[optimizer.name],
         learning_rate=optimizer.learning_rate,
-        stochastic_rounding=False,  # sharded equals unsharded, to the last bit a half can hold
         pooling_mode=PoolingMode.SUM if blocks[0].request.is_pooled else PoolingMode.NONE,
         device=device,
         **parameters,

@@ -20,7 +20,7 @@ from shardwright.contracts.optimizer import ELEMENT, ROW, RowRule
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright_plugins.compute_kernels import _numba_loops as loops
 from shardwright_plugins.compute_kernels._numba_rules import loops_of_rule
-from shardwright_plugins.compute_kernels._optimizers import is_plain, rule_of
+from shardwright_plugins.compute_kernels._optimizers import STARTED, is_plain, rule_of
 from shardwright_plugins.compute_kernels._threads import in_threads
 
 Ints = npt.NDArray[np.int64]
@@ -112,7 +112,7 @@ class FusedNumbaLookup(Lookup):
             for name, of in rule.states.items()
         }
         self._update: _BuiltIn | _OfPlugin = (
-            _BuiltIn(optimizer, rule) if is_plain(optimizer) else _OfPlugin(rule)
+            _BuiltIn(optimizer, rule) if is_plain(optimizer, STARTED) else _OfPlugin(rule)
         )
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:

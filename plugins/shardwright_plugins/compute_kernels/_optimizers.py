@@ -24,6 +24,11 @@ PARAMETERS: Mapping[str, frozenset[str]] = {
 }
 """Optimizers that kernels have built in, and the parameters that they understand there beside the learning rate."""
 
+STARTED: Mapping[str, frozenset[str]] = {
+    name: known | {"initial_accumulator_value"} for name, known in PARAMETERS.items()
+}
+"""The same for kernels that set the initial values of states."""
+
 ROW_WISE: frozenset[str] = frozenset({"row_wise_adagrad"})
 """Those of them with one value a row, which depends on the gradient of all its columns."""
 
@@ -40,33 +45,35 @@ def rule_of(optimizer: OptimizerSpec) -> RowRule:
     return rule
 
 
-def is_plain(optimizer: OptimizerSpec) -> bool:
-    """True if it is one of those in :data:`PARAMETERS` with no parameters of effect but those."""
-    known = PARAMETERS.get(optimizer.name)
-    if known is None:
+def is_plain(optimizer: OptimizerSpec, known: Mapping[str, Collection[str]] = PARAMETERS) -> bool:
+    """True if it is one of those that are built in, and no other parameters have an effect than those known there."""
+    own = known.get(optimizer.name)
+    if own is None:
         return False
     rule = rule_of(optimizer)
-    defaults = rule.optimizer.parameters
+    defaults = {**rule.optimizer.parameters, "stochastic_rounding": False}
+    has_decay = bool(rule.parameters.get("weight_decay"))
     return all(
-        name in known or rule.parameters[name] == defaults.get(name, False) or _is_idle(name, rule)
-        for name in rule.parameters
+        name in own or value == defaults[name] or (name == "weight_decay_mode" and not has_decay)
+        for name, value in rule.parameters.items()
     )
 
 
-def _is_idle(name: str, rule: RowRule) -> bool:
-    """True if a parameter is about weight decay, and there is none."""
-    return name == "weight_decay_mode" and not rule.parameters["weight_decay"]
+def can_run(optimizer: OptimizerSpec, known: Mapping[str, Collection[str]], who: str) -> Literal[True] | str:
+    """``True`` if an optimizer is one of those that are built in, with the parameters known there, else the reason.
 
-
-def can_run(optimizer: OptimizerSpec, known: Collection[str], who: str) -> Literal[True] | str:
-    """``True`` if ``optimizer`` is one of ``known``, in its plain form, else the reason."""
+    Args:
+        optimizer: optimizer.
+        known: parameters of each that is built in.
+        who: name of the kernel in messages.
+    """
     if optimizer.name not in known:
         return f"{who} runs {', '.join(sorted(known))}, not {optimizer.name!r}"
     rule = rule_or_reason(optimizer)
     if isinstance(rule, str):
         return f"{who}: {rule}"
-    if not is_plain(optimizer):
-        more = {name: value for name, value in optimizer.parameters if name not in PARAMETERS[optimizer.name]}
+    if not is_plain(optimizer, known):
+        more = {name: value for name, value in optimizer.parameters if name not in known[optimizer.name]}
         shown = ", ".join(f"{name}={value!r}" for name, value in more.items())
         return f"{who}: {optimizer.name!r} has no parameter {shown} here"
     return True
@@ -86,7 +93,7 @@ def can_run_rule(request: KernelRequest, who: str) -> Literal[True] | str:
     return True
 
 
-def needs_whole_gradients(request: KernelRequest) -> bool:
+def needs_whole_rows(request: KernelRequest) -> bool:
     """True if the optimizer needs the gradients of whole rows, and a block has fewer columns."""
     if not request.cuts_columns or request.optimizer is None:
         return False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.tables.spec import DataType
-from shardwright_plugins.compute_kernels._optimizers import can_run_rule, needs_whole_gradients, trained_bytes
+from shardwright_plugins.compute_kernels._optimizers import can_run_rule, needs_whole_rows, trained_bytes
 
 if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
@@ -41,7 +41,7 @@ class FusedNumba(ComputeKernel):
 
     def needs_whole_rows(self, request: KernelRequest) -> bool:
         """A row-wise optimizer's value is a mean over all columns of the row."""
-        return needs_whole_gradients(request)
+        return needs_whole_rows(request)
 
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
         from shardwright_plugins.compute_kernels._fused_numba_lookup import FusedNumbaLookup

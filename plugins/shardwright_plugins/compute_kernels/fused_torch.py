@@ -10,7 +10,7 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright_plugins.compute_kernels._optimizers import (
     can_run_rule,
     can_train,
-    needs_whole_gradients,
+    needs_whole_rows,
     trained_bytes,
 )
 
@@ -47,9 +47,9 @@ class FusedTorch(ComputeKernel):
 
     def needs_whole_rows(self, request: KernelRequest) -> bool:
         """A row-wise optimizer's value is a mean over all columns of the row."""
-        return needs_whole_gradients(request)
+        return needs_whole_rows(request)
 
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
         from shardwright_plugins.compute_kernels._fused_torch_lookup import FusedTorchLookup
 
-        return FusedTorchLookup(blocks, device=device, whole_rows=self.needs_whole_rows(blocks[0].request))
+        return FusedTorchLookup(blocks, device=device)

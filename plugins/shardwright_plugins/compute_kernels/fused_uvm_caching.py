@@ -6,12 +6,9 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import attrs
-
-from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.spec import DataType
+from shardwright_plugins.compute_kernels._caching import CachingKernel
 from shardwright_plugins.compute_kernels._optimizers import weight_bytes
 from shardwright_plugins.compute_kernels._uvm import BANDWIDTH_FRACTION, uvm_bytes, uvm_refusal
 from shardwright_plugins.compute_kernels.fused import fused_key
@@ -24,20 +21,16 @@ _ROWS_OF_A_SET = 32  # FBGEMM's cache is associative in sets of as many rows (DE
 # was used last (8 bytes a slot) or how often (8 bytes a row), and which table a row is of (4 bytes a row).
 _SLOT_BYTES, _USE_BYTES, _TABLE_BYTES = 8, 8, 4
 _CACHED = frozenset({DataType.FP32, DataType.FP16})
-_EXTRAS = "cache"
 
 
-class FusedUvmCaching(ComputeKernel):
-    """FBGEMM's kernel in host memory, with a software-managed cache; FBGEMM's placement ``MANAGED_CACHING``.
-
-    The cache on the device holds a fraction of the rows, the load factor. It comes from ``cache_params`` in the table's
-    constraints, or from ``fused_params`` (``cache_load_factor``). The plan keeps it.
-    """
+class FusedUvmCaching(CachingKernel):
+    """FBGEMM's kernel in host memory, with a software-managed cache; FBGEMM's placement ``MANAGED_CACHING``."""
 
     name: ClassVar[str] = "fused_uvm_caching"
     aliases: ClassVar[tuple[str, ...]] = ("batched_fused_uvm_caching",)
     preference: ClassVar[int] = -1
     batch_major: ClassVar[bool] = True
+    kept_in: ClassVar[str] = "host"
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
         reason = uvm_refusal(request)
@@ -58,21 +51,6 @@ class FusedUvmCaching(ComputeKernel):
     def bandwidth_fraction(self, request: KernelRequest) -> float:
         """A tenth: every lookup goes through the cache's bookkeeping, and rows are moved one by one."""
         return BANDWIDTH_FRACTION
-
-    def reads(self, request: KernelRequest) -> Mapping[str, float]:
-        """Fraction of rows read from each memory: rows that the cache misses come from the host."""
-        missed = request.cache.miss_rate
-        return {"device": 1 - missed, "host": missed}
-
-    def extras(self, request: KernelRequest) -> Mapping[str, Any]:
-        """The cache's load factor and algorithm."""
-        cache = request.cache
-        return {_EXTRAS: {"load_factor": cache.held, "algorithm": cache.algorithm}}
-
-    def with_extras(self, request: KernelRequest, extras: Mapping[str, Any]) -> KernelRequest:
-        """Replace the request's cache by that of the plan, if it has one."""
-        planned = CacheParams.of(extras.get(_EXTRAS))
-        return request if planned is None else attrs.evolve(request, cache=planned)
 
     def group_key(self, request: KernelRequest) -> Hashable:
         """Key of requests that are looked up together: that of ``fused``, the cache's row width, and the cache."""

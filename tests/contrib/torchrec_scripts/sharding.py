@@ -1,21 +1,17 @@
 """TorchRec's sharding tutorial. Adapted: the CPU and gloo for CUDA and NCCL, the standard library's multiprocessing for
-the package multiprocess (hence install(), and the guard), a free port. `plan` is printed as a table, like that of later
-TorchRec releases; `plan.plan`, printed after it, is what the tutorial shows."""
+the package multiprocess (hence the guard), a free port. `plan` is printed as a table, like that of later TorchRec
+releases; `plan.plan`, printed after it, is what the tutorial shows."""
 
-import shardwright_torchrec
+import os
+import sys
+from typing import Dict, cast  # noqa: UP035
 
-shardwright_torchrec.install()
-
-import os  # noqa: E402
-import sys  # noqa: E402
-from typing import Dict, cast  # noqa: E402, UP035
-
-import torch  # noqa: E402
-import torch.nn as nn  # noqa: E402
-import torchrec  # noqa: E402
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel  # noqa: E402
-from torchrec.distributed.planner.types import ParameterConstraints  # noqa: E402
-from torchrec.distributed.types import ShardingType  # noqa: E402
+import torch
+import torch.nn as nn
+import torchrec
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ShardingType
 
 os.environ["MASTER_ADDR"] = "localhost"
 os.environ.setdefault("MASTER_PORT", "29500")

@@ -61,8 +61,8 @@ def test_header_of_a_bad_batch_says_so_and_only_then_the_ranks_exchange_texts():
     (_, good), (_, bad) = (own for (own,), _ in seen)
     nothing_extra = good[0][2]
     counts = [case.batch(2, seed=0)[name].values().numel() for name in "ab"]
-    # Batch size, status, what is not looked at (nothing, or not compared), and the ids of each rank's only slot.
-    assert good == [[2, Status.FINE, nothing_extra, count] for count in counts]
+    # Batch size, status, what is not looked at (nothing, or not compared), ids and bags of each rank's only slot.
+    assert good == [[2, Status.FINE, nothing_extra, count | 2 << 32] for count in counts]
     assert bad == [[0, Status.BAD_INPUT, 0, 0]] * 2
 
 

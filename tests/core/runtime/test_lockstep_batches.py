@@ -12,6 +12,7 @@ from tests.core.runtime.pipelines import (
     batches,
     dense_optimizer,
     examples,
+    raised,
     shard,
     towers,
     train_plainly,
@@ -55,12 +56,12 @@ def test_steps_take_no_collective_of_their_own_once_inputs_are_known():
     def labels_of(model, env, wrap):
         watched, per_step = Watched(env.communicator), []
         optimizer = dense_optimizer(model)
-        for batch in wrap(model, batches(5, env.rank, 2)):
+        for batch in wrap(model, batches(6, env.rank, 2)):
             optimizer.zero_grad()
             model(batch)[0].sum().backward()
             per_step.append([label for event, label in watched.events if event == "start"])
             watched.clear()
-        return [sorted(labels) for labels in per_step[2:]]
+        return [sorted(labels) for labels in per_step[2:-1]]  # after the last no ids are sent
 
     in_step = on_ranks(lambda model, env: labels_of(model, env, lockstep_batches), 2)
     plain = on_ranks(lambda model, env: labels_of(model, env, lambda model, loader: loader), 2)
@@ -131,3 +132,50 @@ def test_loop_left_early_leaves_nothing_to_the_next():
         return len(train_plainly(model, lockstep_batches(model, batches(3, env.rank, 2))))
 
     assert on_ranks(train, 2) == [3, 3]
+
+
+def events_of_steps(*, overlap):
+    """What is started and waited for in each of the last steps."""
+
+    def watch(model, env):
+        watched, per_step = Watched(env.communicator), []
+        for batch in lockstep_batches(model, batches(6, env.rank, 2), overlap=overlap):
+            model(batch)[0].sum().backward()
+            per_step.append(list(watched.events))
+            watched.clear()
+        return per_step[2:-1]
+
+    return [events for steps in on_ranks(watch, 2) for events in steps]
+
+
+def test_ids_of_the_next_batch_are_sent_before_results_of_this_one_are_waited_for():
+    for events in events_of_steps(overlap=True):
+        waits = [place for place, event in enumerate(events) if event == ("wait", "results")]
+        sent = [place for place, event in enumerate(events) if event == ("start", "ids")]
+        assert len(sent) == 2
+        assert max(sent) < max(waits)
+
+
+def test_without_overlap_nothing_is_under_way_between_two_batches():
+    for events in events_of_steps(overlap=False):
+        assert events.index(("start", "headers")) == 0  # of this batch, when it was asked for
+        assert events.count(("start", "ids")) == events.count(("wait", "ids")) == 2
+
+    def train(model, env):
+        for batch in lockstep_batches(model, batches(4, env.rank, 2), overlap=False):
+            train_plainly(model, iter([batch]))
+            assert not model.module.bags.engine.unfinished()
+
+    on_ranks(train, 2)
+
+
+def test_overlap_that_differs_between_ranks_raises_on_all():
+    def train(model, env):
+        loader = lockstep_batches(model, batches(2, env.rank, 2), overlap=env.rank == 0)
+        return raised(next, loader)
+
+    first, second = on_ranks(train, 2)
+    assert first == second
+    assert (
+        "the way to exchange ids differs between ranks: while the batch before computes, between two" in first
+    )

@@ -286,10 +286,6 @@ def test_to_meta_keeps_the_form() -> None:
     assert (moved.keys(), moved.stride(), moved.lengths().shape[0]) == (["a", "b"], 2, 4)
 
 
-def test_variable_stride_is_not_there_yet() -> None:
-    assert keyed({"a": [[1]]}, 1).variable_stride_per_key() is False
-
-
 def test_str_without_keys_is_empty_parentheses() -> None:
     assert str(KeyedJaggedTensor.empty()) == "KeyedJaggedTensor()"
 

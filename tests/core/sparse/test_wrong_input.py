@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.errors import DuplicateNameError, InvalidInputError, ShardwrightError, UnsupportedError
+from shardwright.errors import DuplicateNameError, InvalidInputError, ShardwrightError
+from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, TableSpec
+from shardwright.runtime.step.collection import Collection
+from shardwright.runtime.step.inputs import BatchReader
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
 IDS = torch.tensor([1, 2, 3])
@@ -17,8 +21,11 @@ LENGTHS = torch.tensor([1, 2])
 # What is wrong with any batch of bags, keys or no keys: arguments and the error's text.
 WRONG_BAGS: list[tuple[dict[str, Any], str]] = [
     ({}, r"either lengths or offsets .* got neither"),
-    ({"lengths": LENGTHS, "offsets": torch.tensor([0, 1, 3])}, r"either lengths or offsets .* got both"),
-    ({"lengths": torch.tensor([1, 1])}, r"lengths add up to 2, but there are 3 values"),
+    (
+        {"lengths": LENGTHS, "offsets": torch.tensor([0, 2, 3])},
+        r"lengths\[0\] is 1, but by the offsets bag 0 holds 2 values",
+    ),
+    ({"lengths": LENGTHS, "offsets": torch.tensor([0, 3])}, r"got 2 lengths and offsets of 1 bags"),
     ({"lengths": torch.tensor([2, 2])}, r"lengths add up to 4, but there are 3 values"),
     ({"lengths": torch.tensor([4, -1])}, r"lengths\[1\].* is -1; a bag holds 0 values or more"),
     ({"lengths": torch.tensor([0, 9])}, r"lengths\[1\].* is 9, but there are 3 values"),
@@ -27,7 +34,7 @@ WRONG_BAGS: list[tuple[dict[str, Any], str]] = [
     ({"lengths": [1, 2]}, r"lengths must be a torch.Tensor or a NumPy array, got list"),
     ({"lengths": torch.tensor(3)}, r"lengths must have .*, got (0|\[\])"),
     ({"lengths": torch.ones(1, 1, 3).int()}, r"lengths must have .*\[1, 1, 3\]"),
-    ({"offsets": torch.tensor([0, 1, 2])}, r"offsets end at 2, but there are 3 values"),
+    ({"offsets": torch.tensor([0, 1, 4])}, r"offsets end at 4, but there are 3 values"),
     ({"offsets": torch.tensor([1, 1, 3])}, r"offsets must start at 0, got 1"),
     ({"offsets": torch.tensor([0, 5, 3])}, r"offsets fall from 5 to 3 at bag 1"),
     ({"offsets": torch.tensor([[0, 1, 3]])}, r"offsets must have 1 dimension, got 2: shape \[1, 3\]"),
@@ -59,6 +66,18 @@ def test_constructor_wrong_bags_is_an_error_with_both_numbers(
         make(IDS, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"lengths": torch.tensor([1, 1])}, r"lengths add up to 2, but there are 3 values"),
+        ({"offsets": torch.tensor([0, 1, 2])}, r"offsets end at 2, but there are 3 values"),
+    ],
+)
+def test_jagged_tensor_values_left_over_are_an_error(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        JaggedTensor(IDS, **arguments)
+
+
 @pytest.mark.parametrize("make", [JaggedTensor, lambda *a, **b: KeyedJaggedTensor(["k"], *a, **b)])
 def test_constructor_lengths_whose_sum_wraps_are_an_error(make: Callable[..., Any]) -> None:
     lengths = torch.tensor([2**63 - 1, 2**63 - 1, 5])  # their int64 sum is 3
@@ -87,18 +106,14 @@ def test_jagged_tensor_wrong_values_is_an_error(arguments: dict[str, Any], text:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"values": IDS.float()}, r"values must be int32 or int64, got float32"),
-        ({"values": IDS.short()}, r"values must be int32 or int64, got int16"),
         ({"values": IDS.view(3, 1)}, r"values must have 1 dimension, got 2: shape \[3, 1\]"),
         ({"values": [1, 2, 3]}, r"values must be a torch.Tensor or a NumPy array, got list"),
-        ({"weights": torch.ones(3, dtype=torch.int64)}, r"weights must be floating point, got int64"),
         ({"weights": torch.ones(3, 1)}, r"weights must have 1 dimension, got 2: shape \[3, 1\]"),
         (
             {"keys": ["a", "b"], "lengths": torch.tensor([1, 1, 1])},
             r"3 bags \(lengths\) do not divide by 2 keys",
         ),
         ({"keys": [], "lengths": LENGTHS}, r"got 2 bags \(lengths\) for 0 keys"),
-        ({"keys": [], "lengths": torch.tensor([])}, r"lengths add up to 0, but there are 3 values"),
         ({"stride": 2}, r"a stride of 2 and 2 keys need 4 bags \(lengths\), got 2"),
         ({"stride": -1}, r"a stride of -1 and 2 keys need -2 bags \(lengths\), got 2"),
         ({"keys": ["a", 7]}, r"keys must be strings, got 7 \(int\)"),
@@ -119,19 +134,95 @@ def test_keyed_jagged_tensor_wrong_input_is_an_error_with_both_numbers(
         KeyedJaggedTensor(**({"keys": ["a", "b"], "values": IDS, "lengths": LENGTHS} | arguments))
 
 
-def test_keyed_jagged_tensor_duplicate_key_names_both_positions() -> None:
-    with pytest.raises(DuplicateNameError, match=r"key 'a' occurs at positions 0 and 2.*feature_names"):
-        KeyedJaggedTensor(["a", "b", "a"], IDS, lengths=torch.tensor([1, 1, 1]))
+# What a batch may hold, but no table looks up: arguments and the error's text.
+NOT_LOOKED_UP: list[tuple[dict[str, Any], str]] = [
+    ({"values": IDS.float()}, r"values .* are float32; ids are int32 or int64"),
+    ({"values": IDS.short()}, r"values .* are int16; ids are int32 or int64"),
+    ({"lengths": torch.tensor([1, 1])}, r"lengths .* add up to 2, but there are 3 values"),
+    (
+        {"lengths": None, "offsets": torch.tensor([0, 1, 2])},
+        r"lengths .* add up to 2, but there are 3 values",
+    ),
+    (
+        {"keys": ["a", "b", "a"], "lengths": torch.tensor([1, 1, 1])},
+        r"key 'a' .* occurs at positions 0 and 2.*feature_names",
+    ),
+]
 
 
-@pytest.mark.parametrize("name", ["stride_per_key_per_rank", "inverse_indices"])
+@pytest.mark.parametrize(("arguments", "text"), NOT_LOOKED_UP)
+def test_lookup_of_what_is_no_ids_or_ambiguous_is_an_error(arguments: dict[str, Any], text: str) -> None:
+    batch = KeyedJaggedTensor(**({"keys": ["a", "b"], "values": IDS, "lengths": LENGTHS} | arguments))
+    tables = {"num_embeddings": 9, "embedding_dim": 2, "name": "t", "feature_names": ["a", "b"]}
+    bags = EmbeddingBagCollection([EmbeddingBagConfig(**tables)])
+    rows = EmbeddingCollection([EmbeddingConfig(**tables)])
+    for look_up in (bags, rows, sharded(bags), sharded(rows)):
+        with pytest.raises(InvalidInputError, match=text):
+            look_up(batch)
+
+
+def sharded(module: Any) -> Callable[[KeyedJaggedTensor], Any]:
+    """How a sharded collection reads a batch."""
+    tables = [
+        TableSpec(own.name, own.num_embeddings, own.embedding_dim, tuple(own.feature_names))
+        for own in module.tables
+    ]
+    return BatchReader(Collection.of(tables), is_weighted=False).read
+
+
+def test_lookup_of_another_key_than_the_repeated_one_is_right() -> None:
+    batch = KeyedJaggedTensor(["a", "b", "a"], IDS, lengths=torch.tensor([1, 1, 1]))
+    table = EmbeddingBagConfig(num_embeddings=9, embedding_dim=2, name="t", feature_names=["b"])
+    bags = EmbeddingBagCollection([table])
+    expected = bags(KeyedJaggedTensor(["b"], IDS[1:2], lengths=LENGTHS[:1]))
+    assert torch.equal(bags(batch).values(), expected.values())
+
+
+WRONG_STRIDES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"stride_per_key_per_rank": [[1], [2]]},
+        r"batch sizes of the keys \('a' 1, 'b' 2\) add up to 3, but there are 2 bags",
+    ),
+    ({"stride_per_key_per_rank": [[2]]}, r"stride_per_key_per_rank has 1 lists for 2 keys"),
+    ({"stride_per_key_per_rank": [[3], [-1]]}, r"stride_per_key_per_rank of key 'b' is \[-1\]"),
+    ({"stride_per_key_per_rank": [1, 1]}, r"must be a list of numbers for each key, such as .* got \[1, 1\]"),
+    ({"stride_per_key": [2, 1]}, r"\('a' 2, 'b' 1\) add up to 3, but there are 2 bags"),
+    (
+        {"stride_per_key_per_rank": [[1], [1]], "stride_per_key": [2, 0]},
+        r"stride_per_key is \[2, 0\], but .* adds up to \[1, 1\]",
+    ),
+    ({"stride_per_key_per_rank": [[2], [0]], "stride": 1}, r"a stride of 1, but .* \[2, 0\]"),
+    ({"inverse_indices": [[1], [1]]}, r"inverse_indices must be \(keys, tensor"),
+    (
+        {"inverse_indices": (["a", "b"], torch.zeros(1, 2).long())},
+        r"inverse_indices have 2 keys and shape \[1, 2\]",
+    ),
+    (
+        {"inverse_indices": (["a"], torch.zeros(1, 2))},
+        r"inverse_indices must be int32 or int64, got float32",
+    ),
+    (
+        {"stride_per_key_per_rank": [[2], [0]], "inverse_indices": (["a"], torch.tensor([[0, 1, 2]]))},
+        r"inverse_indices of key 'a' are 2 for example 2, but the key has 2 examples",
+    ),
+    (
+        {"inverse_indices": (["a"], torch.zeros(1, 2, device="meta").long())},
+        r"values are on cpu, inverse_indices on meta",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     "make", [KeyedJaggedTensor, KeyedJaggedTensor.from_lengths_sync], ids=["constructor", "from_lengths_sync"]
 )
-def test_variable_stride_says_that_it_comes_later(make: Callable[..., Any], name: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{name}.*comes later") as caught:
-        make(keys=["a", "b"], values=IDS, lengths=LENGTHS, **{name: [[1], [1]]})
-    assert isinstance(caught.value, NotImplementedError)
+@pytest.mark.parametrize(("arguments", "text"), WRONG_STRIDES)
+def test_wrong_batch_sizes_of_keys_are_an_error_with_both_numbers(
+    make: Callable[..., Any], arguments: dict[str, Any], text: str
+) -> None:
+    if make is not KeyedJaggedTensor and "stride_per_key" in arguments:
+        pytest.skip("it has no such argument")
+    with pytest.raises(InvalidInputError, match=text):
+        make(keys=["a", "b"], values=IDS, lengths=LENGTHS, **arguments)
 
 
 def test_every_error_is_a_shardwright_error() -> None:
@@ -141,8 +232,8 @@ def test_every_error_is_a_shardwright_error() -> None:
 
 def test_validate_finds_what_construction_off_the_cpu_did_not_look_at() -> None:
     # As if on an accelerator: built without a look at the contents.
-    kjt = KeyedJaggedTensor._trusted(("a", "b"), IDS, 1, lengths=torch.tensor([1, 1]))
-    with pytest.raises(InvalidInputError, match=r"lengths add up to 2, but there are 3 values"):
+    kjt = KeyedJaggedTensor._trusted(("a", "b"), IDS, 1, lengths=torch.tensor([2, 2]))
+    with pytest.raises(InvalidInputError, match=r"lengths add up to 4, but there are 3 values"):
         kjt.validate()
     with pytest.raises(InvalidInputError, match=r"offsets end at 2, but there are 3 values"):
         JaggedTensor._trusted(IDS, offsets=torch.tensor([0, 2])).validate()
@@ -174,7 +265,6 @@ def test_split_wrong_segments_is_an_error_with_both_numbers(segments: list[int],
     [
         ([0, 2], r"indices\[1\] is 2, but there are 2 keys"),
         ([-1], r"indices\[0\] is -1, but there are 2 keys"),
-        ([1, 0, 1], r"index 1 \(key 'b'\) occurs 2 times; keys must be distinct"),
     ],
 )
 def test_permute_wrong_indices_is_an_error_with_both_numbers(indices: list[int], text: str) -> None:
@@ -205,8 +295,6 @@ def test_from_jt_dict_wrong_parts_is_an_error_with_both_numbers() -> None:
         KeyedJaggedTensor.from_jt_dict({"a": one("a", 2)["a"], "b": one("b", 3)["b"]})
     with pytest.raises(InvalidInputError, match=r"1 of 2 have weights, but key 'a' has none"):
         KeyedJaggedTensor.from_jt_dict({"a": one("a")["a"], "b": one("b", weighted=True)["b"]})
-    with pytest.raises(InvalidInputError, match=r"values must be int32 or int64, got float32"):
-        KeyedJaggedTensor.from_jt_dict({"a": JaggedTensor(torch.ones(1), lengths=torch.tensor([1]))})
 
 
 def test_from_dense_wrong_parts_is_an_error_with_both_numbers() -> None:

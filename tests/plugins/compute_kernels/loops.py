@@ -35,7 +35,7 @@ __all__ = [
     "supports",
 ]
 
-ON_CUDA_ONLY = {"fused_uvm", "fused_uvm_caching"}
+ON_CUDA_ONLY = {"fused_triton", "fused_uvm", "fused_uvm_caching", "pinned_caching"}
 
 
 def kernel_names(device: str = "cpu") -> list[str]:

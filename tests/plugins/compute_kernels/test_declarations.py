@@ -68,18 +68,26 @@ def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
         (
             "fused_numba",
             {"optimizer": OptimizerSpec("shampoo")},
-            "the Numba kernel runs adagrad, adam, row_wise_adagrad, sgd, not 'shampoo'",
+            "the Numba kernel: no optimizer 'shampoo' is known, only adagrad, adam, adamw, ftrl, lamb, lars, "
+            "partial_row_wise_adam, row_wise_adagrad, sgd",
+        ),
+        ("fused_triton", {"device": "tpu"}, "its kernels are written for 'cuda', not for 'tpu'"),
+        (
+            "fused_torch",
+            {"optimizer": OptimizerSpec("lamb"), "num_columns": 8},
+            "'lamb' on 8 of 16 columns needs the weights of whole rows, and a block of cut columns has its own only",
         ),
         ("fused_torch", {"optimizer": None}, "no optimizer was named to run in the backward pass"),
         (
             "fused_torch",
             {"optimizer": OptimizerSpec("shampoo")},
-            "the plain-torch kernel runs adagrad, adam, row_wise_adagrad, sgd, not 'shampoo'",
+            "the plain-torch kernel: no optimizer 'shampoo' is known, only adagrad, adam, adamw, ftrl, lamb, lars, "
+            "partial_row_wise_adam, row_wise_adagrad, sgd",
         ),
         (
             "fused_torch",
-            {"optimizer": OptimizerSpec("adam", parameters={"weight_decay": 0.1})},
-            "the plain-torch kernel: 'adam' has no parameter weight_decay=0.1 here",
+            {"optimizer": OptimizerSpec("adam", parameters={"momentum": 0.1})},
+            "the plain-torch kernel: 'adam' has no parameter momentum=0.1.",
         ),
     ],
 )
@@ -150,11 +158,19 @@ def test_preference_takes_fbgemm_where_it_can_and_gradients_only_when_asked() ->
         "fused_numba",
         "fused",
         "fused_torch",
+        "fused_triton",
         "fused_uvm_caching",
         "fused_uvm",
+        "mapped_caching",
+        "pinned_caching",
     ]
     assert [name for name, kernel in kernels.items() if not kernel.fuses_optimizer] == ["dense"]
-    assert [name for name, kernel in kernels.items() if not kernel.batch_major] == ["dense", "fused_torch"]
+    assert [name for name, kernel in kernels.items() if not kernel.batch_major] == [
+        "dense",
+        "fused_torch",
+        "mapped_caching",
+        "pinned_caching",
+    ]
     for kernel in kernels.values():
         assert 0 < kernel.bandwidth_fraction(request_for()) <= 1
         assert sum(kernel.reads(request_for()).values()) == 1

@@ -135,6 +135,9 @@ class QuantizedCollection(nn.Module, ABC):
 
     def _looked_up(self, features: sw.KeyedJaggedTensor) -> list[tuple[Any, sw.JaggedTensor, Tensor]]:
         """Table, bags and result of each output, in order: sums ``[B, D]``, or rows ``[N, D]``."""
+        problem = features.lookup_problem([name for table in self._tables for name in table.feature_names])
+        if problem:
+            raise sw.InvalidInputError(f"{type(self).__name__}: {problem}")
         by_feature = features.to_dict()
         bags = {
             (table.name, feature): _checked(by_feature, feature, table, is_weighted=self._is_weighted)
@@ -185,7 +188,13 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
         Raises:
             UnknownNameError: a feature is missing.
             InvalidInputError: an id is out of range, or the collection is weighted and the input is not.
+            UnsupportedError: features have batch sizes of their own.
         """
+        if features.inverse_indices_or_none() is not None:
+            raise sw.UnsupportedError(
+                f"{type(self).__name__}: features have batch sizes of their own, for which quantised tables have no "
+                "lookup: give every feature all samples"
+            )
         columns = []
         for table, bags, sums in self._looked_up(features):
             if table.pooling is sw.PoolingType.MEAN:

@@ -19,6 +19,7 @@ from attrs import frozen
 from shardwright.planning.layouts.blocks import Block, ColumnRange, Ints
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.layouts.row_maps import RowPart
+from shardwright.planning.layouts.shared_rows import SharedRowCounts
 from shardwright.planning.layouts.stored_rows import rows_between
 
 LocalRows: TypeAlias = slice | Ints
@@ -147,6 +148,16 @@ class LayoutMove:
     @cached_property
     def _targets(self) -> list[Block]:
         return [block for block in self.new.blocks if block.num_rows]
+
+    @cached_property
+    def shared_rows(self) -> SharedRowCounts:
+        """Counts of rows that parts of both row maps have."""
+        return SharedRowCounts(self.new.row_map)
+
+    def num_cells(self, flow: Flow) -> tuple[int, int]:
+        """Count what a flow carries: elements of the table, and values of which a row has one."""
+        rows = self.shared_rows.of(flow.source.rows, flow.target.rows)
+        return rows * len(flow.columns or ()), rows * flow.carries_row_values
 
     @cached_property
     def _sources(self) -> list[tuple[list[Block], list[int]]]:

@@ -27,17 +27,17 @@ _REFERENCE_ROWS = 1 << 20  # rows asked about, so many that memory per table rou
 def state_bytes_a_row(options: Options) -> Floats:
     """Optimizer state of one row, caches and gradients left out, from what kernels declare: ``[S]``, in bytes."""
     kernels = options.compute_kernels
-    values = [_state_bytes(kernels[code], request) for code, request in options.requests]
+    values = [state_bytes_of_row(kernels[code], request) for code, request in options.requests]
     return np.array(values, dtype=np.float64)[options.request]
 
 
-def _state_bytes(kernel: ComputeKernel, request: KernelRequest) -> float:
+def state_bytes_of_row(kernel: ComputeKernel, request: KernelRequest) -> float:
     """Bytes of a row's optimizer state, from what the kernel declares for many rows."""
     declared = kernel.memory_bytes(request, _REFERENCE_ROWS)
     row = request.num_columns * request.data_type.bits / 8
     weights = row if kernel.fuses_optimizer else 2 * row
     is_cached = len(kernel.reads(request)) > 1
-    counted = declared["host"] if is_cached else sum(declared.values())
+    counted = sum(size for tier, size in declared.items() if not is_cached or tier != "device")
     return max(0.0, counted / _REFERENCE_ROWS - weights)
 
 

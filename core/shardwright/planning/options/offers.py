@@ -261,7 +261,8 @@ class Offers:
             return codes, []
         kernels = list(self.kernels.values())
         codes.sort(key=lambda code: (-kernels[code].preference, kernels[code].name))
-        kept = [code for code in codes if kernels[code].fuses_optimizer or shows_gradients]
+        willing = [code for code in codes if kernels[code].preference >= 0]
+        kept = [code for code in willing if kernels[code].fuses_optimizer or shows_gradients]
         return kept, [kernels[code].name for code in codes if code not in kept]
 
     def layouts(

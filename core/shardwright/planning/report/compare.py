@@ -1,24 +1,27 @@
 """Two plans compared: which tables changed, what moves to other ranks, and how many bytes that is.
 
 What moves is what a rank holds under the second plan and did not hold under the first: for copies of a table, each copy
-that is new. Optimizer state travels with its rows and is not counted.
+that is new. Changes count weights; :class:`~shardwright.planning.report.moves.ReshardMoves` counts the optimizer states
+too, which travel with their rows.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from shardwright.errors import PlanError, ShardwrightError
-from shardwright.planning.layouts.layout import Block
-from shardwright.planning.plan.inputs import InputTables
+from shardwright.host.plugin_host import host
+from shardwright.planning.machines.topology import CPU_DEVICE, Topology
+from shardwright.planning.options.moving import ValueBytes
+from shardwright.planning.plan.inputs import InputTables, reading_inputs
 from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
 from shardwright.planning.report.check import is_stated, real_value_ms
-from shardwright.planning.tables.spec import DataType
+from shardwright.planning.report.moves import ReshardMoves, TableMoves
+from shardwright.planning.tables.spec import DataType, TableSpec
 
 
 @frozen
@@ -31,7 +34,8 @@ class TableChange:
         after: sharding type and compute kernel in the second plan; empty likewise.
         moved_bytes: weights that ranks must get.
         total_bytes: weights that ranks hold under the second plan, copies counted.
-        received_bytes: rank -> what it must get.
+        received_bytes: rank -> weights that it must get.
+        moves: bytes that go from rank to rank when it is resharded, optimizer states among them.
     """
 
     path: str
@@ -40,6 +44,17 @@ class TableChange:
     moved_bytes: int
     total_bytes: int
     received_bytes: Mapping[int, int]
+    moves: TableMoves = field(factory=TableMoves, repr=False)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return JSON data."""
+        return {
+            "table": self.path,
+            "before": list(self.before) if self.before else None,
+            "after": list(self.after) if self.after else None,
+            "moved_bytes": self.moved_bytes,
+            "total_bytes": self.total_bytes,
+        }
 
 
 @frozen
@@ -52,25 +67,38 @@ class PlanDifference:
         values_ms: the objective of each plan: what its placement costs, added up again, or, where that cannot be done
             here, what its document says.
         stated_ms: objective that each plan's document states instead, where it is another.
+        moves: bytes that a resharding sends, weights and optimizer states, and its time by the model.
     """
 
     changes: tuple[TableChange, ...]
     num_equal: int
     values_ms: tuple[float | None, float | None]
-    stated_ms: tuple[float | None, float | None] = (None, None)
+    stated_ms: tuple[float | None, float | None]
+    moves: ReshardMoves = field(eq=False, repr=False)
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that all ranks must get."""
+        """Bytes of weights that all ranks must get."""
         return sum(change.moved_bytes for change in self.changes)
 
     def received_bytes(self) -> dict[int, int]:
-        """Return the bytes that each rank must get, of those that must get some."""
+        """Return the bytes of weights that each rank must get, of those that must get some."""
         received: dict[int, int] = {}
         for change in self.changes:
             for rank, size in change.received_bytes.items():
                 received[rank] = received.get(rank, 0) + size
         return dict(sorted(received.items()))
+
+    def to_data(self) -> dict[str, Any]:
+        """Return JSON data."""
+        return {
+            "tables": [change.to_data() for change in self.changes],
+            "num_equal": self.num_equal,
+            "values_ms": list(self.values_ms),
+            "stated_ms": list(self.stated_ms),
+            "moved_weight_bytes": self.moved_bytes,
+            "reshard": self.moves.to_data(),
+        }
 
 
 def compare_plans(first: ShardingPlan, second: ShardingPlan) -> PlanDifference:
@@ -80,16 +108,19 @@ def compare_plans(first: ShardingPlan, second: ShardingPlan) -> PlanDifference:
         PlanError: a table has another size in the second plan.
     """
     before, after = _tables(first), _tables(second)
-    types = {**_data_types(first), **_data_types(second)}
-    changes, num_equal = [], 0
+    stated = _Comparison.of(first, second)
+    changes, num_equal, counts_states = [], 0, True
     for path in dict.fromkeys([*before, *after]):
         old, new = before.get(path), after.get(path)
         if old is not None and old == new:
             num_equal += 1
-        else:
-            changes.append(_change(path, old, new, types.get(path, DataType.FP32)))
-    (value, stated), (other_value, other_stated) = map(_value, (first, second))
-    return PlanDifference(tuple(changes), num_equal, (value, other_value), (stated, other_stated))
+            continue
+        values, has_states = stated.values(path, old)
+        counts_states &= has_states
+        changes.append(stated.change(path, old, new, values))
+    (value, said), (other_value, other_said) = map(_value, (first, second))
+    moves = ReshardMoves(tuple(change.moves for change in changes), stated.topology, counts_states)
+    return PlanDifference(tuple(changes), num_equal, (value, other_value), (said, other_said), moves)
 
 
 def _value(plan: ShardingPlan) -> tuple[float | None, float | None]:
@@ -112,34 +143,77 @@ def _tables(plan: ShardingPlan) -> dict[str, ParameterSharding]:
     }
 
 
-def _data_types(plan: ShardingPlan) -> dict[str, DataType]:
-    """The element types, where the document has the tables' specifications."""
-    return {table.path: table.data_type for table in InputTables.of(plan.document).tables.values()}
+@frozen(eq=False)
+class _Comparison:
+    """Both plans, with what their documents say of tables and ranks.
+
+    Args:
+        tables: specifications, by path.
+        topology: the ranks.
+    """
+
+    tables: Mapping[str, TableSpec]
+    topology: Topology
+    _known: dict[tuple[bytes, bytes, ValueBytes], TableMoves] = field(factory=dict)
+
+    @classmethod
+    def of(cls, first: ShardingPlan, second: ShardingPlan) -> _Comparison:
+        specs = {
+            table.path: table
+            for plan in (second, first)  # what moves is what the first plan has
+            for table in InputTables.of(plan.document).tables.values()
+        }
+        return cls(specs, _topology_of(first, second))
+
+    def values(self, path: str, old: ParameterSharding | None) -> tuple[ValueBytes, bool]:
+        """Bytes of a table's values, and whether states are among them."""
+        spec = self.tables.get(path)
+        if spec is None or old is None:
+            return ValueBytes((spec.data_type if spec else DataType.FP32).bits), old is None
+        try:
+            kernel = host().compute_kernels.create(old.compute_kernel)
+            return ValueBytes.of(spec, kernel, self.topology.compute_device), True
+        except ShardwrightError:  # a plugin that is not installed here, or that does not know such a table
+            return ValueBytes(spec.data_type.bits), False
+
+    def change(
+        self, path: str, old: ParameterSharding | None, new: ParameterSharding | None, values: ValueBytes
+    ) -> TableChange:
+        """The change of one table, of which one plan at least has something to say."""
+        if old is not None and new is not None:
+            _check_same_size(path, old, new)
+        moves = self._moves(old, new, values) if old and new else TableMoves()
+        held = _held_bytes(new, values)
+        received = moves.received_weights if old else held
+        moved = sum(received.values())
+        return TableChange(path, _way(old), _way(new), moved, sum(held.values()), received, moves)
+
+    def _moves(self, old: ParameterSharding, new: ParameterSharding, values: ValueBytes) -> TableMoves:
+        """The moves of one table; those of tables that are alike are counted once."""
+        key = old.layout.digest(), new.layout.digest(), values
+        if key not in self._known:
+            self._known[key] = TableMoves.of(old.layout, new.layout, values, self.topology)
+        return self._known[key]
 
 
-def _change(
-    path: str, old: ParameterSharding | None, new: ParameterSharding | None, data_type: DataType
-) -> TableChange:
-    if old is not None and new is not None:
-        _check_same_size(path, old, new)
-    held = _by_rank(old.layout.blocks if old else ())
-    received: dict[int, int] = {}
-    total = 0
-    for block in new.layout.blocks if new else ():
+def _topology_of(first: ShardingPlan, second: ShardingPlan) -> Topology:
+    """The ranks that the documents state; without any, one host with all ranks of the plans."""
+    for plan in (second, first):
+        if "topology" in plan.document:
+            with reading_inputs():
+                return Topology.from_data(plan.document["topology"])
+    every = [sharding for plan in (first, second) for sharding in _tables(plan).values()]
+    most = max((rank for sharding in every for rank in sharding.ranks), default=0)
+    return Topology(most + 1, every[0].device if every else CPU_DEVICE)
+
+
+def _held_bytes(sharding: ParameterSharding | None, values: ValueBytes) -> dict[int, int]:
+    """Weights that each rank has, bytes."""
+    held = Counter[int]()
+    for block in sharding.layout.blocks if sharding else ():
         assert block.rank is not None  # a plan's blocks have ranks
-        cells = block.num_rows * block.num_columns
-        there = sum(_common_cells(block, other) for other in held.get(block.rank, ()))
-        total += cells
-        if there < cells:
-            received[block.rank] = received.get(block.rank, 0) + _bytes(cells - there, data_type)
-    return TableChange(
-        path,
-        _way(old),
-        _way(new),
-        sum(received.values()),
-        _bytes(total, data_type),
-        received,
-    )
+        held[block.rank] += block.num_rows * block.num_columns
+    return {rank: values.weights(count) for rank, count in sorted(held.items()) if count}
 
 
 def _way(sharding: ParameterSharding | None) -> tuple[str, str] | None:
@@ -156,52 +230,3 @@ def _check_same_size(path: str, old: ParameterSharding, new: ParameterSharding) 
             f"table {path!r} has {sizes[0][0]} x {sizes[0][1]} elements in the first plan and {sizes[1][0]} x "
             f"{sizes[1][1]} in the second: these are no two plans of one model"
         )
-
-
-def _bytes(cells: int, data_type: DataType) -> int:
-    return -(-cells * data_type.bits // 8)
-
-
-def _by_rank(blocks: Iterable[Block]) -> dict[Any, list[Block]]:
-    held: dict[Any, list[Block]] = {}
-    for block in blocks:
-        held.setdefault(block.rank, []).append(block)
-    return held
-
-
-def _common_cells(one: Block, other: Block) -> int:
-    """The elements that two blocks of a table have in common."""
-    columns = min(one.columns.stop, other.columns.stop) - max(one.columns.start, other.columns.start)
-    return max(columns, 0) * _common_rows(one, other) if columns > 0 else 0
-
-
-def _common_rows(one: Block, other: Block) -> int:
-    if one.rows == other.rows:
-        return one.num_rows
-    mine, theirs = one.rows.rows, other.rows.rows
-    num_rows = one.rows.row_map.num_rows
-    if isinstance(mine, slice) and isinstance(theirs, slice):
-        return len(_common_steps(range(num_rows)[mine], range(num_rows)[theirs]))
-    if isinstance(mine, slice):
-        return _num_within(theirs, range(num_rows)[mine])
-    if isinstance(theirs, slice):
-        return _num_within(mine, range(num_rows)[theirs])
-    return len(np.intersect1d(mine, theirs, assume_unique=True))
-
-
-def _num_within(rows: Any, steps: range) -> int:
-    """Count the rows that are among those of a slice."""
-    return int(((rows >= steps.start) & (rows < steps.stop) & ((rows - steps.start) % steps.step == 0)).sum())
-
-
-def _common_steps(one: range, other: range) -> range:
-    """The numbers that two rising ranges have in common: by the Chinese remainder theorem, however long they are."""
-    divisor = math.gcd(one.step, other.step)
-    if (other.start - one.start) % divisor:
-        return range(0)
-    step = one.step // divisor * other.step
-    # one.start + k * one.step is other.start modulo other.step.
-    k = (other.start - one.start) // divisor * pow(one.step // divisor, -1, other.step // divisor)
-    first = (one.start + k * one.step) % step
-    least = max(one.start, other.start)
-    return range(least + (first - least) % step, min(one.stop, other.stop), step)

@@ -95,7 +95,7 @@ class Rederived:
     def match(self) -> tuple[list[int | None], list[list[int]]]:
         """Match each table with its option in the plan, if it is one, and its ranks in that option's order."""
         found = [
-            self._option_of(table, distinct)
+            matched_option(self.options, distinct, self.sharding(table))
             for table, distinct in zip(
                 self.options.all_tables, self.options.distinct_table.tolist(), strict=True
             )
@@ -123,19 +123,28 @@ class Rederived:
             "their cost is not known"
         )
 
-    def _option_of(self, table: TableSpec, distinct: int) -> tuple[int | None, list[int]]:
-        sharding = self.sharding(table)
-        placed = _ranks_by_cut(sharding.layout)
-        for option in self.options.of_table(distinct):
-            if (self.options.type_of(option).name, self.options.kernel_of(option).name) != (
-                sharding.sharding_type,
-                sharding.compute_kernel,
-            ):
-                continue
-            ranks = _ranks_in_order(self.options.layouts[option], placed)
-            if ranks is not None:
-                return option, ranks
-        return None, []
+
+def matched_option(
+    options: Options, distinct: int, sharding: ParameterSharding
+) -> tuple[int | None, list[int]]:
+    """The option that shards a table as a plan does, and its ranks in the option's order; ``None`` if there is none.
+
+    Args:
+        options: all options.
+        distinct: the distinct table.
+        sharding: the table's part of the plan.
+    """
+    placed = _ranks_by_cut(sharding.layout)
+    for option in options.of_table(distinct):
+        if (options.type_of(option).name, options.kernel_of(option).name) != (
+            sharding.sharding_type,
+            sharding.compute_kernel,
+        ):
+            continue
+        ranks = _ranks_in_order(options.layouts[option], placed)
+        if ranks is not None:
+            return option, ranks
+    return None, []
 
 
 def placed_plan(space: SearchSpace, proposal: Ints, ranks: Sequence[Sequence[int]]) -> PlacedPlan:

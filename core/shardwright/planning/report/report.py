@@ -34,12 +34,14 @@ class Report:
         result: result of the search.
         inputs: inputs of the plan, with provenance.
         seconds: duration of planning, s.
+        stayed: sentence on the plan that this one was to stay near; ``None`` if there is none.
     """
 
     space: SearchSpace
     result: SearchResult
     inputs: Mapping[str, Any]
     seconds: float
+    stayed: str | None = None
 
     @cached_property
     def plan(self) -> PlacedPlan:
@@ -83,6 +85,7 @@ class Report:
             self._bound_text(),
             self._models_text(),
             *self._averaging_text(),
+            *([self.stayed] if self.stayed else []),
             *result.refused,
         ]
         return [*told, _MORE] if result.is_cut_short and self.gap > 0 else told

@@ -79,8 +79,9 @@ _LIMITS: Mapping[str, float] = {
     "momentum": 1.0,
     "initial_accumulator_value": math.inf,
 }
-# Those that are no numbers. Which optimizer takes which, and in which values, its plugin knows.
-_PLAIN = ("weight_decay_mode", "stochastic_rounding")
+# Those that are no numbers. Which optimizer takes which of all, and in which values, its plugin knows.
+_SWITCHES = frozenset({"stochastic_rounding"})
+_MODES = frozenset({"weight_decay_mode"})
 
 
 def _number(value: Any) -> float:
@@ -141,11 +142,13 @@ def _known_parameters(instance: Any, attribute: Any, values: tuple[tuple[str, An
 
 
 def _check_known(optimizer: str, name: str, value: Any) -> None:
-    known = ["optimizer", "learning_rate", *_LIMITS, *_PLAIN, *sorted(_ELSEWHERE)]
-    if name in _PLAIN:
-        if not isinstance(value, str | bool):
+    known = ["optimizer", "learning_rate", *_LIMITS, *sorted(_SWITCHES | _MODES | _ELSEWHERE)]
+    if name in _MODES and isinstance(value, str):
+        return
+    if name in _SWITCHES:
+        if not isinstance(value, bool):
             raise InvalidInputError(
-                f"{name} of optimizer {optimizer!r} must be a text or a flag, got {brief(value)}"
+                f"{name} of optimizer {optimizer!r} must be true or false, got {brief(value)}"
             )
         return
     if name not in _LIMITS:
@@ -175,7 +178,8 @@ class OptimizerSpec:
     Args:
         name: the optimizer's name; FBGEMM's ``EmbOptimType`` values are understood as well.
         learning_rate: the initial learning rate; 0.01 as in FBGEMM.
-        parameters: the rest (``eps``, ``beta1``, ``beta2``, ``weight_decay``, ...), sorted by name.
+        parameters: the rest (``eps``, ``beta1``, ``beta2``, ``weight_decay``, ``stochastic_rounding``, ...), sorted by
+            name. Kernels say which they can run.
 
     Raises:
         InvalidInputError: a value is of the wrong form or out of range.

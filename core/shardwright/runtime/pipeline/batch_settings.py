@@ -10,6 +10,18 @@ import torch
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError, nearest
+from shardwright.runtime.pipeline.stages import (
+    EXCHANGE,
+    CopyToDevice,
+    ExchangeHeaders,
+    ExchangeIds,
+    Forward,
+    Prefetch,
+    Stages,
+)
+
+STAGES_AHEAD = (CopyToDevice(), ExchangeHeaders(), ExchangeIds(), Prefetch(), Forward())
+"""Stages of loops of one's own, of which those ahead of the forward pass are run."""
 
 
 class EndOfData(StrEnum):
@@ -49,12 +61,28 @@ class BatchSettings:
         end_of_data: end of a loop whose ranks have different numbers of batches.
         empty_batch: function that makes a batch without examples, for a rank whose data has ended; by default a batch
             of the form of the first batch of any rank.
-        is_ahead: ids are exchanged before the forward pass.
+        stages: stages that batches go through; those ahead of the forward pass are run here.
         is_strict: every forward pass must be given the part of the batch where the first batch had its input.
+        overlaps: the exchange of the next batch begins while this one computes.
+        optimizer: optimizer that stages use.
     """
 
     device: torch.device | None = None
     end_of_data: EndOfData = field(default=EndOfData.FIRST_RANK, converter=_end_of_data)
     empty_batch: Callable[[], Any] | None = None
-    is_ahead: bool = True
+    stages: Stages = field(factory=lambda: Stages(STAGES_AHEAD))
     is_strict: bool = False
+    overlaps: bool = True
+    optimizer: Any = None
+
+    @property
+    def is_ahead(self) -> bool:
+        """Ids are exchanged before the forward pass."""
+        return bool(self.stages.of(EXCHANGE))
+
+    @property
+    def way(self) -> str:
+        """The way to exchange ids, which must be the same on all ranks."""
+        if not self.is_ahead:
+            return "in the forward pass"
+        return "while the batch before computes" if self.overlaps else "between two batches"

@@ -25,17 +25,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import define, evolve
 from torch import nn
 from torch.profiler import record_function
 
 from shardwright.errors import DistributedError, InvalidInputError
+from shardwright.runtime.pipeline.batch_exchange import (
+    BatchExchange,
+    CollectionCall,
+    CollectionExchange,
+    is_lost,
+)
 from shardwright.runtime.pipeline.batch_settings import BatchSettings
 from shardwright.runtime.pipeline.fetching import NO_FORM, Fetched, Fetcher
-from shardwright.runtime.pipeline.status_word import GroupsWord, StatusWord
+from shardwright.runtime.pipeline.stages import EXCHANGE, PREFETCH, PipelineStep, run_stage
+from shardwright.runtime.pipeline.status_word import StatusWord
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
@@ -48,40 +55,30 @@ from shardwright.runtime.step.batch_tree import (
     path_text,
     record_stream,
 )
-from shardwright.runtime.step.inputs import Status, goes_on
+from shardwright.runtime.step.inputs import Status
 from shardwright.runtime.step.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
 from shardwright.sparse import KeyedJaggedTensor
 
 _log = logging.getLogger("shardwright")
 
 
-_STOPPED = Fetched(None, Status.STOPPED)
-
-
-@frozen(eq=False)
+@define(eq=False)
 class _Coming:
-    """The next step as agreed by all ranks: a batch, an error, the end, or an error and then the end."""
+    """The next step as agreed by all ranks: a batch, an error, the end, or an error and then the end.
 
-    batch: Any
+    Args:
+        step: the batch on its way.
+        error: error of any rank's batch.
+        is_over: the data has ended.
+        late: error of a stage on this rank after the ranks agreed, which the others are told in the forward pass.
+        is_near: the stages of the phase ``"prefetch"`` were run.
+    """
+
+    step: PipelineStep
     error: Exception | None
     is_over: bool
-
-
-@frozen(eq=False)
-class _CollectionCall:
-    """A forward pass of a collection: its path in the model, and the path of its input in the batch."""
-
-    name: str
-    path: Path
-
-
-class _StatusExchange(Protocol):
-    """An exchange of statuses: a step of the engine, or a status word alone."""
-
-    statuses: Sequence[Status]
-
-    def send(self) -> bool:
-        """Wait for the ranks' statuses; true if the batch goes on."""
+    late: Exception | None = None
+    is_near: bool = False
 
 
 class BatchesInStep:
@@ -111,7 +108,7 @@ class BatchesInStep:
         env = _env_of(model, list(self._collections.values()))
         self._env, self._groups = env.everyone, env if isinstance(env, ShardingEnv2D) else None
         self._side = SideStream.on(settings.device or torch.device(self._env.device_type))
-        self._fetcher = Fetcher(settings, self._env, self._side)
+        self._fetcher = Fetcher(settings, self._env, self._side, model)
         self._begun: list[tuple[str, Begun]] = []  # for the batch that is taken next
         self.reset()
 
@@ -123,7 +120,7 @@ class BatchesInStep:
         self._begun = []
         self._iterator: Iterator[Any] | None = None  # while a forward pass is to begin the next batch
         self._to_look_up = 0
-        self._calls: list[_CollectionCall] | None = (
+        self._calls: list[CollectionCall] | None = (
             None if self._settings.is_ahead and self._collections else []
         )
         self._expected = list(self._collections)
@@ -131,8 +128,9 @@ class BatchesInStep:
         self._fetched: Fetched | None = None
         self._coming: _Coming | None = None
         self._batch: Any = None
+        self._late: Exception | None = None
 
-    def take(self, iterator: Iterator[Any]) -> Any:
+    def take(self, iterator: Iterator[Any]) -> PipelineStep:
         """Take the next batch, on the device, with its ids under way.
 
         Raises:
@@ -141,6 +139,7 @@ class BatchesInStep:
         """
         if self._coming is None:
             self.advance(iterator)
+        self._bring_near()
         coming, self._coming = self._coming, None
         assert coming is not None  # advance
         if coming.error is not None:
@@ -154,10 +153,17 @@ class BatchesInStep:
         self._begun = []
         current = self._side.join()
         if current is not None:
-            record_stream(coming.batch, current)
+            record_stream(coming.step.batch, current)
         if self.learns:
-            self._batch = coming.batch
-        return coming.batch
+            self._batch = coming.step.batch
+        self._late = coming.late
+        return coming.step
+
+    def raise_late(self) -> None:
+        """Raise the error of a stage that failed for the batch last taken, after the ranks had agreed on it."""
+        late, self._late = self._late, None
+        if late is not None:
+            raise late
 
     def advance(self, iterator: Iterator[Any]) -> None:
         """Read the next batch and send its ids now; :meth:`take` returns it or raises its error.
@@ -210,7 +216,7 @@ class BatchesInStep:
         _raise_if_stopped([Status.FINE if calls is not None else Status.STOPPED for calls in told])
         if any(told):
             self._expected = [name for name, _ in mine]
-            self._calls = [_CollectionCall(name, path) for name, path in _agreed(told)]
+            self._calls = [CollectionCall(name, path) for name, path in _agreed(told)]
             self._tell_who_stays({call.name for call in self._calls})
         self._batch = None
         self._made.clear()
@@ -234,28 +240,24 @@ class BatchesInStep:
 
     def _exchange(self, fetched: Fetched) -> tuple[_Coming, Sequence[Status]]:
         """Begin all exchanges of a batch, then go on with each, so that they are under way together."""
+        exchange = BatchExchange(self._env, self._groups, fetched, self._calls or (), self._begin)
         with self._side.active():
-            begun = [(call, *self._begin(call, fetched)) for call in self._calls or ()]
-            exchanges: list[_StatusExchange] = [step for _, _, step in begun]
-            if not exchanges or self._groups is not None:
-                # First, so that it has the statuses of all ranks, where headers have those of a sharding group.
-                exchanges = [StatusWord(self._env, fetched), *exchanges]
-            error, sent = _send_all(exchanges)
-            if begun and self._groups is not None:
-                error = GroupsWord(self._groups, error).exchange()
-        statuses = exchanges[0].statuses
-        is_over = bool(statuses) and not goes_on(statuses)
-        if error is None and not is_over:
-            self._begun = [(call.name, Begun(features, step, self._side)) for call, features, step in begun]
-        else:
-            self._discard([step for _, _, step in begun if step in sent])
-        return _Coming(fetched.batch, error and (fetched.error or error), is_over), statuses
+            late = self._late_error(EXCHANGE, fetched.step, exchange=exchange)
+            exchange.send()
+            if not exchange.goes_on:
+                exchange.discard()
+        if exchange.goes_on:
+            self._begun = [
+                (begun.call.name, Begun(begun.features, begun.step, self._side)) for begun in exchange.begun
+            ]
+        error = exchange.error and (fetched.error or exchange.error)
+        return _Coming(fetched.step, error, exchange.is_over, late), exchange.statuses
 
-    def _begin(self, call: _CollectionCall, fetched: Fetched) -> tuple[Any, Any]:
-        features, error = None, fetched.error
-        if fetched.batch is not None:
+    def _begin(self, call: CollectionCall, fetched: Fetched) -> CollectionExchange:
+        features, error, batch = None, fetched.error, fetched.step.batch
+        if batch is not None:
             try:
-                features = follow(fetched.batch, call.path)
+                features = follow(batch, call.path)
             except Exception as problem:
                 error = InvalidInputError(
                     f"the first batch had the input of a collection at {path_text(call.path)}, where this batch has "
@@ -268,12 +270,37 @@ class BatchesInStep:
         if self._groups is not None and status is Status.EMPTY_BATCH:
             status = Status.FINE  # a group all of whose data has ended goes on as long as another
         step = self._collections[call.name].begin_input_dist(features, status=status, prepare=prepare)
-        return features, step
+        return CollectionExchange(call, features, step)
 
-    def _discard(self, steps: Sequence[Any]) -> None:
-        with self._side.active():
-            for step in steps:
-                step.receive()
+    def _late_error(self, phase: str, step: PipelineStep, **calls: Any) -> Exception | None:
+        """Run the stages of a phase ahead of the forward pass; return the error of one that failed.
+
+        Raises:
+            DistributedError: a collective failed.
+        """
+        if step.batch is None:  # this rank's data has ended, or its batch is wrong
+            return None
+        try:
+            with step.during(**calls):
+                for stage in self._settings.stages.of(phase):
+                    run_stage(stage, step)
+        except Exception as error:
+            if is_lost(error):
+                raise
+            return error
+        return None
+
+    def _bring_near(self) -> None:
+        """Run the stages of the phase ``"prefetch"`` for the batch that is coming, once."""
+        coming = self._coming
+        if coming is None or coming.is_near or coming.error or coming.late or coming.is_over:
+            return
+        coming.is_near = True
+        coming.late = self._late_error(PREFETCH, coming.step, prefetch=self._prefetch)
+
+    def _prefetch(self) -> None:
+        for _, begun in self._begun:
+            begun.prefetch()
 
     # The forward pass
 
@@ -291,9 +318,9 @@ class BatchesInStep:
             DistributedError: the pass did not use the ids exchanged for it, or failed on another rank.
         """
         self.serve()
-        self._to_look_up = len(self._calls or ())
-        self._iterator = iterator if self._calls else None
+        self.begin_next_after_lookups(iterator)
         try:
+            self.raise_late()
             yield
             self._check_used()
         except Exception as error:
@@ -306,11 +333,21 @@ class BatchesInStep:
                 self._made.clear()
         if self._calls:
             _raise_if_stopped(self._say(Status.FINE))
-            return
-        if self.learns:
-            self.learn()
-        with record_function("## next batch ##"):
-            self.advance(iterator)
+        else:
+            if self.learns:
+                self.learn()
+            with record_function("## next batch ##"):
+                self.advance(iterator)
+        self._bring_near()
+
+    def begin_next_after_lookups(self, iterator: Iterator[Any]) -> None:
+        """Have the next batch begun once the results of the batch last taken are on their way.
+
+        Args:
+            iterator: iterator over this rank's batches.
+        """
+        self._to_look_up = len(self._calls or ())
+        self._iterator = iterator if self._calls else None
 
     def _has_looked_up(self) -> None:
         """Note that a collection's results are on their way; after those of the last one, begin the next batch."""
@@ -321,7 +358,7 @@ class BatchesInStep:
 
     def _say(self, status: Status) -> Sequence[Status]:
         """Exchange statuses of the forward pass with all ranks; return theirs."""
-        word = StatusWord(self._env, Fetched(None, status))
+        word = StatusWord(self._env, status)
         word.send()
         return word.statuses
 
@@ -335,7 +372,7 @@ class BatchesInStep:
 
     def _give_up(self, error: Exception) -> None:
         """Tell the other ranks of an error; if they cannot be reached, a note on ``error`` says so."""
-        if _is_lost(error):
+        if is_lost(error):
             return
         try:
             self._finish_for_others()
@@ -358,7 +395,7 @@ class BatchesInStep:
         elif self._calls:
             self._say(Status.STOPPED)
         else:
-            self._exchange(_STOPPED)
+            self._exchange(self._fetcher.without_batch(Status.STOPPED))
 
 
 def _call_weakly(method: weakref.WeakMethod[Callable[[], None]]) -> None:
@@ -370,21 +407,6 @@ def _call_weakly(method: weakref.WeakMethod[Callable[[], None]]) -> None:
 
 def _note(made: list[tuple[str, KeyedJaggedTensor]], name: str, features: KeyedJaggedTensor) -> None:
     made.append((name, features))
-
-
-def _send_all(exchanges: Sequence[_StatusExchange]) -> tuple[Exception | None, list[_StatusExchange]]:
-    """Go on with all exchanges; return the first error, and the exchanges whose ids are under way."""
-    first: Exception | None = None
-    sent = []
-    for exchange in exchanges:
-        try:
-            if exchange.send():
-                sent.append(exchange)
-        except Exception as error:
-            if _is_lost(error):
-                raise
-            first = first or error
-    return first, sent
 
 
 def _agreed(told: Sequence[Sequence[tuple[str, Path | None]]]) -> list[tuple[str, Path]]:
@@ -410,11 +432,6 @@ def _raise_if_stopped(statuses: Sequence[Status]) -> None:
         raise DistributedError(
             f"{who_ended(statuses)}. The step was given up on all ranks, nothing was updated"
         )
-
-
-def _is_lost(error: Exception) -> bool:
-    """True if a collective failed, so that further ones would fail too, or wait for their time-out."""
-    return isinstance(error, DistributedError) and isinstance(error.__cause__, RuntimeError)
 
 
 def _raise(error: Exception) -> None:

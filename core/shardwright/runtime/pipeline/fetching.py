@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from attrs import frozen
+from torch import nn
 
 from shardwright.errors import InvalidInputError
 from shardwright.runtime.pipeline.batch_settings import BatchSettings, EndOfData
+from shardwright.runtime.pipeline.stages import INPUT, PipelineStep, run_stage
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.batch_tree import device_of, leaves, moved, without_examples
@@ -26,11 +28,19 @@ NO_FORM = "this rank's data has ended, and no empty batch could be made of anoth
 
 @frozen(eq=False)
 class Fetched:
-    """A rank's batch for a step (maybe an empty one), or the reason why it has none."""
+    """A rank's batch for a step (maybe an empty one), or the reason why it has none.
 
-    batch: Any
+    Args:
+        step: the batch after the stages of the phase ``"input"``; its ``batch`` is ``None`` if there is none.
+        status: status word for the other ranks.
+        error: error of the iterator or of a stage.
+        read: the batch as the iterator gave it.
+    """
+
+    step: PipelineStep
     status: Status
     error: Exception | None = None
+    read: Any = None
 
 
 class Fetcher:
@@ -40,10 +50,12 @@ class Fetcher:
         settings: settings of the user.
         env: the ranks.
         side: stream on which batches are copied to the device.
+        model: the model that they are for.
     """
 
-    def __init__(self, settings: BatchSettings, env: ShardingEnv, side: SideStream) -> None:
-        self._settings, self._env, self._side = settings, env, side
+    def __init__(self, settings: BatchSettings, env: ShardingEnv, side: SideStream, model: nn.Module) -> None:
+        self._settings, self._env, self._side, self._model = settings, env, side, model
+        self._number = 0
         self._has_met, self._lacks_form, self._template = False, False, settings.empty_batch
 
     def fetch(self, iterator: Iterator[Any]) -> Fetched:
@@ -53,29 +65,41 @@ class Fetcher:
         except StopIteration:
             return self._ended()
         except Exception as error:
-            return Fetched(None, Status.FAILED, error)
-        try:
-            return Fetched(self._moved(batch), Status.FINE)
-        except Exception as error:
-            return Fetched(None, Status.FAILED, error)
+            return self.without_batch(Status.FAILED, error)
+        return self._prepared(batch, Status.FINE)
 
-    def _moved(self, batch: Any) -> Any:
-        device = self._settings.device
-        if not all(is_host(device_of(leaf)) for _, leaf in leaves(batch)):
-            self._side.follow_main()  # something made it there
-        with self._side.active():
-            return batch if device is None else moved(batch, device)
+    def _step(self, batch: Any) -> PipelineStep:
+        return PipelineStep(self._number, batch, self._settings.device, self._model, self._settings.optimizer)
+
+    def without_batch(self, status: Status, error: Exception | None = None) -> Fetched:
+        """The reason why this rank has no batch, as a status."""
+        return Fetched(self._step(None), status, error)
+
+    def _prepared(self, batch: Any, status: Status) -> Fetched:
+        """Take a batch through the stages of the phase ``"input"``."""
+        step = self._step(batch)
+        self._number += 1
+        try:
+            if not all(is_host(device_of(leaf)) for _, leaf in leaves(batch)):
+                self._side.follow_main()  # something made it there
+            with self._side.active():
+                for stage in self._settings.stages.of(INPUT):
+                    run_stage(stage, step)
+        except Exception as error:
+            return self.without_batch(Status.FAILED, error)
+        return Fetched(step, status, read=batch)
 
     def _ended(self) -> Fetched:
         if self._settings.end_of_data is EndOfData.FIRST_RANK:
-            return Fetched(None, Status.NO_BATCH)
+            return self.without_batch(Status.NO_BATCH)
         if self._template is None:
             lacking = self._lacks_form and InvalidInputError(NO_FORM)
-            return Fetched(None, Status.FAILED if lacking else Status.EMPTY_BATCH, lacking or None)
+            return self.without_batch(Status.FAILED if lacking else Status.EMPTY_BATCH, lacking or None)
         try:
-            return Fetched(self._moved(self._template()), Status.EMPTY_BATCH)
+            empty = self._template()
         except Exception as error:
-            return Fetched(None, Status.FAILED, error)
+            return self.without_batch(Status.FAILED, error)
+        return self._prepared(empty, Status.EMPTY_BATCH)
 
     def meet(self, fetched: Fetched) -> Fetched:
         """Compare the users' settings, and give ranks without data the form of a batch; every rank calls this once.
@@ -87,16 +111,19 @@ class Fetcher:
             return fetched
         choice = self._settings.end_of_data
         self._has_met = True
-        mine = (str(choice), self._form_of(fetched), fetched.status)
+        mine = (str(choice), self._settings.way, self._form_of(fetched), fetched.status)
         told = self._env.communicator.all_gather_objects(mine)
-        choices = [other for other, *_ in told]
-        if len(set(choices)) > 1:
-            raise InvalidInputError(
-                f"end_of_data differs between ranks: {', '.join(choices)} (rank 0 first); give all ranks the same"
-            )
+        for what, given in (
+            ("end_of_data", [other for other, *_ in told]),
+            ("the way to exchange ids", [way for _, way, *_ in told]),
+        ):
+            if len(set(given)) > 1:
+                raise InvalidInputError(
+                    f"{what} differs between ranks: {', '.join(given)} (rank 0 first); give all ranks the same"
+                )
         if choice is EndOfData.FIRST_RANK or self._template is not None:
             return fetched
-        forms = [form for _, form, _ in told if form is not None]
+        forms = [form for *_, form, _ in told if form is not None]
         if forms:
             self._template = partial(pickle.loads, forms[0])
         self._lacks_form = not forms and any(status is Status.FINE for *_, status in told)
@@ -105,10 +132,10 @@ class Fetcher:
     def _form_of(self, fetched: Fetched) -> bytes | None:
         """Pickle an empty batch of the form of this rank's batch; ``None`` if none is wanted or none can be made."""
         wanted = self._settings.end_of_data is EndOfData.LAST_RANK and self._template is None
-        if not wanted or fetched.batch is None:
+        if not wanted or fetched.read is None:
             return None
         try:
-            return pickle.dumps(moved(without_examples(fetched.batch), torch.device("cpu")))
+            return pickle.dumps(moved(without_examples(fetched.read), torch.device("cpu")))
         except Exception as error:
-            _log.warning("no empty batch can be made of a %s: %s", type(fetched.batch).__name__, error)
+            _log.warning("no empty batch can be made of a %s: %s", type(fetched.read).__name__, error)
             return None

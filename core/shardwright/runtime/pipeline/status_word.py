@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import DistributedError, InvalidInputError
-from shardwright.runtime.pipeline.fetching import Fetched
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.step.inputs import Status, goes_on
@@ -43,15 +42,21 @@ class GroupsWord:
 
 
 class StatusWord:
-    """Exchange of all ranks' statuses of a batch, without ids."""
+    """Exchange of all ranks' statuses of a batch, without ids.
+
+    Args:
+        env: the ranks.
+        status: status of this rank's batch.
+        error: its error, or ``None``.
+    """
 
     statuses: Sequence[Status] = ()
 
-    def __init__(self, env: ShardingEnv, fetched: Fetched) -> None:
-        self._fetched = fetched
+    def __init__(self, env: ShardingEnv, status: Status, error: Exception | None = None) -> None:
+        self._error = error
         self._communicator, device = env.header_channel
         ones = [1] * env.world_size
-        sent = torch.full((env.world_size,), int(fetched.status), device=device)
+        sent = torch.full((env.world_size,), int(status), device=device)
         self._received: Tensor = torch.empty_like(sent)
         self._work = self._communicator.all_to_all(self._received, sent, ones, ones, label="status")
 
@@ -69,7 +74,7 @@ class StatusWord:
 
     def _complain(self) -> None:
         """Raise the problems of any rank."""
-        error = self._fetched.error
+        error = self._error
         try:
             raise_problems(
                 self.statuses, [0] * len(self.statuses), self._communicator, RankProblem.of(error, None)

@@ -1,6 +1,7 @@
-"""Train pipelines: the ids of the next batch travel while this one computes.
+"""Pipelines: the ids of the next batch travel while this one computes.
 
-Every rank makes a step of :class:`TrainPipelineSparseDist` in this order:
+A pipeline is a list of stages (see :mod:`shardwright.runtime.pipeline.stages`). Every rank makes a step of
+:class:`TrainPipelineSparseDist` in this order:
 
 1. lookups, whose ids are there already;
 2. while their results travel, the next batch is read and copied, and its ids are sent;
@@ -14,61 +15,101 @@ as without a pipeline.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 
 from shardwright.arguments import checked
-from shardwright.errors import DistributedError, InvalidInputError
+from shardwright.errors import DistributedError
 from shardwright.runtime.pipeline.batch_settings import BatchSettings
 from shardwright.runtime.pipeline.batches import BatchesInStep
+from shardwright.runtime.pipeline.stages import (
+    FORWARD,
+    UPDATE,
+    Backward,
+    CopyToDevice,
+    Evaluate,
+    ExchangeHeaders,
+    ExchangeIds,
+    Forward,
+    OptimizerStep,
+    PipelineStage,
+    PipelineStep,
+    Prefetch,
+    Stages,
+    ZeroGrad,
+    run_stage,
+)
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-class TrainPipeline(ABC, Generic[In, Out]):
-    """A loop over batches that trains a model, one batch a call.
+class _ForwardPass:
+    """The part of a step that fails on all ranks or on none.
 
-    The model is given a batch and returns ``(losses, output)``. In training mode the sum of ``losses`` goes backward
-    and the optimizer makes a step; in evaluation mode neither.
+    Args:
+        forward: context of the forward pass.
 
-    A failure on one rank is raised on all ranks, and nothing hangs. A wrong batch or an iterator that raises fails the
-    step of that batch; the next ones train. A forward pass that raises fails its step; the next one trains. An error
-    in the backward pass or the optimizer closes the pipeline on its rank. The update is then half made, and other
-    ranks wait for the rest until the process ends or their time-out.
+    Attributes:
+        is_made: all ranks made the forward pass.
+    """
+
+    def __init__(self, forward: AbstractContextManager[None]) -> None:
+        self._stack, self._forward = ExitStack(), forward
+        self.is_made = False
+
+    def __enter__(self) -> None:
+        self._stack.enter_context(self._forward)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._stack.__exit__(kind, error, trace)
+        self.is_made = self.is_made or kind is None
+
+    def reach(self) -> None:
+        """End the forward pass, on all ranks; once."""
+        self._stack.close()
+        self.is_made = True
+
+
+class StagedPipeline(ABC, Generic[In, Out]):
+    """A loop over batches that takes each through a list of stages, one batch a call.
+
+    A failure on one rank is raised on all ranks, and nothing hangs. A wrong batch, an iterator that raises or a stage
+    ahead of the forward pass fails the step of that batch; the next ones train. A forward pass that raises fails its
+    step; the next one trains. An error in the backward pass or the optimizer closes the pipeline on its rank. The
+    update is then half made, and other ranks wait for the rest until the process ends or their time-out.
 
     Args:
         model: the sharded model, usually a ``DistributedModelParallel``.
         optimizer: optimizer of the dense parameters, or a ``CombinedOptimizer`` of all.
         device: device that batches are copied to.
+        stages: stages that each batch goes through, in order; alike on all ranks.
         end_of_data: ``"first_rank"``: all ranks end with the first whose data ends; ``"last_rank"``: with the last,
             and a rank whose data has ended goes on with empty batches (its gradients are zero, and averages are over
             all ranks as before). The same on all ranks.
-        empty_batch: function that makes a batch without examples; by default a batch of the form of the first batch of
-            any rank.
-        custom_model_fwd: function called instead of the model.
+        empty_batch: function that makes a batch without examples, as the iterator would; by default a batch of the form
+            of the first batch of any rank.
 
     Raises:
-        InvalidInputError: there is no such ``end_of_data``.
+        InvalidInputError: there is no such ``end_of_data``, or stages are out of order.
     """
 
-    @checked
+    @abstractmethod
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Any,
         device: torch.device | str,
+        stages: Sequence[PipelineStage],
         *,
-        end_of_data: str = "first_rank",
-        empty_batch: Callable[[], In] | None = None,
-        custom_model_fwd: Callable[[In], tuple[Tensor, Out]] | None = None,
+        end_of_data: str,
+        empty_batch: Callable[[], In] | None,
     ) -> None:
-        self._model, self._optimizer = model, optimizer
-        self._forward: Callable[[In], Any] = custom_model_fwd or model
+        self._model, self._optimizer, self._stages = model, optimizer, Stages(stages)
         self._closed_by: BaseException | None = None
         self._batches = BatchesInStep(
             model,
@@ -76,17 +117,14 @@ class TrainPipeline(ABC, Generic[In, Out]):
                 device=torch.device(device),
                 end_of_data=end_of_data,
                 empty_batch=empty_batch,
-                is_ahead=self._sends_ahead(),
+                stages=self._stages,
                 is_strict=True,
+                optimizer=optimizer,
             ),
         )
 
-    @abstractmethod
-    def _sends_ahead(self) -> bool:
-        """True if ids are sent before their forward pass."""
-
     def progress(self, dataloader_iter: Iterator[In]) -> Out:
-        """Make the next step; every rank makes this call. Profiles name its parts: ``## backward ##``, ...
+        """Make the next step; every rank makes this call. Profiles name its stages: ``## backward ##``, ...
 
         Args:
             dataloader_iter: this rank's batches. One batch ahead of the step is read.
@@ -105,33 +143,23 @@ class TrainPipeline(ABC, Generic[In, Out]):
                 f"this pipeline was closed by {type(self._closed_by).__name__} in the update of a step: load a "
                 "checkpoint and call reset() on all ranks"
             ) from self._closed_by
-        batch = self._batches.take(dataloader_iter)
-        if self._model.training:
-            self._optimizer.zero_grad()
-        with self._batches.forward(dataloader_iter), record_function("## forward ##"):
-            losses, output = self._pair(self._forward(batch))
-        if self._model.training:
-            self._update(losses)
+        step = self._batches.take(dataloader_iter)
+        forward_pass, is_training = _ForwardPass(self._batches.forward(dataloader_iter)), self._model.training
+        try:
+            with forward_pass, step.during(agree=forward_pass.reach):
+                self._run(FORWARD, step)
+            if is_training:
+                self._run(UPDATE, step)
+        except BaseException as error:
+            if forward_pass.is_made and is_training:
+                self._closed_by = error
+            raise
+        output: Out = step.output
         return output
 
-    def _pair(self, result: Any) -> tuple[Tensor, Out]:
-        if not isinstance(result, tuple | list) or len(result) != 2:
-            raise InvalidInputError(
-                f"the model returned a {type(result).__name__}; a pipeline wants (losses, output): wrap the model, or "
-                "give custom_model_fwd"
-            )
-        losses, output = result
-        return losses, output
-
-    def _update(self, losses: Tensor) -> None:
-        try:
-            with record_function("## backward ##"):
-                losses.sum().backward()
-            with record_function("## optimizer ##"):
-                self._optimizer.step()
-        except BaseException as error:
-            self._closed_by = error
-            raise
+    def _run(self, phase: str, step: PipelineStep) -> None:
+        for stage in self._stages.of(phase):
+            run_stage(stage, step)
 
     def reset(self) -> None:
         """Drop the batches under way and begin anew; every rank makes this call."""
@@ -139,18 +167,112 @@ class TrainPipeline(ABC, Generic[In, Out]):
         self._closed_by = None
 
 
-class TrainPipelineBase(TrainPipeline[In, Out]):
+def _trained(forward: Callable[[Any], Any] | None) -> list[PipelineStage]:
+    """Stages of a step that trains."""
+    return [ZeroGrad(), Forward(forward), Backward(), OptimizerStep()]
+
+
+class TrainPipeline(StagedPipeline[In, Out]):
+    """A pipeline of your own stages.
+
+    It takes the list of another pipeline, with stages replaced, wrapped, added or left out. A list without stages of
+    the phase ``"update"`` leaves the backward pass to you. All arguments are those of :class:`StagedPipeline`.
+
+    Args:
+        model: the sharded model.
+        optimizer: optimizer that stages use.
+        device: device that batches are copied to.
+        stages: stages of a batch; those of :class:`TrainPipelineSparseDist` by default.
+        end_of_data: ``"first_rank"`` or ``"last_rank"``.
+        empty_batch: function that makes a batch without examples.
+
+    Example:
+        >>> import torch, shardwright as sw
+        >>> class Losses(sw.PipelineStage):
+        ...     name, phase = "losses", "forward"
+        ...     def run(self, step):
+        ...         step.output = step.losses
+        >>> table = sw.EmbeddingBagConfig(1000, 8, name="user_id", feature_names=["user"])
+        >>> model = sw.DistributedModelParallel(
+        ...     sw.EmbeddingBagCollection([table], device="meta"), env=sw.ShardingEnv.local(device_type="cpu")
+        ... )
+        >>> stages = [stage for stage in sw.TrainPipelineSparseDist.stages() if stage.phase != "update"]
+        >>> forward = sw.Forward(lambda batch: (model(batch).values().square().mean(), None))
+        >>> stages = [forward if stage.name == "forward" else stage for stage in stages] + [Losses()]
+        >>> pipeline = sw.TrainPipeline(model, model.fused_optimizer, torch.device("cpu"), stages=stages)
+        >>> batches = iter([sw.KeyedJaggedTensor.from_lists({"user": [[7, 8], []]})])
+        >>> pipeline.progress(batches).backward()  # the loop's own
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Any,
+        device: torch.device | str,
+        *,
+        stages: Sequence[PipelineStage] | None = None,
+        end_of_data: str = "first_rank",
+        empty_batch: Callable[[], In] | None = None,
+    ) -> None:
+        stages = TrainPipelineSparseDist.stages() if stages is None else stages
+        super().__init__(model, optimizer, device, stages, end_of_data=end_of_data, empty_batch=empty_batch)
+
+
+class _ListedPipeline(StagedPipeline[In, Out]):
+    """A pipeline with a list of stages of its own.
+
+    The model is given a batch and returns ``(losses, output)``. In training mode the sum of ``losses`` goes backward
+    and the optimizer makes a step; in evaluation mode neither. All arguments but the last are those of
+    :class:`StagedPipeline`.
+
+    Args:
+        model: the sharded model.
+        optimizer: optimizer of the dense parameters, or of all.
+        device: device that batches are copied to.
+        end_of_data: ``"first_rank"`` or ``"last_rank"``.
+        empty_batch: function that makes a batch without examples.
+        custom_model_fwd: function called instead of the model.
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Any,
+        device: torch.device | str,
+        *,
+        end_of_data: str = "first_rank",
+        empty_batch: Callable[[], In] | None = None,
+        custom_model_fwd: Callable[[In], tuple[Tensor, Out]] | None = None,
+    ) -> None:
+        stages = self.stages(custom_model_fwd)
+        super().__init__(model, optimizer, device, stages, end_of_data=end_of_data, empty_batch=empty_batch)
+
+    @staticmethod
+    @abstractmethod
+    def stages(forward: Callable[[Any], Any] | None = None) -> list[PipelineStage]:
+        """Make its stages, to be changed and given to :class:`TrainPipeline`.
+
+        Args:
+            forward: function called instead of the model.
+        """
+
+
+class TrainPipelineBase(_ListedPipeline[In, Out]):
     """A pipeline that copies the next batch to the device while this one computes.
 
     Ids are exchanged in the forward pass. It serves models whose collections get their inputs from changing places of
     the batch. Before each step the ranks exchange a status word.
     """
 
-    def _sends_ahead(self) -> bool:
-        return False
+    @staticmethod
+    def stages(forward: Callable[[Any], Any] | None = None) -> list[PipelineStage]:
+        """Make its stages: a copy, and a step that trains."""
+        return [CopyToDevice(), *_trained(forward)]
 
 
-class TrainPipelineSparseDist(TrainPipeline[In, Out]):
+class TrainPipelineSparseDist(_ListedPipeline[In, Out]):
     """A pipeline that copies the next batch and exchanges its ids while this one computes.
 
     The inputs of the collections in the first forward pass are looked up in the batch. From then on the collections
@@ -181,13 +303,37 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         (3, torch.Size([3, 8]))
     """
 
-    def _sends_ahead(self) -> bool:
-        return True
+    @staticmethod
+    def stages(forward: Callable[[Any], Any] | None = None) -> list[PipelineStage]:
+        """Make its stages: a copy, the exchange of ids, and a step that trains."""
+        return [CopyToDevice(), ExchangeHeaders(), ExchangeIds(), *_trained(forward)]
+
+
+class PrefetchTrainPipelineSparseDist(_ListedPipeline[In, Out]):
+    """A :class:`TrainPipelineSparseDist` whose kernels bring the next batch's rows near during the backward pass.
+
+    It serves compute kernels that have rows elsewhere than where they compute, and prefetch. With others it is the
+    same as :class:`TrainPipelineSparseDist`.
+    """
+
+    @staticmethod
+    def stages(forward: Callable[[Any], Any] | None = None) -> list[PipelineStage]:
+        """Make its stages: a copy, the exchange of ids, the prefetch, and a step that trains."""
+        return [CopyToDevice(), ExchangeHeaders(), ExchangeIds(), Prefetch(), *_trained(forward)]
+
+
+class EvalPipelineSparseDist(_ListedPipeline[In, Out]):
+    """A :class:`TrainPipelineSparseDist` that makes forward passes without gradients, and nothing else."""
+
+    @staticmethod
+    def stages(forward: Callable[[Any], Any] | None = None) -> list[PipelineStage]:
+        """Make its stages: a copy, the exchange of ids, and a forward pass without gradients."""
+        return [CopyToDevice(), ExchangeHeaders(), ExchangeIds(), Evaluate(forward)]
 
 
 class _LockstepIterator(Iterator[In]):
     def __init__(self, model: nn.Module, batches: Iterable[In], settings: BatchSettings) -> None:
-        self._batches = BatchesInStep(model, settings)
+        self._batches, self._overlaps = BatchesInStep(model, settings), settings.overlaps
         self._iterator = iter(batches)
         self._has_begun = self._is_over = False
 
@@ -199,11 +345,15 @@ class _LockstepIterator(Iterator[In]):
         self._batches.drop_unused()
         self._has_begun = True
         try:
-            batch: In = self._batches.take(self._iterator)
+            step = self._batches.take(self._iterator)
         except StopIteration:
             self._is_over = True
             raise
+        self._batches.raise_late()
         self._batches.serve()
+        if self._overlaps:
+            self._batches.begin_next_after_lookups(self._iterator)
+        batch: In = step.batch
         return batch
 
 
@@ -214,12 +364,14 @@ def lockstep_batches(
     device: torch.device | str | None = None,
     end_of_data: str = "first_rank",
     empty_batch: Callable[[], In] | None = None,
+    overlap: bool = True,
 ) -> Iterator[In]:
     """Iterate over batches in your own training loop, with one end of data for all ranks; every rank calls this.
 
-    Ranks may have different numbers of batches, and some none at all. The ids of a batch are exchanged before the
-    iterator returns it, which tells whether every rank has one. That takes no further collective, except for the first
-    batch, and for models that make their collections' inputs themselves.
+    Ranks may have different numbers of batches, and some none at all. As in :class:`TrainPipelineSparseDist`, a batch
+    is read, and its ids are exchanged, while the batch before it computes: in the model's call, once the results of its
+    lookups are on their way. That exchange tells whether every rank has a batch. It takes no further collective,
+    except for the first batch, and for models that make their collections' inputs themselves.
 
     Args:
         model: the sharded model, which is given every batch once.
@@ -227,6 +379,8 @@ def lockstep_batches(
         device: device that they are copied to; by default they stay.
         end_of_data: ``"first_rank"`` or ``"last_rank"``, as in :class:`TrainPipeline`.
         empty_batch: function that makes a batch without examples, as in :class:`TrainPipeline`.
+        overlap: ``False`` reads and exchanges a batch only when it is asked for, so that nothing is under way between
+            two batches, as :meth:`DistributedModelParallel.reshard` wants it. The same on all ranks.
 
     Returns:
         An iterator over the batches.
@@ -240,5 +394,5 @@ def lockstep_batches(
         ...     model(batch).sum().backward()
     """
     place = None if device is None else torch.device(device)
-    settings = BatchSettings(place, end_of_data, empty_batch)
+    settings = BatchSettings(place, end_of_data, empty_batch, overlaps=overlap)
     return _LockstepIterator(model, batches, settings)

@@ -1,4 +1,4 @@
-"""The one distinction that the runtime makes between devices."""
+"""The distinctions that the runtime makes between devices."""
 
 from __future__ import annotations
 
@@ -12,3 +12,11 @@ def is_host(device: torch.device) -> bool:
     a limit blocks nobody else. Other devices have streams, and copies from and to page-locked memory.
     """
     return device.type == "cpu"
+
+
+def has_accelerator(device_type: str) -> bool:
+    """Tell whether this machine has an accelerator of a type, such as ``"cuda"``."""
+    if not torch.accelerator.is_available():
+        return False
+    found = torch.accelerator.current_accelerator()
+    return found is not None and found.type == device_type

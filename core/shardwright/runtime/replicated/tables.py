@@ -22,7 +22,8 @@ from shardwright.runtime.routed.codecs import TableCodecs
 from shardwright.runtime.routed.plan import Paths, plan_routing
 from shardwright.runtime.routed.return_path import Answers
 from shardwright.runtime.routed.routing import Bucketed, bags_of_groups, routers_of
-from shardwright.runtime.routed.sections import SectionStep, sections_of
+from shardwright.runtime.routed.section import SectionStep
+from shardwright.runtime.routed.sections import sections_of
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
 from shardwright.runtime.step.kept_gradients import keeping_gradients
@@ -108,7 +109,8 @@ class ReplicatedStep(ExecutorStep):
 
     def __init__(self, tables: ReplicatedTables, batch: FeatureBatch | None) -> None:
         self._tables = tables
-        self._routed = None if batch is None else [router.route(batch) for router in tables.routers]
+        # Nothing travels, so the bags of features with batch sizes of their own are filled up here.
+        self._routed = None if batch is None else [router.route(batch.filled_up) for router in tables.routers]
         self._feature_ids = np.zeros(0, dtype=np.int64) if batch is None else batch.num_ids
 
     @property

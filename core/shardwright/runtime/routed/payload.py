@@ -1,8 +1,10 @@
 """The message of ids, and the header fields that tell its sizes.
 
-A slot has one header field. Its low 32 bits are the number of ids. If bags without ids are left out, its high 32 bits
-are the number of bags. The message to a rank has these parts in turn: the ids of each router's slots (int64); in pooled
-collections the lengths of their bags (int32); if weighted, the weights (float32); zeros up to a multiple of 8 bytes.
+A slot has one header field. Its low 32 bits are the number of ids, its high 32 bits the number of bags. These are fewer
+than the batch size if bags without ids are left out, or if the feature has a batch size of its own.
+
+The message to a rank has these parts in turn: the ids of each router's slots (int64); in pooled collections the lengths
+of their bags (int32); if weighted, the weights (float32); zeros up to a multiple of 8 bytes.
 
 Legend: W ranks, S slots of all ranks, S_r a rank's slots of one router, P parts of a message.
 """
@@ -20,8 +22,8 @@ from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.routing import Bucketed, Router
 from shardwright.runtime.step.executor import PeerHeaders
-from shardwright.runtime.step.kernel_groups import Bucketing, KernelGroup
-from shardwright.runtime.step.segments import interleave, places_of, sums, take
+from shardwright.runtime.step.kernel_groups import KernelGroup
+from shardwright.runtime.step.segments import filled_up, interleave, places_of, sums, take
 
 _BAGS = 32
 _IDS = (1 << _BAGS) - 1
@@ -34,12 +36,14 @@ class Incoming:
     """Sizes of the messages that arrive for this rank's slots, read from the headers.
 
     Args:
+        batch_sizes: ``B_w`` of each rank, ``[W]``.
         num_ids: number of ids from each rank for each slot, ``[W, S_r]`` for each router.
         num_bags: number of bags from each rank for each slot, ``[W, S_r]`` for each router.
         words: 4-byte words of each part of each rank's message, ``[P, W]``.
         splits: 8-byte words of each rank's message, ``[W]``.
     """
 
+    batch_sizes: Ints
     num_ids: Sequence[Ints]
     num_bags: Sequence[Ints]
     words: Ints
@@ -88,10 +92,8 @@ class PayloadFormat:
         """Write the header fields for each rank, filled up with zeros: ``[W, header_size]``."""
         world_size = self._routers[0].slots.world_size
         fields = np.zeros(world_size * self.header_size, dtype=np.int64)
-        for router, places, own in zip(self._routers, self._fields, routed, strict=True):
-            fields[places] = (
-                own.num_ids | own.num_bags << _BAGS if router.bucketing is Bucketing.RAGGED else own.num_ids
-            )
+        for places, own in zip(self._fields, routed, strict=True):
+            fields[places] = own.num_ids | own.num_bags << _BAGS
         return fields.reshape(world_size, -1)
 
     def pack(self, routed: Sequence[Bucketed]) -> tuple[Tensor, list[int]]:
@@ -122,16 +124,9 @@ class PayloadFormat:
         """Read the sizes of the arriving messages from the headers."""
         fields = [peers.fields[:, own] for own in self._own]
         num_ids = [own & _IDS for own in fields]
-        num_bags = [
-            own >> _BAGS if router.bucketing is Bucketing.RAGGED else self._bags_of_samples(ids, peers)
-            for router, own, ids in zip(self._routers, fields, num_ids, strict=True)
-        ]
+        num_bags = [own >> _BAGS for own in fields]
         words = self._words([own.sum(1) for own in num_ids], [own.sum(1) for own in num_bags])
-        return Incoming(num_ids, num_bags, words, (words.sum(0) // 2).tolist())
-
-    def _bags_of_samples(self, num_ids: Ints, peers: PeerHeaders) -> Ints:
-        """Bags where none is left out, ``[W, S_r]``: one for each sample, or, of sequences, one for each id."""
-        return np.zeros_like(num_ids) + peers.batch_sizes[:, None] if self._is_pooled else num_ids
+        return Incoming(peers.batch_sizes, num_ids, num_bags, words, (words.sum(0) // 2).tolist())
 
     def unpack(self, received: Tensor, incoming: Incoming) -> list[Bags]:
         """Read the bags of each of this rank's groups from the messages."""
@@ -157,7 +152,7 @@ class PayloadFormat:
             ids, bags = _SlotRun(num_ids, slots), _SlotRun(num_bags, slots)
             part_of_lengths = num_routers + number
             part_of_weights = num_routers * (1 + self._is_pooled) + number
-            yield Bags(
+            own_bags = Bags(
                 ids=ids.of(received, starts[number]),
                 lengths=bags.of(received.view(torch.int32), starts[part_of_lengths])
                 if self._is_pooled
@@ -168,6 +163,18 @@ class PayloadFormat:
                 counts=num_bags[:, slots],
                 is_ragged=group.kind.is_ragged,
             )
+            has_all = group.kind.is_ragged or not self._is_pooled
+            yield own_bags if has_all else _with_all_bags(own_bags, incoming.batch_sizes)
+
+
+def _with_all_bags(bags: Bags, batch_sizes: Ints) -> Bags:
+    """Fill up the slots with empty bags to the batch size of their source, as kernels want them."""
+    wanted = np.broadcast_to(batch_sizes[:, None], bags.table.shape)
+    if np.array_equal(bags.table, wanted):
+        return bags
+    assert bags.lengths is not None  # sequences have a bag for each id
+    lengths = filled_up(bags.lengths, bags.table.reshape(-1), wanted.reshape(-1))
+    return Bags(bags.ids, lengths, bags.weights, wanted)
 
 
 class _SlotRun:

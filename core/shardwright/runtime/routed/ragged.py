@@ -55,6 +55,10 @@ class FillingLookup:
         rows = result.reshape(filled.num_rows, self._widths[0]).index_select(0, filled.row)
         return rows.view(-1), (filled.row, filled.num_rows, saved)
 
+    def prefetch(self, bags: Bags) -> None:
+        """Bring rows near as :meth:`Lookup.prefetch` does."""
+        self._lookup.prefetch(self._filled(bags).bags)
+
     def anticipate(self, saved: Any) -> None:
         """Prepare the backward pass as :meth:`Lookup.anticipate` does."""
         self._lookup.anticipate(saved[-1])

@@ -43,7 +43,8 @@ class Bucketed:
     Args:
         batch_size: ``B``.
         num_ids: number of ids of each slot, ``[S]``, in host memory.
-        num_bags: number of bags of each slot, ``[S]``, in host memory; of sequences each id is a bag.
+        num_bags: number of bags of each slot, ``[S]``, in host memory; of sequences each id is a bag. The bags with
+            which a feature is filled up to ``B`` are left out where its ids are not parted.
         ids: row of each id in the slot's block, ``[sum of num_ids]`` int64.
         lengths: number of ids of each bag, ``[sum of num_bags]`` int32; ``None`` for sequences.
         weights: weight of each id, ``[sum of num_ids]`` float32, or ``None``.
@@ -133,19 +134,24 @@ class WholeRouter(Router):
         self._is_pooled = plan.collection.is_pooled
 
     def route(self, batch: FeatureBatch) -> Bucketed:  # noqa: D102 - described in the base class
-        size = batch.batch_size
+        size, sizes = batch.batch_size, batch.sizes
         lengths, num_ids, ids, weights = batch.lengths, batch.num_ids, batch.values, batch.weights
         if self._index is not None:
             num_ids, starts = num_ids[self._features], batch.starts[self._features]
             lengths = lengths.index_select(0, self._index.to(lengths.device))
             ids = take(ids, starts, num_ids)
             weights = None if weights is None else take(weights, starts, num_ids)
+            sizes = None if sizes is None else sizes[self._features]
+        lengths = lengths.reshape(-1)
+        num_bags = np.full_like(num_ids, size) if sizes is None else sizes
+        if sizes is not None:
+            lengths = take(lengths, np.arange(len(sizes)) * size, sizes)
         return Bucketed(
             batch_size=size,
             num_ids=num_ids,
-            num_bags=np.full_like(num_ids, size) if self._is_pooled else num_ids,
+            num_bags=num_bags if self._is_pooled else num_ids,
             ids=ids,
-            lengths=lengths.reshape(-1) if self._is_pooled else None,
+            lengths=lengths if self._is_pooled else None,
             weights=weights,
             places=None,
         )

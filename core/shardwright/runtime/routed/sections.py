@@ -14,43 +14,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
+from attrs import evolve
 from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots
+from shardwright.runtime.routed.section import SectionStep
+from shardwright.runtime.routed.trimming import FilledUpResults, TrimmedStep
 from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.columns import Columns, Move, Placement, Room, selected
-from shardwright.runtime.step.kernel_groups import GroupKind
+from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind
 from shardwright.runtime.step.segments import counts_of, index_of, order_of, repeated, starts_of, sums, take
-
-
-class SectionStep(ABC):
-    """One batch on its way through a section.
-
-    Attributes:
-        asked: number of values of results that arrive from each rank, and of gradients that leave to it, ``[W]`` each.
-        answered: number of values of results that leave to each rank, and of gradients that arrive, ``[W]`` each.
-    """
-
-    asked: tuple[Ints, Ints]
-    answered: tuple[Ints, Ints]
-
-    @abstractmethod
-    def results(self) -> Tensor:
-        """The results that leave, flat, rank after rank."""
-
-    @abstractmethod
-    def outputs(self, received: Tensor) -> list[Tensor]:
-        """Arrange the results that arrived: a tensor for each of the section's ``brings``."""
-
-    @abstractmethod
-    def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
-        """The gradients that leave, flat: those of all outputs, as far as they are needed; made in a room if copied."""
-
-    @abstractmethod
-    def by_group(self, received: Tensor) -> list[Tensor]:
-        """Deal the gradients that arrived to the local groups."""
 
 
 class Section(ABC):
@@ -74,17 +49,63 @@ class Section(ABC):
         own = PathSlots.of_kinds(plan, kinds)
         self.slots, self.groups = own.columns, own.groups
         self.kind: GroupKind = plan.kinds[kinds[0]]
-        self.rank, self.outputs_of_plan = plan.rank, plan.collection.outputs
+        self.rank, self.is_pooled = plan.rank, plan.collection.is_pooled
         # Places of the section's slots among those of their router.
         routed = plan.slots.chosen(plan.bucketing_of_piece[plan.slots.piece] == self.kind.bucketing)
         is_own = np.isin(plan.pieces.group[routed.piece], kinds)
         self.places = None if is_own.all() else np.flatnonzero(is_own)
         first, stop = routed.first[plan.rank : plan.rank + 2]
         self.local = np.flatnonzero(is_own[first:stop])
+        columns = [columns_of(plan, self.slots.piece, gradient=own) for own in (False, True)]
+        self._slot_widths = [own.stop - own.start for own in columns]
 
-    @abstractmethod
     def begin(self, answers: Answers) -> SectionStep:
         """Start with the results of a batch."""
+        if self.kind.bucketing is not Bucketing.WHOLE or not self.is_pooled or self._is_filled_up(answers):
+            return self._begin(answers)
+        # The section sees slots that are filled up to the batch size; what travels is trimmed.
+        step = self._begin(_filled_up(answers, self.kind.bucketing, self.rank))
+        return TrimmedStep(step, self._shapes_asked(answers), self._shapes_answered(answers), answers.device)
+
+    def _is_filled_up(self, answers: Answers) -> bool:
+        """True if all slots have the batch size of their source, on both sides."""
+        bucketing, sizes = self.kind.bucketing, answers.batch_sizes
+        is_own = (answers.asked[bucketing].num_bags == sizes[self.rank]).all()
+        return bool(is_own and (answers.answered[bucketing] == sizes[:, None]).all())
+
+    def _shapes_asked(self, answers: Answers) -> list[FilledUpResults]:
+        """Forms of this rank's results from each rank, and of their gradients."""
+        edges, size = self.slots.first[1:-1], answers.batch_sizes[self.rank]
+        bags = np.split(self.bags_asked(answers), edges)
+        return [
+            FilledUpResults(
+                bags,
+                np.full(len(bags), size),
+                np.split(widths, edges),
+                unit=wire.width,
+                is_matrix=self.kind.is_matrix,
+            )
+            for widths, wire in zip(self._slot_widths, self.wire, strict=True)
+        ]
+
+    def _shapes_answered(self, answers: Answers) -> list[FilledUpResults]:
+        """Forms of each rank's results from this rank, and of their gradients."""
+        own = slice(*self.slots.first[self.rank : self.rank + 2])
+        bags, sizes = answers.answered[self.kind.bucketing][:, self.local], answers.batch_sizes
+        return [
+            FilledUpResults(
+                list(bags),
+                sizes,
+                [widths[own]] * len(sizes),
+                unit=wire.width,
+                is_matrix=self.kind.is_matrix,
+            )
+            for widths, wire in zip(self._slot_widths, self.wire, strict=True)
+        ]
+
+    @abstractmethod
+    def _begin(self, answers: Answers) -> SectionStep:
+        """Start with the results of a batch whose slots have all bags, or, where ids are parted, some."""
 
     def bags_asked(self, answers: Answers) -> Ints:
         """Number of bags that this rank sent to each slot: ``[S]``."""
@@ -95,6 +116,17 @@ class Section(ABC):
         """Number of bags that each rank sent to the local slots together: ``[W]``."""
         answered: Ints = answers.answered[self.kind.bucketing][:, self.local].sum(1)
         return answered
+
+
+def _filled_up(answers: Answers, bucketing: Bucketing, rank: int) -> Answers:
+    """The same results, as if each slot of a bucketing had as many bags as its source has examples."""
+    asked, answered, sizes = answers.asked[bucketing], answers.answered[bucketing], answers.batch_sizes
+    whole = evolve(asked, num_bags=np.full_like(asked.num_bags, sizes[rank]))
+    return evolve(
+        answers,
+        asked={**answers.asked, bucketing: whole},
+        answered={**answers.answered, bucketing: np.zeros_like(answered) + sizes[:, None]},
+    )
 
 
 def columns_of(plan: RoutingPlan, pieces: Ints, *, gradient: bool = False) -> Columns:
@@ -182,7 +214,7 @@ class MatrixSection(Section):
         pieces = plan.slots.piece[first + slots.start : first + slots.stop]
         return [columns_of(plan, pieces, gradient=own) for own in (False, True)]
 
-    def begin(self, answers: Answers) -> SectionStep:  # noqa: D102 - described in the base class
+    def _begin(self, answers: Answers) -> SectionStep:
         return _MatrixStep(self, answers)
 
 
@@ -306,7 +338,7 @@ class BagsSection(RowsSection):
         at_first = Placement.in_one(first_columns(plan, wanted), plan.collection.width)
         self.pick = Move(widths, at_first, Placement.in_one(starts_of(widths), int(widths.sum())))
 
-    def begin(self, answers: Answers) -> SectionStep:  # noqa: D102 - described in the base class
+    def _begin(self, answers: Answers) -> SectionStep:
         return _BagsStep(self, answers)
 
 
@@ -367,7 +399,7 @@ class SequenceSection(RowsSection):
             for place in range(len(columns.output))
         ]
 
-    def begin(self, answers: Answers) -> SectionStep:  # noqa: D102 - described in the base class
+    def _begin(self, answers: Answers) -> SectionStep:
         return _SequenceStep(self, answers)
 
 

@@ -10,6 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.codec import Codec
+from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow, Routed
 from shardwright.planning.plan.plan import ParameterSharding
@@ -23,7 +24,7 @@ from shardwright.runtime.routed.return_paths import return_path_of
 from shardwright.runtime.routed.routing import Bucketed, routers_of
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
-from shardwright.runtime.step.kept_gradients import keeping_gradients
+from shardwright.runtime.step.kept_gradients import keeping_gradients, prefetches
 from shardwright.runtime.step.kernel_groups import build_lookups
 
 
@@ -126,6 +127,7 @@ class RoutedStep(ExecutorStep):
         self._tables = tables
         self._routed = None if batch is None else [router.route(batch) for router in tables.routers]
         self._num_ids = np.zeros(0, dtype=np.int64) if batch is None else batch.num_ids
+        self._bags: list[Bags] | None = None
         self._saved: list[Any] = []
         self._steps: list[ReturnStep] = []
 
@@ -153,13 +155,25 @@ class RoutedStep(ExecutorStep):
         del self._work
         return [self._payload, *(tensor for own in self._asked for tensor in own.tensors)]
 
+    def _arrived(self) -> list[Bags]:
+        """The bags of each group, read from the messages the first time."""
+        if self._bags is None:
+            self._bags = self._tables.format.unpack(self._payload, self._incoming)
+        return self._bags
+
+    def prefetch(self) -> None:  # noqa: D102
+        tables = self._tables
+        for lookup, taking, own in zip(tables.lookups, tables.taking, self._arrived(), strict=True):
+            if prefetches(lookup):
+                taking.prefetch(own)
+
     def lookup(self, *, training: bool) -> None:  # noqa: D102
-        bags = self._tables.format.unpack(self._payload, self._incoming)
         results = []
-        for taking, own in zip(self._tables.taking, bags, strict=True):
+        for taking, own in zip(self._tables.taking, self._arrived(), strict=True):
             result, saved = taking.forward(own, training=training)
             results.append(result.reshape(-1))
             self._saved.append(saved)
+        self._bags = None
         del self._payload
         self._start(results)
         if training:  # while results travel

@@ -6,6 +6,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +188,26 @@ class DistributedModelParallel(nn.Module):
             return
         options |= {"device_ids": [self.device], "process_group": everyone.process_group}
         self._wrapper = (DistributedDataParallel(self.module, **options),)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context in which gradients of dense parameters add up without an average over the ranks.
+
+        The backward pass of the first forward pass after it averages all of them. Gradients of tables travel in each
+        backward pass. Every rank makes the same passes in it.
+
+        Raises:
+            UnsupportedError: a table is updated in the backward pass, which would not wait for the other batches.
+
+        Example:
+            >>> for micro_batch in micro_batches[:-1]:  # doctest: +SKIP
+            ...     with model.no_sync():
+            ...         (model(micro_batch).mean() / len(micro_batches)).backward()
+            >>> (model(micro_batches[-1]).mean() / len(micro_batches)).backward()  # doctest: +SKIP
+        """
+        for sharded in self._sharded.values():
+            if isinstance(sharded, ShardedCollection):
+                sharded.refuse_accumulation()
+        return self._wrapper[0].no_sync() if self._wrapper else nullcontext()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward; every rank makes this call in the same step."""

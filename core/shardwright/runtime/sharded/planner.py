@@ -41,6 +41,9 @@ class EmbeddingShardingPlanner(TablePlanner):
         seconds: limit of the search, s; at the limit the best plan so far is returned, with its gap. By default the
             search ends by itself, after a budget of work that takes about ten seconds of one core at most and gives
             the same plan on any machine.
+        stay_near: plan from which a model comes. Moves cost: plans are rated by ``objective + move_cost * moved GiB``,
+            weights and optimizer states, and of equal ones that which moves least is taken.
+        move_cost: milliseconds that the step must become shorter by for each GiB that moves; 0 if not given.
         listener: function called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the
             bound improve.
         progress: show a line on standard error when planning takes longer than a second; by default if that is a
@@ -66,6 +69,9 @@ class EmbeddingShardingPlanner(TablePlanner):
     def plan(self, module: Any, sharders: Sequence[Any]) -> ShardingPlan:
         """Plan all tables of ``module`` that ``sharders`` can shard.
 
+        Where this machine has an accelerator of the topology's kind, the plan has only kernels that work here. A plan
+        for other machines assumes that the kernels' libraries are installed there.
+
         Args:
             module: the model, on any device (``meta`` will do).
             sharders: module sharders.
@@ -73,6 +79,7 @@ class EmbeddingShardingPlanner(TablePlanner):
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
+        from shardwright.runtime.ranks.devices import has_accelerator
         from shardwright.runtime.sharded.dense_bytes import dense_bytes
         from shardwright.runtime.sharded.sharders import collect_tables
 
@@ -80,7 +87,7 @@ class EmbeddingShardingPlanner(TablePlanner):
         return self._plan(
             tuple(collect_tables(module, sharders, compute_device=topology.compute_device)),
             topology,
-            on_this_machine=False,
+            on_this_machine=has_accelerator(topology.compute_device),
             dense=dense_bytes(module, sharders),
         )
 

@@ -248,6 +248,19 @@ class ShardedCollection(nn.Module, ABC):
                     reader, table.state.table.describe(), is_fused=table.is_fused, in_step=table.in_step
                 )
 
+    def refuse_accumulation(self) -> None:
+        """Check that gradients of several backward passes add up.
+
+        Raises:
+            UnsupportedError: a table is updated in each backward pass; the same on every rank.
+        """
+        for table in self._tables.values():
+            if table.is_fused and not table.in_step:
+                raise UnsupportedError(
+                    f"no_sync() accumulates gradients, but table {table.state.table.describe()} is updated in each "
+                    "backward pass: build the model with DistributedModelParallel(..., update='in_step')"
+                )
+
     @property
     def sharded_tables(self) -> Mapping[str, ShardedTable]:
         """This rank's blocks of each table, by the table's name."""

@@ -62,7 +62,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
         return {
             output.name: JaggedTensor(
                 values=rows,
-                lengths=step.batch.lengths[output.feature],
+                lengths=step.batch.lengths_of(output.feature),
                 weights=step.batch.ids[output.feature] if self.need_indices else None,
             )
             for output, rows in zip(self._engine.collection.outputs, values, strict=True)

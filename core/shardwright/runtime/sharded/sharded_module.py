@@ -98,6 +98,26 @@ class ModuleSharder(ABC):
         kernels = host().compute_kernels
         return [name for name in kernels if kernels[name].fuses_optimizer]
 
+    def allowed(
+        self, table: TableSpec, compute_device_type: str
+    ) -> Mapping[str, Sequence[str] | None] | None:
+        """Sharding types that planners may choose for a table, each with its compute kernels.
+
+        By default those of :meth:`sharding_types` and :meth:`compute_kernels`, where a subclass overrides one of them.
+        A subclass whose answer depends on the table overrides this.
+
+        Args:
+            table: one of :meth:`tables`.
+            compute_device_type: ``"cpu"``, ``"cuda"``, ...
+
+        Returns:
+            Names of compute kernels by name of sharding type; ``None`` in place of a list, or of all, for any.
+
+        Raises:
+            UnknownPluginError: the subclass returns something that is not known.
+        """
+        return _allowed_by(self, compute_device_type)
+
     @abstractmethod
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
         """The specifications of the tables of ``module``, which stands at ``path`` in the model."""
@@ -206,7 +226,7 @@ def collect_tables(
     """
     sharders = default_sharders() if sharders is None else sharders
     return [
-        table if compute_device is None else evolve(table, allowed=_allowed_by(sharder, compute_device))
+        table if compute_device is None else evolve(table, allowed=sharder.allowed(table, compute_device))
         for path, child, sharder in shardable_modules(module, sharders)
         for table in sharder.tables(child, path)
     ]

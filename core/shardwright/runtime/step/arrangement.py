@@ -45,7 +45,10 @@ class Arrangement(ABC):
 
 
 class PooledArrangement(Arrangement):
-    """One output ``[B, C]``: columns are put in order, partial sums added, and means divided, each once."""
+    """One output ``[B, C]``: columns are put in order, partial sums added, and means divided, each once.
+
+    Where features have batch sizes of their own, each example of the whole batch then gets its rows.
+    """
 
     def __init__(self, collection: Collection, brings: Sequence[Columns]) -> None:
         super().__init__(collection, brings)
@@ -55,6 +58,7 @@ class PooledArrangement(Arrangement):
         self._used = np.unique(tensor).tolist()  # others only add to what these bring
         self._arrange = self._arranging(tensor, column)
         self._means = _Means(collection)
+        self._examples = _Examples(collection)
 
     def _first_brought(self, spans: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
         """Find, for each output column, the first tensor that brings it and its column there: ``[C]`` each.
@@ -96,10 +100,14 @@ class PooledArrangement(Arrangement):
         output = self._arrange(flat, batch.batch_size).view(shape)
         for index, columns, own in self._added:
             output[:, columns] += brought[index][:, own]
-        return [self._means.divide(output, batch)]
+        output = self._means.divide(output, batch)
+        return [output if batch.inverse is None else self._examples.of(output, batch.inverse)]
 
     def gradients(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> Sequence[Tensor]:  # noqa: D102
-        return [self._means.divided(gradients[0], batch)]
+        (gradient,) = gradients
+        if batch.inverse is not None:
+            gradient = self._examples.added(gradient, batch.inverse, batch.batch_size)
+        return [self._means.divided(gradient, batch)]
 
 
 def _runs(targets: Ints, sources: Ints) -> list[tuple[slice, slice]]:
@@ -113,6 +121,36 @@ def _runs(targets: Ints, sources: Ints) -> list[tuple[slice, slice]]:
         )
         for first, size in zip(begins, (stops - begins).tolist(), strict=True)
     ]
+
+
+class _Examples:
+    """Rows of whole examples from those of features that have batch sizes of their own, and their gradients.
+
+    Columns are copied in units: the greatest common divisor of all outputs' widths. Legend: E examples.
+    """
+
+    def __init__(self, collection: Collection) -> None:
+        dims = np.array([output.dim for output in collection.outputs], dtype=np.int64)
+        self._unit = int(np.gcd.reduce(dims))
+        features = torch.tensor([output.feature for output in collection.outputs], device="cpu")
+        self._features = features.repeat_interleave(torch.from_numpy(dims // self._unit))
+
+    def of(self, columns: Tensor, inverse: Tensor) -> Tensor:
+        """Repeat the rows ``[B, C]`` of each feature for its examples: ``[E, C]``."""
+        units = columns.reshape(-1, self._unit)
+        return units.index_select(0, self._places(inverse)).view(inverse.shape[1], columns.shape[1])
+
+    def added(self, gradient: Tensor, inverse: Tensor, size: int) -> Tensor:
+        """Add up the gradients ``[E, C]`` of each feature's row: ``[B, C]``, where B is ``size``."""
+        rows = gradient.new_zeros(size * len(self._features), self._unit)
+        rows.index_add_(0, self._places(inverse), gradient.reshape(-1, self._unit))
+        return rows.view(size, gradient.shape[1])
+
+    def _places(self, inverse: Tensor) -> Tensor:
+        """Row of each unit of ``[E, units]`` among those of ``[B, units]``: ``place * units + unit``."""
+        num_units = len(self._features)
+        places = inverse.index_select(0, self._features.to(inverse.device)).t() * num_units
+        return (places + torch.arange(num_units, device=inverse.device)).reshape(-1)
 
 
 class _Means:

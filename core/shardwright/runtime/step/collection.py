@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from functools import cached_property
 from itertools import accumulate
 
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
@@ -102,16 +102,31 @@ class FeatureBatch:
     """A checked batch, its features in the collection's order.
 
     Args:
-        lengths: ``[F, B]`` int32.
+        lengths: ``[F, B]`` int32; where features have batch sizes of their own, filled up with zeros to the greatest.
         values: ``[N]`` int64 ids, feature after feature.
         weights: ``[N]`` float32 weights of the ids, or ``None``.
         num_ids: ids of each feature, ``[F]``, in host memory.
+        sizes: batch size of each feature, ``[F]``, in host memory; ``None`` if each has ``B``.
+        inverse: place of each example of the whole batch among those of each feature, ``[F, examples]`` int64; ``None``
+            if outputs are of ``B`` examples.
     """
 
     lengths: Tensor
     values: Tensor
     weights: Tensor | None
     num_ids: Ints
+    sizes: Ints | None = None
+    inverse: Tensor | None = None
+
+    @cached_property
+    def filled_up(self) -> FeatureBatch:
+        """The batch as one whose features all have ``B`` examples, of which the last may be empty."""
+        return self if self.sizes is None else evolve(self, sizes=None)
+
+    def lengths_of(self, feature: int) -> Tensor:
+        """Number of ids of each of a feature's own bags."""
+        lengths = self.lengths[feature]
+        return lengths if self.sizes is None else lengths[: self.sizes[feature]]
 
     @property
     def batch_size(self) -> int:
@@ -132,4 +147,5 @@ class FeatureBatch:
     def tensors(self) -> list[Tensor]:
         """The tensors of the batch."""
         weights = () if self.weights is None else (self.weights,)
-        return [self.lengths, self.values, *weights]
+        inverse = () if self.inverse is None else (self.inverse,)
+        return [self.lengths, self.values, *weights, *inverse]

@@ -41,6 +41,7 @@ from shardwright.runtime.step.kept_gradients import (
     KeptUpdates,
     is_kept,
     is_updated_in_step,
+    prefetches,
 )
 from shardwright.runtime.step.kernel_groups import (
     KernelGroup,
@@ -155,7 +156,7 @@ class CollectionEngine:
             if step.is_begun:
                 return (
                     "ids of a batch were sent ahead of its forward pass, as a pipeline does: let the pipeline come to "
-                    "the end of its data first"
+                    "the end of its data first; or read by lockstep_batches(..., overlap=False)"
                 )
             if step.needs_backward:
                 return (
@@ -263,7 +264,8 @@ class EngineStep:
         if batch is not None and features is not None:
             self.batch, self._batch_size = batch, batch.batch_size
             self._extras, self._extra_word = engine.reader.extras(features)
-        self._received = self._training = False
+        self._received: list[Tensor] | None = None
+        self._training = False
         self.is_begun = self.needs_backward = False
 
     def begin(self) -> None:
@@ -335,14 +337,24 @@ class EngineStep:
             raise
 
     def receive(self) -> list[Tensor]:
-        """Wait for the ids; done by :meth:`lookup` if not before.
+        """Wait for the ids, the first time; done by :meth:`lookup` if not before.
 
         Returns:
             The tensors that the lookup reads. A caller that looks up on another stream records that stream on them.
         """
-        self._received = True
-        received = [tensor for executor in self._executors for tensor in executor.receive()]
-        return [*received, *self.batch.tensors]
+        if self._received is None:
+            received = [tensor for executor in self._executors for tensor in executor.receive()]
+            self._received = [*received, *self.batch.tensors]
+        return self._received
+
+    def prefetch(self) -> None:
+        """Wait for the ids and have kernels bring their rows near, if some can; else nothing is waited for."""
+        if not any(map(prefetches, self._engine.lookups)):
+            return
+        self.receive()
+        with torch.no_grad():
+            for executor in self._executors:
+                executor.prefetch()
 
     def lookup(self) -> None:
         """Wait for the ids, look up all local groups, and start to send the results home."""
@@ -352,8 +364,8 @@ class EngineStep:
         if self._training:
             self._engine.open_steps.forward()
             self._number = self._engine.env.lockstep.gradients.number()
-        if not self._received:
-            self.receive()
+        self.receive()
+        self._received = []  # lets go of them
         with torch.no_grad():
             for executor in self._executors:
                 executor.lookup(training=self._training)

@@ -75,6 +75,9 @@ class ExecutorStep(ABC):
     def receive(self) -> Sequence[Tensor]:
         """Wait for ids; return the tensors that the lookup reads."""
 
+    def prefetch(self) -> None:  # noqa: B027 - only where kernels have something to bring near
+        """Have the kernels of arrived ids bring rows near; called if one of the executor's lookups prefetches."""
+
     @abstractmethod
     def lookup(self, *, training: bool) -> None:
         """Look ids up, and start sending results."""

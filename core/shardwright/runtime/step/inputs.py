@@ -23,7 +23,7 @@ from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.step.collection import Collection, FeatureBatch
-from shardwright.runtime.step.segments import starts_of, take
+from shardwright.runtime.step.segments import filled_up, starts_of, take
 from shardwright.settings import CHECKS_VARIABLE
 from shardwright.sparse import KeyedJaggedTensor
 
@@ -167,21 +167,64 @@ class BatchReader:
             )
         keys = self._keys(features)
         self._check_form(features, keys)
-        values = _in_a_row(features.values().to(torch.int64))
         counts = np.array(features.length_per_key(), dtype=np.int64)
+        problem = features.lookup_problem(self.collection.features, num_used=int(counts.sum()))
+        if problem:
+            raise BatchProblem(f"{self._where(0)}: {problem}")
+        values = _in_a_row(features.values().to(torch.int64))
         if self.checks is not InputChecks.OFF:
             self._check_ids(values, counts, keys)
         weights = self._weights(features, counts) if self._is_weighted else None
-        lengths = features.lengths().to(torch.int32).view(len(counts), features.stride())
+        lengths, sizes = _lengths_of(features, keys.places)
+        inverse = self._inverse(features) if self.collection.is_pooled else None
         if keys.in_order:
-            return FeatureBatch(lengths, values, weights, counts)
+            return FeatureBatch(lengths, values, weights, counts, sizes, inverse)
         starts, own = starts_of(counts)[keys.places], counts[keys.places]
         return FeatureBatch(
-            lengths[keys.places],
+            lengths,
             take(values, starts, own),
             None if weights is None else take(weights, starts, own),
             own,
+            sizes,
+            inverse,
         )
+
+    def _inverse(self, features: KeyedJaggedTensor) -> Tensor | None:
+        """Place of each example among those of each feature, ``[F, examples]``, if features have their own batch sizes.
+
+        Raises:
+            BatchProblem: the batch does not say it of a feature.
+        """
+        if not features.variable_stride_per_key():
+            return None
+        given = features.inverse_indices_or_none()
+        if given is None:
+            self._check_same_sizes(features)
+            return None
+        keys, places = given
+        row = {key: index for index, key in enumerate(keys)}
+        for index, name in enumerate(self.collection.features):
+            if name not in row:
+                raise BatchProblem(
+                    f"{self._where(index)} has no row in the KeyedJaggedTensor's inverse_indices, whose keys are "
+                    f"{_some(keys)}"
+                )
+        if self.checks is not InputChecks.OFF and not is_host(
+            places.device
+        ):  # on the host construction checked it
+            features.validate()
+        return places[[row[name] for name in self.collection.features]].long()
+
+    def _check_same_sizes(self, features: KeyedJaggedTensor) -> None:
+        sizes = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+        first = self.collection.features[0]
+        for index, name in enumerate(self.collection.features):
+            if sizes[name] != sizes[first]:
+                raise BatchProblem(
+                    f"{self._where(index)} has {sizes[name]} examples and feature {first!r} has {sizes[first]}, and "
+                    "the KeyedJaggedTensor does not say which belong together: give inverse_indices=(keys, places "
+                    "[keys, examples])"
+                )
 
     def _keys(self, features: KeyedJaggedTensor) -> _Keys:
         keys = features.keys()
@@ -299,6 +342,22 @@ def _are_in_range_on_cpu(values: Tensor, counts: Ints, highest: Tensor) -> bool:
     starts = starts_of(counts)[used]
     greatest = np.maximum.reduceat(values.numpy().view(np.uint64), starts)
     return bool((greatest <= highest.numpy().view(np.uint64)[used]).all())
+
+
+def _lengths_of(features: KeyedJaggedTensor, places: Sequence[int]) -> tuple[Tensor, Ints | None]:
+    """Lengths of the bags of the keys at some places, ``[F, B]`` int32, and each one's batch size if they differ.
+
+    Where they differ, each is filled up with empty bags to the greatest.
+    """
+    lengths = features.lengths().to(torch.int32)
+    if not features.variable_stride_per_key():
+        by_key = lengths.view(len(features.keys()), features.stride())
+        return (by_key if list(places) == list(range(len(by_key))) else by_key[places]), None
+    every = np.array(features.stride_per_key(), dtype=np.int64)
+    sizes = every[places]
+    lengths, most = take(lengths, starts_of(every)[places], sizes), int(sizes.max())
+    filled = filled_up(lengths, sizes, np.full_like(sizes, most)).view(len(sizes), most)
+    return filled, None if (sizes == most).all() else sizes
 
 
 def _some(names: Sequence[str]) -> str:

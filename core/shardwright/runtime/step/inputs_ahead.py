@@ -102,6 +102,11 @@ class Begun:
                 tensor.record_stream(current)
         return self.step
 
+    def prefetch(self) -> None:
+        """Have kernels bring the rows of its ids near, beside the current stream; see :meth:`EngineStep.prefetch`."""
+        with self.side.active():
+            self.step.prefetch()
+
 
 class InputsAhead:
     """The exchanges of one collection that were begun, in the order of the forward passes they are for.

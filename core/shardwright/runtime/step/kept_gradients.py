@@ -41,6 +41,12 @@ def is_kept(group: KernelGroup) -> bool:
     return table.update == "in_step" and table.optimizer is not None and group.kernel.fuses_optimizer
 
 
+def prefetches(lookup: Lookup) -> bool:
+    """Tell if a lookup brings the rows of coming bags near; others inherit that nothing happens."""
+    own = lookup._lookup if isinstance(lookup, KeptGradients) else lookup
+    return type(own).prefetch is not Lookup.prefetch
+
+
 def keeping_gradients(lookups: Sequence[Lookup], groups: Sequence[KernelGroup]) -> list[Lookup]:
     """The lookups of kernel groups, wrapped where their tables are updated in the step.
 

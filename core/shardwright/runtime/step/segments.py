@@ -86,6 +86,19 @@ def take(values: Tensor, starts: Ints, sizes: Ints) -> Tensor:
     return _joined(values, [slice(*span) for span in zip(starts.tolist(), stops.tolist(), strict=True)])
 
 
+def filled_up(values: Tensor, sizes: Ints, wanted: Ints) -> Tensor:
+    """Fill up each piece of a flat tensor with zeros.
+
+    Args:
+        values: the pieces, one after the other.
+        sizes: elements of each piece, ``[n]``.
+        wanted: elements that each is to have, at least its size, ``[n]``.
+    """
+    filled = values.new_zeros(int(wanted.sum()))
+    filled[index_of(starts_of(wanted), sizes, values.device)] = values
+    return filled
+
+
 def _joined(values: Tensor, pieces: Sequence[slice]) -> Tensor:
     """Concatenate pieces, each copied by itself."""
     if len(pieces) == 1:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwright.errors import UnsupportedError
 from shardwright_plugins.commands.bench.plan import plan
 
 if TYPE_CHECKING:
@@ -84,10 +85,16 @@ def kernels(
     threads: Annotated[int, typer.Option(min=1, help="Of the one process.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each kernel.")] = 20,
     keep: Annotated[bool, typer.Option(help="Keep the figures for planning on this machine.")] = True,
+    device: Annotated[
+        str, typer.Option(help="With another than cpu: beside the bandwidth of its memory; nothing is kept.")
+    ] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.")] = False,
 ) -> None:
     """Time compute kernels' lookups and updates on this CPU, and keep the figures, which plans go by."""
     import torch
+
+    if device != "cpu":
+        return _kernels_on(torch.device(device), steps, json=json)
 
     from shardwright.host import host
     from shardwright_plugins.commands.bench.kernels import QUICK, least_ms
@@ -115,6 +122,44 @@ def kernels(
             typer.echo(f"  left out: {reason}")
     if keep:
         typer.echo(f"kept in {_cpu_speeds.keep(figures)}", err=True)
+
+
+def _kernels_on(device: Any, steps: int, *, json: bool) -> None:
+    """Time the kernels on a device, with a large batch and a small one."""
+    import attrs
+    import torch
+
+    from shardwright.host import host
+    from shardwright_plugins.commands.bench.device_kernels import LARGE, SMALL, copy_bandwidth, measure
+
+    if not torch.accelerator.is_available():
+        raise UnsupportedError(
+            f"kernels are to be timed on {device.type!r}, and torch sees no accelerator here"
+        )
+    registry, copied = host().compute_kernels, copy_bandwidth(device)
+    fusing = [name for name in registry.names if registry.create(name).fuses_optimizer]
+    name = torch.get_device_module(device).get_device_name(device)
+    data: dict[str, Any] = {"device": name, "copy_gb_s": copied / 1e9, "cases": []}
+    for work in (LARGE, SMALL):
+        figures, reasons = measure(fusing, work, device, steps=steps)
+        data["cases"].append(
+            {**attrs.asdict(work), "kernels": [attrs.asdict(own) for own in figures], "left_out": reasons}
+        )
+        torch.accelerator.empty_cache()
+    if json:
+        typer.echo(json_format.dumps(data))
+        return
+    typer.echo(f"{name}: copies {copied / 1e9:.0f} GB/s; least ms, and bandwidth as a part of that")
+    for case in data["cases"]:
+        typer.echo("{tables} tables of {rows} x {dim}, batch {batch}, {ids} ids".format_map(case))
+        for own in case["kernels"]:
+            parts = [
+                f"{own[f'{what}_ms']:8.3f} {own[f'{what}_bandwidth'] / copied:4.0%}"
+                for what in ("lookup", "update")
+            ]
+            typer.echo(f"  {own['kernel']:20s} lookup {parts[0]}   update {parts[1]}")
+        for reason in case["left_out"]:
+            typer.echo(f"  left out: {reason}")
 
 
 def run_suite(suite: Suite, *, json: bool, keep_going: bool, path: Path | None = None) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,10 +9,13 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.contracts.compute_kernel import ComputeKernel
 from shardwright.errors import PlanError
 from shardwright.planning.layouts.layout import Block, Layout, Replicate
 from shardwright.planning.layouts.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
+from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.report import compare
 from shardwright.planning.report.compare import compare_plans
 from shardwright.planning.tables.spec import TableSpec
 
@@ -140,3 +144,65 @@ def test_compare_of_rows_dealt_out_of_the_largest_table_ends():
     # Of every 6 rows, rank 0 keeps row 0, rank 1 keeps row 1, and rank 2 had none.
     kept = len(range(0, rows, 6)) + len(range(1, rows, 6))
     assert found.moved_bytes == 4 * 8 * (rows - kept)
+
+
+def moved_between_hosts(**document):
+    """A table of 10 x 8 elements on ranks 0 and 1, that goes to ranks 1 and 2, of two on a host."""
+    table = TableSpec("t", 10, 8)
+
+    def on(first):
+        parts = RowsRange(10, parts=2)
+        return Layout([Block(part, table.all_columns, first + n) for n, part in enumerate(parts)])
+
+    topology = Topology(4, "cpu", local_world_size=2, ddr_mem_bw=1000, intra_host_bw=100, inter_host_bw=10)
+    return compare_plans(plan_of(on(0), **document), plan_of(on(1), topology=topology.to_data())).moves
+
+
+def test_moves_are_told_by_link_and_rank():
+    moves = moved_between_hosts()
+    assert moves.by_link == {"same_rank": 0, "intra_host": 160, "inter_host": 160}
+    assert moves.by_rank == {0: (160, 0), 1: (160, 160), 2: (0, 160)}
+    assert not moves.counts_states  # the document does not say what the table's optimizer is
+
+
+def test_moves_take_the_time_of_the_slowest_rank():
+    # Rank 1 gets 160 B inside the host and sends 160 B to the other; all of it goes through its memory twice.
+    assert moved_between_hosts().ms == pytest.approx(160 / 10 + 2 * 320 / 1000)
+
+
+def test_what_stays_on_its_rank_is_no_traffic():
+    cut = TableSpec("t", 10, 8)
+    halves = Layout([Block(cut.all_rows, cut.columns(*span), 1) for span in ((0, 4), (4, 8))])
+    moves = compare_plans(plan_of(whole(1), "a"), plan_of(halves, "b")).moves
+    assert moves.by_link == {"same_rank": 320, "intra_host": 0, "inter_host": 0}
+    assert (moves.sent_bytes, moves.by_rank) == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state_bytes"), [("sgd", 0), ("adam", 2 * 320), ("row_wise_adagrad", 4 * 10)]
+)
+def test_moves_count_the_optimizer_states_that_a_kernel_declares(optimizer, state_bytes, monkeypatch):
+    class Plain(ComputeKernel):
+        name = "plain"
+        supports = build = None
+
+        def memory_bytes(self, request, num_rows):
+            values = {"sgd": 0, "adam": 2 * request.num_columns, "row_wise_adagrad": 1}[
+                request.optimizer.name
+            ]
+            return {"device": 4 * num_rows * (request.num_columns + values)}
+
+    kernels = SimpleNamespace(create={"plain": Plain()}.get)
+    monkeypatch.setattr(compare, "host", lambda: SimpleNamespace(compute_kernels=kernels))
+    sizes = {"num_embeddings": 10, "embedding_dim": 8, "optimizer": {"name": optimizer}}
+    inputs = {"tables": {"value": [{"name": "t", **sizes}]}}
+    moves = compare_plans(plan_of(whole(0), inputs=inputs), plan_of(whole(1), "b")).moves
+    assert moves.by_rank == {0: (320 + state_bytes, 0), 1: (0, 320 + state_bytes)}
+    assert moves.counts_states
+
+
+def test_difference_is_json_data():
+    moves = moved_between_hosts().to_data()
+    assert moves["bytes"]["inter_host"] == 160
+    data = compare_plans(plan_of(whole(0)), plan_of(whole(1))).to_data()
+    assert json.loads(json.dumps(data))["reshard"]["ranks"]["1"] == {"sent_bytes": 0, "received_bytes": 320}

@@ -63,11 +63,12 @@ def test_payload_what_the_ranks_pack_for_a_rank_is_what_it_unpacks(dataflow, cas
             assert bags.num_bags == sum(bags.flat_counts)
 
 
-def test_headers_say_how_many_ids_each_slot_gets():
+def test_headers_say_how_many_ids_and_bags_each_slot_gets():
     case = Cuts([Cut(4, 2, ("a",), ranks=(0,)), Cut(4, 2, ("b", "a"), ranks=(1,))], 2)
     plan = case.plan(1)
     batch = case.batch(5)
     a, b = (batch[feature].values().numel() for feature in "ab")
     (router,) = routers_of(plan)
     headers = format_of(case, plan).headers([router.route(case.read(batch))])
-    assert headers.tolist() == [[a, 0], [b, a]]
+    assert (headers & 0xFFFFFFFF).tolist() == [[a, 0], [b, a]]
+    assert (headers >> 32).tolist() == [[5, 0], [5, 5]]

@@ -132,7 +132,7 @@ def test_batch_that_is_taken_is_recorded_on_the_stream_that_computes_with_it(mon
     def work(model, env):
         monkeypatch.setattr(SideStream, "on", lambda device: Side(device, None))
         batch = examples(0, 0, 1)
-        assert BatchesInStep(model, BatchSettings()).take(iter([batch])) is batch
+        assert BatchesInStep(model, BatchSettings()).take(iter([batch])).batch is batch
         assert recorded == [(batch, "the current stream")]
 
     on_ranks(work, 1)

@@ -1,0 +1,1 @@
+"""The comparison of names and signatures with an installed TorchRec."""

@@ -1,0 +1,154 @@
+"""`python -m shardwright_torchrec api`: the names and signatures that scripts use, here and in an installed TorchRec."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import typing
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from importlib import import_module, resources
+from typing import Any
+
+import attrs
+
+from shardwright_torchrec.api.contract import CONTRACT
+from shardwright_torchrec.installed import torchrec_module
+from shardwright_torchrec.names import find
+
+__all__ = ["Compared", "compare", "main", "public_imports"]
+
+SAME, DIFFERENT, MISSING, UNRESOLVED = "same", "different", "missing", "hints"
+_MISSING = object()
+_Variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@attrs.frozen
+class Compared:
+    """What became of a name of TorchRec's.
+
+    Args:
+        name: module path and name, `"torchrec.optim.keyed.KeyedOptimizer.init_state"`.
+        kind: `"contract"`, a signature that TorchRec promises to keep, or `"import"`, a name that scripts import.
+        state: `"same"`, `"different"` (the signature), `"missing"`, or `"hints"` (the type hints do not resolve).
+        theirs: TorchRec's signature, where it differs.
+        ours: the signature here.
+    """
+
+    name: str
+    kind: str
+    state: str
+    theirs: str = ""
+    ours: str = ""
+
+
+def compare() -> list[Compared]:
+    """All of the contract, then all imports.
+
+    Raises:
+        UnsupportedError: TorchRec is not installed.
+    """
+    return [*_contract(), *_imports()]
+
+
+def public_imports() -> list[tuple[str, str]]:
+    """Names that scripts import: module path and name; ones that TorchRec no longer has are among them."""
+    text = (resources.files(__package__) / "imports.txt").read_text()
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    return [(module, name) for module, *names in lines for name in names]
+
+
+def _contract() -> Iterator[Compared]:
+    for module, names in CONTRACT.items():
+        theirs = torchrec_module(module)
+        for name, methods in names.items():
+            own = _found(module, name)
+            if not methods:
+                yield _compared(f"{module}.{name}", getattr(theirs, name), own)
+            for method in methods:
+                mine = _MISSING if own is _MISSING else getattr(own, method, _MISSING)
+                yield _compared(f"{module}.{name}.{method}", getattr(getattr(theirs, name), method), mine)
+
+
+def _imports() -> Iterator[Compared]:
+    for module, name in public_imports():
+        state = MISSING if _found(module, name) is _MISSING else SAME
+        yield Compared(f"{module}.{name}", "import", state)
+
+
+def _found(module: str, name: str) -> Any:
+    try:
+        return find(module, name)
+    except (AttributeError, ImportError):
+        return _MISSING
+
+
+def _compared(name: str, theirs: Any, ours: Any) -> Compared:
+    if ours is _MISSING:
+        return Compared(name, "contract", MISSING, _text(theirs))
+    if not inspect.isroutine(theirs):
+        return Compared(name, "contract", SAME)
+    if not _is_same(inspect.signature(theirs), inspect.signature(ours)):
+        return Compared(name, "contract", DIFFERENT, _text(theirs), _text(ours))
+    try:
+        typing.get_type_hints(ours)
+    except NameError as error:
+        return Compared(name, "contract", UNRESOLVED, ours=str(error))
+    return Compared(name, "contract", SAME)
+
+
+def _is_same(theirs: inspect.Signature, ours: inspect.Signature) -> bool:
+    """True if each call that fits one fits the other: names, order, kinds and defaults; ours may take more by name."""
+    mine = list(ours.parameters.values())
+    wanted = list(theirs.parameters.values())
+    further = mine[len(wanted) :]
+    return all(map(_is_same_parameter, wanted, mine)) and (
+        len(wanted) <= len(mine)
+        and all(one.default is not one.empty or one.kind in _Variadic for one in further)
+    )
+
+
+def _is_same_parameter(theirs: inspect.Parameter, ours: inspect.Parameter) -> bool:
+    return (theirs.name, theirs.kind) == (ours.name, ours.kind) and _plain(theirs.default) == _plain(
+        ours.default
+    )
+
+
+def _plain(default: Any) -> str:
+    """A default as text: an enumeration's member by its name, a factory of a list as itself."""
+    if isinstance(default, Enum):
+        return default.name
+    return "a factory" if "factory" in repr(default) or default is attrs.NOTHING else repr(default)
+
+
+def _text(value: Any) -> str:
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    return f"({', '.join(str(one.replace(annotation=one.empty)) for one in parameters)})"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print what differs, as a table or, with `--json`, all of it as JSON."""
+    parser = argparse.ArgumentParser("python -m shardwright_torchrec api", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="all names, as JSON")
+    options = parser.parse_args(arguments)
+    compared = compare()
+    if options.json:
+        print(json.dumps([attrs.asdict(one) for one in compared], indent=1))
+        return
+    print(f"TorchRec {getattr(import_module('torchrec'), '__version__', 'unknown')}\n")
+    for kind in ("contract", "import"):
+        states = Counter(one.state for one in compared if one.kind == kind)
+        print(f"{kind:9} {states[SAME]} of {states.total()} the same")
+    for one in compared:
+        if one.state != SAME:
+            print(f"\n{one.kind} {one.name}: {one.state}")
+            print("".join(f"  {label} {text}\n" for label, text in _differences(one)), end="")
+
+
+def _differences(one: Compared) -> list[tuple[str, str]]:
+    return [(label, text) for label, text in (("TorchRec", one.theirs), ("here    ", one.ours)) if text]

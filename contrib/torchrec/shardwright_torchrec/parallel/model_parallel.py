@@ -1,0 +1,74 @@
+"""`DistributedModelParallel` of TorchRec's scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright_torchrec.parallel.sharded_state import is_whole, sharded_tables
+from shardwright_torchrec.parallel.sharders import get_default_sharders
+from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
+
+__all__ = ["DistributedModelParallel"]
+
+
+class DistributedModelParallel(sw.DistributedModelParallel):
+    """A model whose embedding collections are sharded; state dicts are local, as TorchRec's are.
+
+    Args:
+        module: the model; changed in place.
+        env: the ranks; the world's process group by default.
+        device: this rank's device.
+        plan: sharding plan of the model; made collectively by default.
+        sharders: one for each class of collections; TorchRec's two by default.
+        init_data_parallel: wrap what is not sharded now; else `init_data_parallel()` does.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        env: sw.ShardingEnv | None = None,
+        device: torch.device | str | None = None,
+        plan: sw.ShardingPlan | None = None,
+        sharders: Sequence[sw.ModuleSharder] | None = None,
+        init_data_parallel: bool = True,
+    ) -> None:
+        sharders = get_default_sharders() if sharders is None else sharders
+        if plan is None:
+            plan = EmbeddingShardingPlanner(debug=False).collective_plan(module, sharders, env=env)
+        super().__init__(module, env, device, plan, sharders, init_data_parallel)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The state dict with this rank's shards of tables; no collective, so one rank may call it alone.
+
+        Tables are `torch.distributed._shard.sharded_tensor.ShardedTensor`s, replicated ones and those of a model on
+        one process alone plain tensors; storage is shared. `unshard()` and `sw.save_checkpoint` give whole tables.
+        """
+        state = self.sharded_state_dict(*args, **kwargs)
+        prefix, is_distributed = kwargs.get("prefix", ""), self.env.process_group is not None
+        for table in sharded_tables(self.module, self.plan, self.sharded_state_dict()):
+            if prefix + table.key in state:
+                state[prefix + table.key] = table.state(is_distributed=is_distributed)
+        return state
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take over a state dict: this rank's shards, as `state_dict()` gives them, or whole tables.
+
+        Raises:
+            InvalidInputError: shards are not those of this model, or a shape differs.
+        """
+        blocks = self.sharded_state_dict()
+        if is_whole(state_dict, blocks):
+            return super().load_state_dict(state_dict, strict, assign)
+        taken = dict(state_dict)
+        for table in sharded_tables(self.module, self.plan, blocks):
+            if table.key in taken:
+                table.take(taken[table.key])
+                taken[table.key] = table.blocks
+        return super().load_state_dict(taken, strict, assign)

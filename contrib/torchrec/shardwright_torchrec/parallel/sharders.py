@@ -1,0 +1,54 @@
+"""The sharders of TorchRec's scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import shardwright as sw
+from shardwright.host import host
+
+__all__ = [
+    "EmbeddingBagCollectionSharder",
+    "EmbeddingCollectionSharder",
+    "get_default_sharders",
+]
+
+REPLICATED = "data_parallel"
+
+
+class _AsInTorchRec(sw.ModuleSharder):
+    """Replicated tables without an optimizer of their own are left to the script's."""
+
+    def allowed(
+        self, table: sw.TableSpec, compute_device_type: str
+    ) -> Mapping[str, Sequence[str] | None] | None:
+        """Sharding types for a table; the replicated one with kernels that show gradients, if nobody gave an optimizer.
+
+        Not where a subclass overrides `compute_kernels`.
+        """
+        found = super().allowed(table, compute_device_type)
+        if self.fused_params is not None or table.optimizer is not self.optimizer:
+            return found
+        found = dict.fromkeys(host().sharding_types) if found is None else dict(found)
+        if REPLICATED in found and found[REPLICATED] is None:
+            found[REPLICATED] = kernels_with_gradients()
+        return found
+
+
+class EmbeddingBagCollectionSharder(_AsInTorchRec, sw.EmbeddingBagCollectionSharder):
+    """Shards `EmbeddingBagCollection`s."""
+
+
+class EmbeddingCollectionSharder(_AsInTorchRec, sw.EmbeddingCollectionSharder):
+    """Shards `EmbeddingCollection`s."""
+
+
+def get_default_sharders() -> list[sw.ModuleSharder]:
+    """One sharder for each class of collections."""
+    return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+
+
+def kernels_with_gradients() -> list[str]:
+    """Names of the compute kernels that leave the update to the script's optimizer."""
+    kernels = host().compute_kernels
+    return [name for name in kernels if not kernels[name].fuses_optimizer]

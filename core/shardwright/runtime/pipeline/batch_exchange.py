@@ -1,0 +1,144 @@
+"""The exchange of one batch by all collections that get their ids ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from attrs import frozen
+
+from shardwright.errors import DistributedError
+from shardwright.runtime.pipeline.fetching import Fetched
+from shardwright.runtime.pipeline.status_word import GroupsWord, StatusWord
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
+from shardwright.runtime.step.batch_tree import Path
+from shardwright.runtime.step.engine import EngineStep
+from shardwright.runtime.step.inputs import Status, goes_on
+
+
+@frozen(eq=False)
+class CollectionCall:
+    """A forward pass of a collection: its path in the model, and the path of its input in the batch."""
+
+    name: str
+    path: Path
+
+
+@frozen(eq=False)
+class CollectionExchange:
+    """The exchange of the ids of one forward pass of a collection.
+
+    Args:
+        call: the forward pass that needs them.
+        features: its input; ``None`` if this rank has no batch.
+        step: the engine's step of it.
+    """
+
+    call: CollectionCall
+    features: Any
+    step: EngineStep
+
+
+class _StatusExchange(Protocol):
+    """An exchange of statuses: a step of the engine, or a status word alone."""
+
+    statuses: Sequence[Status]
+
+    def send(self) -> bool:
+        """Wait for the ranks' statuses; true if the batch goes on."""
+
+
+class BatchExchange:
+    """The exchanges of a batch, all under way together; :meth:`begin` and :meth:`send` are done once each.
+
+    Args:
+        env: all ranks.
+        groups: the sharding groups, if there are several.
+        fetched: this rank's batch, or the reason why it has none.
+        calls: the collections' calls whose ids are exchanged ahead.
+        begin: function that starts the headers of a call.
+
+    Attributes:
+        begun: the exchanges of all calls; of those whose headers were started.
+        error: the error of any rank's batch, or ``None``.
+        statuses: status of each rank, ``[W]``.
+        is_over: the data has ended.
+    """
+
+    def __init__(
+        self,
+        env: ShardingEnv,
+        groups: ShardingEnv2D | None,
+        fetched: Fetched,
+        calls: Sequence[CollectionCall],
+        begin: Callable[[CollectionCall, Fetched], CollectionExchange],
+    ) -> None:
+        self._env, self._groups, self._fetched = env, groups, fetched
+        self._calls, self._begin = calls, begin
+        self._has_begun = self._is_sent = False
+        self._sent: list[_StatusExchange] = []
+        self.begun: list[CollectionExchange] = []
+        self.error: Exception | None = None
+        self.statuses: Sequence[Status] = ()
+
+    def begin(self) -> None:
+        """Start the headers of all collections."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.begun = [self._begin(call, self._fetched) for call in self._calls]
+
+    def send(self) -> None:
+        """Wait for all headers, and start the ids; errors of batches are kept in :attr:`error`.
+
+        Raises:
+            DistributedError: a collective failed.
+        """
+        self.begin()
+        if self._is_sent:
+            return
+        self._is_sent = True
+        exchanges: list[_StatusExchange] = [begun.step for begun in self.begun]
+        if not exchanges or self._groups is not None:
+            # First, so that it has the statuses of all ranks, where headers have those of a sharding group.
+            exchanges = [StatusWord(self._env, self._fetched.status, self._fetched.error), *exchanges]
+        self.error, self._sent = _send_all(exchanges)
+        if self.begun and self._groups is not None:
+            self.error = GroupsWord(self._groups, self.error).exchange()
+        self.statuses = exchanges[0].statuses
+
+    @property
+    def is_over(self) -> bool:
+        """The data has ended on the ranks that say when."""
+        return bool(self.statuses) and not goes_on(self.statuses)
+
+    @property
+    def goes_on(self) -> bool:
+        """The batch's ids are under way, and are to be looked up."""
+        return self.error is None and not self.is_over
+
+    def discard(self) -> None:
+        """Wait for ids that nobody is going to look up."""
+        for begun in self.begun:
+            if begun.step in self._sent:
+                begun.step.receive()
+
+
+def _send_all(exchanges: Sequence[_StatusExchange]) -> tuple[Exception | None, list[_StatusExchange]]:
+    """Go on with all exchanges; return the first error, and the exchanges whose ids are under way."""
+    first: Exception | None = None
+    sent = []
+    for exchange in exchanges:
+        try:
+            if exchange.send():
+                sent.append(exchange)
+        except Exception as error:
+            if is_lost(error):
+                raise
+            first = first or error
+    return first, sent
+
+
+def is_lost(error: Exception) -> bool:
+    """True if a collective failed, so that further ones would fail too, or wait for their time-out."""
+    return isinstance(error, DistributedError) and isinstance(error.__cause__, RuntimeError)

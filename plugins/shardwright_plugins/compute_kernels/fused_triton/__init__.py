@@ -1,0 +1,111 @@
+"""The ``fused_triton`` kernel: lookup and fused update on GPUs in Triton, which comes with every CUDA torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from shardwright.contracts import ComputeKernel
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright_plugins.compute_kernels._optimizers import (
+    PARAMETERS,
+    ROW_WISE,
+    can_run,
+    can_train,
+    trained_bytes,
+)
+
+if TYPE_CHECKING:
+    from shardwright.contracts.lookup import BlockSpec, Lookup
+
+INTERPRETER_VARIABLE = "TRITON_INTERPRET"
+"""Triton's own variable: with 1 its kernels run on the CPU, interpreted, some hundred thousand times slower."""
+
+_KNOWN = {name: known | {"stochastic_rounding"} for name, known in PARAMETERS.items()}
+
+
+class FusedTriton(ComputeKernel):
+    """All blocks of a rank in one launch, whatever their widths; exact for row-wise optimizers on cut columns.
+
+    Ids are sorted for an update, so a row is read and written once, no sum depends on chance, and the host never waits.
+    Halves are rounded to the nearest, or stochastically if the optimizer's parameter ``stochastic_rounding`` is true.
+    """
+
+    name: ClassVar[str] = "fused_triton"
+    batch_major: ClassVar[bool] = True
+    takes_ragged_bags: ClassVar[bool] = True
+
+    @property
+    def preference(self) -> int:  # type: ignore[override]  # what it is follows from the environment
+        """Below ``fused``'s; interpreted, it is taken only when asked for."""
+        return -1 if is_interpreted() else 0
+
+    def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
+        return _refusal(request) or True
+
+    def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
+        """Weights and optimizer state."""
+        return {"device": trained_bytes(request, num_rows)}
+
+    def bandwidth_fraction(self, request: KernelRequest) -> float:
+        """Part of the memory's bandwidth, between those of FBGEMM and plain torch: an assumption, not measured."""
+        return 0.75
+
+    def group_key(self, request: KernelRequest) -> Hashable:
+        """Blocks of one element type and optimizer; of one width too, where a row is returned for each id."""
+        return (request.data_type, request.optimizer, None if request.is_pooled else request.num_columns)
+
+    def needs_whole_rows(self, request: KernelRequest) -> bool:
+        """A row-wise optimizer's value is a mean over all columns of the row."""
+        return request.cuts_columns and request.optimizer is not None and request.optimizer.name in ROW_WISE
+
+    def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
+        from shardwright_plugins.compute_kernels.fused_triton._lookup import FusedTritonLookup
+
+        return FusedTritonLookup(blocks, device=device)
+
+
+def is_interpreted() -> bool:
+    """True if Triton's kernels run on the CPU, interpreted, as ``TRITON_INTERPRET=1`` asks."""
+    return os.environ.get(INTERPRETER_VARIABLE, "").lower() in ("1", "true", "on", "yes", "y")
+
+
+def _refusal(request: KernelRequest) -> str | None:
+    if refused := _wrong_device(request.device):
+        return refused
+    if request.optimizer is None:
+        return "no optimizer was named to run in the backward pass"
+    for answer in (can_run(request.optimizer, _KNOWN, "the Triton kernel"), can_train(request.data_type)):
+        if answer is not True:
+            return answer
+    return _missing() if request.on_this_machine else None
+
+
+def _wrong_device(device: str) -> str | None:
+    if device == "cuda":
+        return "TRITON_INTERPRET is set, so its kernels run on the CPU" if is_interpreted() else None
+    if device != "cpu":
+        return f"its kernels are written for 'cuda', not for {device!r}"
+    if not is_interpreted():
+        return f"its kernels are compiled for 'cuda'; on the CPU {INTERPRETER_VARIABLE}=1 interprets them, to test them"
+    return None
+
+
+def _missing() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (the package is triton; torch for CUDA brings it)"
+    failure = _failure()
+    return failure and f"Triton cannot be used here: {failure}"
+
+
+@lru_cache(maxsize=1)
+def _failure() -> str | None:
+    """The reason why Triton does not work here, or ``None``; tried once."""
+    try:
+        import shardwright_plugins.compute_kernels.fused_triton._kernels  # noqa: F401
+    except Exception as error:  # whatever a broken or an unfit version raises
+        return f"{type(error).__name__}: {error}"
+    return None

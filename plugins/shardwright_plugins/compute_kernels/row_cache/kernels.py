@@ -1,0 +1,111 @@
+"""The kernels ``mapped_caching`` and ``pinned_caching``: one cache of rows, over two memories. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright_plugins.compute_kernels._caching import CachingKernel
+from shardwright_plugins.compute_kernels._optimizers import (
+    PARAMETERS,
+    can_run,
+    can_train,
+    needs_whole_rows,
+    trained_bytes,
+)
+from shardwright_plugins.compute_kernels._uvm import BANDWIDTH_FRACTION
+from shardwright_plugins.compute_kernels.row_cache.sizes import bookkeeping_bytes, num_slots
+
+if TYPE_CHECKING:
+    from shardwright.contracts.lookup import BlockSpec, Lookup
+
+
+class _RowCaching(CachingKernel):
+    """A set-associative cache of rows with their optimizer state, in plain torch; exact on cut columns."""
+
+    takes_ragged_bags: ClassVar[bool] = True
+
+    def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
+        """Weights and optimizer state: of all rows where they are kept, of the cache's rows on the device."""
+        cache = request.cache
+        slots = num_slots(num_rows, cache.held)
+        own = bookkeeping_bytes(num_rows, cache.held, counts_uses=cache.algorithm == "lfu")
+        return {
+            self.kept_in: trained_bytes(request, num_rows),
+            "device": trained_bytes(request, slots) + own,
+        }
+
+    def group_key(self, request: KernelRequest) -> Hashable:
+        """Blocks of one element type, width, optimizer and rule of eviction; each has sets of its own."""
+        whole = (request.embedding_dim, request.first_column) if self.needs_whole_rows(request) else None
+        algorithm = request.cache.algorithm
+        return (request.data_type, request.num_columns, request.optimizer, whole, algorithm)
+
+    def needs_whole_rows(self, request: KernelRequest) -> bool:
+        """A row-wise optimizer's value is a mean over all columns of the row."""
+        return needs_whole_rows(request)
+
+    def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:
+        from shardwright_plugins.compute_kernels.row_cache._lookup import CachedRowsLookup
+
+        return CachedRowsLookup(blocks, device=device)
+
+
+class MappedCaching(_RowCaching):
+    """Tables in files mapped into memory, the rows in use in a cache: for tables larger than memory, on the CPU.
+
+    A topology that has a memory tier ``"disk"``, with its bandwidth, makes it an option for planners. Files are made in
+    the folder that ``SHARDWRIGHT_MAPPED_FOLDER`` names, or in that of temporary files.
+    """
+
+    name: ClassVar[str] = "mapped_caching"
+    preference: ClassVar[int] = -3
+    kept_in: ClassVar[str] = "disk"
+    further_tiers: ClassVar[tuple[str, ...]] = ("disk",)
+
+    def bandwidth_fraction(self, request: KernelRequest) -> float:
+        """A quarter: rows are sorted, searched in the cache and copied out of it before they are summed."""
+        return 0.25
+
+    def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
+        if request.device != "cpu":
+            return f"files are mapped into the CPU's memory, not into that of {request.device!r} devices"
+        return _refusal(request) or True
+
+
+class PinnedCaching(_RowCaching):
+    """Tables in pinned memory of the CPU, the rows in use in a cache on the CUDA device; needs no FBGEMM."""
+
+    name: ClassVar[str] = "pinned_caching"
+    preference: ClassVar[int] = -3
+    kept_in: ClassVar[str] = "host"
+
+    def bandwidth_fraction(self, request: KernelRequest) -> float:
+        """Half of what FBGEMM's cache reaches: rows that miss are gathered by the CPU, and the device waits."""
+        return BANDWIDTH_FRACTION / 2
+
+    def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102
+        if request.device != "cuda":
+            return f"memory is pinned for 'cuda' devices, not for {request.device!r}"
+        return _refusal(request) or _missing(request) or True
+
+
+def _refusal(request: KernelRequest) -> str:
+    if request.optimizer is None:
+        return "no optimizer was named to run in the backward pass"
+    for answer in (
+        can_train(request.data_type),
+        can_run(request.optimizer, PARAMETERS, "a cache of rows"),
+    ):
+        if answer is not True:
+            return answer
+    return ""
+
+
+def _missing(request: KernelRequest) -> str:
+    if not request.on_this_machine:
+        return ""
+    import torch
+
+    return "" if torch.cuda.is_available() else "no CUDA device is here to pin memory for"

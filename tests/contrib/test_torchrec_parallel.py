@@ -1,0 +1,127 @@
+"""Sharders, planner and model as TorchRec's scripts expect them, on one rank; scripts show two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
+from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
+from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+import shardwright as sw
+
+TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def bags() -> sw.EmbeddingBagCollection:
+    return sw.EmbeddingBagCollection(
+        [
+            sw.EmbeddingBagConfig(name=name, num_embeddings=6, embedding_dim=8, feature_names=[name])
+            for name in TYPES
+        ]
+    )
+
+
+def planned(
+    module: sw.EmbeddingBagCollection, sharder: sw.ModuleSharder, **asked: list[str]
+) -> sw.ShardingPlan:
+    constraints = {
+        name: sw.ParameterConstraints(sharding_types=[name], min_partition=4, **asked) for name in TYPES
+    }
+    planner = EmbeddingShardingPlanner(sw.Topology(2, "cpu"), constraints=constraints, debug=False)
+    return planner.plan(module, [sharder])
+
+
+def kernels(plan: sw.ShardingPlan) -> dict[str, str]:
+    return {name: sharding.compute_kernel for name, sharding in plan.plan[""].items()}
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"compute_kernels": ["fused_torch"]}], ids=["nothing asked", "fused asked"]
+)
+def test_sharder_without_optimizer_leaves_copies_to_the_scripts_optimizer(
+    asked: dict[str, list[str]],
+) -> None:
+    found = kernels(planned(bags(), EmbeddingBagCollectionSharder(), **asked))
+    assert found.pop("data_parallel") == "dense"
+    assert all(sw.host.host().compute_kernels[kernel].fuses_optimizer for kernel in found.values())
+
+
+def test_sharder_with_optimizer_updates_copies_in_the_backward_pass() -> None:
+    sharder = EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.5})
+    assert "dense" not in kernels(planned(bags(), sharder)).values()
+    module = bags()
+    sw.apply_optimizer_in_backward(torch.optim.SGD, list(module.parameters()), {"lr": 0.5})
+    assert "dense" not in kernels(planned(module, EmbeddingBagCollectionSharder())).values()
+
+
+def test_sharders_override_of_kernels_is_honoured() -> None:
+    class Own(EmbeddingBagCollectionSharder):
+        def sharding_types(self, compute_device_type: str) -> list[str]:
+            return ["column_wise"]
+
+        def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+            return ["fused_torch"]
+
+    constraints = {"*": sw.ParameterConstraints(min_partition=4)}
+    planner = EmbeddingShardingPlanner(sw.Topology(2, "cpu"), constraints=constraints, debug=False)
+    plan = planner.plan(bags(), [Own()])
+    assert {sharding.sharding_type for sharding in plan.plan[""].values()} == {"column_wise"}
+    assert set(kernels(plan).values()) == {"fused_torch"}
+
+
+@pytest.mark.usefixtures("group")
+def test_state_dict_has_sharded_tensors_of_shared_storage() -> None:
+    module = bags()
+    expected = {name: value.clone() for name, value in module.state_dict().items()}
+    constraints = {name: sw.ParameterConstraints(sharding_types=[name]) for name in TYPES}
+    plan = EmbeddingShardingPlanner(sw.Topology(1, "cpu"), constraints=constraints, debug=False).plan(
+        module, [EmbeddingBagCollectionSharder()]
+    )
+    model = DistributedModelParallel(module, plan=plan)
+    state = model.state_dict()
+    assert state.keys() == expected.keys()
+    for name, value in state.items():
+        if "data_parallel" in name:
+            assert torch.equal(value, expected[name])
+            continue
+        assert isinstance(value, ShardedTensor)
+        assert value.metadata().size == expected[name].shape
+        for shard in value.local_shards():
+            (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+            assert torch.equal(shard.tensor, expected[name][row : row + rows, column : column + columns])
+    state["embedding_bags.row_wise.weight"].local_shards()[0].tensor.fill_(2.0)
+    assert model.unshard().state_dict()["embedding_bags.row_wise.weight"].eq(2.0).all()
+
+
+@pytest.mark.usefixtures("group")
+def test_load_state_dict_takes_shards_and_whole_tables() -> None:
+    source, target = (DistributedModelParallel(bags()) for _ in range(2))
+    for state in (source.state_dict(), source.unshard().state_dict()):
+        with torch.no_grad():
+            for parameter in target.parameters():
+                parameter.zero_()
+        target.load_state_dict(state)
+        expected = source.unshard().state_dict()
+        for name, value in target.unshard().state_dict().items():
+            assert torch.equal(value, expected[name])
+
+
+def test_load_state_dict_of_other_shards_is_an_error() -> None:
+    model = DistributedModelParallel(bags(), env=sw.ShardingEnv.local(device_type="cpu"))
+    state = dict(model.sharded_state_dict())
+    state["embedding_bags.row_wise.weight"] = torch.zeros(5, 8)
+    with pytest.raises(sw.InvalidInputError, match=r"row_wise.*\[5, 8\].*\[6, 8\]"):
+        model.load_state_dict(state)

@@ -1,0 +1,267 @@
+"""Kernels with a cache of rows before a file or pinned memory: what is in the cache, and that they train alike."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from tests.plugins.compute_kernels.loops import CPU, OPTIMIZERS, block_spec, built, draw_batch, kernel_of
+from tests.plugins.compute_kernels.test_declarations import request_for
+from tests.plugins.compute_kernels.test_lookups import CLOSE, gradient_for, spec_of
+
+import shardwright as sw
+from shardwright.contracts.lookup import Bags, BlockSpec
+from shardwright.planning.tables.optimizers import OptimizerSpec
+
+ALGORITHMS = ["lru", "lfu"]
+WAYS = 32
+DISK: Any = {"memory_bytes": {"disk": 100 << 30}, "memory_bandwidths": {"disk": 1e6}}
+
+
+def blocks_with(
+    caches: Sequence[sw.CacheParams], optimizer: str = "adagrad", *, device: str = "cpu", dim: int = 8
+) -> list[BlockSpec]:
+    """Tables of several sizes, each behind a cache of its own."""
+    specs = [
+        block_spec(rows, dim, slots=slots, optimizer=spec_of(optimizer), device=device)
+        for (rows, slots), _ in zip(((700, 2), (300, 1)), caches, strict=True)
+    ]
+    return [
+        attrs.evolve(spec, request=attrs.evolve(spec.request, cache=cache))
+        for spec, cache in zip(specs, caches, strict=True)
+    ]
+
+
+class SimulatedCache:
+    """One table's cache in plain Python: sets of 32 rows, with the times and numbers of uses."""
+
+    def __init__(self, num_rows: int, held: float, algorithm: str) -> None:
+        self.sets: list[dict[int, int]] = [{} for _ in range(max(1, -(-int(num_rows * held) // WAYS)))]
+        self.uses: dict[int, int] = {}
+        self.algorithm, self.time, self.hits = algorithm, 0, 0
+
+    def use(self, rows: set[int]) -> None:
+        self.time += 1
+        for row in rows:
+            self.uses[row] = self.uses.get(row, 0) + 1
+        missed = []
+        for row in sorted(rows):
+            own = self.sets[row % len(self.sets)]
+            if row in own:
+                own[row] = self.time
+                self.hits += 1
+            else:
+                missed.append(row)
+        for row in sorted(missed, key=lambda row: -self.worth(row)):
+            self.let_in(row)
+
+    def worth(self, row: int) -> int:
+        return self.uses[row] if self.algorithm == "lfu" else 0
+
+    def let_in(self, row: int) -> None:
+        own = self.sets[row % len(self.sets)]
+        if len(own) == WAYS:
+            old = {held: time for held, time in own.items() if time < self.time}
+            if not old:
+                return
+            leaves = min(old, key=lambda held: (self.worth(held), old[held]))
+            if self.worth(leaves) > self.worth(row):
+                return
+            del own[leaves]
+        own[row] = self.time
+
+
+def bags_of(rows: Sequence[Sequence[int]]) -> Bags:
+    """One bag a slot, each with the ids of a table."""
+    ids = torch.tensor([row for own in rows for row in own])
+    return Bags(
+        ids, torch.tensor([len(own) for own in rows], dtype=torch.int32), None, counts=((1,) * len(rows),)
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_hits_are_those_of_a_simulated_cache(algorithm: str) -> None:
+    held = (0.15, 0.4)
+    caches = [sw.CacheParams(part, algorithm) for part in held]
+    blocks = [attrs.evolve(spec, num_slots=1) for spec in blocks_with(caches)]
+    lookup: Any = kernel_of("mapped_caching").build(blocks, device=CPU)
+    simulated = [SimulatedCache(rows, part, algorithm) for rows, part in zip((700, 300), held, strict=True)]
+    generator = torch.Generator().manual_seed(3)
+    for step in range(400):
+        # Distinct rows, two of each table, mostly of low numbers, in different sets: no two have one time of use.
+        first = [int(torch.rand((), generator=generator) ** 3 * rows) for rows in (699, 299)]
+        rows = [{row, row + 1} for row in first]
+        for one, own in zip(simulated, rows, strict=True):
+            one.use(own)
+        lookup.forward(bags_of([sorted(own) for own in rows]), training=bool(step % 2))
+        assert lookup.num_hits == sum(one.hits for one in simulated)
+    assert lookup.num_hits + lookup.num_misses == 400 * 4
+    assert 0.2 < lookup.num_hits / 1600 < 0.95
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_cache_that_evicts_and_overflows_trains_as_loops(algorithm: str, optimizer: str) -> None:
+    """A set has 32 slots; a batch here has more rows of a set than that, which are served from the file."""
+    check_trained(blocks_with([sw.CacheParams(0.001, algorithm), sw.CacheParams(0.2, algorithm)], optimizer))
+
+
+def check_trained(
+    blocks: list[BlockSpec], kernel: str = "mapped_caching", device: torch.device = CPU
+) -> None:
+    lookup: Any
+    lookup, loops = built(kernel, blocks, device=device)
+    batches = [draw_batch(blocks, (20, 30), is_weighted=False, seed=seed) for seed in range(5)]
+    for step, batch in enumerate(batches[:4]):
+        gradient = gradient_for(loops, batch, step)
+        sums, saved = lookup.forward(batch.as_bags(device), training=True)
+        torch.testing.assert_close(sums.reshape(-1).double().cpu(), loops.sums(batch), **CLOSE)
+        if step % 2:  # the rows that the backward pass updates have left by then
+            lookup.prefetch(batches[step + 1].as_bags(device))
+        lookup.backward(saved, gradient.to(device))
+        loops.update(batch, gradient, 0.1)
+    assert lookup.num_misses > lookup.num_hits / 10
+    for index, expected in enumerate(loops.weights):
+        torch.testing.assert_close(lookup.weight(index).double().cpu(), expected, **CLOSE)
+
+
+def test_rows_written_while_a_backward_pass_is_to_come_are_those_that_it_updates() -> None:
+    blocks = blocks_with([sw.CacheParams(0.5)] * 2, "sgd")
+    lookup, loops = built("mapped_caching", blocks)
+    batch = draw_batch(blocks, (4,), is_weighted=False)
+    _, saved = lookup.forward(batch.as_bags(), training=True)
+    for index, weight in enumerate(loops.weights):
+        lookup.weight(index).fill_(2.0)
+        weight.fill_(2.0)
+    gradient = gradient_for(loops, batch, 0)
+    lookup.backward(saved, gradient)
+    loops.update(batch, gradient, 0.1)
+    for index, expected in enumerate(loops.weights):
+        torch.testing.assert_close(lookup.weight(index).double(), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_memory_declared_is_the_file_and_whole_sets_of_the_cache(algorithm: str) -> None:
+    request = request_for(optimizer=OptimizerSpec("adam"), cache=sw.CacheParams(0.1, algorithm))
+    counted = 4000 if algorithm == "lfu" else 0
+    assert kernel_of("mapped_caching").memory_bytes(request, 1000) == {
+        "disk": 1000 * 16 * 4 * 3,
+        "device": 128 * (16 * 4 * 3 + 17) + counted,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kernel", "changes", "reason"),
+    [
+        (
+            "mapped_caching",
+            {"device": "cuda"},
+            "files are mapped into the CPU's memory, not into that of 'cuda' devices",
+        ),
+        ("pinned_caching", {}, "memory is pinned for 'cuda' devices, not for 'cpu'"),
+        ("mapped_caching", {"optimizer": None}, "no optimizer was named to run in the backward pass"),
+        (
+            "mapped_caching",
+            {"data_type": sw.DataType.INT8},
+            "torch trains BF16, FP16, FP32 tables, not INT8",
+        ),
+    ],
+)
+def test_supports_refuses_with_its_reason(kernel: str, changes: dict[str, Any], reason: str) -> None:
+    assert kernel_of(kernel).supports(request_for(**changes)) == reason
+
+
+def test_caches_of_several_sizes_are_looked_up_together_and_algorithms_apart() -> None:
+    key = kernel_of("mapped_caching").group_key
+    requests = [request_for(cache=cache) for cache in (sw.CacheParams(0.1), sw.CacheParams(0.5))]
+    assert key(requests[0]) == key(requests[1])
+    assert key(requests[0]) != key(request_for(cache=sw.CacheParams(0.1, "lfu")))
+
+
+def test_folder_without_room_is_refused_with_the_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("SHARDWRIGHT_MAPPED_FOLDER", str(tmp_path))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(sw.UnsupportedError, match=r"no file of 31\.2 KiB .* No space left .* Name a folder"):
+        kernel_of("mapped_caching").build(blocks_with([sw.CacheParams()] * 2), device=CPU)
+
+
+def test_folder_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHARDWRIGHT_MAPPED_FOLDER", str(tmp_path / "none"))
+    with pytest.raises(sw.InvalidInputError, match=r"SHARDWRIGHT_MAPPED_FOLDER is .* no folder"):
+        kernel_of("mapped_caching").build(blocks_with([sw.CacheParams()] * 2), device=CPU)
+
+
+def model_of(kernel: str) -> sw.DistributedModelParallel:
+    """One table of 700 rows, its cache of 64, in this process alone."""
+    config = sw.EmbeddingBagConfig(name="t", embedding_dim=8, num_embeddings=700, feature_names=["f"])
+    module = torch.nn.ModuleDict({"bags": sw.EmbeddingBagCollection([config])})
+    fused = {"optimizer": "adam", "learning_rate": 0.1, "cache_load_factor": 0.05}
+    sharders = [sw.EmbeddingBagCollectionSharder(fused_params=fused)]
+    topology = sw.Topology(world_size=1, compute_device="cpu", **DISK)
+    rule = sw.ParameterConstraints(compute_kernels=[kernel])
+    plan = sw.EmbeddingShardingPlanner(topology, 20, constraints={"t": rule}).plan(module, sharders)
+    env = sw.ShardingEnv.local(device_type="cpu")
+    return sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
+
+
+def train_step(model: sw.DistributedModelParallel, seed: int) -> None:
+    ids = torch.randint(0, 700, (60,), generator=torch.Generator().manual_seed(seed))
+    batch = sw.KeyedJaggedTensor(["f"], ids, lengths=torch.full((20,), 3))
+    (model.module["bags"](batch).values() ** 2).sum().backward()
+
+
+def test_checkpoint_has_rows_that_are_in_the_cache_and_is_read_by_another_kernel(tmp_path: Path) -> None:
+    model = model_of("mapped_caching")
+    for seed in range(3):
+        train_step(model, seed)
+    sw.save_checkpoint(tmp_path / "saved", model, model.fused_optimizer)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    for kernel in ("mapped_caching", "fused_torch"):
+        other = model_of(kernel)
+        train_step(other, 9)  # rows of its own are in the cache
+        sw.load_checkpoint(tmp_path / "saved", other, other.fused_optimizer)
+        torch.testing.assert_close(dict(other.state_dict()), saved)
+        for seed in range(3, 5):
+            train_step(other, seed)
+        if kernel == "mapped_caching":
+            expected = dict(other.state_dict())
+        else:
+            torch.testing.assert_close(dict(other.state_dict()), expected)
+
+
+def planned(**topology: Any) -> sw.ShardingPlan:
+    planner = sw.EmbeddingShardingPlanner(
+        sw.Topology(world_size=2, compute_device="cpu", ddr_cap=4 << 30, **topology), 64
+    )
+    return planner.plan_tables([sw.TableSpec("huge", 50_000_000, 64, optimizer=OptimizerSpec("adagrad"))])
+
+
+def test_planner_puts_a_table_larger_than_memory_on_the_disk_of_a_topology_that_has_one() -> None:
+    with pytest.raises(sw.NoPlanError):
+        planned()
+    sharding = planned(**DISK).plan[""]["huge"]
+    assert sharding.compute_kernel == "mapped_caching"
+    assert sharding.layout.extras["cache"] == {"load_factor": 0.2, "algorithm": "lru"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_pinned_rows_behind_a_cache_on_cuda_train_as_loops(algorithm: str, optimizer: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    caches = [sw.CacheParams(0.001, algorithm), sw.CacheParams(0.2, algorithm)]
+    check_trained(
+        blocks_with(caches, optimizer, device="cuda"), kernel="pinned_caching", device=torch.device("cuda")
+    )

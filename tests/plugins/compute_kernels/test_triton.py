@@ -1,0 +1,147 @@
+"""``fused_triton`` in processes of its own: interpreted on the CPU, compiled for devices, and on a device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from tests.plugins.compute_kernels.loops import kernel_of
+
+import shardwright as sw
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import DataType
+
+CHECKS = "tests/plugins/compute_kernels/triton_checks.py"
+QUICK = (
+    "gradients_of_weights or widths or without_ids or FP16--3.0 or (sharded and MEAN) or "
+    "(runs and small and row_wise_adagrad-FP32)"
+)
+TIMEOUT_S = 200.0
+
+
+def run(*command: str, interpret: bool) -> str:
+    """Standard output of a Python program, in which Triton is imported anew."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check(*which: str, interpret: bool) -> None:
+    """Run some of the checks; whatever Triton itself warns of is not theirs."""
+    run(
+        "-m",
+        "pytest",
+        "-q",
+        "-n0",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "slow or not slow",
+        CHECKS,
+        *which,
+        interpret=interpret,
+    )
+
+
+def launches_for(capability: int, num_cases: int) -> list[dict[str, Any]]:
+    """What was compiled for a device of that compute capability."""
+    pytest.importorskip("triton")
+    module = "tests.plugins.compute_kernels.triton_compile"
+    lines = run("-m", module, str(capability), str(num_cases), interpret=False).splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_interpreted_kernels_equal_loops() -> None:
+    pytest.importorskip("triton")
+    check("-k", QUICK, interpret=True)
+
+
+@pytest.mark.slow
+def test_interpreted_kernels_keep_what_the_kit_and_all_checks_ask() -> None:
+    pytest.importorskip("triton")
+    check(interpret=True)
+
+
+def test_kernels_compile_to_machine_code_without_a_device() -> None:
+    found = launches_for(90, 1)
+    assert {line["kernel"] for line in found} == {
+        "list_ids",
+        "look_up",
+        "update_chunks",
+        "update_long_runs",
+        "weight_gradients",
+    }
+    assert all(line["has_machine_code"] and line["rounds_to_nearest"] for line in found)
+    # Rows of 64 and 128 columns are read and written in vectors of 16 bytes.
+    assert all(
+        "ld128" in line["accesses"] for line in found if line["kernel"] in ("look_up", "update_chunks")
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_of_all_cases_compile_to_machine_code(capability: int) -> None:
+    found = launches_for(capability, 99)
+    assert len(found) == 25
+    assert all(line["has_machine_code"] and line["rounds_to_nearest"] for line in found)
+
+
+@pytest.mark.gpu
+def test_compiled_kernels_keep_what_the_kit_and_all_checks_ask() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    check(interpret=False)
+
+
+def request_for(device: str, **changes: Any) -> KernelRequest:
+    values = {"data_type": DataType.FP32, "embedding_dim": 16, "num_columns": 16, **changes}
+    return KernelRequest(device, optimizer=OptimizerSpec("sgd"), **values)
+
+
+def test_supports_names_the_interpreter_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    kernel = kernel_of("fused_triton")
+    assert kernel.supports(request_for("cuda")) is True
+    assert "TRITON_INTERPRET=1" in str(kernel.supports(request_for("cpu")))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert kernel.supports(request_for("cpu")) is True
+    assert "TRITON_INTERPRET is set" in str(kernel.supports(request_for("cuda")))
+
+
+def planned(device: str, **rule: Any) -> str:
+    planner = sw.EmbeddingShardingPlanner(
+        topology=sw.Topology(world_size=2, compute_device=device),
+        constraints={"t": sw.ParameterConstraints(**rule)},
+        batch_size=64,
+    )
+    table = sw.TableSpec("t", 1000, 16, data_type="FP16", optimizer=OptimizerSpec("sgd"))
+    return planner.plan_tables([table]).plan[""]["t"].compute_kernel
+
+
+def test_interpreted_kernel_is_planned_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert planned("cpu") != "fused_triton"
+    assert planned("cpu", compute_kernels=["fused_triton"]) == "fused_triton"
+
+
+def test_without_fbgemm_plans_for_cuda_take_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardwright_plugins.compute_kernels import fused
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert planned("cuda") == "fused"
+    monkeypatch.setattr(fused, "_missing", lambda _: "FBGEMM is not installed")
+    assert planned("cuda") == "fused_triton"

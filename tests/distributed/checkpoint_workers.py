@@ -14,6 +14,7 @@ from tests.distributed.workers import train
 
 import shardwright as sw
 from shardwright.planning.layouts.dataflows import Replicate
+from shardwright.runtime.checkpoint import saving
 
 torch.set_num_threads(1)
 ROWS = {"user": 2500, "item": 1300}  # more than are stored as runs of single rows
@@ -171,3 +172,67 @@ def save_replicas(folder: str) -> dict[str, Any]:
     train(model, 1, dist.get_rank(), model.fused_optimizer)
     loaded = sw.load_checkpoint(folder, model)
     return {"own": own, "saved": saved, "loaded": model.state_dict(), "extra": loaded.extra["rank"]}
+
+
+def _unchanged(model: Any, dense: Any, before: dict[str, Any]) -> bool:
+    return all(
+        torch.equal(torch.as_tensor(value), before[name]) for name, value in whole(model, dense).items()
+    )
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: torch.as_tensor(value).clone() for name, value in state.items()}
+
+
+def load_damaged(folder: str, fault: str) -> tuple[str, bool]:
+    """Damage the file that the last rank wrote, and load: the error, and if the model is as it was."""
+    first, dense = model_of("row_wise", seed=1)
+    path = sw.save_checkpoint(folder, first, dense).path
+    if dist.get_rank() == 0:
+        damage(path / f"__{dist.get_world_size() - 1}_0.distcp", fault)
+    dist.barrier()
+    model, dense = model_of("column_wise", seed=2)
+    before = _copied(whole(model, dense))
+    try:
+        sw.load_checkpoint(folder, model, dense)
+    except sw.ShardwrightError as error:
+        return str(error), _unchanged(model, dense, before)
+    return "", False
+
+
+def damage(path: Path, fault: str) -> None:
+    """Cut a file short, flip a bit of it, or remove it."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    if fault == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-9] if fault == "cut" else data)
+
+
+def save_in_vain(folder: str, fault: str) -> tuple[str, bool, list[str]]:
+    """Save where that is impossible: the error, if the model is as it was, and what is in the folder.
+
+    Args:
+        folder: where it is saved once before.
+        fault: ``"full disk"``, of the last rank's, or ``"read-only"``.
+    """
+    model, dense = model_of("row_wise", seed=1)
+    sw.save_checkpoint(folder, model, dense, step=1)
+    before, text = _copied(whole(model, dense)), ""
+    write = saving._Checked.write
+    if fault == "full disk" and dist.get_rank() == dist.get_world_size() - 1:
+        saving._Checked.write = _full  # type: ignore[method-assign]
+    try:
+        # No process may make files in /sys, not even the superuser's.
+        sw.save_checkpoint("/sys/checkpoints" if fault == "read-only" else folder, model, dense, step=2)
+    except sw.ShardwrightError as error:
+        text = str(error)
+    finally:
+        saving._Checked.write = write  # type: ignore[method-assign]
+    dist.barrier()
+    return text, _unchanged(model, dense, before), sorted(path.name for path in Path(folder).iterdir())
+
+
+def _full(stream: Any, data: Any) -> int:
+    raise OSError(28, "No space left on device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,33 @@ def test_replicas_of_tables_are_saved_as_one_model(pool: RankPool, tmp_path: Pat
     assert not torch.equal(results[2]["own"], results[3]["own"])  # the same block, of two groups
     assert_same([result["loaded"] for result in results], results[0]["saved"])
     assert [result["extra"] for result in results] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("cut", "were written"), ("flip", "its checksum is another"), ("missing", "cannot be read")],
+)
+def test_damage_of_one_ranks_file_is_one_error_on_all_ranks_and_no_model_changes(
+    fault: str, text: str, pool: RankPool, tmp_path: Path
+):
+    results = pool.run(workers.load_damaged, 2, str(tmp_path), fault, timeout_s=WAIT_S)
+    for error, is_unchanged in results:
+        assert text in error
+        assert "__1_0.distcp" in error
+        assert is_unchanged
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("full disk", r"rank 1: OSError.*No space left on device"), ("read-only", "/sys/checkpoints")],
+)
+def test_folder_that_cannot_be_written_is_one_error_on_all_ranks_and_leaves_nothing(
+    fault: str, text: str, pool: RankPool, tmp_path: Path
+):
+    results = pool.run(workers.save_in_vain, 2, str(tmp_path), fault, timeout_s=WAIT_S)
+    errors = {error for error, *_ in results}
+    assert len(errors) == 1, errors
+    assert re.search("cannot be written.*" + text, errors.pop())
+    for _, is_unchanged, names in results:
+        assert is_unchanged
+        assert names == [".lock", "step_0000000001"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from tests.core.runtime.pipelines import (
     PIPELINES,
@@ -62,6 +64,21 @@ def test_last_rank_with_data_ends_the_loop_and_the_others_go_on_with_empty_batch
         assert sizes == own + [0] * (longest - counts[rank])
     for (_, actual), expected in zip(results, on_ranks(train_plain, world_size), strict=True):
         assert_same(actual, expected)
+
+
+def test_form_of_a_batch_travels_without_a_pickle(monkeypatch):
+    def refused(*arguments):
+        raise AssertionError("pickled")
+
+    def train(model, env):
+        loader = batches(2 * env.rank, env.rank, 2)
+        return [len(output) for output in run_out(piped(model, end_of_data="last_rank"), loader)]
+
+    for name in ("loads", "load", "dumps", "dump", "Unpickler", "Pickler"):
+        monkeypatch.setattr(pickle, name, refused)
+    empty, full = on_ranks(train, 2)
+    assert empty == [0, 0]
+    assert min(full) > 0
 
 
 def test_empty_batch_of_the_users_is_used():

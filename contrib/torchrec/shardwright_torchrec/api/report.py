@@ -1,4 +1,4 @@
-"""`python -m shardwright_torchrec api`: the names and signatures that scripts use, here and in an installed TorchRec."""
+"""`python -m shardwright_torchrec api`: names and signatures that scripts use, here and in an installed TorchRec."""
 
 from __future__ import annotations
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +23,8 @@ from shardwright.planning.named_plugins import make_plugin
 from shardwright.runtime.ranks.alone import LoneCommunicator
 from shardwright.runtime.ranks.lockstep import Lockstep, by_rank
 from shardwright.runtime.ranks.phases import Phases
+
+_log = logging.getLogger("shardwright")
 
 # All collections over one process group make their calls in one order, whoever made their environments.
 _LOCKSTEPS: WeakKeyDictionary[Any, Lockstep] = WeakKeyDictionary()
@@ -90,6 +94,8 @@ class ShardingEnv:
         """
         if not dist.is_initialized():
             raise DistributedError(_NO_GROUP)
+        if dist.get_rank() == 0 and (restarts := _restarts_that_may_fail()):
+            _warn_of_restarts(restarts)
         group = dist.group.WORLD if process_group is None else process_group
         phases = Phases.of(group)
         with phases.phase("connecting the ranks"):
@@ -164,6 +170,27 @@ _NO_GROUP = (
     "no process group: start the processes with torchrun and call torch.distributed.init_process_group first; or, to "
     "train in this process alone (as in a notebook), give DistributedModelParallel(model, env=ShardingEnv.local())"
 )
+
+
+def _restarts_that_may_fail() -> str:
+    """Number of restarts that ``torchrun`` allows, if ranks that it starts again may not connect; else nothing.
+
+    torchrun's store outlives the attempts, and torch 2.13 gives none of them a prefix there: ranks that are started
+    again find the addresses, and the identifiers of NCCL, of those that are gone.
+    """
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    shares_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return restarts if shares_store and restarts != "0" else ""
+
+
+@cache
+def _warn_of_restarts(restarts: str) -> None:
+    _log.warning(
+        "torchrun may start the ranks again (--max-restarts %s), but they would find the addresses of the ranks before "
+        "them in its store, and may fail to connect. Start it as TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun "
+        "--rdzv-backend c10d ..., or --standalone on one host",
+        restarts,
+    )
 
 
 def _local_world_size(world_size: int) -> int:

@@ -46,7 +46,9 @@ class ShardedTable(nn.Module):
             parameter = parameters[local.index] if parameters else nn.Parameter(lookup.weight(local.index))
             if not parameters:
                 parameter._in_backward_optimizers = [lookup]  # type: ignore[attr-defined]  # as torch marks them
-            if self.is_fused or state.is_parted:
+            if state.table.is_frozen:
+                parameter.requires_grad_(False)
+            elif self.is_fused or state.is_parted:
                 self._make_sharded(parameter, number)
             self.register_parameter(f"weight_{number}" if number else "weight", parameter)
             if number:  # so does it leave out what they do not have

@@ -80,10 +80,11 @@ def _children(value: Any) -> list[tuple[Step, Any]]:
         if len(value) > _LONG and isinstance(value[0], _OPAQUE):
             return []
         return [(Step(index, False), child) for index, child in enumerate(value)]
-    return [(Step(name, True), getattr(value, name)) for name in _attributes(value)]
+    return [(Step(name, True), getattr(value, name)) for name in attributes(value)]
 
 
-def _attributes(value: Any) -> list[str]:
+def attributes(value: Any) -> list[str]:
+    """Names of the attributes that an object holds itself, in slots too."""
     slots = [name for cls in type(value).__mro__ for name in _slots(cls) if hasattr(value, name)]
     return [*getattr(value, "__dict__", ()), *slots]
 

@@ -38,6 +38,8 @@ def launch(entrypoint: Callable[..., Any], *arguments: Any, ranks: int, restarts
         DistributedError: If a rank fails or dies; names it. The others are ended.
         KeyboardInterrupt: If the user interrupts; the ranks are ended.
     """
+    if restarts:
+        _use_a_store_per_attempt()
     with tempfile.TemporaryDirectory(prefix="shardwright-demo-") as folder, _calm_elastic():
         config = LaunchConfig(
             min_nodes=1,
@@ -60,6 +62,15 @@ def launch(entrypoint: Callable[..., Any], *arguments: Any, ranks: int, restarts
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             sys.exit(128 + error.sigval)
+
+
+def _use_a_store_per_attempt() -> None:
+    """Have rank 0 of each attempt serve a store of its own.
+
+    The launcher's store outlives an attempt, and torch 2.13 gives the next one no prefix there. Ranks that were started
+    again would read the addresses of those that are gone, and be refused.
+    """
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 @contextmanager

@@ -369,7 +369,7 @@ class _Resharding:
         for owner, spec in every:
             old, new = owner.module.inputs.params[spec.name], owner.inputs.params[spec.name]
             values = agreed_values(spec, told[spec.path])
-            if not is_updated_in_backward(spec, old):
+            if not spec.is_frozen and not is_updated_in_backward(spec, old):
                 _check_optimizer(spec, values)
             self._moves.append(TableMove(spec, old, new, values))
             self._owners.append(owner)

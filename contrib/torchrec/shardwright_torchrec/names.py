@@ -44,12 +44,11 @@ MODULES: Mapping[str, Sequence[str]] = {
     "torchrec.distributed.embedding_types": ("EmbeddingComputeKernel", "ModuleSharder"),
     "torchrec.distributed.embeddingbag": ("ShardedEmbeddingBagCollection",),
     "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
-    "torchrec.distributed.planner": ("ParameterConstraints", "Topology"),
     "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
-    "torchrec.distributed.planner.types": ("ParameterConstraints", "StorageReservation", "Topology"),
+    "torchrec.distributed.planner.types": ("StorageReservation",),
     "torchrec.distributed.train_pipeline": _LOOPS,
     "torchrec.distributed.types": (
-        *("Awaitable", "CacheParams", "CacheStatistics", "LazyAwaitable", "ModuleSharder"),
+        *("Awaitable", "CacheStatistics", "LazyAwaitable", "ModuleSharder"),
         *("ShardingEnv", "ShardingType", *_PLANS),
     ),
     "torchrec.modules": (),
@@ -97,6 +96,7 @@ _MODEL, _SHARDERS, _PLANNERS = "parallel.model_parallel", "parallel.sharders", "
 
 _ENUMERATORS, _PARTITIONERS = "planner.enumerators", "planner.partitioners"
 _PROPOSERS, _ESTIMATORS, _STATS = "planner.proposers", "planner.shard_estimators", "planner.stats"
+_TOPOLOGIES, _CONSTRAINTS = "planner.topologies", "parallel.constraints"
 _PLANNER_TYPES, _UTILS, _RESERVED = "planner.types", "planner.utils", "planner.storage_reservations"
 
 
@@ -115,6 +115,8 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     },
     "torchrec.distributed.planner": {
         **_in(_PLANNERS, "EmbeddingShardingPlanner"),
+        **_in(_TOPOLOGIES, "Topology"),
+        **_in(_CONSTRAINTS, "ParameterConstraints"),
         **_in(_UTILS, "bytes_to_gb", "sharder_name"),
     },
     "torchrec.distributed.planner.constants": _in(
@@ -146,12 +148,16 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         *("FixedPercentageStorageReservation", "HeuristicalStorageReservation"),
         "InferenceStorageReservation",
     ),
-    "torchrec.distributed.planner.types": _in(
-        _PLANNER_TYPES,
-        *("DeviceHardware", "Enumerator", "PartitionByType", "Partitioner", "Perf", "PerfModel"),
-        *("PlanDebugStats", "PlannerError", "PlannerErrorType", "Proposer", "Shard", "ShardEstimator"),
-        *("ShardingOption", "Stats", "Storage"),
-    ),
+    "torchrec.distributed.planner.types": {
+        **_in(
+            _PLANNER_TYPES,
+            *("DeviceHardware", "Enumerator", "PartitionByType", "Partitioner", "Perf", "PerfModel"),
+            *("PlanDebugStats", "PlannerError", "PlannerErrorType", "Proposer", "Shard", "ShardEstimator"),
+            *("ShardingOption", "Stats", "Storage"),
+        ),
+        **_in(_TOPOLOGIES, "Topology"),
+        **_in(_CONSTRAINTS, "ParameterConstraints"),
+    },
     "torchrec.distributed.planner.utils": _in(
         _UTILS,
         *("bytes_to_gb", "bytes_to_mb", "gb_to_bytes", "mb_to_bytes", "placement", "reset_shard_rank"),
@@ -161,6 +167,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec.distributed.types": {
         **_in("parallel.sharded_state", "ShardedTensor"),
         **_in(_ESTIMATORS, "PipelineType"),
+        **_in(_CONSTRAINTS, "CacheParams"),
     },
 }
 """TorchRec's module paths -> names of theirs -> the module of this package that has them."""

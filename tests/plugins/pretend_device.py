@@ -242,8 +242,8 @@ def module_of(pooling: str) -> Any:
 
 def train(env: Any, sharding_type: str, pooling: str, kernel: str, of_device: str) -> list[str]:
     """Waits of a training step of one rank, after others."""
-    if env.rank > 0:
-        waits.others.add(threading.get_ident())
+    # Numbers of threads that ended are given again.
+    (waits.others.add if env.rank > 0 else waits.others.discard)(threading.get_ident())
     module = module_of(pooling)
     rule = sw.ParameterConstraints(sharding_types=[sharding_type], compute_kernels=[kernel])
     sharders = [sw.EmbeddingBagCollectionSharder(), sw.EmbeddingCollectionSharder()]

@@ -28,7 +28,7 @@ def sent_to(device: torch.device, values: Tensor | Array) -> Tensor:
         The values on the device; themselves where they are there.
     """
     own = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-    if own.device == device or is_host(device):
+    if is_host(device) or own.device == device:
         return own
     return (own.pin_memory() if is_host(own.device) else own).to(device, non_blocking=True)
 

@@ -140,6 +140,8 @@ def test_batch_that_is_taken_is_recorded_on_the_stream_that_computes_with_it(mon
 
 def test_headers_are_sent_to_a_device_from_page_locked_memory_without_waiting_for_it():
     class Values:
+        device = torch.device("cpu")
+
         def pin_memory(self):
             return Pinned()
 

@@ -66,8 +66,8 @@ class Roofline(Estimator):
             "input_communication": step.input_ms,
             "forward_compute": step.lookup_ms,
             "forward_communication": step.results_ms,
-            "backward_communication": step.gradients_ms,
-            "backward_compute": step.update_ms,
+            "backward_communication": np.where(step.is_frozen, 0.0, step.gradients_ms),
+            "backward_compute": np.where(step.is_frozen, 0.0, step.update_ms),
         }
 
     def provenance(self) -> Mapping[str, Any]:
@@ -99,6 +99,11 @@ class _Step:
     def is_filled(self) -> Bools:
         """True for shards with rows."""
         return self.options.num_rows > 0
+
+    @cached_property
+    def is_frozen(self) -> Bools:
+        """True for shards of tables that get no gradient."""
+        return self.options.is_frozen[self.table]
 
     @cached_property
     def batches(self) -> Floats:

@@ -76,12 +76,16 @@ class TorchRecPerformance(Estimator):
         forward = _bytes_looked_up(work, elements * of_result) / bandwidth
         weighted = WEIGHTED_BACKWARD_FACTOR * options.is_weighted[table]
         copied = elements * of_gradient * GRADIENT_COPY_FACTOR / bandwidth
+        trained = ~options.is_frozen[
+            table
+        ]  # nothing goes back to frozen tables, of which TorchRec knows none
         gradient_copies = np.where(work.cuts_rows, copied, 0.0)
         return {
             "forward_compute": forward,
             "forward_communication": np.where(work.is_copy, 0.0, _travel_ms(work, of_result)),
-            "backward_compute": forward * (BACKWARD_FACTOR + weighted),
-            "backward_communication": np.where(
+            "backward_compute": trained * forward * (BACKWARD_FACTOR + weighted),
+            "backward_communication": trained
+            * np.where(
                 work.is_copy,
                 _synchronisation_ms(work, bandwidth),
                 _travel_ms(work, of_gradient) + gradient_copies,

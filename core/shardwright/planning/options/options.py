@@ -173,6 +173,11 @@ class Options:
         return np.array([table.is_weighted for table in self.tables], dtype=bool)
 
     @cached_property
+    def is_frozen(self) -> Bools:
+        """True for tables that are looked up and never updated: ``[T]``."""
+        return np.array([table.is_frozen for table in self.tables], dtype=bool)
+
+    @cached_property
     def num_row_parts(self) -> Ints:
         """Into how many parts the rows of each option are cut: ``[O]``."""
         return np.array([layout.row_map.num_parts for layout in self.layouts], dtype=np.int64)

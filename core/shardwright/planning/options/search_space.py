@@ -248,7 +248,7 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     """Compute the bytes that a copy receives to stay equal to the others: ``[S]``; 0 for shards that are no copies.
 
     Either the ids of all ranks with the 32-bit gradients of their vectors, or the gradient of all rows, whichever is
-    less.
+    less. Copies of frozen tables receive nothing.
     """
     table = options.shard_table
     ids = options.ids_per_batch[table] * options.id_fraction
@@ -257,7 +257,7 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     # First form: ids and gradients of every rank's batch. Second form: the gradient of all rows.
     of_a_batch = ids * _input_bytes_of_id(options) + vectors * row_bytes
     least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
-    return np.where(options.is_copy, least, 0.0)
+    return np.where(options.is_copy & ~options.is_frozen[table], least, 0.0)
 
 
 def kept_bytes(options: Options, topology: Topology) -> Floats:

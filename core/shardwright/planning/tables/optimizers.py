@@ -12,6 +12,7 @@ from attrs import field, frozen
 from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.tables.caching import FUSED_PARAMS as CACHE_PARAMS
+from shardwright.planning.tables.fused_params import FBGEMM_PARAMS
 
 # FBGEMM's EmbOptimType values and the common spellings, to the one name kernels declare.
 _ALIASES = {
@@ -32,7 +33,7 @@ CLIPPING_PARAMS = frozenset({"gradient_clipping", "max_gradient"})
 """The keys of ``fused_params`` that are about the gradients of outputs, not the optimizer."""
 
 _MAX_GRADIENT = 1.0  # FBGEMM's default where gradient_clipping=True alone is given
-_ELSEWHERE = CACHE_PARAMS | CLIPPING_PARAMS
+_ELSEWHERE = CACHE_PARAMS | CLIPPING_PARAMS | FBGEMM_PARAMS
 
 
 def check_max_gradient(value: Any) -> None:

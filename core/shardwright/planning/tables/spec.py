@@ -293,6 +293,7 @@ class TableSpec:
             ``optimizer.step()`` by the sum of the gradients since they were cleared.
         max_gradient: largest element, in absolute value, of the gradients of its outputs, averaged over the ranks;
             greater ones are clipped to it. ``None``: none is.
+        is_frozen: it is looked up and never updated, so that no gradient travels for it. Its optimizer has no state.
     """
 
     name: str
@@ -309,6 +310,7 @@ class TableSpec:
     allowed: _Allowed | None = field(default=None, converter=_allowed)
     update: str = field(default=UPDATES[0], validator=_known_update)
     max_gradient: float | None = field(default=None, validator=_known_limit)
+    is_frozen: bool = field(default=False, validator=is_answer)
 
     @classmethod
     def from_config(
@@ -322,6 +324,7 @@ class TableSpec:
         cache: CacheParams | None = None,
         update: str = UPDATES[0],
         max_gradient: float | None = None,
+        is_frozen: bool = False,
     ) -> TableSpec:
         """The specification of a configured table in the module at path ``module``."""
         return cls(
@@ -338,6 +341,7 @@ class TableSpec:
             cache=cache or CacheParams(),
             update=update,
             max_gradient=max_gradient,
+            is_frozen=is_frozen,
         )
 
     @property

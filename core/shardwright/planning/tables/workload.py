@@ -23,7 +23,7 @@ from shardwright.planning.tables.spec import UPDATES, TableSpec
 _USE = ("pooling_factors", "num_poolings")
 _SAME = (
     *("num_embeddings", "embedding_dim", "data_type", "pooling", "is_weighted", "module", "qcomms_config"),
-    *("allowed", "update", "max_gradient"),
+    *("allowed", "update", "max_gradient", "is_frozen"),
 )
 
 
@@ -172,6 +172,8 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         data["update"] = table.update
     if table.max_gradient is not None:
         data["max_gradient"] = table.max_gradient
+    if table.is_frozen:
+        data["is_frozen"] = True
     if table.cache != _DEFAULT_CACHE:
         data["cache"] = attrs.asdict(table.cache)
     optimizer = table.optimizer

@@ -17,6 +17,7 @@ from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
 from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes
 from shardwright.runtime.ranks.lockstep import name_ranks
@@ -125,6 +126,12 @@ class ShardedCollection(nn.Module, ABC):
             for parameter in self.parameters()
             if isinstance(parameter, ShardedParameter) and parameter.is_fused
         ]
+        self._frozen = [
+            (table.state.table.describe(), parameter)
+            for table in self._tables.values()
+            if table.state.table.is_frozen
+            for parameter in table.parameters()
+        ]
         self._input_dists = anatomy.input_dists(engine)
         self._lookups = anatomy.lookups(engine)
         self._output_dists = anatomy.output_dists(engine)
@@ -226,8 +233,14 @@ class ShardedCollection(nn.Module, ABC):
         """See what has changed since the last batch: learning rates, and what is trained.
 
         Raises:
-            UnsupportedError: a table was frozen that is updated in the backward pass.
+            UnsupportedError: a table was frozen that is updated in the backward pass, or a frozen one is to be trained.
         """
+        for table, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise UnsupportedError(
+                    f"table {table} was frozen when it was sharded, and requires gradients now, which it does not get: "
+                    "unfreeze it before it is sharded (save a checkpoint, and load it into the model sharded anew)"
+                )
         self._fused_optimizer.apply_learning_rates()
         if torch.is_grad_enabled():
             for parameter in self._updated:
@@ -243,7 +256,7 @@ class ShardedCollection(nn.Module, ABC):
             UnsupportedError: they are, and there is a table of which that is wrong; the same on every rank.
         """
         for table in self._tables.values():
-            if table.state.is_parted or table.is_fused:
+            if not table.state.table.is_frozen and (table.state.is_parted or table.is_fused):
                 refuse_reader(
                     reader, table.state.table.describe(), is_fused=table.is_fused, in_step=table.in_step
                 )
@@ -428,35 +441,40 @@ def _by_place(local: LocalBlock) -> tuple[int, int]:
     return local.block.rows.index, local.block.columns.start
 
 
+_STILL = OptimizerSpec("sgd", 0.0)
+"""Optimizer of frozen tables: it has no state, and is never run."""
+
+
 def specs_of(
     sharder: ModuleSharder, module: TableCollection, path: str, *, is_weighted: bool
 ) -> list[TableSpec]:
     """The specifications of a collection's tables, with their optimizers.
 
-    An optimizer applied to a table's parameter in the backward pass goes before the sharder's.
-
-    Raises:
-        UnsupportedError: a table is frozen.
+    An optimizer applied to a table's parameter in the backward pass goes before the sharder's. A table whose parameter
+    requires no gradient is frozen.
     """
-    for config in module.tables:
-        if not module.table_weight(config.name).requires_grad:
-            raise UnsupportedError(
-                f"table {config.name!r} at {path!r} is frozen (requires_grad is False), but a sharded table is "
-                "trained: unfreeze it, and give it a learning rate of 0 with apply_optimizer_in_backward"
-            )
-    return [
-        TableSpec.from_config(
-            config,
-            module=path,
-            is_weighted=is_weighted,
-            optimizer=optimizer_spec_of(module.table_weight(config.name), config.name) or sharder.optimizer,
-            qcomms_config=sharder.qcomm_codecs_registry,
-            cache=sharder.cache,
-            update=sharder.update,
-            max_gradient=sharder.max_gradient,
-        )
-        for config in module.tables
-    ]
+    return [_spec_of(sharder, module, config, path, is_weighted=is_weighted) for config in module.tables]
+
+
+def _spec_of(
+    sharder: ModuleSharder, module: TableCollection, config: Any, path: str, *, is_weighted: bool
+) -> TableSpec:
+    """The specification of one table. A frozen one has an optimizer without state, so that any kernel takes it."""
+    weight = module.table_weight(config.name)
+    is_frozen = not weight.requires_grad
+    trained: dict[str, Any] = (
+        {} if is_frozen else {"update": sharder.update, "max_gradient": sharder.max_gradient}
+    )
+    return TableSpec.from_config(
+        config,
+        module=path,
+        is_weighted=is_weighted,
+        optimizer=_STILL if is_frozen else optimizer_spec_of(weight, config.name) or sharder.optimizer,
+        qcomms_config=sharder.qcomm_codecs_registry,
+        cache=sharder.cache,
+        is_frozen=is_frozen,
+        **trained,
+    )
 
 
 _Sharded = TypeVar("_Sharded", bound=ShardedCollection)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 from weakref import WeakSet
 
@@ -75,6 +76,7 @@ class CollectionEngine:
         kept: the gradients of tables that are updated in the optimizer's step.
         limits: the largest elements of the outputs' gradients.
         passes: the backward passes that updated tables since an optimizer's last step.
+        is_trained: for each executor, whether its tables are trained; those of the others are frozen.
 
     Raises:
         PlanError: the plan names a rank that does not exist or does not cover a table.
@@ -97,10 +99,12 @@ class CollectionEngine:
         self.env, self.device = env, device
         any_id = {i for i, table in enumerate(tables) if shardings[table.name].layout.row_map.takes_any_id}
         self.reader = BatchReader(self.collection, is_weighted=is_weighted, checks=checks, any_id=any_id)
+        dealt = _deal(tables, shardings, executor_of, env.world_size)
         self.executors = [
             executor(ExecutorConfig(self.collection, members, {**shardings, **own}, env, device, is_weighted))
-            for executor, (members, own) in _deal(tables, shardings, executor_of, env.world_size).items()
+            for (executor, _), (members, own) in dealt.items()
         ]
+        self.is_trained = [not is_frozen for _, is_frozen in dealt]
         self.lookups: list[Lookup] = [lookup for executor in self.executors for lookup in executor.lookups]
         self.rates = LearningRates(self.lookups)
         self.groups: list[KernelGroup] = [group for executor in self.executors for group in executor.groups]
@@ -127,7 +131,10 @@ class CollectionEngine:
             self.number = env.lockstep.rejoin(before.number, self.header.size)
             self.open_steps = before.open_steps
         self._steps: WeakSet[EngineStep] = WeakSet()
-        self.anchors = Anchors(device, parameters_of(self.lookups))
+        trained = compress(self.executors, self.is_trained)
+        self.anchors = Anchors(
+            device, [own for executor in trained for own in parameters_of(executor.lookups)]
+        )
 
     def begin(
         self,
@@ -172,7 +179,7 @@ def _scaling_refusal(
     """The reason why the tables cannot be trained with scaled gradients; empty if they can."""
     for table in tables:
         sharding = shardings[table.name]
-        if is_updated_in_step(table, sharding):
+        if table.is_frozen or is_updated_in_step(table, sharding):
             continue
         if is_updated_in_backward(table, sharding):
             return f"Table {table.describe()}: {FUSED_REFUSAL}. {IN_STEP_ADVICE}"
@@ -202,13 +209,15 @@ def _deal(
     shardings: Mapping[str, ParameterSharding],
     executor_of: Callable[[Dataflow], type[Executor]],
     world_size: int,
-) -> dict[type[Executor], tuple[list[int], dict[str, ParameterSharding]]]:
+) -> dict[tuple[type[Executor], bool], tuple[list[int], dict[str, ParameterSharding]]]:
     """Deal the tables to executors: each one's tables by index, and their shardings by name, with the blocks it serves.
+
+    Frozen tables have executors of their own, since nothing goes back to them.
 
     Raises:
         PlanError: a layout names a rank that does not exist or does not cover its table.
     """
-    dealt: dict[type[Executor], tuple[list[int], dict[str, ParameterSharding]]] = {}
+    dealt: dict[tuple[type[Executor], bool], tuple[list[int], dict[str, ParameterSharding]]] = {}
     for index, table in enumerate(tables):
         sharding = shardings[table.name]
         check_layout(table, sharding, world_size)
@@ -219,7 +228,7 @@ def _deal(
             layout = sharding.layout.served_by(dataflows)
             if not rows_of_parts(layout.row_map)[layout.columns.part].any():
                 continue  # fewer rows than parts: nothing is ever looked up there
-            members, own = dealt.setdefault(executor, ([], {}))
+            members, own = dealt.setdefault((executor, table.is_frozen), ([], {}))
             members.append(index)
             own[table.name] = evolve(sharding, layout=layout)
     return dealt
@@ -358,7 +367,7 @@ class EngineStep:
 
     def lookup(self) -> None:
         """Wait for the ids, look up all local groups, and start to send the results home."""
-        self._training = self.needs_backward = torch.is_grad_enabled()
+        self._training = self.needs_backward = torch.is_grad_enabled() and any(self._engine.is_trained)
         self.is_begun = False
         self._rates = self._engine.rates.now
         if self._training:
@@ -367,8 +376,8 @@ class EngineStep:
         self.receive()
         self._received = []  # lets go of them
         with torch.no_grad():
-            for executor in self._executors:
-                executor.lookup(training=self._training)
+            for executor, is_trained in zip(self._executors, self._engine.is_trained, strict=True):
+                executor.lookup(training=self._training and is_trained)
 
     def promise(self) -> Callable[[], list[Tensor]]:
         """Promise the differentiable outputs.
@@ -419,7 +428,7 @@ class EngineStep:
     def _send_gradients(self, gradients: Sequence[Tensor]) -> None:
         self._engine.open_steps.backward()
         self._engine.env.lockstep.note("gradients", self._engine.number)
-        for executor in self._executors:  # all are under way before any is waited for
+        for executor in self._trained:  # all are under way before any is waited for
             # Averaged over the ranks, as DistributedDataParallel does.
             executor.send_gradients(gradients, 1.0 / self._engine.env.world_size)
 
@@ -429,7 +438,12 @@ class EngineStep:
         self.needs_backward = False
         self._engine.passes.note(self)
         with self._engine.rates.held(self._rates):
-            return [gradient for executor in self._executors for gradient in executor.update()]
+            return [gradient for executor in self._trained for gradient in executor.update()]
+
+    @property
+    def _trained(self) -> list[ExecutorStep]:
+        """The steps of executors whose tables are trained."""
+        return list(compress(self._executors, self._engine.is_trained))
 
 
 def _sent_to(device: torch.device, values: Tensor) -> Tensor:

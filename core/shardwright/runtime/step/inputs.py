@@ -9,6 +9,7 @@ Legend: F features, N ids.
 from __future__ import annotations
 
 import os
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -41,11 +42,16 @@ class InputChecks(IntEnum):
     some ranks' batches have it.
 
     ``strict``: unused input is refused, and weights must be finite.
+
+    ``warning``: as ``standard``, but an id out of range is looked up as id 0, with a warning for each feature that has
+    some. ``ignore``: likewise, without a warning. FBGEMM's ``BoundsCheckMode`` has modes of these names.
     """
 
     OFF = 0
     STANDARD = 1
     STRICT = 2
+    WARNING = 3
+    IGNORE = 4
 
     @classmethod
     def of(cls, name: str | None, environment: Mapping[str, str] = os.environ) -> InputChecks:
@@ -131,6 +137,7 @@ class BatchReader:
     ) -> None:
         self.collection, self.checks, self._is_weighted = collection, checks, is_weighted
         self._any_id = any_id
+        self._warned: set[int] = set()
         self._known_keys: _Keys | None = None
 
     def extras(self, features: KeyedJaggedTensor) -> tuple[tuple[str, ...] | None, int]:
@@ -173,7 +180,7 @@ class BatchReader:
             raise BatchProblem(f"{self._where(0)}: {problem}")
         values = _in_a_row(features.values().to(torch.int64))
         if self.checks is not InputChecks.OFF:
-            self._check_ids(values, counts, keys)
+            values = self._in_range(values, counts, keys)
         weights = self._weights(features, counts) if self._is_weighted else None
         lengths, sizes = _lengths_of(features, keys.places)
         inverse = self._inverse(features) if self.collection.is_pooled else None
@@ -296,9 +303,36 @@ class BatchReader:
                     "of its values; weights must be finite"
                 )
 
-    def _check_ids(self, values: Tensor, counts: Ints, keys: _Keys) -> None:
+    def _in_range(self, values: Tensor, counts: Ints, keys: _Keys) -> Tensor:
+        """The ids, those out of range replaced where that is asked for.
+
+        Raises:
+            BatchProblem: one is out of range, and they are not to be replaced.
+        """
         if are_in_range(values, counts, keys.highest):
-            return
+            return values
+        if self.checks not in (InputChecks.WARNING, InputChecks.IGNORE):
+            self._complain(values, counts, keys)
+        wrong = _out_of_range(values, counts, keys.highest)
+        if self.checks is InputChecks.WARNING:
+            self._warn(wrong.split(counts.tolist()), keys)
+        return values.masked_fill(wrong, 0)
+
+    def _warn(self, wrong: Sequence[Tensor], keys: _Keys) -> None:
+        """Warn of each feature that has ids out of range, once."""
+        for feature, place in enumerate(keys.places):
+            count = int(wrong[place].sum())
+            if count and feature not in self._warned:
+                self._warned.add(feature)
+                warnings.warn(
+                    f"{self._where(feature)}: {count} of {wrong[place].numel()} ids are not 0 <= id < "
+                    f"{int(keys.highest[place]) + 1} and are looked up as id 0; further batches are not mentioned",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _complain(self, values: Tensor, counts: Ints, keys: _Keys) -> None:
+        """Raise the first id that is out of range."""
         ids = values.split(counts.tolist())
         for feature, place in enumerate(keys.places):
             num_rows = int(keys.highest[place]) + 1
@@ -323,12 +357,16 @@ def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:
     """
     if is_host(values.device):
         return _are_in_range_on_cpu(values, counts, highest)
+    return not bool(_out_of_range(values, counts, highest).any())
+
+
+def _out_of_range(values: Tensor, counts: Ints, highest: Tensor) -> Tensor:
+    """True for each id that is out of range: ``[N]``; the arguments are those of :func:`are_in_range`."""
     device = values.device
     most = highest.to(device).repeat_interleave(
         torch.from_numpy(counts).to(device), output_size=values.numel()
     )
-    wrong = ((values < 0) | (values > most)) & (most != _ANY)
-    return not bool(wrong.any())
+    return ((values < 0) | (values > most)) & (most != _ANY)
 
 
 def _are_in_range_on_cpu(values: Tensor, counts: Ints, highest: Tensor) -> bool:

@@ -150,4 +150,8 @@ def kernel_of(name: str) -> ComputeKernel:
 
 def is_updated_in_backward(table: TableSpec, sharding: ParameterSharding) -> bool:
     """True if a table's kernel runs its optimizer in the backward pass; else autograd sees its gradients."""
-    return table.optimizer is not None and kernel_of(sharding.compute_kernel).fuses_optimizer
+    return (
+        not table.is_frozen
+        and table.optimizer is not None
+        and kernel_of(sharding.compute_kernel).fuses_optimizer
+    )

@@ -217,13 +217,6 @@ def test_model_without_a_collection_and_without_a_plan_is_data_parallel(group_of
     assert list(model.state_dict()) == ["weight", "bias"]
 
 
-def test_frozen_table_is_refused_by_name(group_of_one):
-    model = Model(ALONE)
-    model.bags[0].table_weight("t1").requires_grad_(False)
-    with pytest.raises(UnsupportedError, match=r"table 't1' at 'bags\.0' is frozen"):
-        wrapped(ALONE, group_of_one, model)
-
-
 @pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
 def test_sharded_collection_that_is_copied_or_pickled_says_what_to_do(group_of_one, take):
     sharded = wrapped(ALONE, group_of_one).module.bags[0]

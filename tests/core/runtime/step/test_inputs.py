@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -235,6 +237,26 @@ def test_wrong_ids_of_a_feature_that_is_not_looked_up_are_nobodys_business():
     expected = BAGS.module()(rank_batch(BAGS, 0, 0)).values()
     for output in simulate(BAGS, work):
         torch.testing.assert_close(output.detach(), expected.detach())
+
+
+@pytest.mark.parametrize("wrong", [-1, 9, 2**62])
+@pytest.mark.parametrize("level", ["ignore", "warning"])
+def test_ids_out_of_range_are_looked_up_as_id_0(level, wrong):
+    def work(env, module):
+        batch = with_id("a", wrong)(rank_batch(BAGS, 0, 0))
+        sharded = shard(BAGS, env, module, level)
+        return [sharded(batch).values().detach() for _ in range(2)]
+
+    expected = BAGS.module()(with_id("a", 0)(rank_batch(BAGS, 0, 0))).values()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = simulate(BAGS, work)
+    for outputs in results:
+        for output in outputs:
+            torch.testing.assert_close(output, expected.detach())
+    texts = [str(warning.message) for warning in caught if "are looked up as id 0" in str(warning.message)]
+    assert len(texts) == (2 if level == "warning" else 0)  # one of each rank
+    assert all(f"{A}: 1 of " in text and "ids are not 0 <= id < 9" in text for text in texts)
 
 
 def test_checks_are_named_by_argument_then_variable_then_standard(monkeypatch):

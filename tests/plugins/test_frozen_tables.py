@@ -1,0 +1,189 @@
+"""Frozen tables of every sharding type: looked up, and nothing of them travels back, is kept, or is planned."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright.testing.simulated import run_simulated
+
+RATE, STEPS, BATCH = 0.5, 3, 4
+TYPES = ["table_wise", "column_wise", "row_wise", "table_row_wise", "grid_shard", "data_parallel"]
+FUSED = {"optimizer": "adam", "learning_rate": RATE}
+
+
+class Model(nn.Module):
+    """A frozen and a trained table in one collection, and a collection of frozen ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        tables = [
+            sw.EmbeddingBagConfig(name=name, num_embeddings=20, embedding_dim=8, feature_names=[name])
+            for name in ("still", "moved")
+        ]
+        self.mixed = sw.EmbeddingBagCollection(tables)
+        self.frozen = sw.EmbeddingBagCollection(tables[:1])
+        self.over = nn.Linear(24, 1)
+        for bags in (self.mixed, self.frozen):
+            bags.table_weight("still").requires_grad_(False)
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> torch.Tensor:
+        both = [self.mixed(features).values(), self.frozen(features).values()]
+        return self.over(torch.cat(both, 1)).square().mean()
+
+
+def features(step: int, rank: int) -> sw.KeyedJaggedTensor:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    lengths = torch.full((2 * BATCH,), 2)
+    return sw.KeyedJaggedTensor(
+        ["still", "moved"], torch.randint(0, 20, (4 * BATCH,), generator=generator), lengths=lengths
+    )
+
+
+def planner(world_size: int, kind: str | None, **options: Any) -> sw.EmbeddingShardingPlanner:
+    constraint = sw.ParameterConstraints(sharding_types=[kind] if kind else None, min_partition=4)
+    topology = sw.Topology(world_size, "cpu", local_world_size=2)
+    return sw.EmbeddingShardingPlanner(topology, batch_size=BATCH, constraints={"*": constraint}, **options)
+
+
+def sharded(
+    model: nn.Module, env: Any, kind: str, update: str = "in_backward"
+) -> sw.DistributedModelParallel:
+    sharders = [sw.EmbeddingBagCollectionSharder(fused_params=FUSED, update=update)]
+    plan = planner(env.world_size, kind).plan(model, sharders)
+    return sw.DistributedModelParallel(copy.deepcopy(model), env, "cpu", plan, sharders)
+
+
+def train(model: Any, rank: int) -> None:
+    dense = torch.optim.SGD(
+        [p for _, p in sw.in_backward_optimizer_filter(model.named_parameters()) if p.requires_grad], lr=RATE
+    )
+    for step in range(STEPS):
+        dense.zero_grad()
+        model(features(step, rank)).backward()
+        model.fused_optimizer.step()
+        dense.step()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("update", ["in_backward", "in_step"])
+def test_frozen_tables_stay_and_get_no_gradient_and_no_state(kind: str, update: str) -> None:
+    whole = Model()
+    before = whole.state_dict()
+
+    def run(env: Any) -> tuple[Any, Any, list[str]]:
+        model = sharded(whole, env, kind, update)
+        with torch.no_grad():
+            loss = float(model(features(0, env.rank)))
+            assert loss == pytest.approx(float(whole(features(0, env.rank))), rel=1e-5)
+        names = list(model.fused_optimizer.state_dict()["state"])
+        train(model, env.rank)
+        labels_before = len(env.communicator.labels)
+        model.module.frozen(features(0, env.rank)).values()
+        return model.state_dict(), names, env.communicator.labels[labels_before:]
+
+    for state, names, labels in run_simulated(run, 4, local_world_size=2):
+        for name, value in state.items():
+            assert torch.equal(value, before[name]) == ("still" in name), name
+        assert names
+        assert not [name for name in names if "still" in name]
+        assert not [label for label in labels if "gradients" in label or "update" in label]
+
+
+def test_gradients_of_trained_tables_are_as_without_frozen_ones_beside_them() -> None:
+    whole = Model()
+    unfrozen = copy.deepcopy(whole)
+    for bags in (unfrozen.mixed, unfrozen.frozen):
+        bags.table_weight("still").requires_grad_(True)
+
+    def run(env: Any, module: nn.Module) -> torch.Tensor:
+        model = sharded(module, env, "row_wise")
+        model(features(0, env.rank)).backward()  # one step, so that the frozen tables have not moved yet
+        return model.state_dict()["mixed.embedding_bags.moved.weight"]
+
+    actual, expected = (run_simulated(lambda env, own=own: run(env, own), 2)[0] for own in (whole, unfrozen))
+    assert torch.equal(actual, expected)
+
+
+def test_no_gradient_travels_for_frozen_tables() -> None:
+    def run(env: Any, module: nn.Module) -> list[str]:
+        model = sharded(module, env, "row_wise")
+        loss = model(features(0, env.rank))
+        before = len(env.communicator.labels)
+        loss.backward()
+        return env.communicator.labels[before:]
+
+    whole = Model()
+    assert run_simulated(lambda env: run(env, whole), 2) == [["gradients"]] * 2  # of the one trained table
+    whole.mixed.table_weight("moved").requires_grad_(False)
+    assert run_simulated(lambda env: run(env, whole), 2) == [[]] * 2
+
+
+def test_frozen_table_that_is_to_be_trained_later_is_an_error_on_all_ranks() -> None:
+    def run(env: Any) -> str:
+        model = sharded(Model(), env, "table_wise")
+        model.module.frozen.requires_grad_(True)
+        try:
+            model(features(0, env.rank))
+        except sw.ShardwrightError as error:
+            return str(error)
+        return "nothing was raised"
+
+    for text in run_simulated(run, 2):
+        assert "'frozen.still' (20 x 8 FP32) was frozen when it was sharded" in text
+
+
+@pytest.mark.parametrize("estimator", ["torchrec", "roofline"])
+def test_plan_of_a_frozen_table_counts_no_optimizer_memory_and_no_way_back(estimator: str) -> None:
+    (still,) = sw.EmbeddingBagCollectionSharder(fused_params=FUSED).tables(Model().frozen, "frozen")
+    assert still.is_frozen
+    size = {"num_embeddings": 100_000, "embedding_dim": 64, "feature_names": ["f"]}
+    frozen = sw.TableSpec("t", **size, optimizer=still.optimizer, is_frozen=True)
+    trained = sw.TableSpec("t", **size, optimizer=sw.OptimizerSpec("adam"))
+    cost, frozen_cost = (
+        cost_of(planner(2, "table_wise", estimator=estimator), own) for own in (trained, frozen)
+    )
+    assert 0 < frozen_cost < cost
+
+    # 25.6 MB of weights; Adam's state takes 51.2 more, and 15 % are reserved.
+    topology = sw.Topology(2, "cpu", ddr_cap=50 * 2**20)
+    small = sw.EmbeddingShardingPlanner(
+        topology, batch_size=BATCH, constraints={"*": sw.ParameterConstraints(sharding_types=["table_wise"])}
+    )
+    assert cost_of(small, frozen) > 0
+    with pytest.raises(sw.NoPlanError):
+        cost_of(small, trained)
+
+
+def cost_of(own: sw.EmbeddingShardingPlanner, table: sw.TableSpec) -> float:
+    """Time of the plan, ms, which names a frozen table as such."""
+    document = own.plan_tables([table]).document
+    assert document["inputs"]["tables"]["value"][0].get("is_frozen", False) == table.is_frozen
+    return float(document["objective"]["value_ms"])
+
+
+def test_frozen_tables_move_to_another_plan_and_back_from_state_dicts() -> None:
+    whole = Model()
+    sharders = [sw.EmbeddingBagCollectionSharder(fused_params=FUSED)]
+    other = planner(2, "table_wise").plan(whole, sharders)
+
+    def run(env: Any) -> Any:
+        model = sharded(whole, env, "row_wise")
+        train(model, env.rank)
+        trained = model.state_dict()
+        model.reshard(other)
+        moved = model.state_dict()
+        again = sharded(Model(), env, "row_wise")
+        again.load_state_dict(trained)
+        return trained, moved, again.state_dict()
+
+    for trained, moved, loaded in run_simulated(run, 2):
+        for name, value in trained.items():
+            assert torch.equal(value, moved[name])
+            assert torch.equal(value, loaded[name])

@@ -112,6 +112,7 @@ PUBLIC_NAMES = """
     ReturnStep
     Routed
     RowMap
+    RowRule
     RowPart
     RowWiseAdagrad
     RowsModulo
@@ -168,6 +169,7 @@ CONTRACTS = """
     KernelRequest
     Offered
     Proposals
+    RowRule
     Work
 """
 

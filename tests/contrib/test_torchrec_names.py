@@ -21,6 +21,8 @@ from tests.contrib import distributions
 
 import shardwright
 
+INTERFACES = ("torchrec.distributed.planner.types",)
+"""Modules whose names are interfaces of TorchRec's own, where shardwright has others of the same names."""
 SCRIPTS = Path(__file__).parent / "torchrec_scripts"
 _TIMEOUT_S = 280  # the tutorial starts eight processes, on whatever machine this is
 
@@ -86,7 +88,7 @@ def test_install_serves_what_is_bent_to_torchrecs_ways(module: str) -> None:
         served = getattr(names, name)
         assert served is getattr(importlib.import_module(f"shardwright_torchrec.{own}"), name)
         assert name in dir(names)
-        ours = getattr(shardwright, name, None)
+        ours = None if module in INTERFACES else getattr(shardwright, name, None)
         assert not isinstance(ours, type) or issubclass(served, ours)
 
 
@@ -95,7 +97,7 @@ def test_install_submodules_are_attributes_as_in_torchrec() -> None:
     import torchrec
 
     assert issubclass(torchrec.distributed.DistributedModelParallel, shardwright.DistributedModelParallel)
-    assert torchrec.distributed.planner.types.Topology is shardwright.Topology
+    assert issubclass(torchrec.distributed.planner.types.Topology, shardwright.Topology)
 
 
 @pytest.mark.usefixtures("installed")

@@ -8,17 +8,24 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed as dist
 from tests.distributed import workers
 from tests.distributed.pipeline_workers import WithLoss, examples
 
 from shardwright import (
+    Block,
+    ColumnRange,
     DMPCollection,
     EmbeddingBagCollectionSharder,
+    EmbeddingModuleShardingPlan,
     EmbeddingShardingPlanner,
     KeyedJaggedTensor,
+    Layout,
     ParameterConstraints,
+    RowsRange,
+    ShardingPlan,
     Topology,
     TrainPipelineBase,
     TrainPipelineSparseDist,
@@ -57,7 +64,9 @@ def sharded(model: torch.nn.Module, **options: Any) -> DMPCollection:
     )
 
 
-def train_with_sync(steps: int, *, is_inter_host: bool) -> tuple[dict[str, torch.Tensor], list[int]]:
+def train_with_sync(
+    steps: int, *, is_inter_host: bool, reshards_before: int | None = None
+) -> tuple[dict[str, torch.Tensor], list[int]]:
     """Train a model with a dense part, averaged by hand after each step; and this rank's replicas.
 
     The groups begin with other weights: those of the first are those of all.
@@ -66,10 +75,35 @@ def train_with_sync(steps: int, *, is_inter_host: bool) -> tuple[dict[str, torch
     model = sharded(workers.clicks(3 + group), use_inter_host_allreduce=is_inter_host)
     optimizer = workers.optimizers_of(model)
     for step in range(steps):
+        if step == reshards_before:
+            assert model.reshard(on_single_ranks(model.plan), optimizer).tables
         workers.train(model, step, dist.get_rank(), optimizer)
         model.sync()
     replicas = model.env.replicas.communicator  # type: ignore[attr-defined]
     return model.state_dict(), list(replicas.global_ranks)
+
+
+def on_single_ranks(plan: ShardingPlan) -> ShardingPlan:
+    """The same tables, each whole on a rank of the group."""
+    return ShardingPlan(
+        {
+            path: EmbeddingModuleShardingPlan(
+                {
+                    name: attrs.evolve(
+                        own, sharding_type="table_wise", layout=_on_one_rank(own.layout, n % GROUP)
+                    )
+                    for n, (name, own) in enumerate(module.items())
+                }
+            )
+            for path, module in plan.plan.items()
+        }
+    )
+
+
+def _on_one_rank(layout: Layout, rank: int) -> Layout:
+    rows = RowsRange(layout.row_map.num_rows)
+    columns = max(block.columns.stop for block in layout.blocks)
+    return Layout([Block(rows[0], ColumnRange(0, columns), rank)])
 
 
 def train_loop(loop: str, counts: list[int], end_of_data: str) -> tuple[int, dict[str, torch.Tensor]]:

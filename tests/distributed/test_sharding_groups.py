@@ -38,6 +38,12 @@ def test_sgd_averaged_after_each_step_equals_one_process(pool: RankPool, is_inte
         assert replicas == [first, first + (GROUP if is_inter_host else 1)]
 
 
+def test_sgd_resharded_in_mid_training_equals_one_process(pool: RankPool) -> None:
+    expected = unsharded(4)
+    for state, _ in pool.run(group_workers.train_with_sync, WORLD, 4, is_inter_host=False, reshards_before=2):
+        assert_same_state(state, expected)
+
+
 def of_loop(skipped: int | None, counts: list[int], steps: int) -> dict[str, torch.Tensor]:
     """One process on the examples that the ranks of a loop have; ranks without one have none."""
     model = WithLoss()

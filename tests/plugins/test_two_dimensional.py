@@ -317,7 +317,56 @@ def test_checkpoint_of_groups_is_one_model_for_any_number_of_ranks(tmp_path: Pat
             torch.testing.assert_close(state[name], value, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("limit", [None, 1 << 16])
+def test_reshard_keeps_every_bit_of_each_replica_and_averagings_go_on(limit: int | None) -> None:
+    # Whole rows on one rank, whichever, so that no sum changes its order; groups differ when they are resharded.
+    first, second = (planned([kind], "adagrad").made for kind in ("table_wise", "column_wise"))
+
+    def work(env: Any) -> tuple[Any, Any]:
+        model = wrapped(env, first, "adagrad", sync_every=3)
+        for step in range(6):
+            loss_of(model, step, env.everyone.rank).backward()
+            model.reshard((second, first)[step % 2], max_extra_bytes=limit)
+        return model.state_dict(), model.fused_optimizer.state_dict()["state"]
+
+    moved, stayed = simulated(work), simulated(lambda env: train(env, first, "adagrad", 6, sync_every=3))
+    for (weights, states), (expected, expected_states) in zip(moved, stayed, strict=True):
+        assert all(torch.equal(weights[name], value) for name, value in expected.items())
+        for name, entries in expected_states.items():
+            assert torch.equal(states[name]["sum"], entries["sum"])
+
+
 # Misuse
+
+
+def test_groups_that_reshard_to_different_plans_are_one_error_and_stay_as_they_were() -> None:
+    first, second = (planned([kind]).made for kind in ("table_wise", "column_wise"))
+
+    def work(env: Any) -> str:
+        model = wrapped(env, first)
+        before = [parameter.data_ptr() for parameter in model.parameters()]
+        with pytest.raises(DistributedError) as raised:
+            model.reshard((first, second)[env.grid.sharding_group(env.everyone.rank).start])
+        assert [parameter.data_ptr() for parameter in model.parameters()] == before
+        return str(raised.value)
+
+    (text,) = set(simulated(work))
+    assert "reshard() was given other plans on ranks 1, 3 than on rank 0" in text
+
+
+def test_reshard_to_a_plan_for_all_ranks_is_refused() -> None:
+    plan = planned(["table_wise"]).made
+    other = EmbeddingShardingPlanner(Topology(WORLD, "cpu"), BATCH).plan_tables(
+        sharder("sgd").tables(bags(), "")
+    )
+
+    def work(env: Any) -> None:
+        with pytest.raises(
+            PlanError, match="the plan is for 4 ranks, the model for 2 sharding groups of 2 ranks"
+        ):
+            wrapped(env, plan).reshard(other)
+
+    simulated(work)
 
 
 def test_ranks_that_average_something_else_are_one_error() -> None:

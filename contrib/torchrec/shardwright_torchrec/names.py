@@ -31,11 +31,6 @@ _LOOPS = (
     "TrainPipelineSparseDist",
 )
 _PLANS = ("EmbeddingModuleShardingPlan", "ParameterSharding", "ShardMetadata", "ShardingPlan")
-_RESERVATIONS = (
-    "FixedPercentageStorageReservation",
-    "HeuristicalStorageReservation",
-    "InferenceStorageReservation",
-)
 _APPLY = ("apply_optimizer_in_backward",)
 _KEYED = ("CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper")
 
@@ -49,13 +44,11 @@ MODULES: Mapping[str, Sequence[str]] = {
     "torchrec.distributed.embedding_types": ("EmbeddingComputeKernel", "ModuleSharder"),
     "torchrec.distributed.embeddingbag": ("ShardedEmbeddingBagCollection",),
     "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
-    "torchrec.distributed.planner": ("ParameterConstraints", "Topology"),
     "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
-    "torchrec.distributed.planner.storage_reservations": _RESERVATIONS,
-    "torchrec.distributed.planner.types": ("ParameterConstraints", "StorageReservation", "Topology"),
+    "torchrec.distributed.planner.types": ("StorageReservation",),
     "torchrec.distributed.train_pipeline": _LOOPS,
     "torchrec.distributed.types": (
-        *("Awaitable", "CacheParams", "CacheStatistics", "LazyAwaitable", "ModuleSharder"),
+        *("Awaitable", "CacheStatistics", "LazyAwaitable", "ModuleSharder"),
         *("ShardingEnv", "ShardingType", *_PLANS),
     ),
     "torchrec.modules": (),
@@ -101,18 +94,81 @@ QUANTIZED: Mapping[str, Mapping[str, str]] = {
 
 _MODEL, _SHARDERS, _PLANNERS = "parallel.model_parallel", "parallel.sharders", "planner.planners"
 
+_ENUMERATORS, _PARTITIONERS = "planner.enumerators", "planner.partitioners"
+_PROPOSERS, _ESTIMATORS, _STATS = "planner.proposers", "planner.shard_estimators", "planner.stats"
+_TOPOLOGIES, _CONSTRAINTS = "planner.topologies", "parallel.constraints"
+_PLANNER_TYPES, _UTILS, _RESERVED = "planner.types", "planner.utils", "planner.storage_reservations"
+
+
+def _in(module: str, *names: str) -> dict[str, str]:
+    """Names that one module of this package has."""
+    return dict.fromkeys(names, module)
+
+
 ADAPTED: Mapping[str, Mapping[str, str]] = {
-    "torchrec.distributed": {"DistributedModelParallel": _MODEL},
-    "torchrec.distributed.embedding": {"EmbeddingCollectionSharder": _SHARDERS},
-    "torchrec.distributed.embeddingbag": {"EmbeddingBagCollectionSharder": _SHARDERS},
+    "torchrec.distributed": _in(_MODEL, "DistributedModelParallel"),
+    "torchrec.distributed.embedding": _in(_SHARDERS, "EmbeddingCollectionSharder"),
+    "torchrec.distributed.embeddingbag": _in(_SHARDERS, "EmbeddingBagCollectionSharder"),
     "torchrec.distributed.model_parallel": {
-        "DistributedModelParallel": _MODEL,
-        "get_default_sharders": _SHARDERS,
+        **_in(_MODEL, "DistributedModelParallel"),
+        **_in(_SHARDERS, "get_default_sharders"),
     },
-    "torchrec.distributed.planner": {"EmbeddingShardingPlanner": _PLANNERS},
-    "torchrec.distributed.planner.planners": {"EmbeddingShardingPlanner": _PLANNERS},
-    "torchrec.distributed.sharding_plan": {"get_default_sharders": _SHARDERS},
-    "torchrec.distributed.types": {"ShardedTensor": "parallel.sharded_state"},
+    "torchrec.distributed.planner": {
+        **_in(_PLANNERS, "EmbeddingShardingPlanner"),
+        **_in(_TOPOLOGIES, "Topology"),
+        **_in(_CONSTRAINTS, "ParameterConstraints"),
+        **_in(_UTILS, "bytes_to_gb", "sharder_name"),
+    },
+    "torchrec.distributed.planner.constants": _in(
+        "planner.constants",
+        *("BATCH_SIZE", "BIGINT_DTYPE", "CROSS_NODE_BANDWIDTH", "DDR_CAP", "DDR_MEM_BW", "HBM_CAP"),
+        *("HBM_MEM_BW", "HBM_TO_DDR_MEM_BW", "INTRA_NODE_BANDWIDTH", "MIN_CW_DIM", "NUM_POOLINGS"),
+        *("POOLING_FACTOR", "UVM_CACHING_RATIO"),
+    ),
+    "torchrec.distributed.planner.enumerators": {
+        **_in(_ENUMERATORS, "EmbeddingEnumerator"),
+        **_in(_UTILS, "get_partition_by_type"),
+    },
+    "torchrec.distributed.planner.partitioners": _in(
+        _PARTITIONERS, "GreedyPerfPartitioner", "MemoryBalancedPartitioner", "SortBy"
+    ),
+    "torchrec.distributed.planner.perf_models": _in(_STATS, "NoopPerfModel", "NoopStorageModel"),
+    "torchrec.distributed.planner.planners": _in(_PLANNERS, "EmbeddingShardingPlanner"),
+    "torchrec.distributed.planner.proposers": {
+        **_in(_PROPOSERS, "DynamicProgrammingProposer", "GreedyProposer"),
+        **_in(_PROPOSERS, "GridSearchProposer", "UniformProposer"),
+        **_in(_UTILS, "proposers_to_proposals_list"),
+    },
+    "torchrec.distributed.planner.shard_estimators": _in(
+        _ESTIMATORS, "EmbeddingPerfEstimator", "EmbeddingStorageEstimator"
+    ),
+    "torchrec.distributed.planner.stats": _in(_STATS, "EmbeddingStats", "NoopEmbeddingStats"),
+    "torchrec.distributed.planner.storage_reservations": _in(
+        _RESERVED,
+        *("FixedPercentageStorageReservation", "HeuristicalStorageReservation"),
+        "InferenceStorageReservation",
+    ),
+    "torchrec.distributed.planner.types": {
+        **_in(
+            _PLANNER_TYPES,
+            *("DeviceHardware", "Enumerator", "PartitionByType", "Partitioner", "Perf", "PerfModel"),
+            *("PlanDebugStats", "PlannerError", "PlannerErrorType", "Proposer", "Shard", "ShardEstimator"),
+            *("ShardingOption", "Stats", "Storage"),
+        ),
+        **_in(_TOPOLOGIES, "Topology"),
+        **_in(_CONSTRAINTS, "ParameterConstraints"),
+    },
+    "torchrec.distributed.planner.utils": _in(
+        _UTILS,
+        *("bytes_to_gb", "bytes_to_mb", "gb_to_bytes", "mb_to_bytes", "placement", "reset_shard_rank"),
+        "sharder_name",
+    ),
+    "torchrec.distributed.sharding_plan": _in(_SHARDERS, "get_default_sharders"),
+    "torchrec.distributed.types": {
+        **_in("parallel.sharded_state", "ShardedTensor"),
+        **_in(_ESTIMATORS, "PipelineType"),
+        **_in(_CONSTRAINTS, "CacheParams"),
+    },
 }
 """TorchRec's module paths -> names of theirs -> the module of this package that has them."""
 

@@ -18,7 +18,10 @@ from shardwright.planning.tables.spec import DataType, TableSpec
 if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
 
-__all__ = ["ComputeKernel", "KernelRequest"]
+__all__ = ["NAMED_ONLY", "ComputeKernel", "KernelRequest"]
+
+NAMED_ONLY = -100
+"""Preference of a kernel that the planner takes only when it is asked for by name; no unit, below all others."""
 
 
 @frozen(cache_hash=True)
@@ -102,7 +105,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     fuses_optimizer: ClassVar[bool] = True
     """True if the optimizer runs in the backward pass. Others show gradients and are taken only when asked for."""
     preference: ClassVar[int] = 0
-    """Among kernels of equal cost the planner takes the highest. One below 0 is taken only when asked for by name."""
+    """Among kernels of equal cost the planner takes the highest; one of ``NAMED_ONLY`` only when asked for by name."""
     batch_major: ClassVar[bool] = False
     """Shape of what its lookups return, see :class:`shardwright.contracts.lookup.Lookup`."""
 

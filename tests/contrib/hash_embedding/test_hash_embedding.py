@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import shardwright_hash_embedding
 import torch
 from attrs import field, frozen
 from shardwright_hash_embedding import HashSettings
-from shardwright_hash_embedding.hashing import first_values
+from shardwright_hash_embedding.hashing import HashedIds, first_values
 from tests.contrib import distributions
 
 import shardwright as sw
@@ -197,6 +198,134 @@ def test_checkpoint_of_two_ranks_goes_on_with_another_number_of_ranks(other: int
     assert found.keys() == wanted.keys()
     for key, row in wanted.items():
         torch.testing.assert_close(torch.tensor(found[key]), torch.tensor(row), rtol=1e-4, atol=1e-4)
+
+
+def cut_anew(plan: sw.ShardingPlan, parts: int, first: int, world_size: int) -> sw.ShardingPlan:
+    """The plan with keys in so many parts, the first of which is on a given rank; and rows dealt out."""
+    item, plain = plan.plan[""]["item"], plan.plan[""]["plain"]
+    hashed = HashedIds(item.layout.row_map.num_rows, parts=parts)
+    layouts = {"item": hashed, "plain": sw.RowsModulo(9, parts=parts)}
+    made = {
+        name: attrs.evolve(
+            own,
+            layout=sw.Layout(
+                [
+                    sw.Block(part, sw.ColumnRange(0, DIM), (first + number) % world_size)
+                    for number, part in enumerate(layouts[name])
+                ],
+                extras=own.layout.extras,
+            ),
+        )
+        for name, own in (("item", item), ("plain", plain))
+    }
+    return sw.ShardingPlan({"": sw.EmbeddingModuleShardingPlan(made)})
+
+
+@pytest.mark.parametrize("limit", [None, 1 << 20])
+@pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adam"])
+def test_reshard_keeps_rows_uses_and_states_of_all_keys_and_training_goes_on(
+    optimizer: str, limit: int | None
+) -> None:
+    setup, world_size = Setup(capacity=400, optimizer=optimizer), 3
+    plan = setup.plan(world_size)
+    chain = [cut_anew(plan, parts, first, world_size) for parts, first in ((3, 1), (5, 0), (1, 2), (2, 1))]
+
+    def work(env: sw.ShardingEnv) -> Any:
+        sharded = setup.shard(env, plan)
+        outputs, kept = train(setup, sharded, env, [0, 1]), []
+        for step, then in enumerate([*chain, plan], start=2):
+            before = sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"][WEIGHT]
+            sharded.reshard(then.plan[""], max_extra_bytes=limit, piece_bytes=300)
+            after = sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"][WEIGHT]
+            kept.append((before, after))
+            outputs += train(setup, sharded, env, [step])
+        return kept, outputs
+
+    def stay(env: sw.ShardingEnv) -> Any:
+        return train(setup, setup.shard(env, plan), env, range(2 + len(chain) + 1))
+
+    results, expected = run_simulated(work, world_size), run_simulated(stay, world_size)
+    for (before, states), (after, moved) in results[0][0]:
+        for entry in (None, USES, USES.replace("uses", "last_use")):
+            assert rows_by_key(after, after.get(entry)) == rows_by_key(before, before.get(entry))
+        for entry in states.keys() - {"step"}:
+            assert rows_by_key(after, moved[entry]) == rows_by_key(before, states[entry])
+        assert states.get("step") == moved.get("step")
+        assert torch.equal(after["embedding_bags.plain.weight"], before["embedding_bags.plain.weight"])
+    for (_, outputs), wanted in zip(results, expected, strict=True):
+        for columns, others in zip(outputs, wanted, strict=True):
+            torch.testing.assert_close(columns, others, rtol=1e-5, atol=1e-5)
+
+
+def test_reshard_to_fewer_rows_than_keys_keeps_those_used_last() -> None:
+    setup = Setup(capacity=8)
+    plan = setup.plan(2)
+    one = cut_anew(plan, 1, 1, 2)
+    two = cut_anew(plan, 2, 0, 2)
+
+    def work(env: sw.ShardingEnv) -> Any:
+        sharded = setup.shard(env, plan)
+        sharded.reshard(one.plan[""])
+        for key in range(8):
+            look_up(sharded, *([key] if env.rank else []))
+        before = sharded.state_dict()
+        sharded.reshard(two.plan[""])
+        return before, sharded.state_dict()
+
+    before, after = (rows_by_key(state) for state in run_simulated(work, 2)[0])
+    parts = two.plan[""]["item"].layout.row_map.part_of(np.arange(8))
+    for part in (0, 1):
+        kept = [key for key in range(8) if parts[key] == part][-4:]
+        assert [key for key in range(8) if key in after and parts[key] == part] == kept
+        assert all(after[key] == before[key] for key in kept)
+
+
+def test_reshard_of_one_table_keeps_the_keys_of_another_in_its_kernel_group() -> None:
+    setup, names = Setup(optimizer="adam"), ("item", "other")
+    configs = [
+        sw.EmbeddingBagConfig(name=name, num_embeddings=60, embedding_dim=DIM, feature_names=[feature])
+        for name, feature in zip(names, "ab", strict=True)
+    ]
+    item = setup.plan(2).plan[""]["item"]
+    swapped = attrs.evolve(item, layout=item.layout.placed([1, 0]))
+
+    def work(env: sw.ShardingEnv) -> Any:
+        module = sw.EmbeddingBagCollection(configs)
+        sharded = setup.sharder.shard(module, dict.fromkeys(names, item), env, "cpu")
+        assert len(sharded.engine.lookups) == 1
+        for step in range(3):
+            result = sharded(batch(step, env.rank, 2))
+            result.values().square().sum().backward()
+        before = sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"]
+        assert sharded.reshard({"item": swapped, "other": item}).tables == ("item",)
+        return before, (sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"])
+
+    (before, states), (after, moved) = run_simulated(work, 2)[0]
+    for name in names:
+        here, there = (
+            {key.replace(f".{name}.", ".item."): value for key, value in state.items() if f".{name}." in key}
+            for state in (before, after)
+        )
+        assert rows_by_key(there) == rows_by_key(here)
+        assert len(rows_by_key(there)) > 10
+        for entry in ("exp_avg", "exp_avg_sq"):
+            own = f"embedding_bags.{name}.weight"
+            assert rows_by_key(there, moved[own][entry]) == rows_by_key(here, states[own][entry])
+
+
+def test_reshard_from_keys_to_rows_is_refused() -> None:
+    setup = Setup()
+    plan = setup.plan(1)
+    item = plan.plan[""]["item"]
+    rows = sw.Layout([sw.Block(sw.RowsRange(60)[0], sw.ColumnRange(0, DIM), 0)])
+    kernel = plan.plan[""]["plain"].compute_kernel
+    then = {**plan.plan[""], "item": attrs.evolve(item, layout=rows, compute_kernel=kernel)}
+
+    def work(env: sw.ShardingEnv) -> None:
+        with pytest.raises(sw.UnsupportedError, match="its ids are keys now, and rows under the new plan"):
+            setup.shard(env, plan).reshard(then)
+
+    run_simulated(work, 1)
 
 
 def lone(setup: Setup, work: Any) -> Any:

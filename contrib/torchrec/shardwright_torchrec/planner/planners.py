@@ -2,69 +2,183 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import attrs
-
 import shardwright as sw
-from shardwright.host import host
-from shardwright_torchrec.parallel.sharders import (
-    REPLICATED,
-    get_default_sharders,
-    kernels_with_gradients,
+from shardwright_torchrec.parallel.constraints import bent
+from shardwright_torchrec.parallel.sharders import get_default_sharders
+from shardwright_torchrec.planner import partitioners, proposers
+from shardwright_torchrec.planner.enumerators import EmbeddingEnumerator, estimators_of
+from shardwright_torchrec.planner.stats import NoopPerfModel
+from shardwright_torchrec.planner.types import (
+    Enumerator,
+    Partitioner,
+    PerfModel,
+    PlanDebugStats,
+    Proposer,
+    ShardingOption,
+    Stats,
 )
 
-__all__ = ["EmbeddingShardingPlanner", "bent"]
+__all__ = ["EmbeddingShardingPlanner"]
 
 
 class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
     """The planner of a model's tables, as TorchRec's scripts call it.
 
     Args:
-        topology: ranks and devices; `collective_plan` derives it from the process group if not given.
-        batch_size: samples per rank and step.
+        topology: ranks and devices; the enumerator's by default; else `collective_plan` derives it.
+        batch_size: samples per rank and step; the enumerator's by default.
+        enumerator: an `EmbeddingEnumerator`, whose estimators, constraints and topology are taken.
+        storage_reservation: device memory kept free.
+        proposer: TorchRec's proposers, a script's own, or what shardwright takes; one or several.
+        partitioner: TorchRec's partitioners, a script's own, or what shardwright takes.
+        performance_model: `NoopPerfModel`, which rates plans as shardwright does.
+        stats: reporters of each plan, instead of the printed report.
         constraints: table name -> constraints of the table.
-        debug: print the report of each plan.
-        further: arguments of `shardwright.EmbeddingShardingPlanner`.
+        debug: print the report of each plan, unless `stats` are given.
+        callbacks: not supported.
+        timeout_seconds: limit of the search, s.
+        plan_loader: not supported.
+        further: further arguments of `shardwright.EmbeddingShardingPlanner`.
+
+    Raises:
+        UnsupportedError: something is not supported; the text names it.
     """
 
     def __init__(
         self,
         topology: sw.Topology | None = None,
         batch_size: int | None = None,
-        *,
+        enumerator: Enumerator | None = None,
+        storage_reservation: sw.StorageReservation | float | None = None,
+        proposer: Any = None,
+        partitioner: Any = None,
+        performance_model: PerfModel | None = None,
+        stats: Stats | list[Stats] | None = None,
         constraints: Mapping[str, sw.ParameterConstraints] | None = None,
         debug: bool = True,
+        callbacks: list[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None,
+        timeout_seconds: int | None = None,
+        plan_loader: Any = None,
         **further: Any,
     ) -> None:
-        super().__init__(topology, batch_size, constraints=bent(constraints), debug=debug, **further)
+        _refuse(performance_model, callbacks, plan_loader)
+        listing = _known(enumerator)
+        if listing is not None:
+            topology, batch_size = topology or listing.topology, batch_size or listing.batch_size
+            constraints = listing.constraints if constraints is None else constraints
+            further = {**estimators_of(listing.estimators), **further}
+        self._stats = [stats] if isinstance(stats, Stats) else list(stats or ())
+        super().__init__(
+            topology,
+            batch_size,
+            constraints=bent(constraints),
+            debug=debug and stats is None,
+            unknown_constraints="warn",
+            storage_reservation=storage_reservation,
+            proposer=_proposers(proposer),
+            partitioner=_plugin(partitioner, Partitioner, partitioners.OwnPartitioner),
+            seconds=timeout_seconds,
+            **further,
+        )
+        self._told = {
+            "batch_size": batch_size,
+            "storage_reservation": storage_reservation,
+            "constraints": constraints,
+            "debug": debug,
+            "debug_stats": PlanDebugStats(type(self).__name__, timeout_seconds),
+        }
+
+    def plan(self, module: Any, sharders: Sequence[Any]) -> sw.ShardingPlan:
+        """Plan all tables of `module` that `sharders` can shard."""
+        return self._reported(super().plan(module, sharders), sharders)
 
     def collective_plan(
         self, module: Any, sharders: Sequence[Any] | None = None, pg: Any = None, **further: Any
     ) -> sw.ShardingPlan:
         """Plan on rank 0 and give every rank the same plan; TorchRec's two sharders by default."""
         sharders = get_default_sharders() if sharders is None else sharders
-        return super().collective_plan(module, sharders, pg, **further)
+        return self._reported(super().collective_plan(module, sharders, pg, **further), sharders)
+
+    def _reported(self, plan: sw.ShardingPlan, sharders: Sequence[Any]) -> sw.ShardingPlan:
+        """The plan, told to the script's reporters on the rank that made it."""
+        if not self._stats or self.report is None:
+            return plan
+        space, result = self.report.space, self.report.result
+        best = _chosen(space, plan)
+        for stats in self._stats:
+            stats.log(
+                sharding_plan=plan,
+                topology=space.topology,
+                num_proposals=result.num_proposals,
+                num_plans=result.num_placed,
+                run_time=self.report.seconds,
+                best_plan=best,
+                sharders=list(sharders),
+                **self._told,
+            )
+        return plan
 
 
-def bent(
-    constraints: Mapping[str, sw.ParameterConstraints] | None,
-) -> dict[str, sw.ParameterConstraints] | None:
-    """The constraints as TorchRec reads them.
+def _chosen(space: sw.SearchSpace, plan: sw.ShardingPlan) -> list[ShardingOption]:
+    """The options that a plan took, with the ranks of their shards."""
+    best = []
+    for own in proposers.listed(space):
+        sharding = plan.plan[own[0].path][own[0].name]
+        option = next(option for option in own if _is_taken(option, sharding))
+        for shard, rank in zip(option.shards, sharding.ranks, strict=True):
+            shard.rank = rank
+        best.append(option)
+    return best
 
-    A table that may be nothing but replicated takes the kernel that its sharder has for that, whatever fused kernels
-    the constraints name: TorchRec's tutorial on sharding does so.
-    """
-    if constraints is None:
+
+def _is_taken(option: ShardingOption, sharding: sw.ParameterSharding) -> bool:
+    names = (sharding.sharding_type, sharding.compute_kernel)
+    cuts = [[block.num_rows, block.num_columns] for block in sharding.layout.blocks]
+    return (option.sharding_type, option.compute_kernel) == names and [
+        shard.size for shard in option.shards
+    ] == cuts
+
+
+def _refuse(model: PerfModel | None, callbacks: Any, plan_loader: Any) -> None:
+    if model is not None and type(model) is not NoopPerfModel:
+        raise sw.UnsupportedError(
+            f"performance_model={type(model).__name__}: plans are rated by their slowest rank, as NoopPerfModel "
+            "does. shardwright.EmbeddingShardingPlanner(objective=...) has other ratings"
+        )
+    for name, value in (("callbacks", callbacks), ("plan_loader", plan_loader)):
+        if value is not None:
+            raise sw.UnsupportedError(
+                f"{name} is not supported: change the plan that plan() returns, and give it on"
+            )
+
+
+def _known(enumerator: Enumerator | None) -> EmbeddingEnumerator | None:
+    """The enumerator, if its options are shardwright's."""
+    if enumerator is None:
         return None
-    return {name: _without_fused(rule) for name, rule in constraints.items()}
+    if not isinstance(enumerator, EmbeddingEnumerator) or (
+        type(enumerator).enumerate is not EmbeddingEnumerator.enumerate
+    ):
+        raise sw.UnsupportedError(
+            f"enumerator={type(enumerator).__name__}: options are sharding types times compute kernels. To offer "
+            "others write a shardwright.ShardingType; to offer fewer give ParameterConstraints"
+        )
+    return enumerator
 
 
-def _without_fused(rule: sw.ParameterConstraints) -> sw.ParameterConstraints:
-    if rule.sharding_types != (REPLICATED,) or rule.compute_kernels is None:
-        return rule
-    kernels = host().compute_kernels
-    if {kernels.canonical(name) for name in rule.compute_kernels} & set(kernels_with_gradients()):
-        return rule
-    return attrs.evolve(rule, compute_kernels=None)
+def _proposers(asked: Any) -> Any:
+    """What shardwright takes for TorchRec's or a script's proposers."""
+    if isinstance(asked, Sequence) and not isinstance(asked, str):
+        return [_proposers(one) for one in asked]
+    return _plugin(asked, Proposer, proposers.OwnProposer)
+
+
+def _plugin(asked: Any, interface: type, wrapper: Callable[[Any], Any]) -> Any:
+    """The name of the plugin that TorchRec's class stands for, or a script's object in its wrapper."""
+    if not isinstance(asked, interface):
+        return asked
+    name = vars(type(asked)).get("plugin")
+    return name if name is not None and vars(asked) == vars(type(asked)()) else wrapper(asked)

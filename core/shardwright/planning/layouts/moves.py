@@ -195,6 +195,8 @@ class LayoutMove:
         """Ask whether two blocks may have rows in common, by their bounds alone."""
         if self.is_same_map:
             return source.rows.index == target.rows.index
+        if self.old.row_map.takes_any_id or self.new.row_map.takes_any_id:
+            return True  # where a key is, bounds do not say
         old, new = source.rows.bounds, target.rows.bounds
         return old is None or new is None or (old[0] < new[1] and new[0] < old[1])
 

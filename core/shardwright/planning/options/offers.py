@@ -12,7 +12,7 @@ import attrs
 from attrs import frozen
 
 from shardwright.arguments import brief
-from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
+from shardwright.contracts.compute_kernel import NAMED_ONLY, ComputeKernel, KernelRequest
 from shardwright.contracts.sharding_type import ALWAYS, ShardingType
 from shardwright.errors import PlanningError, UnknownNameError
 from shardwright.planning.layouts.layout import Layout
@@ -261,7 +261,7 @@ class Offers:
             return codes, []
         kernels = list(self.kernels.values())
         codes.sort(key=lambda code: (-kernels[code].preference, kernels[code].name))
-        willing = [code for code in codes if kernels[code].preference >= 0]
+        willing = [code for code in codes if kernels[code].preference != NAMED_ONLY]
         kept = [code for code in willing if kernels[code].fuses_optimizer or shows_gradients]
         return kept, [kernels[code].name for code in codes if code not in kept]
 

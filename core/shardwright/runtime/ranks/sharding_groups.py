@@ -38,6 +38,11 @@ class ShardingEnv2D(ShardingEnv):
         """Number of sharding groups."""
         return self.grid.num_groups
 
+    @property
+    def ranks_of_all(self) -> range:
+        """Numbers of the ranks of the sharding group among all."""
+        return self.grid.sharding_group(self.everyone.rank)
+
     @classmethod
     def of(
         cls, sharding: ShardingEnv, replicas: ShardingEnv, all_ranks: ShardingEnv, grid: RankGrid

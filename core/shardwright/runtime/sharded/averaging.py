@@ -74,10 +74,14 @@ class Averaging:
     """
 
     def __init__(self, env: ShardingEnv2D, collections: Sequence[ShardedCollection]) -> None:
-        self._env, self._number = env, 0
-        self._tables = [table for module in collections for table in module.sharded_tables.values()]
+        self._env, self._number, self._collections = env, 0, collections
         for table in self._tables:
             _check_can_be_averaged(table)
+
+    @property
+    def _tables(self) -> list[ShardedTable]:
+        """The tables as they are sharded now: a resharding makes new ones."""
+        return [table for module in self._collections for table in module.sharded_tables.values()]
 
     @torch.no_grad()
     def copy_from_first(self) -> None:

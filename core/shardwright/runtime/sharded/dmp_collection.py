@@ -11,7 +11,7 @@ from torch import nn
 
 from shardwright.arguments import checked_only
 from shardwright.contracts.comm_backend import CommBackend
-from shardwright.errors import DistributedError, InvalidInputError, PlanError, UnsupportedError
+from shardwright.errors import DistributedError, InvalidInputError, PlanError
 from shardwright.planning.machines.replicas import checked_sync_every
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.runtime.ranks.lockstep import by_rank
@@ -126,15 +126,8 @@ class DMPCollection(DistributedModelParallel):
         """Forward passes with gradients from one averaging to the next; ``None``: only :meth:`sync` averages."""
         return self._sync_every
 
-    def reshard(self, *args: Any, **kwargs: Any) -> Any:
-        """Not yet: replicas would have to be averaged first, and move together.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError(
-            "a DMPCollection cannot be resharded while it runs: save a checkpoint, and load it under the new plan"
-        )
+    def _check_new_plan(self, plan: ShardingPlan) -> None:
+        _check_plan(plan, cast(ShardingEnv2D, self._env))
 
     @untraced
     def sync(self, include_optimizer_state: bool = True) -> None:

@@ -298,7 +298,8 @@ class DistributedModelParallel(nn.Module):
         as if nothing had happened. Whatever does not fit is refused on all ranks before anything moves.
 
         Args:
-            plan: the new plan, for the same model and ranks.
+            plan: the new plan, for the same model and ranks; of a :class:`DMPCollection`, the same for all sharding
+                groups, each of which moves its own replica.
             optimizers: those of your own that have parameters of tables, whose kernel shows gradients: they get the
                 new parameters. Optimizers around them (combined, scheduled) follow.
             max_extra_bytes: most that a rank may take while rows move, beside what it has; then old blocks are freed as
@@ -328,6 +329,7 @@ class DistributedModelParallel(nn.Module):
         from shardwright.runtime.sharded.resharding.reshard import modules_under, reshard
 
         with self._env.everyone.phase("resharding the model"):
+            self._check_new_plan(plan)
             resharded = reshard(
                 modules_under(plan, self._sharded),
                 self._env,
@@ -338,6 +340,9 @@ class DistributedModelParallel(nn.Module):
         self._plan = plan
         leave_out_tables(self)  # the new blocks, should somebody else wrap it
         return resharded
+
+    def _check_new_plan(self, plan: ShardingPlan) -> None:
+        """Check that a plan is for the model's ranks, as far as its document says."""
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

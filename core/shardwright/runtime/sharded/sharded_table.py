@@ -144,16 +144,22 @@ class ShardedTable(nn.Module):
             )
         return source
 
+    def forget_loaded_rows(self) -> None:
+        """Note that the rows of keys here are no more those of a table that was loaded."""
+        self._has_part_of_rows = True
+
     def loaded_rows(self, local: LocalBlock) -> Tensor | None:
         """Rows of a block in the table that was loaded last; ``None`` if its row map determines them.
 
         Raises:
-            UnsupportedError: they were loaded from a checkpoint in shards, of which this rank has read a part.
+            UnsupportedError: they were loaded from a checkpoint in shards, of which this rank has read a part, or came
+                from another plan.
         """
         if self._has_part_of_rows:
             raise UnsupportedError(
-                f"table {self.state.table.describe()}: its rows were loaded by load_checkpoint(), which loads "
-                "optimizer state with them. To load a state dict of the optimizer, load one of the model first"
+                f"table {self.state.table.describe()}: its rows were loaded by load_checkpoint() or moved by "
+                "reshard(), and optimizer state with them. To load a state dict of the optimizer, load one of the "
+                "model first"
             )
         return self.lookup_of(local).loaded_rows(local.index)
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts import ComputeKernel
-from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.compute_kernel import NAMED_ONLY, KernelRequest
 from shardwright_plugins.compute_kernels._optimizers import (
     PARAMETERS,
     ROW_WISE,
@@ -41,7 +41,7 @@ class FusedTriton(ComputeKernel):
     @property
     def preference(self) -> int:  # type: ignore[override]  # what it is follows from the environment
         """Below ``fused``'s; interpreted, it is taken only when asked for."""
-        return -1 if is_interpreted() else 0
+        return NAMED_ONLY if is_interpreted() else 0
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
         return _refusal(request) or True

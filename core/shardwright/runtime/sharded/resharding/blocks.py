@@ -94,6 +94,8 @@ class TableMove:
         values: the values that move; none of a table without rows.
         sources: the values of the blocks that are here, until they have left.
         targets: those of the new blocks here, once there are such.
+        row_state: names of what the kernel knows of each row, where rows are found by keys; else empty.
+        row_states: these values of the blocks that are here.
     """
 
     spec: TableSpec
@@ -102,6 +104,13 @@ class TableMove:
     values: TableValues
     sources: dict[Place, Values] = field(factory=dict)
     targets: dict[Place, Values] = field(factory=dict)
+    row_state: Sequence[str] = ()
+    row_states: dict[Place, Mapping[str, Tensor]] = field(factory=dict)
+
+    @property
+    def is_keyed(self) -> bool:
+        """Mark of a table whose rows are found by keys."""
+        return bool(self.row_state)
 
     @cached_property
     def layouts(self) -> LayoutMove:

@@ -18,6 +18,7 @@ from torch import Tensor
 from shardwright.planning.layouts.moves import Flow, LocalRows, RowWindow
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.resharding.blocks import MovedValue, TableMove, place_of
+from shardwright.runtime.sharded.resharding.keyed import FlowId, KeyedRows, flow_id
 
 LABEL = "rows that are resharded"
 _ALIGNED = 8  # bytes: any dtype may begin there
@@ -80,6 +81,7 @@ class _Chunk:
         rows: rows of it.
         columns: columns of it.
         shape: rows and columns that travel.
+        may_drop_rows: rows of -1 are of keys that get no row.
     """
 
     entry: MovedValue
@@ -87,6 +89,7 @@ class _Chunk:
     rows: LocalRows
     columns: slice
     shape: tuple[int, int]
+    may_drop_rows: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -104,8 +107,11 @@ class _Chunk:
         own = self.values[:, self.columns]
         if isinstance(self.rows, slice):
             own[self.rows] = values.to(own.device, own.dtype)
-        else:
-            own[_on(self.rows, own)] = values.to(own.device, own.dtype)
+            return
+        rows = _on(self.rows, own)
+        if self.may_drop_rows:
+            rows, values = rows[rows >= 0], values[_on(self.rows >= 0, values)]
+        own[rows] = values.to(own.device, own.dtype)
 
     def put(self, piece: Tensor) -> None:
         """Write the values into their bytes of a piece."""
@@ -133,11 +139,13 @@ class RowExchange:
 
     Attributes:
         sent_bytes: bytes that left this rank.
+        keyed: rows of each flow of tables whose rows are found by keys, by the tables' numbers.
     """
 
     env: ShardingEnv
     moves: Sequence[TableMove]
     sent_bytes: int = 0
+    keyed: dict[int, dict[FlowId, KeyedRows]] = field(factory=dict)
     _flows: dict[int, list[Flow]] = field(factory=dict)
 
     @torch.no_grad()
@@ -186,8 +194,11 @@ class RowExchange:
             stop = min(window.stop, flow.source.num_rows)
             if stop <= window.start:
                 continue
-            rows = rows_of.setdefault(part.index, RowWindow(part, window.start, stop))
-            shared = rows.shared_with(flow.target.rows, is_same_map=is_same_map)
+            if move.is_keyed:
+                shared = self.keyed[window.table][flow_id(flow)].within(window.start, stop)
+            else:
+                rows = rows_of.setdefault(part.index, RowWindow(part, window.start, stop))
+                shared = rows.shared_with(flow.target.rows, is_same_map=is_same_map)
             if not shared.count:
                 continue
             sides = (
@@ -211,10 +222,11 @@ def _chunks_of(
     chunks = []
     for entry in move.values.entries:
         if entry.is_per_row and flow.carries_row_values:
-            chunks.append(_Chunk(entry, values[entry.name], rows, slice(0, 1), (count, 1)))
+            chunks.append(_Chunk(entry, values[entry.name], rows, slice(0, 1), (count, 1), move.is_keyed))
         elif not entry.is_per_row and flow.columns is not None:
             own = slice(flow.columns.start - first_column, flow.columns.stop - first_column)
-            chunks.append(_Chunk(entry, values[entry.name], rows, own, (count, len(flow.columns))))
+            shape = count, len(flow.columns)
+            chunks.append(_Chunk(entry, values[entry.name], rows, own, shape, move.is_keyed))
     return chunks
 
 

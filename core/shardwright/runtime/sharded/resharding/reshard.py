@@ -8,6 +8,9 @@ Every rank does, in this order:
    tell each other (one gathering); nothing has changed until here, and whatever one refuses, all refuse;
 3. piece by piece, an all-to-all carries rows of weights and states; which rows follows from the two plans;
 4. each makes the engine over the lookups that came, and module, optimizers and groups go on with it.
+
+Where there are several sharding groups, all ranks of all of them gather; rows move inside each group, so that replicas
+keep what each has.
 """
 
 from __future__ import annotations
@@ -46,6 +49,13 @@ from shardwright.runtime.sharded.resharding.blocks import (
     values_of,
 )
 from shardwright.runtime.sharded.resharding.exchange import RowExchange
+from shardwright.runtime.sharded.resharding.keyed import (
+    FlowId,
+    KeyedRows,
+    copy_rows,
+    exchange_keys,
+    key_bytes,
+)
 from shardwright.runtime.sharded.resharding.schedule import (
     Departures,
     LookupId,
@@ -69,6 +79,7 @@ from shardwright.runtime.step.kernel_groups import (
     build_lookup,
     check_layout,
     is_updated_in_backward,
+    kernel_of,
     lookups_from,
 )
 
@@ -128,8 +139,8 @@ def reshard(
 ) -> Resharded:
     """Go from one plan to another; see :meth:`DistributedModelParallel.reshard`."""
     with env.phase("resharding"):
-        env.communicator.meet(
-            env.lockstep.place("resharding"),
+        env.everyone.communicator.meet(
+            env.everyone.lockstep.place("resharding"),
             "reshard(), which moves tables and so is to be called on every rank,",
         )
         resharding = _Resharding(asked, env, UserOptimizers.of(optimizers), max_extra_bytes)
@@ -187,12 +198,19 @@ def _check_optimizer(spec: TableSpec, values: TableValues) -> None:
 
 
 def _check_rows_can_move(move: TableMove) -> None:
-    """Check that where a row is follows from the plan."""
-    if move.old.layout.row_map.takes_any_id or move.new.layout.row_map.takes_any_id:
+    """Check that it can be told where a row is: by the plan, or by a kernel that says which keys it has."""
+    old, new = (side.layout.row_map.takes_any_id for side in (move.old, move.new))
+    states = [kernel_of(side.compute_kernel).row_state for side in (move.old, move.new)]
+    if old != new:
         raise UnsupportedError(
-            f"table {move.spec.describe()}: its ids are keys, and where a key's row is, its kernel alone knows, so "
-            "that its rows cannot move while the model runs. Save a checkpoint, load it under the new plan, or leave "
-            "this table and those that share its kernel group as they are"
+            f"table {move.spec.describe()}: its ids are {'keys' if old else 'rows'} now, and "
+            f"{'keys' if new else 'rows'} under the new plan: it cannot go from one to the other while it is trained"
+        )
+    if old and (not states[0] or states[0] != states[1]):
+        raise UnsupportedError(
+            f"table {move.spec.describe()}: its ids are keys, and where a key's row is, its kernel alone knows; "
+            f"{move.old.compute_kernel!r} tells {list(states[0]) or 'nothing'} of a row, {move.new.compute_kernel!r} "
+            f"takes {list(states[1]) or 'nothing'}. Leave this table and those that share its kernel group as they are"
         )
 
 
@@ -313,8 +331,7 @@ class _Resharding:
             mine = self._tell()
         except ShardwrightError as problem:
             error, mine = problem, _Told(str(problem), type(problem).__name__)
-        told = self.env.communicator.all_gather_objects(mine)
-        names = self.env.communicator.global_ranks
+        told, names = self._tell_everyone(mine)
         _raise_told([(other.error, other.problem) for other in told], names, error)
         for what, of in (
             ("plans", lambda t: t.digests),
@@ -326,7 +343,13 @@ class _Resharding:
                     f"reshard() was given other {what} on {name_ranks(different)} than on rank {names[0]}: give every "
                     "rank the same"
                 )
-        self._find_moves({path: [other.values[path] for other in told] for path in mine.values})
+        group = [told[rank] for rank in self.env.ranks_of_all]
+        self._find_moves({path: [other.values[path] for other in group] for path in mine.values})
+
+    def _tell_everyone(self, mine: Any) -> tuple[list[Any], Sequence[int]]:
+        """Gather a message of each rank, those of other sharding groups too; and the ranks' numbers in the job."""
+        communicator = self.env.everyone.communicator
+        return communicator.all_gather_objects(mine), communicator.global_ranks
 
     def _tell(self) -> _Told:
         """This rank's first message; raises its reason against the resharding."""
@@ -371,7 +394,8 @@ class _Resharding:
             values = agreed_values(spec, told[spec.path])
             if not spec.is_frozen and not is_updated_in_backward(spec, old):
                 _check_optimizer(spec, values)
-            self._moves.append(TableMove(spec, old, new, values))
+            row_state = kernel_of(old.compute_kernel).row_state if old.layout.row_map.takes_any_id else ()
+            self._moves.append(TableMove(spec, old, new, values, row_state=row_state))
             self._owners.append(owner)
             self._is_moving.append(old.layout.digest() != new.layout.digest())
 
@@ -390,8 +414,7 @@ class _Resharding:
         except ShardwrightError as problem:
             error = problem
         mine = (type(error).__name__, str(error)) if error else ("", "")
-        told = self.env.communicator.all_gather_objects(mine)
-        _raise_told(told, self.env.communicator.global_ranks, error)
+        _raise_told(*self._tell_everyone(mine), error)
 
     def _reckon(self, piece_bytes: int) -> None:
         self._kept = [self._find_kept(number) for number in range(len(self._moves))]
@@ -403,8 +426,9 @@ class _Resharding:
         frees = self.max_extra_bytes is not None
         self._peak_bytes = self._memory.peak_bytes(self._stages, frees=frees)
         if self.max_extra_bytes is not None and self._peak_bytes > self.max_extra_bytes:
+            everyone = self.env.everyone
             raise InvalidInputError(
-                f"rank {self.env.communicator.global_ranks[self.env.rank]} needs {bytes_text(self._peak_bytes)} beside "
+                f"rank {everyone.communicator.global_ranks[everyone.rank]} needs {bytes_text(self._peak_bytes)} beside "
                 f"what it has to reshard; max_extra_bytes allows {bytes_text(self.max_extra_bytes)}. Blocks of one "
                 "kernel group are allocated and freed together: allow more, change fewer tables at a time, or save a "
                 "checkpoint and load it under the new plan"
@@ -434,8 +458,8 @@ class _Resharding:
             old_of[number] = {(owner.number, own.lookup) for own in before} & old.keys()
             new_of[number] = {(owner.number, own.lookup) for own in after} & new.keys()
             if not self._kept[number]:
-                old_states[number] = _state_bytes(move, before)
-                new_states_[number] = _state_bytes(move, after)
+                old_states[number] = _state_bytes(move, before) + key_bytes(move, [*before, *after])
+                new_states_[number] = _state_bytes(move, after) + key_bytes(move, [*before, *after])
         return MemoryPlan(old, new, old_of, new_of, old_states, new_states_)
 
     # 3. Rows
@@ -452,6 +476,8 @@ class _Resharding:
         for stage in self._stages:
             for number in stage.begun:
                 self._make_room(number)
+                if self._moves[number].is_keyed and self._is_moving[number]:
+                    exchange.keyed[number] = self._exchange_keys(number)
             if stage.windows:
                 exchange.make(stage.windows)
             for number in stage.ended:
@@ -472,7 +498,10 @@ class _Resharding:
         for move, table in zip(self._moves, tables, strict=True):
             states = self.users.states_of(table)
             for local, state in zip(table.state.local, states, strict=True):
-                move.sources[place_of(local.block)] = values_of(table, local, state)
+                place = place_of(local.block)
+                move.sources[place] = values_of(table, local, state)
+                if move.is_keyed:
+                    move.row_states[place] = table.lookup_of(local).row_state(local.index)
 
     def _let_go(self, tables: Sequence[ShardedTable]) -> None:
         """Have nobody but this hold the old blocks, so that they are freed when their rows have left."""
@@ -500,6 +529,16 @@ class _Resharding:
                 )
             move.targets[place] = values
 
+    def _exchange_keys(self, number: int) -> dict[FlowId, KeyedRows]:
+        """Have the new blocks here find rows for their keys; those that stay as they are have theirs."""
+        owner, move = self._owners[number], self._moves[number]
+        targets = {
+            place_of(local.block): (self._lookup(owner, local.lookup), local.index)
+            for local in owner.blocks.get(move.spec.name, ())
+            if local.lookup not in owner.kept
+        }
+        return exchange_keys(self.env, move, targets)
+
     def _lookup(self, owner: _Module, number: int) -> Lookup:
         """A lookup of the new plan: one that stays, or one allocated when it is first asked for."""
         key = owner.number, number
@@ -516,17 +555,27 @@ class _Resharding:
         """A table's rows have come."""
         move, owner = self._moves[number], self._owners[number]
         if not self._is_moving[number]:
-            for place, values in move.sources.items():
-                for name, value in values.items():
-                    if value.data_ptr() != move.targets[place][name].data_ptr():
-                        move.targets[place][name].copy_(value)
+            self._copy_here(move, owner)
         if move.values.step is not None:
             for local in owner.blocks.get(move.spec.name, ()):
                 self._lookup(owner, local.lookup).load_step(move.values.step)
         if self.max_extra_bytes is not None:
             move.sources.clear()
+            move.row_states.clear()
             for lookup in left.after(number):
                 del self._old[lookup]
+
+    def _copy_here(self, move: TableMove, owner: _Module) -> None:
+        """Copy a table's blocks that stay on this rank, where their lookups are new."""
+        for local in owner.blocks.get(move.spec.name, ()):
+            if local.lookup in owner.kept:
+                continue
+            if move.is_keyed:
+                copy_rows(move, local.block, self._lookup(owner, local.lookup), local.index)
+                continue
+            place = place_of(local.block)
+            for name, value in move.sources[place].items():
+                move.targets[place][name].copy_(value)
 
     # 4. What goes on
 
@@ -543,6 +592,8 @@ class _Resharding:
         for number, move in enumerate(self._moves):
             if move.values.optimizer is not None and not self._kept[number]:
                 self._give_states(number, move)
+            if move.is_keyed and not self._kept[number]:
+                self._table(number).forget_loaded_rows()
 
     def _give_states(self, number: int, move: TableMove) -> None:
         table = self._table(number)

@@ -1,0 +1,253 @@
+"""TorchRec's partitioners, and scripts' own in shardwright's planner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+import shardwright as sw
+from shardwright_torchrec.planner.topologies import devices_of
+from shardwright_torchrec.planner.types import (
+    DeviceHardware,
+    PartitionByType,
+    Partitioner,
+    Perf,
+    PlannerError,
+    PlannerErrorType,
+    Shard,
+    ShardingOption,
+    Storage,
+)
+
+__all__ = ["GreedyPerfPartitioner", "MemoryBalancedPartitioner", "OwnPartitioner", "Ranks", "SortBy"]
+
+_FREE = -1
+
+
+class SortBy(Enum):
+    """Order in which options are placed: largest first, or slowest first."""
+
+    STORAGE = "storage"
+    PERF = "perf"
+
+
+@dataclass
+class Ranks:
+    """The ranks that a partitioner places shards on.
+
+    Args:
+        devices: memory left and time taken of each rank.
+        local_world_size: ranks of a host, neighbours.
+    """
+
+    devices: list[DeviceHardware]
+    local_world_size: int
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.devices)
+
+    @classmethod
+    def of(cls, topology: Any) -> Ranks:
+        """The ranks of a `Topology`, with all of their memory."""
+        if isinstance(topology, Ranks):
+            return topology
+        return cls(devices_of(topology), topology.local_world_size)
+
+    def hosts(self) -> list[list[DeviceHardware]]:
+        """The ranks host by host."""
+        size = self.local_world_size
+        return [self.devices[first : first + size] for first in range(0, self.world_size, size)]
+
+
+class GreedyPerfPartitioner(Partitioner):
+    """Gives each shard to the rank that has taken the least time and has room.
+
+    Args:
+        sort_by: order of the options.
+        balance_modules: not supported.
+    """
+
+    plugin: ClassVar[str] = "greedy_perf"
+
+    def __init__(self, sort_by: SortBy = SortBy.STORAGE, balance_modules: bool = False) -> None:
+        _refuse_balance(self, balance_modules)
+        self._sort_by = sort_by
+
+    def partition(
+        self,
+        proposal: list[ShardingOption],
+        storage_constraint: Any,
+        hbm_per_device: int | None = None,
+    ) -> list[ShardingOption]:
+        """The proposal with the rank of each shard.
+
+        Args:
+            proposal: an option of each table, with costs.
+            storage_constraint: a `Topology`, or `Ranks`, whose devices are filled.
+            hbm_per_device: less device memory than the ranks have, bytes.
+
+        Raises:
+            PlannerError: a shard fits nowhere.
+        """
+        ranks = Ranks.of(storage_constraint)
+        for device in ranks.devices if hbm_per_device is not None else ():
+            device.storage = Storage(min(device.storage.hbm, hbm_per_device or 0), device.storage.ddr)
+        self._place(proposal, ranks, self._cost_of())
+        return proposal
+
+    def _cost_of(self) -> Callable[[ShardingOption], Any]:
+        if self._sort_by is SortBy.PERF:
+            return lambda option: option.total_perf
+        return lambda option: (option.total_storage.hbm, option.total_storage.ddr)
+
+    @staticmethod
+    def _place(
+        proposal: Sequence[ShardingOption], ranks: Ranks, cost: Callable[[ShardingOption], Any]
+    ) -> None:
+        order = [
+            PartitionByType.UNIFORM,
+            PartitionByType.MULTI_HOST,
+            PartitionByType.HOST,
+            PartitionByType.DEVICE,
+        ]
+        for kind in order:  # those with least choice first
+            own = [option for option in proposal if option.partition_by == kind.value]
+            for option in sorted(own, key=cost, reverse=True):
+                _place_option(option, kind, ranks)
+
+
+class MemoryBalancedPartitioner(GreedyPerfPartitioner):
+    """Gives each shard to the rank with the most memory left.
+
+    Args:
+        max_search_count: steps of TorchRec's search, which is not needed here.
+        tolerance: part of the time that TorchRec's search may lose, which is not needed here.
+        balance_modules: not supported.
+    """
+
+    plugin: ClassVar[str] = "memory_balanced"
+
+    def __init__(
+        self, max_search_count: int = 10, tolerance: float = 0.02, balance_modules: bool = False
+    ) -> None:
+        super().__init__(SortBy.STORAGE, balance_modules)
+
+
+def _refuse_balance(partitioner: Partitioner, balance_modules: bool) -> None:
+    if balance_modules:
+        raise sw.UnsupportedError(
+            f"{type(partitioner).__name__}(balance_modules=True) is not supported: shards of all modules are placed "
+            "together"
+        )
+
+
+def _place_option(option: ShardingOption, kind: PartitionByType, ranks: Ranks) -> None:
+    if kind is PartitionByType.UNIFORM:
+        places = [
+            [ranks.devices[index if shard.rank is None else shard.rank]]
+            for index, shard in enumerate(option.shards)
+        ]
+    elif kind is PartitionByType.HOST:
+        room = max(ranks.hosts(), key=lambda host: min(device.storage for device in host))
+        places = [[room[index % len(room)]] for index in range(option.num_shards)]
+    else:
+        places = [ranks.devices] * option.num_shards
+    for shard, offered in zip(option.shards, places, strict=True):
+        _place_shard(option, shard, offered)
+
+
+def _place_shard(option: ShardingOption, shard: Shard, offered: Sequence[DeviceHardware]) -> None:
+    needed, time = shard.storage or Storage(0, 0), shard.perf or Perf(0, 0, 0, 0)
+    fitting = [device for device in offered if needed.fits_in(device.storage)]
+    if not fitting:
+        raise PlannerError(
+            f"a shard of {option.fqn!r} needs {needed}; of {len(offered)} ranks none has that left",
+            PlannerErrorType.PARTITION,
+        )
+    device = min(fitting, key=lambda device: (device.perf.total, device.rank))
+    device.storage, device.perf, shard.rank = device.storage - needed, device.perf + time, device.rank
+
+
+class OwnPartitioner(sw.Partitioner):
+    """A partitioner that a script has written.
+
+    Args:
+        partitioner: the script's.
+    """
+
+    name: ClassVar[str] = "own_partitioner"
+
+    def __init__(self, partitioner: Partitioner) -> None:
+        self.partitioner = partitioner
+
+    def place(self, shards: sw.ProposedShards) -> npt.NDArray[np.int64] | sw.Misfit:
+        """The script's placement, or a shard that did not fit.
+
+        Raises:
+            PlanningError: a shard was given no rank.
+        """
+        if not len(shards):
+            return shards.rank  # all are where their layouts have put them
+        proposal, order = _proposal(shards)
+        try:
+            self.partitioner.partition(proposal, _ranks(shards))
+        except PlannerError:
+            return shards.misfit(int(np.argmax(shards.memory_bytes.sum(axis=1))), shards.fixed_bytes.copy())
+        ranks = np.full(len(shards), _FREE)
+        for place, shard in order:
+            if shard.rank is None:
+                raise sw.PlanningError(
+                    f"{type(self.partitioner).__name__}.partition() left a shard without a rank"
+                )
+            ranks[place] = shard.rank
+        return ranks
+
+
+def _proposal(shards: sw.ProposedShards) -> tuple[list[ShardingOption], list[tuple[int, Shard]]]:
+    """The shards as options, one a table; and each shard with its position."""
+    tables: dict[int, list[tuple[int, Shard]]] = {}
+    for place, table in enumerate(shards.table.tolist()):
+        tables.setdefault(table, []).append((place, _shard(shards, place)))
+    options = [_option(shards, table, own) for table, own in tables.items()]
+    return options, [placed for own in tables.values() for placed in own]
+
+
+def _shard(shards: sw.ProposedShards, place: int) -> Shard:
+    memory = dict(zip(shards.tiers, shards.memory_bytes[place].tolist(), strict=True))
+    fixed = int(shards.rank[place])
+    return Shard(
+        [0, 0],
+        [0, 0],
+        Storage(memory.get("hbm", 0), memory.get("ddr", 0)),
+        Perf(float(shards.cost_ms[place]), 0.0, 0.0, 0.0),
+        None if fixed == _FREE else fixed,
+    )
+
+
+def _option(shards: sw.ProposedShards, table: int, own: Sequence[tuple[int, Shard]]) -> ShardingOption:
+    first = own[0][0]
+    kind = PartitionByType.DEVICE
+    if own[0][1].rank is not None:
+        kind = PartitionByType.UNIFORM
+    elif int(shards.gang[first]) != _FREE:
+        kind = PartitionByType.HOST
+    found = [shard for _, shard in own]
+    return ShardingOption(f"table_{table}", None, ("", None), [1.0], 1, "", kind.value, "", found)
+
+
+def _ranks(shards: sw.ProposedShards) -> Ranks:
+    """The ranks with what shards that are not among these leave of them."""
+    left = shards.capacity_bytes - shards.fixed_bytes
+    rows = [dict(zip(shards.tiers, row, strict=True)) for row in left.tolist()]
+    devices = [
+        DeviceHardware(rank, Storage(row.get("hbm", 0), row.get("ddr", 0)), Perf(float(time), 0, 0, 0))
+        for rank, (row, time) in enumerate(zip(rows, shards.fixed_ms.tolist(), strict=True))
+    ]
+    return Ranks(devices, shards.local_world_size)

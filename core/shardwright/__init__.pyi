@@ -10,9 +10,11 @@ from shardwright.contracts import EmbeddingComputeKernel as EmbeddingComputeKern
 from shardwright.contracts import Estimator as Estimator
 from shardwright.contracts import KernelRequest as KernelRequest
 from shardwright.contracts import Offered as Offered
+from shardwright.contracts import Optimizer as Optimizer
 from shardwright.contracts import Partitioner as Partitioner
 from shardwright.contracts import Proposals as Proposals
 from shardwright.contracts import Proposer as Proposer
+from shardwright.contracts import RowRule as RowRule
 from shardwright.contracts import ShardingType as ShardingType
 from shardwright.contracts import Work as Work
 from shardwright.contracts.lookup import Bags as Bags

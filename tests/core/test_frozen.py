@@ -113,6 +113,7 @@ PUBLIC_NAMES = """
     ReturnStep
     Routed
     RowMap
+    RowRule
     RowPart
     RowWiseAdagrad
     RowsModulo
@@ -169,6 +170,7 @@ CONTRACTS = """
     KernelRequest
     Offered
     Proposals
+    RowRule
     Work
 """
 

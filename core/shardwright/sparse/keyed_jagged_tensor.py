@@ -131,7 +131,7 @@ class KeyedJaggedTensor(Jagged):
             )
             self._check_form()
             self._stride = self._derived_stride(stride)
-            if values.is_cpu:
+            if values.is_cpu and not torch.compiler.is_exporting():
                 self._check_content()
             self._take_known(
                 length_per_key=length_per_key,

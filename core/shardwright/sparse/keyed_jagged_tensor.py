@@ -132,7 +132,7 @@ class KeyedJaggedTensor(Jagged):
             )
             self._check_form()
             self._stride = self._derived_stride(stride)
-            if values.is_cpu:
+            if values.is_cpu and not torch.compiler.is_exporting():
                 self._check_content()
             if (length_per_key, offset_per_key, lengths_offset_per_key, index_per_key) != _NOT_KNOWN:
                 self._take_known(

@@ -747,6 +747,19 @@ class KeyedJaggedTensor(Jagged):
             self._index_per_key = {key: i for i, key in enumerate(self._keys)}
         return self._index_per_key
 
+    def read_counts(self, flag_of: Callable[[Tensor], Tensor]) -> bool:
+        """Read the number of values of each key, and a flag that follows from them, in one copy to the host.
+
+        :meth:`length_per_key` then knows them.
+
+        Args:
+            flag_of: function from the numbers, `[F]`, to the flag, one element, on their device.
+        """
+        sums = self._sums_by_key()
+        *counts, flag = torch.cat([sums, flag_of(sums).view(1).to(sums.dtype)]).tolist()
+        self._length_per_key = counts
+        return bool(flag)
+
     def _counts(self) -> list[int]:
         if self._length_per_key is None:
             self._length_per_key = self._sums_by_key().tolist()

@@ -182,19 +182,10 @@ class BatchReader:
             )
         keys = self._keys(features)
         self._check_form(features, keys)
-<<<<<<< HEAD
         values = _in_a_row(features.values().to(torch.int64))
         counts, are_fine = self._counted(features, values, keys)
-        problem = features.lookup_problem(self.collection.features, num_used=int(counts.sum()))
-        if problem:
-            raise BatchProblem(f"{self._where(0)}: {problem}")
-        if not are_fine:
-=======
-        counts = np.array(features.length_per_key(), dtype=np.int64)
         self._refuse(features.lookup_problem((), num_used=int(counts.sum())))
-        values = _in_a_row(features.values().to(torch.int64))
-        if self.checks is not InputChecks.OFF:
->>>>>>> main
+        if not are_fine:
             values = self._in_range(values, counts, keys)
         weights = self._weights(features, counts) if self._is_weighted else None
         lengths, sizes = _lengths_of(features, keys)

@@ -14,8 +14,6 @@ from shardwright_torchrec.api.contract import CONTRACT
 from shardwright_torchrec.modules.configs import EmbeddingBagConfig, EmbeddingConfig
 from shardwright_torchrec.names import find
 from shardwright_torchrec.parallel.model_parallel import (
-    DataParallelWrapper,
-    DefaultDataParallelWrapper,
     DistributedModelParallel,
     get_unwrapped_module,
 )
@@ -114,17 +112,17 @@ def model() -> torch.nn.Module:
 
 def test_model_takes_torchrecs_arguments() -> None:
     env = sw.ShardingEnv.local(device_type="cpu")
-    wrapper = DefaultDataParallelWrapper()
+    wrapper = sw.DefaultDataParallelWrapper()
     made = DistributedModelParallel(model(), env, init_parameters=False, data_parallel_wrapper=wrapper)
     assert [name for name, _ in made.bare_named_parameters()] == ["dense.weight", "dense.bias"]
     assert made.sparse_grad_parameter_names() == []
     assert get_unwrapped_module(made) is made.module
 
-    class Own(DataParallelWrapper):
+    class Own:
         def wrap(self, dmp: Any, env: Any, device: Any) -> None: ...
 
     with pytest.raises(sw.UnsupportedError, match=r"data_parallel_wrapper=Own.*init_data_parallel=False"):
-        DistributedModelParallel(model(), env, data_parallel_wrapper=Own())
+        DistributedModelParallel(model(), env, data_parallel_wrapper=Own())  # type: ignore[arg-type]
     with pytest.raises(sw.UnsupportedError, match="model_tracker_configs"):
         DistributedModelParallel(model(), env, model_tracker_configs=object())
 

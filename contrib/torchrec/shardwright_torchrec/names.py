@@ -34,7 +34,7 @@ __all__ = [
 _CONFIGS = ("DataType", "PoolingType")
 _COLLECTIONS = ("EmbeddingBagCollection", "EmbeddingCollection")
 _SPARSE = ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor")
-_GROUPS = ("DMPCollection",)
+_GROUPS = ("DMPCollection", "DefaultDataParallelWrapper")
 _LOOPS = (
     "EvalPipelineSparseDist",
     "PrefetchTrainPipelineSparseDist",
@@ -137,7 +137,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         "trim_torch_package_prefix_from_typename",
     ),
     "torchrec.distributed.model_parallel": {
-        **_in(_MODEL, "DataParallelWrapper", "DefaultDataParallelWrapper", "DistributedModelParallel"),
+        **_in(_MODEL, "DistributedModelParallel"),
         **_in(_MODEL, "get_unwrapped_module"),
         **_in(_SHARDERS, "get_default_sharders"),
     },

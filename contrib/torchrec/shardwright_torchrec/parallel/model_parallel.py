@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,27 +14,9 @@ from shardwright_torchrec.parallel.sharders import get_default_sharders
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
 
 __all__ = [
-    "DataParallelWrapper",
-    "DefaultDataParallelWrapper",
     "DistributedModelParallel",
     "get_unwrapped_module",
 ]
-
-
-class DataParallelWrapper(ABC):
-    """A way to wrap what is not sharded."""
-
-    @abstractmethod
-    def wrap(self, dmp: Any, env: sw.ShardingEnv, device: torch.device) -> None:
-        """Wrap what is not sharded of a model."""
-
-
-class DefaultDataParallelWrapper(DataParallelWrapper):
-    """The wrapper that is taken anyway: gradients are averaged over all ranks."""
-
-    def wrap(self, dmp: Any, env: sw.ShardingEnv, device: torch.device) -> None:
-        """Wrap what is not sharded of a model, once."""
-        dmp.init_data_parallel()
 
 
 def get_unwrapped_module(module: nn.Module) -> nn.Module:
@@ -56,7 +37,7 @@ class DistributedModelParallel(sw.DistributedModelParallel):
         sharders: one for each class of collections; TorchRec's two by default.
         init_data_parallel: wrap what is not sharded now; else `init_data_parallel()` does.
         init_parameters: not needed: what is on `meta` is initialised in any case.
-        data_parallel_wrapper: `DefaultDataParallelWrapper`; what is not sharded is wrapped as shardwright does it.
+        data_parallel_wrapper: a `DefaultDataParallelWrapper`, options of the wrapper of what is not sharded.
         model_tracker_configs: not supported.
 
     Raises:
@@ -72,12 +53,11 @@ class DistributedModelParallel(sw.DistributedModelParallel):
         sharders: Sequence[sw.ModuleSharder] | None = None,
         init_data_parallel: bool = True,
         init_parameters: bool = True,
-        data_parallel_wrapper: DataParallelWrapper | None = None,
+        data_parallel_wrapper: sw.DefaultDataParallelWrapper | None = None,
         model_tracker_configs: Any = None,
     ) -> None:
-        if (
-            data_parallel_wrapper is not None
-            and type(data_parallel_wrapper) is not DefaultDataParallelWrapper
+        if data_parallel_wrapper is not None and not isinstance(
+            data_parallel_wrapper, sw.DefaultDataParallelWrapper
         ):
             raise sw.UnsupportedError(
                 f"data_parallel_wrapper={type(data_parallel_wrapper).__name__}: build with init_data_parallel=False, "
@@ -90,7 +70,15 @@ class DistributedModelParallel(sw.DistributedModelParallel):
         sharders = get_default_sharders() if sharders is None else sharders
         if plan is None:
             plan = EmbeddingShardingPlanner(debug=False).collective_plan(module, sharders, env=env)
-        super().__init__(module, env, device, plan, sharders, init_data_parallel)
+        super().__init__(
+            module,
+            env,
+            device,
+            plan,
+            sharders,
+            init_data_parallel,
+            data_parallel_wrapper=data_parallel_wrapper,
+        )
 
     def bare_named_parameters(
         self, prefix: str = "", recurse: bool = True

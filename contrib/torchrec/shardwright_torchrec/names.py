@@ -100,6 +100,7 @@ _ENUMERATORS, _PARTITIONERS = "planner.enumerators", "planner.partitioners"
 _PROPOSERS, _ESTIMATORS, _STATS = "planner.proposers", "planner.shard_estimators", "planner.stats"
 _PROCESSORS = "modules.feature_processors"
 _TOPOLOGIES, _CONSTRAINTS = "planner.topologies", "parallel.constraints"
+_JAGGED = "sparse.jagged_tensors"
 _PLANNER_TYPES, _UTILS, _RESERVED = "planner.types", "planner.utils", "planner.storage_reservations"
 
 
@@ -178,6 +179,8 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec.distributed.comm": _in(
         "distributed.comm", "get_group_rank", "get_local_rank", "get_local_size", "get_num_groups"
     ),
+    "torchrec.sparse.jagged_tensor": _in(_JAGGED, "ComputeJTDictToKJT", "ComputeKJTToJTDict", "kjt_is_equal"),
+    "torchrec.sparse.jagged_tensor_validator": _in(_JAGGED, "validate_keyed_jagged_tensor"),
     "torchrec.distributed.types": {
         **_in("distributed.types", "BoundsCheckMode", "CacheAlgorithm", "ModuleShardingPlan", "NoWait"),
         **_in("distributed.types", "PipelineType", "Shard", "ShardedTensor", "ShardedTensorMetadata"),

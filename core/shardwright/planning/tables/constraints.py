@@ -361,6 +361,15 @@ class Constraints:
                     f"constraints[{key!r}] is for no table of the model. Tables: {known}{more}.{nearest(key, names)}",
                 )
 
+    def with_caches(self, caches: Mapping[str, CacheParams]) -> Constraints:
+        """These constraints with other caches for some tables, by path."""
+        none = ParameterConstraints()
+        changed = {
+            path: attrs.evolve(self.rules.get(path, none), cache_params=cache)
+            for path, cache in caches.items()
+        }
+        return Constraints({**self.rules, **changed})
+
     def of(self, table: TableSpec) -> ParameterConstraints:
         """Combine the demands on ``table``."""
         rule = _NONE

@@ -136,6 +136,7 @@ from shardwright.runtime.routed.return_path import ReturnStep as ReturnStep
 from shardwright.runtime.sharded.clipping import clip_grad_norm_ as clip_grad_norm_
 from shardwright.runtime.sharded.clipping import clip_grad_value_ as clip_grad_value_
 from shardwright.runtime.sharded.dmp_collection import DMPCollection as DMPCollection
+from shardwright.runtime.sharded.model_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
 from shardwright.runtime.sharded.model_parallel import DistributedModelParallel as DistributedModelParallel
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder

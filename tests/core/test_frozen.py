@@ -33,6 +33,7 @@ PUBLIC_NAMES = """
     DMPCollection
     DataType
     Dataflow
+    DefaultDataParallelWrapper
     DirectReturn
     DistributedError
     DistributedModelParallel

@@ -19,11 +19,22 @@ from typing import Any
 import shardwright
 from shardwright_torchrec._waiting import ROOT, VARIABLE, Waiting
 
-__all__ = ["ADAPTED", "MODULES", "QUANTIZED", "find", "find_spec", "install", "is_installed", "uninstall"]
+__all__ = [
+    "ADAPTED",
+    "MODULES",
+    "PATHS",
+    "QUANTIZED",
+    "find",
+    "find_spec",
+    "install",
+    "is_installed",
+    "uninstall",
+]
 
-_CONFIGS = ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType")
+_CONFIGS = ("DataType", "PoolingType")
 _COLLECTIONS = ("EmbeddingBagCollection", "EmbeddingCollection")
 _SPARSE = ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor")
+_GROUPS = ("DMPCollection", "DefaultDataParallelWrapper")
 _LOOPS = (
     "EvalPipelineSparseDist",
     "PrefetchTrainPipelineSparseDist",
@@ -41,15 +52,17 @@ MODULES: Mapping[str, Sequence[str]] = {
         *_LOOPS,
     ),
     "torchrec.distributed.embedding": ("ShardedEmbeddingCollection",),
-    "torchrec.distributed.embedding_types": ("EmbeddingComputeKernel", "ModuleSharder"),
+    "torchrec.distributed.embedding_types": ("EmbeddingComputeKernel", "ModuleSharder", "ShardingType"),
     "torchrec.distributed.embeddingbag": ("ShardedEmbeddingBagCollection",),
+    "torchrec.distributed.model_parallel": _GROUPS,
     "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
     "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
     "torchrec.distributed.planner.types": ("StorageReservation",),
     "torchrec.distributed.train_pipeline": _LOOPS,
+    "torchrec.distributed.train_pipeline.train_pipelines": _LOOPS,
     "torchrec.distributed.types": (
         *("Awaitable", "CacheStatistics", "LazyAwaitable", "ModuleSharder"),
-        *("ShardingEnv", "ShardingType", *_PLANS),
+        *("DataType", "EnumerableShardingSpec", "ShardingEnv", "ShardingType", *_PLANS),
     ),
     "torchrec.modules": (),
     "torchrec.modules.embedding_configs": _CONFIGS,
@@ -61,6 +74,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "torchrec.optim.rowwise_adagrad": ("RowWiseAdagrad",),
     "torchrec.sparse": (),
     "torchrec.sparse.jagged_tensor": _SPARSE,
+    "torchrec.types": ("DataType",),
 }
 """TorchRec 1.8's module paths -> the names of theirs that shardwright has."""
 
@@ -96,7 +110,10 @@ _MODEL, _SHARDERS, _PLANNERS = "parallel.model_parallel", "parallel.sharders", "
 
 _ENUMERATORS, _PARTITIONERS = "planner.enumerators", "planner.partitioners"
 _PROPOSERS, _ESTIMATORS, _STATS = "planner.proposers", "planner.shard_estimators", "planner.stats"
+_TABLES = "modules.configs"
+_PROCESSORS = "modules.feature_processors"
 _TOPOLOGIES, _CONSTRAINTS = "planner.topologies", "parallel.constraints"
+_JAGGED = "sparse.jagged_tensors"
 _PLANNER_TYPES, _UTILS, _RESERVED = "planner.types", "planner.utils", "planner.storage_reservations"
 
 
@@ -106,11 +123,22 @@ def _in(module: str, *names: str) -> dict[str, str]:
 
 
 ADAPTED: Mapping[str, Mapping[str, str]] = {
-    "torchrec.distributed": _in(_MODEL, "DistributedModelParallel"),
+    "torchrec": _in(_TABLES, "EmbeddingBagConfig", "EmbeddingConfig"),
+    "torchrec.distributed": {
+        **_in(_MODEL, "DistributedModelParallel"),
+        **_in("distributed.comm", "get_local_rank", "get_local_size"),
+        **_in("distributed.types", "NoWait"),
+    },
     "torchrec.distributed.embedding": _in(_SHARDERS, "EmbeddingCollectionSharder"),
     "torchrec.distributed.embeddingbag": _in(_SHARDERS, "EmbeddingBagCollectionSharder"),
+    "torchrec.inference.modules": _in(
+        "quant.inference",
+        *("DEFAULT_FUSED_PARAMS", "DEFAULT_QUANTIZATION_DTYPE", "DEFAULT_QUANT_MAPPING", "DEFAULT_SHARDERS"),
+        "trim_torch_package_prefix_from_typename",
+    ),
     "torchrec.distributed.model_parallel": {
         **_in(_MODEL, "DistributedModelParallel"),
+        **_in(_MODEL, "get_unwrapped_module"),
         **_in(_SHARDERS, "get_default_sharders"),
     },
     "torchrec.distributed.planner": {
@@ -163,16 +191,89 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         *("bytes_to_gb", "bytes_to_mb", "gb_to_bytes", "mb_to_bytes", "placement", "reset_shard_rank"),
         "sharder_name",
     ),
-    "torchrec.distributed.sharding_plan": _in(_SHARDERS, "get_default_sharders"),
+    "torchrec.distributed.sharding_plan": {
+        **_in(_SHARDERS, "get_default_sharders"),
+        **_in(_UTILS, "placement"),
+        **_in("distributed.sharding_plan", "ParameterShardingGenerator", "apply_to_all", "column_wise"),
+        **_in("distributed.sharding_plan", "construct_module_sharding_plan", "data_parallel"),
+        **_in("distributed.sharding_plan", "get_module_to_default_sharders", "grid_shard", "row_wise"),
+        **_in("distributed.sharding_plan", "get_sharding_constructor_from_type", "table_row_wise"),
+        **_in("distributed.sharding_plan", "table_wise"),
+    },
+    "torchrec.distributed.comm": _in(
+        "distributed.comm", "get_group_rank", "get_local_rank", "get_local_size", "get_num_groups"
+    ),
+    "torchrec.sparse.jagged_tensor": _in(_JAGGED, "ComputeJTDictToKJT", "ComputeKJTToJTDict", "kjt_is_equal"),
+    "torchrec.sparse.jagged_tensor_validator": _in(_JAGGED, "validate_keyed_jagged_tensor"),
     "torchrec.distributed.types": {
-        **_in("parallel.sharded_state", "ShardedTensor"),
-        **_in(_ESTIMATORS, "PipelineType"),
+        **_in("distributed.types", "BoundsCheckMode", "CacheAlgorithm", "ModuleShardingPlan", "NoWait"),
+        **_in("distributed.types", "PipelineType", "Shard", "ShardedTensor", "ShardedTensorMetadata"),
+        **_in("distributed.types", "TensorProperties", "get_tensor_size_bytes"),
         **_in(_CONSTRAINTS, "CacheParams"),
     },
+    "torchrec.distributed.utils": _in(
+        "distributed.utils",
+        *("add_prefix_to_state_dict", "append_prefix", "filter_state_dict", "none_throws"),
+    ),
+    "torchrec.datasets": {},
+    "torchrec.datasets.criteo": _in(
+        "datasets.criteo",
+        *("CAT_FEATURE_COUNT", "COLUMN_TYPE_CASTERS", "DAYS", "DEFAULT_CAT_NAMES", "DEFAULT_COLUMN_NAMES"),
+        *("DEFAULT_INT_NAMES", "DEFAULT_LABEL_NAME", "INT_FEATURE_COUNT", "TOTAL_TRAINING_SAMPLES"),
+        *("CriteoIterDataPipe", "InMemoryBinaryCriteoIterDataPipe", "criteo_kaggle", "criteo_terabyte"),
+    ),
+    "torchrec.datasets.random": _in("datasets.random", "RandomRecDataset"),
+    "torchrec.datasets.utils": _in("datasets.utils", "Batch", "Limit", "safe_cast"),
+    "torchrec.models": {},
+    "torchrec.models.deepfm": _in(
+        "models.deepfm", "DenseArch", "FMInteractionArch", "OverArch", "SimpleDeepFMNN", "SparseArch"
+    ),
+    "torchrec.models.dlrm": _in(
+        "models.dlrm",
+        *("DLRM", "DLRMTrain", "DLRM_DCN", "DLRM_Projection", "DenseArch", "InteractionArch"),
+        *("InteractionDCNArch", "InteractionProjectionArch", "OverArch", "SparseArch", "choose"),
+    ),
+    "torchrec.modules.activation": _in("modules.activation", "SwishLayerNorm"),
+    "torchrec.modules.crossnet": _in(
+        "modules.crossnet", "CrossNet", "LowRankCrossNet", "LowRankMixtureCrossNet", "VectorCrossNet"
+    ),
+    "torchrec.modules.deepfm": _in("modules.deepfm", "DeepFM", "FactorizationMachine"),
+    "torchrec.modules.embedding_configs": {
+        **_in("modules.embedding_configs", "DATA_TYPE_NUM_BITS", "data_type_to_dtype"),
+        **_in("modules.embedding_configs", "dtype_to_data_type"),
+        **_in(_TABLES, "BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig"),
+    },
+    "torchrec.modules.feature_processor": {
+        **_in(_PROCESSORS, "BaseFeatureProcessor"),
+        "PositionWeightedModule": f"{_PROCESSORS}:PositionWeightedModuleDict",
+        "PositionWeightedProcessor": f"{_PROCESSORS}:PositionWeightedModuleCollection",
+    },
+    "torchrec.modules.feature_processor_": _in(
+        _PROCESSORS,
+        *("FeatureProcessor", "FeatureProcessorsCollection", "PositionWeightedModule"),
+        "PositionWeightedModuleCollection",
+    ),
+    "torchrec.modules.fp_embedding_modules": _in(_PROCESSORS, "FeatureProcessedEmbeddingBagCollection"),
+    "torchrec.modules.mlp": _in("modules.mlp", "MLP", "Perceptron"),
+    "torchrec.modules.regroup": _in("modules.regroup", "KTRegroupAsDict"),
+    "torchrec.modules.utils": _in(
+        "modules.utils",
+        *("check_module_output_dimension", "extract_module_or_tensor_callable"),
+        *("get_module_output_dimension", "init_mlp_weights_xavier_uniform"),
+    ),
+    "torchrec.optim": {
+        **_in("optim.optimizers", "Adagrad", "Adam", "SGD"),
+        **_in("optim.warmup", "WarmupOptimizer", "WarmupPolicy", "WarmupStage"),
+    },
+    "torchrec.optim.clipping": _in("optim.clipping", "GradientClipping", "GradientClippingOptimizer"),
+    "torchrec.optim.optimizers": _in("optim.optimizers", "Adagrad", "Adam", "SGD"),
+    "torchrec.optim.warmup": _in("optim.warmup", "WarmupOptimizer", "WarmupPolicy", "WarmupStage"),
+    "torchrec.streamable": _in("streamable", "Multistreamable", "Pipelineable"),
 }
-"""TorchRec's module paths -> names of theirs -> the module of this package that has them."""
+"""TorchRec's module paths -> names of theirs -> the module of this package that has them, or `"module:name there"`."""
 
-_PATHS = sorted({*MODULES, *QUANTIZED, *ADAPTED})
+PATHS = sorted({*MODULES, *QUANTIZED, *ADAPTED})
+"""All of TorchRec's module paths that are here."""
 
 
 class _Names(ModuleType):
@@ -181,8 +282,10 @@ class _Names(ModuleType):
     __version__ = f"shardwright {shardwright.__version__}"
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # `from ... import *`
+            return _names(self.__name__)
         below = f"{self.__name__}.{name}"
-        if below in _PATHS and name not in _names(self.__name__):
+        if below in PATHS and name not in _names(self.__name__):
             return importlib.import_module(below)
         return find(self.__name__, name)
 
@@ -205,8 +308,8 @@ def find(module: str, name: str) -> Any:
     if name in QUANTIZED.get(module, ()):
         return getattr(importlib.import_module("shardwright_torchrec.quant"), QUANTIZED[module][name])
     if name in ADAPTED.get(module, ()):
-        own = importlib.import_module(f"shardwright_torchrec.{ADAPTED[module][name]}")
-        return getattr(own, name)
+        own, _, there = ADAPTED[module][name].partition(":")
+        return getattr(importlib.import_module(f"shardwright_torchrec.{own}"), there or name)
     hint = "" if name.startswith("__") else f" {_whereabouts(module, name)}"
     raise AttributeError(f"{module!r} is shardwright here, which has no {name!r} there.{hint}")
 
@@ -222,10 +325,10 @@ class _Finder(MetaPathFinder, Loader):
         """
         if fullname.partition(".")[0] != ROOT:
             return None
-        if fullname not in _PATHS:
+        if fullname not in PATHS:
             raise ModuleNotFoundError(
                 f"{ROOT!r} is shardwright here, which has nothing for {fullname!r}. "
-                f"Known: {', '.join(_PATHS)}.{_nearest(fullname, _PATHS)} "
+                f"Known: {', '.join(PATHS)}.{_nearest(fullname, PATHS)} "
                 f"shardwright_torchrec.uninstall() gives the name back to TorchRec.",
                 name=fullname,
             )
@@ -289,12 +392,12 @@ def _imported() -> Iterator[str]:
 
 
 def _is_package(name: str) -> bool:
-    return any(other.startswith(f"{name}.") for other in _PATHS)
+    return any(other.startswith(f"{name}.") for other in PATHS)
 
 
 def _whereabouts(module: str, name: str) -> str:
     """Name the modules that have a name, or the names of a module with the nearest."""
-    elsewhere = [path for path in _PATHS if name in _names(path)]
+    elsewhere = [path for path in PATHS if name in _names(path)]
     if elsewhere:
         return f"It is in {', '.join(elsewhere)}."
     return f"Known: {', '.join(sorted(_names(module))) or 'none'}.{_nearest(name, _names(module))}"

@@ -143,21 +143,22 @@ def killed_on_the_way(victim: int, piece: int) -> tuple[str, bool]:
     )
 
 
-def counted_exchanges(piece_bytes: int) -> tuple[int, int]:
-    """How many exchanges of rows a resharding makes, and the most bytes that one sends or receives."""
+def counted_exchanges(piece_bytes: int) -> tuple[int, int, int]:
+    """How many exchanges of rows a resharding makes, the most bytes of one, and in how many places of memory."""
     model, dense = model_of("row_wise", 1)
-    sizes: list[int] = []
+    pieces: list[Any] = []  # held, so that no memory is another piece's by chance
     communicator: Communicator = model.env.communicator
     original = communicator.all_to_all
 
     def counted(output: Any, input: Any, *splits: Any, label: str = "") -> Any:
         if label == LABEL:
-            sizes.append(max(output.numel(), input.numel()))
+            pieces.append((output, input))
         return original(output, input, *splits, label=label)
 
     with mock.patch.object(communicator, "all_to_all", counted):
         model.reshard(plan_of("column_wise"), dense, piece_bytes=piece_bytes)
-    return len(sizes), max(sizes)
+    places = {tensor.data_ptr() for pair in pieces for tensor in pair if tensor.numel()}
+    return len(pieces), max(max(map(len, pair)) for pair in pieces), len(places)
 
 
 def stated(cut: str, kernel: str, model: Any) -> sw.ShardingPlan:

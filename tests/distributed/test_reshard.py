@@ -65,10 +65,13 @@ def test_optimizer_that_was_forgotten_is_asked_for_on_all_ranks(pool: RankPool):
         assert "no optimizer that was given has its old ones" in text
 
 
-def test_exchanges_are_bounded(pool: RankPool):
-    for count, most in pool.run(workers.counted_exchanges, 2, 1 << 12, timeout_s=WAIT_S):
+def test_exchanges_are_bounded_and_share_their_memory(pool: RankPool):
+    for count, most, places in pool.run(workers.counted_exchanges, 2, 1 << 12, timeout_s=WAIT_S):
         assert count > 10
         assert most <= 1 << 12
+        assert (
+            places <= 6
+        )  # what is sent and what is received: larger ones where a piece is larger than all before
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,17 @@ ROOT = Path(__file__).parents[1]
 # Strings in core that are equal to the name of a built-in and mean something else, and what they mean.
 HOMONYMS = {
     ("core/shardwright/optim/fused.py", "fused"): "a keyword of torch's own optimizers",
+    **{
+        (
+            "core/shardwright/planning/tables/optimizers.py",
+            name,
+        ): "a name of FBGEMM's, which has other spellings"
+        for name in ("sgd", "adagrad", "row_wise_adagrad", "adam", "partial_row_wise_adam", "lars")
+    },
+    **{
+        ("core/shardwright/optim/fused.py", name): "the name in specifications of an optimizer of torch's"
+        for name in ("sgd", "adagrad", "row_wise_adagrad", "adam")
+    },
     ("core/shardwright/runtime/checkpoint/saving.py", "checkpoint"): "where ranks meet before they save one",
 }
 # Words that leave a docstring's reader to find the noun, and an argument without a subject.

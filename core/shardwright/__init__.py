@@ -40,9 +40,11 @@ _MODULE_OF_NAME: dict[str, str] = {
             "Estimator",
             "KernelRequest",
             "Offered",
+            "Optimizer",
             "Partitioner",
             "Proposals",
             "Proposer",
+            "RowRule",
             "ShardingType",
             "Work",
         ),
@@ -134,7 +136,10 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.runtime.sharded.clipping": ("clip_grad_norm_", "clip_grad_value_"),
         "shardwright.runtime.sharded.dmp_collection": ("DMPCollection",),
         "shardwright.contracts.lookup": ("Bags", "BlockSpec", "Lookup"),
-        "shardwright.runtime.sharded.model_parallel": ("DistributedModelParallel",),
+        "shardwright.runtime.sharded.model_parallel": (
+            "DefaultDataParallelWrapper",
+            "DistributedModelParallel",
+        ),
         "shardwright.runtime.routed.direct": ("DirectReturn",),
         "shardwright.runtime.routed.return_path": ("ReturnPath", "ReturnStep"),
         "shardwright.runtime.sharded.sharders": (

@@ -10,9 +10,11 @@ from shardwright.contracts import EmbeddingComputeKernel as EmbeddingComputeKern
 from shardwright.contracts import Estimator as Estimator
 from shardwright.contracts import KernelRequest as KernelRequest
 from shardwright.contracts import Offered as Offered
+from shardwright.contracts import Optimizer as Optimizer
 from shardwright.contracts import Partitioner as Partitioner
 from shardwright.contracts import Proposals as Proposals
 from shardwright.contracts import Proposer as Proposer
+from shardwright.contracts import RowRule as RowRule
 from shardwright.contracts import ShardingType as ShardingType
 from shardwright.contracts import Work as Work
 from shardwright.contracts.lookup import Bags as Bags
@@ -134,6 +136,7 @@ from shardwright.runtime.routed.return_path import ReturnStep as ReturnStep
 from shardwright.runtime.sharded.clipping import clip_grad_norm_ as clip_grad_norm_
 from shardwright.runtime.sharded.clipping import clip_grad_value_ as clip_grad_value_
 from shardwright.runtime.sharded.dmp_collection import DMPCollection as DMPCollection
+from shardwright.runtime.sharded.model_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
 from shardwright.runtime.sharded.model_parallel import DistributedModelParallel as DistributedModelParallel
 from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
 from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder

@@ -36,6 +36,7 @@ from shardwright.contracts import (
     CommBackend,
     ComputeKernel,
     Estimator,
+    Optimizer,
     Partitioner,
     Proposer,
     ShardingType,
@@ -51,6 +52,7 @@ __all__ = [
     "shardwright_commands",
     "shardwright_compute_kernels",
     "shardwright_estimators",
+    "shardwright_optimizers",
     "shardwright_partitioners",
     "shardwright_proposers",
     "shardwright_sharding_types",
@@ -101,6 +103,15 @@ def shardwright_compute_kernels() -> Sequence[type[ComputeKernel] | ComputeKerne
 
     Implement it for a new device, cache, precision or optimizer. Kernels declare what they support, so that
     the planner and the runtime find them by what is needed and not by name.
+    """
+
+
+@hookspec
+def shardwright_optimizers() -> Sequence[type[Optimizer] | Optimizer]:  # type: ignore[empty-body]
+    """Offer optimizers of embedding rows: their states, and the update of a row as array code.
+
+    Implement it for a new optimizer. Every kernel that runs registered optimizers trains with it, under every sharding
+    type; memory, state dicts and checkpoints follow.
     """
 
 
@@ -171,6 +182,14 @@ KINDS: Final[tuple[Kind[Any], ...]] = (
         kit="compute_kernels.ComputeKernelTests",
         template="compute_kernel",
         page="compute_kernel.md",
+    ),
+    Kind(
+        "optimizer",
+        hook="shardwright_optimizers",
+        contract=Optimizer,
+        kit="optimizers.OptimizerTests",
+        template="optimizer",
+        page="optimizer.md",
     ),
     Kind(
         "comm_backend",

@@ -86,7 +86,8 @@ def test_install_serves_what_is_bent_to_torchrecs_ways(module: str) -> None:
     names = importlib.import_module(module)
     for name, own in ADAPTED[module].items():
         served = getattr(names, name)
-        assert served is getattr(importlib.import_module(f"shardwright_torchrec.{own}"), name)
+        path, _, there = own.partition(":")
+        assert served is getattr(importlib.import_module(f"shardwright_torchrec.{path}"), there or name)
         assert name in dir(names)
         ours = None if module in INTERFACES else getattr(shardwright, name, None)
         assert not isinstance(ours, type) or issubclass(served, ours)
@@ -97,7 +98,7 @@ def test_install_submodules_are_attributes_as_in_torchrec() -> None:
     import torchrec
 
     assert issubclass(torchrec.distributed.DistributedModelParallel, shardwright.DistributedModelParallel)
-    assert torchrec.distributed.planner.types.Topology is shardwright.Topology
+    assert issubclass(torchrec.distributed.planner.types.Topology, shardwright.Topology)
 
 
 @pytest.mark.usefixtures("installed")
@@ -110,7 +111,7 @@ def test_install_what_is_missing_says_so_with_the_nearest() -> None:
         importlib.import_module("torchrec.distributed.embeddin")
     with pytest.raises(AttributeError, match="Did you mean 'KeyedTensor'"):
         _ = torchrec.KeyedTensr
-    with pytest.raises(AttributeError, match=r"It is in torchrec\.distributed\.types"):
+    with pytest.raises(AttributeError, match=r"It is in .*torchrec\.distributed\.types"):
         _ = torchrec.ShardingType
     assert not hasattr(torchrec, "__file__")
 

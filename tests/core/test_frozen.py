@@ -33,6 +33,7 @@ PUBLIC_NAMES = """
     DMPCollection
     DataType
     Dataflow
+    DefaultDataParallelWrapper
     DirectReturn
     DistributedError
     DistributedModelParallel
@@ -112,6 +113,7 @@ PUBLIC_NAMES = """
     ReturnStep
     Routed
     RowMap
+    RowRule
     RowPart
     RowWiseAdagrad
     RowsModulo
@@ -168,6 +170,7 @@ CONTRACTS = """
     KernelRequest
     Offered
     Proposals
+    RowRule
     Work
 """
 

@@ -19,20 +19,23 @@ from collections.abc import Sequence
 from shardwright import hookspecs
 from shardwright.host.offers import Kind
 
-class Optimizer(ABC):
+class InputTransform(ABC):
     api, aliases = 1, ()
 
     @abstractmethod
     def update(self): ...
 
 @hookspecs.hookspec
-def shardwright_optimizers() -> "Sequence[type[Optimizer] | Optimizer]":
-    'Offer optimizers.'
+def shardwright_input_transforms() -> "Sequence[type[InputTransform] | InputTransform]":
+    'Offer input transforms.'
 
 folder = sys.argv[1]
-hookspecs.shardwright_optimizers = shardwright_optimizers
+hookspecs.shardwright_input_transforms = shardwright_input_transforms
 hookspecs.KINDS += (
-    Kind("optimizer", "shardwright_optimizers", Optimizer, "optimizers.OptimizerTests", folder, folder + "/page.md"),
+    Kind(
+        "input_transform", "shardwright_input_transforms", InputTransform, "input_transforms.InputTransformTests",
+        folder, folder + "/page.md",
+    ),
 )
 acme = types.ModuleType("acme")
 sys.modules["acme"] = acme
@@ -42,7 +45,7 @@ exec(
     '    name = "momentum"\\n'
     '    def update(self): ...\\n'
     '@sw.hookimpl\\n'
-    'def shardwright_optimizers(): return [Momentum]\\n',
+    'def shardwright_input_transforms(): return [Momentum]\\n',
     acme.__dict__,
 )
 """
@@ -62,15 +65,15 @@ with mock.patch("importlib.metadata.entry_points", lambda **_: points):
     from shardwright.cli import app
     from shardwright import testing
 
-    registry = shardwright.host.host().optimizers
-    shown("plugin", "new", "adam_like", "--kind", "optimizer", "--output", folder + "/out")
+    registry = shardwright.host.host().input_transforms
+    shown("plugin", "new", "adam_like", "--kind", "input_transform", "--output", folder + "/out")
     print(json.dumps({
         "names": registry.names,
-        "by contract": registry is shardwright.host.host().registry_of(Optimizer),
-        "fingerprint": "optimizers:momentum" in repr(shardwright.host.host().fingerprint()),
+        "by contract": registry is shardwright.host.host().registry_of(InputTransform),
+        "fingerprint": "input_transforms:momentum" in repr(shardwright.host.host().fingerprint()),
         "listed": shown("plugins"),
         "in full": shown("plugins", "momentum"),
-        "kit": testing._MODULE_OF_NAME["OptimizerTests"],
+        "kit": testing._MODULE_OF_NAME["InputTransformTests"],
         "kinds": shown("plugin", "new", "--help"),
     }))
 """
@@ -80,7 +83,7 @@ with mock.patch("importlib.metadata.entry_points", lambda **_: points):
 def row(tmp_path: Path) -> Path:
     """A folder with the files that a row names: what a plugin begins with, and the page."""
     (tmp_path / "__init__.py.txt").write_text("class CLASS:\n    name = 'NAME'\n")
-    (tmp_path / "page.md").write_text("# Optimizer\n")
+    (tmp_path / "page.md").write_text("# Input transform\n")
     return tmp_path
 
 
@@ -91,28 +94,32 @@ def test_new_row_is_a_kind_everywhere(run_python: Any, row: Path) -> None:
     assert found["names"] == ["momentum"]
     assert found["by contract"]
     assert found["fingerprint"]
-    assert "optimizers  momentum  loaded  acme" in " ".join(found["listed"].split()).replace(" ", "  ")
+    assert "input_transforms  momentum  loaded  acme" in " ".join(found["listed"].split()).replace(" ", "  ")
     assert f"docs of the kind {row}/page.md" in " ".join(found["in full"].split())
     assert "update" not in found["in full"]
-    assert found["kit"] == "optimizers"
-    assert "optimizer" in found["kinds"]
+    assert found["kit"] == "input_transforms"
+    assert "input_transform" in found["kinds"]
     package = row / "out/shardwright_adam_like/__init__.py"
     assert package.read_text() == "class AdamLike:\n    name = 'adam_like'\n"
     assert (
-        "from shardwright.testing import OptimizerTests" in (row / "out/tests/test_adam_like.py").read_text()
+        "from shardwright.testing import InputTransformTests"
+        in (row / "out/tests/test_adam_like.py").read_text()
     )
 
 
 def test_new_row_is_in_the_readme(run_python: Any, row: Path) -> None:
     source = "from tests import readme\nprint(readme.with_kinds(readme.README.read_text()))"
     kinds = NEW_KIND.replace("hookspecs.KINDS += (", "hookspecs.KINDS = (").replace(
-        'folder + "/page.md"', '"optimizer.md"'
+        'folder + "/page.md"', '"input_transform.md"'
     )
     done = run_python("-c", kinds + source, str(row), PYTHONPATH=str(readme.README.parent))
     assert done.returncode == 0, done.stderr
-    assert "def shardwright_optimizers() -> Sequence[type[Optimizer] | Optimizer]\n```" in done.stdout
     assert (
-        "how to test it:\n[optimizers](core/shardwright/docs/authors/optimizer.md).\n[Versions]"
+        "def shardwright_input_transforms() -> Sequence[type[InputTransform] | InputTransform]\n```"
+        in done.stdout
+    )
+    assert (
+        "how to test it:\n[input transforms](core/shardwright/docs/authors/input_transform.md).\n[Versions]"
         in done.stdout
     )
 

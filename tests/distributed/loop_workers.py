@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from shardwright import (
+    DefaultDataParallelWrapper,
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbeddingCollection,
@@ -535,3 +536,93 @@ def _towers() -> DistributedModelParallel:
     topology = Topology(world_size=dist.get_world_size(), compute_device="cpu")
     plan = EmbeddingShardingPlanner(topology, batch_size=6).collective_plan(module, sharders)
     return DistributedModelParallel(module, plan=plan, sharders=sharders, device="cpu")
+
+
+# What PyTorch offers around the dense part
+
+
+class Parts(nn.Module):
+    """A model with two dense layers, one of which every other rank and step leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clicks = workers.clicks()
+        self.head = nn.Linear(1, 1)
+
+    def forward(self, features: KeyedJaggedTensor, *, uses_head: bool = True) -> torch.Tensor:
+        output = self.clicks(features)
+        return self.head(output.unsqueeze(1)).squeeze(1) if uses_head else output
+
+
+def dense_options(
+    wrapper: DefaultDataParallelWrapper, *, drops_head: bool
+) -> tuple[list[bool], dict[str, Any]]:
+    """Train with options of the wrapper; whether dense parameters are equal on all ranks, and the wrapper's options."""
+    torch.manual_seed(7)
+    module, env = Parts(), ShardingEnv.from_process_group()
+    sharders = [EmbeddingBagCollectionSharder(fused_params=workers.FUSED)]
+    plan = workers.planner(env.world_size, TYPES).collective_plan(module, sharders)
+    model = DistributedModelParallel(module, env, "cpu", plan, sharders, data_parallel_wrapper=wrapper)
+    optimizer = dense_optimizer(model)
+    before = model.module.head.weight.detach().clone()
+    for step in range(4):
+        optimizer.zero_grad()
+        rank = dist.get_rank()
+        output = model(workers.batch(step, rank), uses_head=not drops_head or (step + rank) % 2 == 0)
+        output.square().mean().backward()
+        optimizer.step()
+    told: list[Any] = [None] * env.world_size
+    dense = {name: value for name, value in model.state_dict().items() if "bags" not in name}
+    dist.all_gather_object(told, dense)
+    (own,) = model._wrapper
+    equal = [torch.equal(dense[name], other[name]) for other in told for name in dense]
+    changed = not torch.equal(before, model.module.head.weight)
+    return [*equal, changed], {
+        "static_graph": own.static_graph,
+        "find_unused_parameters": own.find_unused_parameters,
+        "bucket_bytes": own.bucket_bytes_cap,
+    }
+
+
+def fully_sharded(what: str) -> State | str:
+    """Give parts of a model to `fully_shard` and train; returns its whole state, or the error.
+
+    Args:
+        what: "dense": the dense layer; "root": everything; "rest": everything but tables.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = model_of(is_averaged=False)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if what == "root":
+        return error_of(lambda: fully_shard(model, mesh=mesh))
+    if what == "dense":
+        fully_shard(model.module.over, mesh=mesh)
+    else:
+        tables = in_backward_optimizer_filter(model.named_parameters(), include=True)
+        fully_shard(model.module, mesh=mesh, ignored_params={own for _, own in tables})
+    train(model, range(3), torch.optim.SGD(model.module.over.parameters(), lr=workers.LEARNING_RATE))
+    state = model.state_dict()
+    return {name: value.full_tensor() if "over" in name else value for name, value in state.items()}
+
+
+def checkpointed_and_autocast(how: str) -> tuple[State, float]:
+    """Train with activation checkpoints or bfloat16 in the dense part; returns the state and the last loss."""
+    from torch.utils.checkpoint import checkpoint
+
+    module = workers.clicks()
+    model = model_of(module=module)
+    optimizer, rank = dense_optimizer(model), dist.get_rank()
+    if how == "checkpoint":
+        over = module.over.forward
+        module.over.forward = lambda values: checkpoint(over, values, use_reentrant=False)
+    for step in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+            output = model(workers.batch(step, rank))
+        assert output.dtype == (torch.bfloat16 if how == "autocast" else torch.float32)
+        loss = output.float().square().mean()
+        loss.backward()
+        optimizer.step()
+    return model.state_dict(), float(loss)

@@ -9,6 +9,7 @@ from tests.distributed.test_training import assert_same_state, unsharded_after
 from tests.equality import Case
 from tests.plugins.test_equality import tables_of
 
+from shardwright import DefaultDataParallelWrapper, InvalidInputError
 from shardwright.testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
@@ -269,3 +270,58 @@ def test_compiled_model_trains_exactly_as_the_model_does(pool: RankPool, how: st
     for (plain, compiled), num_graphs in pool.run(loop_workers.compiled, 2, how, STEPS, timeout_s=110):
         assert num_graphs >= 1
         torch.testing.assert_close(compiled, plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "drops_head"),
+    [
+        (DefaultDataParallelWrapper(find_unused_parameters=True), True),
+        (DefaultDataParallelWrapper(static_graph=True, bucket_cap_mb=1), False),
+    ],
+)
+def test_options_of_the_data_parallel_wrapper_reach_it_and_train(
+    pool: RankPool, wrapper: DefaultDataParallelWrapper, drops_head: bool
+) -> None:
+    for equal, options in pool.run(loop_workers.dense_options, 2, wrapper, drops_head=drops_head):
+        assert all(equal)
+        assert options == {
+            "static_graph": wrapper.static_graph,
+            "find_unused_parameters": wrapper.find_unused_parameters,
+            "bucket_bytes": wrapper.bucket_cap_mb * 2**20,
+        }
+
+
+def test_options_that_follow_from_the_model_are_refused() -> None:
+    with pytest.raises(
+        InvalidInputError, match="ddp_kwargs has 'process_group', which follow from the model"
+    ):
+        DefaultDataParallelWrapper(ddp_kwargs={"process_group": None})
+
+
+@pytest.mark.parametrize("what", ["dense", "rest"])
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_fully_sharded_dense_modules_train_as_one_process(pool: RankPool, what: str) -> None:
+    expected = unsharded_after(range(3), 2)[0].state_dict()
+    for state in pool.run(loop_workers.fully_sharded, 2, what):
+        assert_same_state(state, expected)
+
+
+def test_fully_shard_of_the_whole_model_is_refused_on_all_ranks(pool: RankPool) -> None:
+    for text in pool.run(loop_workers.fully_sharded, 2, "root"):
+        assert text.startswith(
+            "UnsupportedError: fully_shard was given a module around table 'sparse.bags.user'"
+        )
+        assert "init_data_parallel=False" in text
+
+
+def test_activation_checkpoints_train_as_one_process(pool: RankPool) -> None:
+    expected = unsharded_after(range(3), 2)[0].state_dict()
+    for state, _ in pool.run(loop_workers.checkpointed_and_autocast, 2, "checkpoint"):
+        assert_same_state(state, expected)
+
+
+def test_autocast_to_bfloat16_trains_near_one_process(pool: RankPool) -> None:
+    expected = unsharded_after(range(3), 2)[0].state_dict()
+    for state, _ in pool.run(loop_workers.checkpointed_and_autocast, 2, "autocast"):
+        for name, value in expected.items():  # bfloat16 has 8 bits
+            torch.testing.assert_close(state[name], value, rtol=0.02, atol=0.02)

@@ -47,10 +47,13 @@ def _shown(value: Any) -> str:
 
 
 def _methods(contract: type) -> Iterator[str]:
-    for name, member in vars(contract).items():
+    for name, own in vars(contract).items():
+        member = own.__func__ if isinstance(own, staticmethod) else own
         if name.startswith("_") or not inspect.isfunction(member):
             continue
         needed = "    # needed" if getattr(member, "__isabstractmethod__", False) else ""
+        if isinstance(own, staticmethod):
+            yield "    @staticmethod"
         yield f"    def {name}{inspect.signature(member)}{needed}".replace("'", "")
 
 

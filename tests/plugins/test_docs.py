@@ -203,3 +203,13 @@ def test_docs_are_all_linked_from_the_readme() -> None:
     text = readme.README.read_text()
     root = readme.README.parent
     assert [page.name for page in PAGES if f"]({page.relative_to(root)})" not in text] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["averages.py", "export.py"])
+def test_docs_training_loops_examples_run(tmp_path: Path, name: str) -> None:
+    page = CORE_DOCS / "training_loops.md"
+    (tmp_path / name).write_text(readme.source(name, page))
+    done = stranger.run_python(str(tmp_path / name))
+    assert done.returncode == 0, done.stderr
+    assert name == "averages.py" or done.stdout == readme.output_of(name, page)

@@ -75,3 +75,9 @@ def test_ranks_text_has_each_run_of_neighbours_as_one() -> None:
     assert ranks_text(range(496, 504)) == "496-503"
     assert ranks_text([*range(496, 504), *range(8, 16), 3, 3, 4]) == "496-503,8-15,3,3-4"
     assert ranks_text([]) == ""
+
+
+def test_plan_of_a_module_is_its_part_of_the_whole_text(plan: sw.ShardingPlan) -> None:
+    (path,) = plan.plan
+    assert str(plan).split("\n", 1)[1] == str(plan.plan[path])
+    assert str(plan.plan[path]).startswith("  table ")

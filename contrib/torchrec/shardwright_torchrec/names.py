@@ -41,16 +41,16 @@ MODULES: Mapping[str, Sequence[str]] = {
         *_LOOPS,
     ),
     "torchrec.distributed.embedding": ("ShardedEmbeddingCollection",),
-    "torchrec.distributed.embedding_types": ("EmbeddingComputeKernel", "ModuleSharder"),
+    "torchrec.distributed.embedding_types": ("EmbeddingComputeKernel", "ModuleSharder", "ShardingType"),
     "torchrec.distributed.embeddingbag": ("ShardedEmbeddingBagCollection",),
     "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
-    "torchrec.distributed.planner": ("ParameterConstraints", "Topology"),
     "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
-    "torchrec.distributed.planner.types": ("ParameterConstraints", "StorageReservation", "Topology"),
+    "torchrec.distributed.planner.types": ("StorageReservation",),
     "torchrec.distributed.train_pipeline": _LOOPS,
+    "torchrec.distributed.train_pipeline.train_pipelines": _LOOPS,
     "torchrec.distributed.types": (
-        *("Awaitable", "CacheParams", "CacheStatistics", "LazyAwaitable", "ModuleSharder"),
-        *("ShardingEnv", "ShardingType", *_PLANS),
+        *("Awaitable", "CacheStatistics", "LazyAwaitable", "ModuleSharder"),
+        *("DataType", "EnumerableShardingSpec", "ShardingEnv", "ShardingType", *_PLANS),
     ),
     "torchrec.modules": (),
     "torchrec.modules.embedding_configs": _CONFIGS,
@@ -62,6 +62,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "torchrec.optim.rowwise_adagrad": ("RowWiseAdagrad",),
     "torchrec.sparse": (),
     "torchrec.sparse.jagged_tensor": _SPARSE,
+    "torchrec.types": ("DataType",),
 }
 """TorchRec 1.8's module paths -> the names of theirs that shardwright has."""
 
@@ -97,6 +98,8 @@ _MODEL, _SHARDERS, _PLANNERS = "parallel.model_parallel", "parallel.sharders", "
 
 _ENUMERATORS, _PARTITIONERS = "planner.enumerators", "planner.partitioners"
 _PROPOSERS, _ESTIMATORS, _STATS = "planner.proposers", "planner.shard_estimators", "planner.stats"
+_PROCESSORS = "modules.feature_processors"
+_TOPOLOGIES, _CONSTRAINTS = "planner.topologies", "parallel.constraints"
 _PLANNER_TYPES, _UTILS, _RESERVED = "planner.types", "planner.utils", "planner.storage_reservations"
 
 
@@ -115,6 +118,8 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     },
     "torchrec.distributed.planner": {
         **_in(_PLANNERS, "EmbeddingShardingPlanner"),
+        **_in(_TOPOLOGIES, "Topology"),
+        **_in(_CONSTRAINTS, "ParameterConstraints"),
         **_in(_UTILS, "bytes_to_gb", "sharder_name"),
     },
     "torchrec.distributed.planner.constants": _in(
@@ -146,24 +151,97 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         *("FixedPercentageStorageReservation", "HeuristicalStorageReservation"),
         "InferenceStorageReservation",
     ),
-    "torchrec.distributed.planner.types": _in(
-        _PLANNER_TYPES,
-        *("DeviceHardware", "Enumerator", "PartitionByType", "Partitioner", "Perf", "PerfModel"),
-        *("PlanDebugStats", "PlannerError", "PlannerErrorType", "Proposer", "Shard", "ShardEstimator"),
-        *("ShardingOption", "Stats", "Storage"),
-    ),
+    "torchrec.distributed.planner.types": {
+        **_in(
+            _PLANNER_TYPES,
+            *("DeviceHardware", "Enumerator", "PartitionByType", "Partitioner", "Perf", "PerfModel"),
+            *("PlanDebugStats", "PlannerError", "PlannerErrorType", "Proposer", "Shard", "ShardEstimator"),
+            *("ShardingOption", "Stats", "Storage"),
+        ),
+        **_in(_TOPOLOGIES, "Topology"),
+        **_in(_CONSTRAINTS, "ParameterConstraints"),
+    },
     "torchrec.distributed.planner.utils": _in(
         _UTILS,
         *("bytes_to_gb", "bytes_to_mb", "gb_to_bytes", "mb_to_bytes", "placement", "reset_shard_rank"),
         "sharder_name",
     ),
-    "torchrec.distributed.sharding_plan": _in(_SHARDERS, "get_default_sharders"),
-    "torchrec.distributed.types": {
-        **_in("parallel.sharded_state", "ShardedTensor"),
-        **_in(_ESTIMATORS, "PipelineType"),
+    "torchrec.distributed.sharding_plan": {
+        **_in(_SHARDERS, "get_default_sharders"),
+        **_in(_UTILS, "placement"),
+        **_in("distributed.sharding_plan", "ParameterShardingGenerator", "apply_to_all", "column_wise"),
+        **_in("distributed.sharding_plan", "construct_module_sharding_plan", "data_parallel"),
+        **_in("distributed.sharding_plan", "get_module_to_default_sharders", "grid_shard", "row_wise"),
+        **_in("distributed.sharding_plan", "get_sharding_constructor_from_type", "table_row_wise"),
+        **_in("distributed.sharding_plan", "table_wise"),
     },
+    "torchrec.distributed.comm": _in(
+        "distributed.comm", "get_group_rank", "get_local_rank", "get_local_size", "get_num_groups"
+    ),
+    "torchrec.distributed.types": {
+        **_in("distributed.types", "BoundsCheckMode", "CacheAlgorithm", "ModuleShardingPlan", "NoWait"),
+        **_in("distributed.types", "PipelineType", "Shard", "ShardedTensor", "ShardedTensorMetadata"),
+        **_in("distributed.types", "TensorProperties", "get_tensor_size_bytes"),
+        **_in(_CONSTRAINTS, "CacheParams"),
+    },
+    "torchrec.distributed.utils": _in(
+        "distributed.utils",
+        *("add_prefix_to_state_dict", "append_prefix", "filter_state_dict", "none_throws"),
+    ),
+    "torchrec.datasets": {},
+    "torchrec.datasets.criteo": _in(
+        "datasets.criteo",
+        *("CAT_FEATURE_COUNT", "COLUMN_TYPE_CASTERS", "DAYS", "DEFAULT_CAT_NAMES", "DEFAULT_COLUMN_NAMES"),
+        *("DEFAULT_INT_NAMES", "DEFAULT_LABEL_NAME", "INT_FEATURE_COUNT", "TOTAL_TRAINING_SAMPLES"),
+        *("CriteoIterDataPipe", "InMemoryBinaryCriteoIterDataPipe", "criteo_kaggle", "criteo_terabyte"),
+    ),
+    "torchrec.datasets.random": _in("datasets.random", "RandomRecDataset"),
+    "torchrec.datasets.utils": _in("datasets.utils", "Batch", "Limit", "safe_cast"),
+    "torchrec.models": {},
+    "torchrec.models.deepfm": _in(
+        "models.deepfm", "DenseArch", "FMInteractionArch", "OverArch", "SimpleDeepFMNN", "SparseArch"
+    ),
+    "torchrec.models.dlrm": _in(
+        "models.dlrm",
+        *("DLRM", "DLRMTrain", "DLRM_DCN", "DLRM_Projection", "DenseArch", "InteractionArch"),
+        *("InteractionDCNArch", "InteractionProjectionArch", "OverArch", "SparseArch", "choose"),
+    ),
+    "torchrec.modules.activation": _in("modules.activation", "SwishLayerNorm"),
+    "torchrec.modules.crossnet": _in(
+        "modules.crossnet", "CrossNet", "LowRankCrossNet", "LowRankMixtureCrossNet", "VectorCrossNet"
+    ),
+    "torchrec.modules.deepfm": _in("modules.deepfm", "DeepFM", "FactorizationMachine"),
+    "torchrec.modules.embedding_configs": _in(
+        "modules.embedding_configs", "DATA_TYPE_NUM_BITS", "data_type_to_dtype", "dtype_to_data_type"
+    ),
+    "torchrec.modules.feature_processor": {
+        **_in(_PROCESSORS, "BaseFeatureProcessor"),
+        "PositionWeightedModule": f"{_PROCESSORS}:PositionWeightedModuleDict",
+        "PositionWeightedProcessor": f"{_PROCESSORS}:PositionWeightedModuleCollection",
+    },
+    "torchrec.modules.feature_processor_": _in(
+        _PROCESSORS,
+        *("FeatureProcessor", "FeatureProcessorsCollection", "PositionWeightedModule"),
+        "PositionWeightedModuleCollection",
+    ),
+    "torchrec.modules.fp_embedding_modules": _in(_PROCESSORS, "FeatureProcessedEmbeddingBagCollection"),
+    "torchrec.modules.mlp": _in("modules.mlp", "MLP", "Perceptron"),
+    "torchrec.modules.regroup": _in("modules.regroup", "KTRegroupAsDict"),
+    "torchrec.modules.utils": _in(
+        "modules.utils",
+        *("check_module_output_dimension", "extract_module_or_tensor_callable"),
+        *("get_module_output_dimension", "init_mlp_weights_xavier_uniform"),
+    ),
+    "torchrec.optim": {
+        **_in("optim.optimizers", "Adagrad", "Adam", "SGD"),
+        **_in("optim.warmup", "WarmupOptimizer", "WarmupPolicy", "WarmupStage"),
+    },
+    "torchrec.optim.clipping": _in("optim.clipping", "GradientClipping", "GradientClippingOptimizer"),
+    "torchrec.optim.optimizers": _in("optim.optimizers", "Adagrad", "Adam", "SGD"),
+    "torchrec.optim.warmup": _in("optim.warmup", "WarmupOptimizer", "WarmupPolicy", "WarmupStage"),
+    "torchrec.streamable": _in("streamable", "Multistreamable", "Pipelineable"),
 }
-"""TorchRec's module paths -> names of theirs -> the module of this package that has them."""
+"""TorchRec's module paths -> names of theirs -> the module of this package that has them, or `"module:name there"`."""
 
 _PATHS = sorted({*MODULES, *QUANTIZED, *ADAPTED})
 
@@ -174,6 +252,8 @@ class _Names(ModuleType):
     __version__ = f"shardwright {shardwright.__version__}"
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # `from ... import *`
+            return _names(self.__name__)
         below = f"{self.__name__}.{name}"
         if below in _PATHS and name not in _names(self.__name__):
             return importlib.import_module(below)
@@ -198,8 +278,8 @@ def find(module: str, name: str) -> Any:
     if name in QUANTIZED.get(module, ()):
         return getattr(importlib.import_module("shardwright_torchrec.quant"), QUANTIZED[module][name])
     if name in ADAPTED.get(module, ()):
-        own = importlib.import_module(f"shardwright_torchrec.{ADAPTED[module][name]}")
-        return getattr(own, name)
+        own, _, there = ADAPTED[module][name].partition(":")
+        return getattr(importlib.import_module(f"shardwright_torchrec.{own}"), there or name)
     hint = "" if name.startswith("__") else f" {_whereabouts(module, name)}"
     raise AttributeError(f"{module!r} is shardwright here, which has no {name!r} there.{hint}")
 

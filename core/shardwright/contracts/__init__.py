@@ -5,6 +5,7 @@ from shardwright.contracts.comm_backend import CommBackend, Communicator, Work
 from shardwright.contracts.command import Command
 from shardwright.contracts.compute_kernel import ComputeKernel, EmbeddingComputeKernel, KernelRequest
 from shardwright.contracts.estimator import Estimator
+from shardwright.contracts.optimizer import Optimizer, RowRule
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.contracts.sharding_type import Offered, ShardingType
@@ -20,9 +21,11 @@ __all__ = [
     "Estimator",
     "KernelRequest",
     "Offered",
+    "Optimizer",
     "Partitioner",
     "Proposals",
     "Proposer",
+    "RowRule",
     "ShardingType",
     "Work",
 ]

@@ -25,6 +25,7 @@ from shardwright.contracts import (
     CommBackend,
     ComputeKernel,
     Estimator,
+    Optimizer,
     Partitioner,
     Proposer,
     ShardingType,
@@ -72,6 +73,7 @@ class PluginHost:
     partitioners: Registry[Partitioner]
     compute_kernels: Registry[ComputeKernel]
     comm_backends: Registry[CommBackend]
+    optimizers: Registry[Optimizer]
     codecs: Registry[Codec]
     commands: Registry[Command]
 

@@ -145,6 +145,8 @@ class EmbeddingBagCollection(TableCollection):
             InvalidInputError: an id is out of range, the collection is weighted and the input is not, or features have
                 different batch sizes and the input no inverse indices.
         """
+        if isinstance(features, KeyedJaggedTensor) and features.values().is_meta:
+            return self._on_meta(features)
         bags_by_feature = _bags_by_feature(type(self).__name__, features, self.tables)
         places = _places_of_examples(features, self._embedding_bag_configs)
         pooled: list[Tensor] = []
@@ -160,6 +162,15 @@ class EmbeddingBagCollection(TableCollection):
             length_per_key=[columns.shape[1] for columns in pooled],
             values=torch.cat(pooled, dim=1),
         )
+
+    def _on_meta(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """The shape of the output for a batch on ``meta``, which says how many examples there are, not how many ids."""
+        dims = [table.embedding_dim for table in self._embedding_bag_configs for _ in table.feature_names]
+        weights = [self.table_weight(table.name) for table in self._embedding_bag_configs]
+        # A product with each table, so that autograd sees them as those of the output.
+        zero = torch.stack([weight.to("meta").sum() for weight in weights]).sum() * 0.0
+        values = torch.empty(features.stride(), sum(dims), dtype=torch.float32, device="meta") + zero
+        return KeyedTensor(keys=self.embedding_names(), length_per_key=dims, values=values)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' configurations, in order."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from shardwright.arguments import brief, checked
+from shardwright.contracts.optimizer import RowRule
 from shardwright.errors import (
     DuplicateNameError,
     InvalidInputError,
@@ -21,6 +22,8 @@ from shardwright.errors import (
     UnsupportedError,
     nearest,
 )
+from shardwright.host.plugin_host import host
+from shardwright.optim.by_rows import RuleOptimizer, rule_or_reason
 from shardwright.optim.optimizers import in_backward_optimizers
 from shardwright.optim.rows import LazyAdam, RowWiseAdagrad
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -36,6 +39,7 @@ _WITHOUT_EFFECT = frozenset({"params", "capturable", "differentiable", "foreach"
 # FBGEMM's defaults (split_table_batched_embeddings_ops_training.py), which differ from torch's.
 _EPS = 1e-8
 _BETA1, _BETA2 = 0.9, 0.999
+_OF_TORCH = ("beta1", "beta2", "eps")
 
 
 @frozen
@@ -157,7 +161,7 @@ def spec_to_torch(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
         InvalidInputError: it does not know one of the specification's parameters.
     """
     builders = {entry.name: entry.unsharded for entry in _REGISTERED.values() if entry.unsharded is not None}
-    if spec.name not in builders:
+    if spec.name not in builders and spec.name not in host().optimizers:
         raise UnknownNameError(
             f"no unsharded optimizer for {spec.name!r}. Known: {', '.join(sorted(builders))}."
             f"{nearest(spec.name, builders)} Others can be added with register_fused_optimizer(unsharded=...)."
@@ -168,7 +172,15 @@ def spec_to_torch(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
             raise InvalidInputError(f"spec_to_torch: params must be tensors, got {brief(param)} among them")
     if not listed:
         raise InvalidInputError("spec_to_torch: params are empty, there is nothing to update")
-    return builders[spec.name](spec, listed)
+    if spec.name in builders and not _is_of_plugin(spec):
+        return builders[spec.name](spec, listed)
+    return RuleOptimizer(listed, spec)
+
+
+def _is_of_plugin(spec: OptimizerSpec) -> bool:
+    """True if a registered optimizer takes parameters that the torch optimizer of its name does not have."""
+    has_more = any(name not in _OF_TORCH and not _is_idle(name, value) for name, value in spec.parameters)
+    return has_more and isinstance(rule_or_reason(spec), RowRule)
 
 
 def _name_of(torch_class: type[Optimizer]) -> str:
@@ -188,7 +200,7 @@ def _parameters(spec: OptimizerSpec, **defaults: Any) -> dict[str, Any]:
 
 def _is_idle(name: str, value: Any) -> bool:
     """True if a parameter has no effect on an optimizer that does not know it: FBGEMM accepts these for all."""
-    return name in ("beta1", "beta2", "eps") or not value
+    return name in _OF_TORCH or not value
 
 
 def _sgd(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:

@@ -42,7 +42,7 @@ def touched_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
     return rows, gradient[rows].float()
 
 
-class _RowOptimizer(Optimizer, ABC):
+class RowOptimizer(Optimizer, ABC):
     """The loop over groups and parameters; what happens to the touched rows is the subclass's.
 
     Args:
@@ -121,7 +121,7 @@ class _RowOptimizer(Optimizer, ABC):
 
 
 @final
-class RowWiseAdagrad(_RowOptimizer):
+class RowWiseAdagrad(RowOptimizer):
     """Adagrad with one accumulator a row: FBGEMM's exact row-wise Adagrad.
 
     With ``g`` the gradient of a row (duplicates in the batch summed first), ``sum += mean(g ** 2)`` over the
@@ -171,7 +171,7 @@ class RowWiseAdagrad(_RowOptimizer):
 
 
 @final
-class LazyAdam(_RowOptimizer):
+class LazyAdam(RowOptimizer):
     """Adam that leaves rows alone in steps that do not touch them: FBGEMM's Adam.
 
     ``torch.optim.Adam`` decays the moments of every row in each step, and moves it. Here a row's moments

@@ -40,7 +40,13 @@ from shardwright.planning.search.search import SearchResult
 from shardwright.planning.search.unharmed import search_unharmed
 from shardwright.planning.staying import StayNear, stay_near
 from shardwright.planning.tables.codecs import codecs_of
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.constraints import (
+    REFUSE,
+    WARN,
+    Constraints,
+    ParameterConstraints,
+    checked_unknown,
+)
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Listener, Watch
@@ -67,6 +73,7 @@ class TablePlanner:
         batch_size: int | None = None,
         *,
         constraints: Mapping[str, ParameterConstraints] | None = None,
+        unknown_constraints: str = REFUSE,
         estimator: str | Estimator | None = None,
         storage_estimator: str | Estimator | None = None,
         option_space: str | OptionSpace | None = None,
@@ -91,6 +98,7 @@ class TablePlanner:
         self._topology = topology
         self._batch_size = batch_size
         self._constraints = Constraints(constraints)
+        self._unknown = checked_unknown(unknown_constraints)
         self._choice = PluginChoice(estimator, storage_estimator, proposer, partitioner, option_space)
         self._reservation = None if storage_reservation is None else as_reservation(storage_reservation)
         is_number = isinstance(seconds, int | float | Real) and not isinstance(seconds, bool)
@@ -146,7 +154,8 @@ class TablePlanner:
         reservation = self._reservation
         if reservation is not None and dense is not None:
             reservation = reservation.with_dense(dense)
-        request = Request(topology, self._constraints, self._batch_size, reservation)
+        constraints = self._constraints.for_tables(tables) if self._unknown == WARN else self._constraints
+        request = Request(topology, constraints, self._batch_size, reservation)
         with shown(watch, is_wanted=self._progress):
             # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
             space = prepare(tables, request, plugins, on_this_machine=on_this_machine, watch=watch)
@@ -155,7 +164,7 @@ class TablePlanner:
             if impossible is not None:
                 raise impossible
             with watch.interruptible():
-                result = search_unharmed(space, self._constraints, plugins, watch)
+                result = search_unharmed(space, constraints, plugins, watch)
         stayed = None
         if self._near is not None:
             result, stayed = stay_near(space, result, self._near, plugins.plugin_host)

@@ -61,7 +61,7 @@ class JaggedTensor(Jagged):
         self._lengths = None if lengths is None else _validation.as_indices(_NAME, "lengths", lengths)
         self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
         self._check_form()
-        if values.is_cpu:
+        if values.is_cpu and not torch.compiler.is_exporting():
             self._check_content()
 
     @classmethod

@@ -29,6 +29,7 @@ from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 from shardwright.sparse.jagged_tensor import JaggedTensor
 
 _NAME = "KeyedJaggedTensor"
+_NOT_KNOWN = (None,) * 4
 
 
 @final
@@ -131,14 +132,15 @@ class KeyedJaggedTensor(Jagged):
             )
             self._check_form()
             self._stride = self._derived_stride(stride)
-            if values.is_cpu:
+            if values.is_cpu and not torch.compiler.is_exporting():
                 self._check_content()
-            self._take_known(
-                length_per_key=length_per_key,
-                offset_per_key=offset_per_key,
-                lengths_offset_per_key=lengths_offset_per_key,
-                index_per_key=index_per_key,
-            )
+            if (length_per_key, offset_per_key, lengths_offset_per_key, index_per_key) != _NOT_KNOWN:
+                self._take_known(
+                    length_per_key=length_per_key,
+                    offset_per_key=offset_per_key,
+                    lengths_offset_per_key=lengths_offset_per_key,
+                    index_per_key=index_per_key,
+                )
 
     def _take_known(
         self,
@@ -576,7 +578,7 @@ class KeyedJaggedTensor(Jagged):
         Ids must be integers, a feature must occur once, and no value may be left over.
 
         Args:
-            features: Their keys.
+            features: Keys of which each must occur once.
             num_used: Number of values that bags hold, if known.
         """
         used = self._starts()[-1] if num_used is None else num_used

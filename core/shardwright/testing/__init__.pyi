@@ -5,6 +5,7 @@ from shardwright.testing.comm_backends import CommBackendTests as CommBackendTes
 from shardwright.testing.commands import CommandTests as CommandTests
 from shardwright.testing.compute_kernels import ComputeKernelTests as ComputeKernelTests
 from shardwright.testing.estimators import EstimatorTests as EstimatorTests
+from shardwright.testing.optimizers import OptimizerTests as OptimizerTests
 from shardwright.testing.partitioners import PartitionerTests as PartitionerTests
 from shardwright.testing.plugins_under_test import installed as installed
 from shardwright.testing.proposers import ProposerTests as ProposerTests

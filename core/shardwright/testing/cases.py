@@ -66,7 +66,8 @@ class Case:
 
     With `batches`, step `i` has the kind `batches[i]`, and `batch_sizes` are those of an uneven one. If a case
     `has_keys`, what is sharded are tables whose ids are keys, with room for all of them on each of `MOST_RANKS`, and
-    row `r` of the unsharded module is what has key `r`. `constraints` is what is asked beside sharding type and kernel.
+    row `r` of the unsharded module is what has key `r`. `constraints` is what is asked beside sharding type and kernel,
+    `parameters` what the optimizer takes beside its learning rate.
     """
 
     tables: tuple[Table, ...] = field(converter=_tables)
@@ -79,6 +80,7 @@ class Case:
     batches: tuple[str, ...] = ()
     has_keys: bool = False
     constraints: ParameterConstraints = field(factory=ParameterConstraints)
+    parameters: tuple[tuple[str, Any], ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -88,7 +90,7 @@ class Case:
     @property
     def fused_params(self) -> dict[str, Any]:
         """Parameters of the optimizer, for the sharder."""
-        return {"optimizer": self.optimizer, "learning_rate": 0.1}
+        return {"optimizer": self.optimizer, "learning_rate": 0.1, **dict(self.parameters)}
 
     @property
     def features(self) -> list[str]:

@@ -18,7 +18,7 @@ from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.tables.spec import DataType
 from shardwright.testing.kernel_faults import sums_look_like, updates_look_like
 from shardwright.testing.keys import RowsOfKeys, keys_of
-from shardwright.testing.loops import OPTIMIZERS, Batch, Loops, build, draw_batch
+from shardwright.testing.loops import Batch, Loops, build, draw_batch, knows
 from shardwright.testing.memory import held_bytes
 
 MEMORY_TOLERANCE = 0.03
@@ -165,7 +165,7 @@ def check_state(what: str, lookup: Lookup, loops: Loops, index: int, *, step: in
     """The state has torch's names and one value a row or column, of what was looked up."""
     state, spec = lookup.optimizer_state(index), loops.blocks[index]
     assert spec.request.optimizer is not None, "blocks that were updated name their optimizer"
-    if spec.request.optimizer.name not in OPTIMIZERS:
+    if not knows(spec.request.optimizer):
         _check_registered_state(what, state, loops.registered_state(index))
         return
     names = _STATES.get(spec.request.optimizer.name, ("sum",))

@@ -27,6 +27,12 @@ Bag: TypeAlias = list[tuple[int, float]]
 
 OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam")
 """The optimizers that the loops know; what others do is asked of the torch optimizers that stand for them."""
+_PARAMETERS = ("eps", "beta1", "beta2")
+
+
+def knows(optimizer: OptimizerSpec) -> bool:
+    """True if the loops know an optimizer, with its parameters."""
+    return optimizer.name in OPTIMIZERS and all(name in _PARAMETERS for name, _ in optimizer.parameters)
 
 
 def block_spec(
@@ -229,11 +235,11 @@ class Loops:
         gradients = self.row_gradients(batch, gradient)
         for block, spec in enumerate(self.blocks):
             assert spec.request.optimizer is not None, "blocks to be updated name their optimizer"
-            if spec.request.optimizer.name not in OPTIMIZERS:
+            if not knows(spec.request.optimizer):
                 self._update_registered(block, spec.request.optimizer, gradients, learning_rate)
         for (block, row), whole in gradients.items():
             optimizer = self.blocks[block].request.optimizer
-            if optimizer is None or optimizer.name not in OPTIMIZERS:
+            if optimizer is None or not knows(optimizer):
                 continue
             columns = self.blocks[block].block.columns
             own = whole[columns.start : columns.stop] if self.whole_rows else whole

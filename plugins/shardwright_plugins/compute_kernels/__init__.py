@@ -1,4 +1,7 @@
-"""The built-in compute kernels. Thin: torch, FBGEMM, Numba and Triton are imported when a kernel is built."""
+"""The built-in compute kernels and optimizers.
+
+Thin: torch, FBGEMM, Numba and Triton are imported when a kernel is built.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from shardwright_plugins.compute_kernels.fused_triton import FusedTriton
 from shardwright_plugins.compute_kernels.fused_uvm import FusedUvm
 from shardwright_plugins.compute_kernels.fused_uvm_caching import FusedUvmCaching
 from shardwright_plugins.compute_kernels.row_cache.kernels import MappedCaching, PinnedCaching
+from shardwright_plugins.optimizers import shardwright_optimizers
+
+__all__ = ["shardwright_compute_kernels", "shardwright_optimizers"]
 
 
 @hookimpl

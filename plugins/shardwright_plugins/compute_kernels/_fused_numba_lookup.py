@@ -16,8 +16,11 @@ from attrs import field, frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
+from shardwright.contracts.optimizer import ELEMENT, ROW, RowRule
+from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright_plugins.compute_kernels import _numba_loops as loops
-from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
+from shardwright_plugins.compute_kernels._numba_rules import loops_of_rule
+from shardwright_plugins.compute_kernels._optimizers import STARTED, is_plain, rule_of
 from shardwright_plugins.compute_kernels._threads import in_threads
 
 Ints = npt.NDArray[np.int64]
@@ -28,14 +31,6 @@ _OPTIMIZERS = {
     "row_wise_adagrad": loops.ROW_WISE_ADAGRAD,
     "adam": loops.ADAM,
 }
-# The torch optimizers' names for the states.
-_STATE_NAMES: Mapping[str, tuple[str, ...]] = {
-    "sgd": (),
-    "adagrad": ("sum",),
-    "row_wise_adagrad": ("sum",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-}
-_EPS = 1e-8  # FBGEMM's default
 # Fewer elements than this are not worth handing to a second thread, which takes some 50 microseconds to wake.
 _ELEMENTS_PER_THREAD = 200_000
 _EVEN = 1.25  # times its fair share that a thread may have before slots or blocks are parted
@@ -104,14 +99,21 @@ class FusedNumbaLookup(Lookup):
         self.blocks = blocks
         optimizer = blocks[0].request.optimizer
         assert optimizer is not None  # the kernel's supports()
-        self._optimizer, self._learning_rate = optimizer, optimizer.learning_rate
-        self._names = _STATE_NAMES[optimizer.name]
-        self.states_per_row = frozenset(self._names if optimizer.name in ROW_WISE else ())
+        self._learning_rate = optimizer.learning_rate
+        rule = rule_of(optimizer)
+        self.states_per_row = frozenset(rule.states_of(ROW))
         self._num_steps = _floats(())
-        self._geometry = _Geometry(blocks, row_wise=bool(self.states_per_row))
+        self._geometry = _Geometry(blocks, row_wise=bool(rule.optimizer.reads_row))
         self._weights = _floats(self._geometry.num_elements)
-        num_values = self._geometry.num_rows if self.states_per_row else self._geometry.num_elements
-        self._states = [_floats(num_values) for _ in self._names]
+        self._states = {
+            name: _floats(self._geometry.num_rows if of == ROW else self._geometry.num_elements).fill_(
+                rule.initial(name)
+            )
+            for name, of in rule.states.items()
+        }
+        self._update: _BuiltIn | _OfPlugin = (
+            _BuiltIn(optimizer, rule) if is_plain(optimizer, STARTED) else _OfPlugin(rule)
+        )
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         geometry, cells = self._geometry, _Cells.of(bags)
@@ -137,14 +139,14 @@ class FusedNumbaLookup(Lookup):
     def backward_scaled(self, saved: Any, gradient: Tensor, scale: float) -> Sequence[Tensor | None]:
         self._num_steps += 1
         geometry = self._geometry
-        optimizer, numbers = _OPTIMIZERS[self._optimizer.name], self._numbers()
+        optimizer, numbers = self._update.number, self._update.numbers(self._learning_rate, self._num_steps)
         gradient = gradient.contiguous()
         weights, gradients = self._weights.data_ptr(), gradient.data_ptr()
-        first, second = self._state_addresses()
+        first, second = self._update.addresses(self._states)
 
         def update(by_row: _Sorted) -> None:
             total = np.empty(geometry.widest_gradient, np.float32)
-            loops.update(
+            self._update.loops.update(
                 optimizer, numbers, weights, first, second, geometry.blocks, by_row.share, by_row.ends, by_row.rows,
                 by_row.starts, by_row.factors, gradients, np.float32(scale), total.ctypes.data,
             )  # fmt: skip
@@ -185,39 +187,33 @@ class FusedNumbaLookup(Lookup):
     def update_rows(self, terms: Sequence[Tensor], blocks: tuple[int, ...], scale: float) -> None:
         if len(blocks) == len(self.blocks):
             self._num_steps += 1
-        geometry, first, second = self._geometry, *self._state_addresses()
+        geometry = self._geometry
+        first, second = self._update.addresses(self._states)
         wanted, starts = geometry.row_sums(blocks)
-        optimizer, numbers = _OPTIMIZERS[self._optimizer.name], self._numbers()
+        optimizer, numbers = self._update.number, self._update.numbers(self._learning_rate, self._num_steps)
         sums = np.array([term.data_ptr() for term in terms], dtype=np.int64)
 
         def update(share: _Share) -> None:
             start, stop, *_ = share
             total = np.empty(geometry.widest_gradient, np.float32)
-            loops.update_all(
+            self._update.loops.update_all(
                 optimizer, numbers, self._weights.data_ptr(), first, second, geometry.blocks, wanted[start:stop],
                 sums, starts[start:stop], np.float32(scale), total.ctypes.data,
             )  # fmt: skip
 
         in_threads(update, _shares(lambda: geometry.elements[wanted], len(wanted), may_part=False))
 
-    def _state_addresses(self) -> tuple[int, int]:
-        first, second = [*(state.data_ptr() for state in self._states), 0, 0][:2]
-        return first, second
-
-    def _numbers(self) -> npt.NDArray[np.float32]:
-        get, step = self._optimizer.get, float(self._num_steps)
-        beta1, beta2 = get("beta1", 0.9), get("beta2", 0.999)
-        numbers = (1 - beta1, beta2, 1 - beta2, 1 - beta1**step, 1 - beta2**step)
-        return np.array([self._learning_rate, get("eps", _EPS), *numbers], dtype=np.float32)
-
     def weight(self, block: int) -> Tensor:
         return self._geometry.elements_of(self._weights, block)
 
     def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
-        if not self._names:
+        if not self._states:
             return {}
-        of_block = self._geometry.rows_of if self.states_per_row else self._geometry.elements_of
-        states = {name: of_block(state, block) for name, state in zip(self._names, self._states, strict=True)}
+        geometry, per_row = self._geometry, self.states_per_row
+        states = {
+            name: (geometry.rows_of if name in per_row else geometry.elements_of)(state, block)
+            for name, state in self._states.items()
+        }
         return {"step": self._num_steps, **states}
 
     def load_step(self, step: float) -> None:
@@ -225,6 +221,48 @@ class FusedNumbaLookup(Lookup):
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._learning_rate = learning_rate
+
+
+class _BuiltIn:
+    """An update that the loops have built in."""
+
+    def __init__(self, spec: OptimizerSpec, rule: RowRule) -> None:
+        self.number, self.loops = _OPTIMIZERS[spec.name], loops
+        self._get = rule.parameters.get
+
+    def numbers(self, learning_rate: float, step: Tensor) -> Any:
+        """Numbers of an update; see :func:`_numba_loops.update`."""
+        get, number = self._get, float(step)
+        beta1, beta2 = get("beta1", 0.9), get("beta2", 0.999)
+        numbers = (1 - beta1, beta2, 1 - beta2, 1 - beta1**number, 1 - beta2**number)
+        return np.array([learning_rate, get("eps", 0.0), *numbers], dtype=np.float32)
+
+    def addresses(self, states: Mapping[str, Tensor]) -> tuple[int, int]:
+        """Addresses of the first and the second state, 0 where there is none."""
+        first, second = [*(state.data_ptr() for state in states.values()), 0, 0][:2]
+        return first, second
+
+
+class _OfPlugin:
+    """An update that is compiled from what a registered optimizer says."""
+
+    def __init__(self, rule: RowRule) -> None:
+        self.number, self.loops, self._rule = (
+            loops.SGD,
+            loops_of_rule(rule),
+            rule,
+        )  # the number is not looked at
+
+    def numbers(self, learning_rate: float, step: Tensor) -> tuple[np.float32, ...]:
+        """Numbers of an update."""
+        return tuple(map(np.float32, self._rule.numbers(learning_rate, float(step))))
+
+    def addresses(self, states: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Addresses of the states that have a value an element, and of those that have one a row."""
+        of_elements, of_rows = (
+            tuple(states[name].data_ptr() for name in self._rule.states_of(what)) for what in (ELEMENT, ROW)
+        )
+        return of_elements, of_rows
 
 
 class _Geometry:

@@ -21,7 +21,12 @@ class FusedTorchLookup(Lookup):
         self._rows = TorchRows(blocks, device)
         self._optimizer = RowOptimizer(blocks[0])
         self._state = {
-            name: torch.zeros(len(self._rows.rows), columns, dtype=torch.float32, device=device)
+            name: torch.full(
+                (len(self._rows.rows), columns),
+                self._optimizer.initial(name),
+                dtype=torch.float32,
+                device=device,
+            )
             for name, columns in self._optimizer.columns.items()
         }
         self.states_per_row = self._optimizer.states_per_row
@@ -34,7 +39,7 @@ class FusedTorchLookup(Lookup):
         return self._rows.flatten(bags)
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
-        self._optimizer.step(saved, gradient, self._rows.rows, self._state)
+        self._optimizer.step(saved, gradient, self._rows.rows, self._state, self._rows.numbers.in_blocks)
         return ()
 
     def weight(self, block: int) -> Tensor:

@@ -621,7 +621,7 @@ def _update_row(
     offset: int,
     first: int,
     second: int,
-    state: int,
+    number: int,
 ) -> None:
     """Advance the state of one row and subtract its update.
 
@@ -637,9 +637,10 @@ def _update_row(
         offset: first of the row's own columns among those of the gradient.
         first: address of the flat first state, changed.
         second: address of the flat second state, changed.
-        state: start of the row's state in them.
+        number: number of the row among those of all blocks, where its state of one value a row is.
     """
     rate, eps = numbers[0], numbers[1]
+    state = number if optimizer == ROW_WISE_ADAGRAD else row
     if optimizer == SGD:
         _add_row(total, offset, dim, -rate * scale, weights, row)
     elif optimizer == ADAGRAD:
@@ -666,6 +667,15 @@ def _update_row(
             _set(first, state + column, average)
             _set(second, state + column, squares)
             _subtract(weights, row + column, rate * average / (np.sqrt(squares / numbers[6]) + eps))
+
+
+@_compiled
+def _prefetch_state(optimizer: int, first: int, row: int, dim: int, number: int) -> None:
+    """Fetch the first state of a row into a cache; the arguments are those of :func:`_update_row`."""
+    if optimizer == ROW_WISE_ADAGRAD:
+        _prefetch(first, number)
+    elif optimizer != SGD:
+        _prefetch_row(first, row, dim)
 
 
 @_compiled
@@ -720,18 +730,15 @@ def update(
                 soon = rows[ahead]
                 _prefetch_row(gradients, starts[ahead], own)
                 _prefetch_row(weights, base + soon * dim, dim)
-                if optimizer == ROW_WISE_ADAGRAD:
-                    _prefetch(first, first_row + soon)
-                elif optimizer != SGD:
-                    _prefetch_row(first, base + soon * dim, dim)
+                _prefetch_state(optimizer, first, base + soon * dim, dim, first_row + soon)
                 ahead += 1
             weighted = factors.ctypes.data + 4 * index if factors.shape[0] else 0
             _sum_rows(gradients, 0, 1, own, starts.ctypes.data + 8 * index, weighted, last - index, total, 0)
             row = base + number * dim
-            state = first_row + number if optimizer == ROW_WISE_ADAGRAD else row
             _update_row(
-                optimizer, numbers, weights, row, dim, total, scale, own, offset, first, second, state
-            )
+                optimizer, numbers, weights, row, dim, total, scale, own, offset, first, second,
+                first_row + number,
+            )  # fmt: skip
             index = last
 
 
@@ -849,8 +856,8 @@ def update_all(
             if touched:
                 _add_terms(sums, rows + number * own, own, scale, total)
                 row = base + number * dim
-                state = first_row + number if optimizer == ROW_WISE_ADAGRAD else row
                 one = np.float32(1)  # the terms were multiplied when they were added up
                 _update_row(
-                    optimizer, numbers, weights, row, dim, total, one, own, offset, first, second, state
-                )
+                    optimizer, numbers, weights, row, dim, total, one, own, offset, first, second,
+                    first_row + number,
+                )  # fmt: skip

@@ -5,15 +5,20 @@ Legend: R rows of a tensor, N ids, D columns, C columns of a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec
+from shardwright.contracts.optimizer import ROW
+from shardwright.optim.by_rows import rounded, updated_rows
 from shardwright.runtime.step.row_gradients import row_gradients
-from shardwright_plugins.compute_kernels._optimizers import needs_whole_rows
+from shardwright_plugins.compute_kernels._optimizers import STARTED, is_plain, needs_whole_rows, rule_of
 from shardwright_plugins.compute_kernels._row_updates import ROW_UPDATES
+
+# Rounding comes after the update.
+_WRITTEN = {name: known | {"stochastic_rounding"} for name, known in STARTED.items()}
 
 
 class RowOptimizer:
@@ -28,19 +33,32 @@ class RowOptimizer:
         assert request.optimizer is not None  # the kernel's supports()
         is_whole = needs_whole_rows(request)
         self._spec, self._num_columns = request.optimizer, request.num_columns
-        self._update = ROW_UPDATES[self._spec.name]
+        self._rule = rule_of(self._spec)
+        # What is written with torch's fused operations is faster.
+        self._update = ROW_UPDATES[self._spec.name] if is_plain(self._spec, _WRITTEN) else None
         self._gradient_dim = request.embedding_dim if is_whole else request.num_columns
         self._own = slice(block.block.columns.start, block.block.columns.stop) if is_whole else slice(None)
-        self.states_per_row = self._update.states_per_row
+        self.states_per_row = frozenset(self._rule.states_of(ROW))
         self.learning_rate = self._spec.learning_rate
         self.num_steps = torch.zeros((), dtype=torch.float32, device="cpu")
 
     @property
     def columns(self) -> Mapping[str, int]:
         """Columns of each float32 state of a row."""
-        return self._update.columns(self._num_columns)
+        return self._rule.columns(self._num_columns)
 
-    def step(self, bags: Bags, gradient: Tensor, weights: Tensor, state: Mapping[str, Tensor]) -> None:
+    def initial(self, name: str) -> float:
+        """The value of a state before the first update."""
+        return self._rule.initial(name)
+
+    def step(
+        self,
+        bags: Bags,
+        gradient: Tensor,
+        weights: Tensor,
+        state: Mapping[str, Tensor],
+        numbers_of: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         """Update rows, and their state, by the gradients of bags.
 
         Args:
@@ -48,12 +66,30 @@ class RowOptimizer:
             gradient: float32, ``C`` values of each bag.
             weights: the rows, ``[R, D]``.
             state: state of the rows, ``[R, D]`` or ``[R, 1]``.
+            numbers_of: function that gives rows the numbers by which they are rounded at random, alike on all ranks
+                that have copies; needed for optimizers with ``stochastic_rounding``.
         """
         rows, values = row_gradients(bags, gradient.view(bags.num_bags, self._gradient_dim))
         self.num_steps += 1
-        update = self._update(self._spec, state)
-        change = update.step(rows, values, self._own, self.learning_rate, float(self.num_steps))
-        weights[rows] = (weights[rows].float() - change).to(weights.dtype)
+        step = float(self.num_steps)
+        new = self._updated(weights[rows].float(), rows, values, state, step)
+        if numbers_of is not None and self._rule.rounds_stochastically and weights.dtype is not torch.float32:
+            new = rounded(new, weights.dtype, numbers_of(rows), step)
+        weights[rows] = new.to(weights.dtype)
+
+    def _updated(
+        self, old: Tensor, rows: Tensor, gradient: Tensor, state: Mapping[str, Tensor], step: float
+    ) -> Tensor:
+        """New float32 values of rows, whose state advances."""
+        if self._update is not None:
+            update = self._update(self._spec, state)
+            return old - update.step(rows, gradient, self._own, self.learning_rate, step)
+        states = {name: values[rows] for name, values in state.items()}
+        numbers = self._rule.numbers(self.learning_rate, step)
+        new, later = updated_rows(self._rule, old, gradient, self._own, states, numbers)
+        for name, values in later.items():
+            state[name][rows] = values
+        return new
 
     def named_state(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """State of some rows as a lookup shows it: with the number of steps, where there is any."""

@@ -34,6 +34,11 @@ class RowNumbers:
         start, stop = self.spans[block]
         return values[start:stop]
 
+    def in_blocks(self, rows: Tensor) -> Tensor:
+        """The numbers that rows have in their own blocks."""
+        starts = torch.tensor([start for start, _ in self.spans], device=rows.device)
+        return rows - starts[torch.bucketize(rows, starts, right=True) - 1]
+
     def flatten(self, bags: Bags) -> Bags:
         """The bags with ids that count rows of all blocks."""
         if len(self.spans) == 1:

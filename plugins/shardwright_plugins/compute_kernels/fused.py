@@ -10,7 +10,7 @@ from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.tables.spec import DataType
 from shardwright_plugins.compute_kernels._cpu_speeds import is_clearly_faster
-from shardwright_plugins.compute_kernels._optimizers import ROW_WISE, can_run, trained_bytes
+from shardwright_plugins.compute_kernels._optimizers import PARAMETERS, ROW_WISE, can_run, trained_bytes
 
 if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
@@ -69,7 +69,8 @@ def refusal(request: KernelRequest) -> str | None:
         return f"FBGEMM has no table-batched embedding for {device!r}; it has for {', '.join(sorted(_OPTIMIZERS))}"
     if request.optimizer is None:
         return "no optimizer was named to run in the backward pass"
-    answer = can_run(request.optimizer, _OPTIMIZERS[device], f"FBGEMM on {device}")
+    known = {name: PARAMETERS[name] for name in _OPTIMIZERS[device]}
+    answer = can_run(request.optimizer, known, f"FBGEMM on {device}")
     if answer is not True:
         return answer
     if request.data_type not in _DATA_TYPES[device]:

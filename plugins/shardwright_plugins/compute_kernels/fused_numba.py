@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.tables.spec import DataType
-from shardwright_plugins.compute_kernels._optimizers import (
-    PARAMETERS,
-    can_run,
-    needs_whole_rows,
-    trained_bytes,
-)
+from shardwright_plugins.compute_kernels._optimizers import can_run_rule, needs_whole_rows, trained_bytes
 
 if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
@@ -59,7 +54,7 @@ def _refusal(request: KernelRequest) -> str | None:
         return f"Numba's loops run on the CPU, not on {request.device!r}"
     if request.optimizer is None:
         return "no optimizer was named to run in the backward pass"
-    answer = can_run(request.optimizer, PARAMETERS.keys(), "the Numba kernel")
+    answer = can_run_rule(request, "the Numba kernel")
     if answer is not True:
         return answer
     if request.data_type is not DataType.FP32:

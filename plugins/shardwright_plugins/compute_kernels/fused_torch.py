@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright_plugins.compute_kernels._optimizers import (
-    PARAMETERS,
-    can_run,
+    can_run_rule,
     can_train,
     needs_whole_rows,
     trained_bytes,
@@ -31,7 +30,7 @@ class FusedTorch(ComputeKernel):
         trainable = can_train(request.data_type)
         if trainable is not True:
             return trainable
-        return can_run(request.optimizer, PARAMETERS.keys(), "the plain-torch kernel")
+        return can_run_rule(request, "the plain-torch kernel")
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
         """Weights and optimizer state."""

@@ -348,3 +348,14 @@ def test_one_configuration_outside_a_list_is_refused() -> None:
         InvalidInputError, match=r"takes a list of EmbeddingBagConfigs, got EmbeddingBagConfig\("
     ):
         EmbeddingBagCollection(config("t", "f"))
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_batch_on_meta_gives_the_outputs_shape(device: str) -> None:
+    collection = EmbeddingBagCollection([config("t", "f", "g"), config("u", "h", dim=3)], device=device)
+    features = bags({"f": [[1], []], "g": [[2, 3], [4]], "h": [[], [5]]}).to("meta")
+    output = collection(features)
+    assert output.values().is_meta
+    assert output.values().shape == (2, 11)
+    assert output.length_per_key() == [4, 4, 3]
+    assert output.values().requires_grad

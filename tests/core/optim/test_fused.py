@@ -172,9 +172,9 @@ def test_spec_to_torch_fills_in_fbgemms_defaults(
             r"'adagard'. Known: adagrad, adam, .* Did you mean 'adagrad'",
         ),
         (
-            OptimizerSpec("sgd", 1.0, {"weight_decay": 0.1}),
+            OptimizerSpec("sgd", 1.0, {"initial_accumulator_value": 0.1}),
             InvalidInputError,
-            r"'sgd' has no parameter 'weight_decay'. Known: learning_r",
+            r"'sgd' has no parameter 'initial_accumulator_value'. Known: learning_r",
         ),
     ],
 )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -265,3 +268,24 @@ def test_pinned_rows_behind_a_cache_on_cuda_train_as_loops(algorithm: str, optim
     check_trained(
         blocks_with(caches, optimizer, device="cuda"), kernel="pinned_caching", device=torch.device("cuda")
     )
+
+
+@pytest.mark.slow
+def test_table_of_four_times_the_memory_trains_from_a_file_and_not_in_memory() -> None:
+    """In processes that may allocate 96 MiB beyond what imports take."""
+
+    def run(kernel: str) -> Any:
+        command = [
+            sys.executable,
+            "-m",
+            "tests.plugins.compute_kernels.larger_than_memory",
+            kernel,
+            "96",
+            "60",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+        return json.loads(done.stdout)
+
+    assert "can't allocate memory" in run("fused_torch")["refused"]
+    first, last = run("mapped_caching")["losses"]
+    assert last < first / 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import shardwright as sw
 from shardwright.host import host
@@ -40,7 +42,30 @@ class EmbeddingBagCollectionSharder(_AsInTorchRec, sw.EmbeddingBagCollectionShar
 
 
 class EmbeddingCollectionSharder(_AsInTorchRec, sw.EmbeddingCollectionSharder):
-    """Shards `EmbeddingCollection`s."""
+    """Shards `EmbeddingCollection`s.
+
+    Args:
+        fused_params: see `shardwright.ModuleSharder`.
+        qcomm_codecs_registry: see there.
+        use_index_dedup: send an id that occurs several times in a batch once. It changes no result, and is not done:
+            each occurrence travels. True warns of that.
+        further: further arguments of `shardwright.ModuleSharder`.
+    """
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: Any = None,
+        use_index_dedup: bool = False,
+        **further: Any,
+    ) -> None:
+        if use_index_dedup:
+            warnings.warn(
+                "use_index_dedup=True changes no result and saves nothing here: each occurrence of an id travels",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        super().__init__(fused_params, qcomm_codecs_registry, **further)
 
 
 def get_default_sharders() -> list[sw.ModuleSharder]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import shardwright as sw
+from shardwright_torchrec.planner.topologies import devices_of
 from shardwright_torchrec.planner.types import (
     DeviceHardware,
     PartitionByType,
@@ -57,13 +58,7 @@ class Ranks:
         """The ranks of a `Topology`, with all of their memory."""
         if isinstance(topology, Ranks):
             return topology
-        tiers = list(topology.tiers)
-        storages = [
-            Storage(**{tier: int(row[tiers.index(tier)]) if tier in tiers else 0 for tier in ("hbm", "ddr")})
-            for row in topology.capacity_bytes
-        ]
-        devices = [DeviceHardware(rank, storage) for rank, storage in enumerate(storages)]
-        return cls(devices, topology.local_world_size)
+        return cls(devices_of(topology), topology.local_world_size)
 
     def hosts(self) -> list[list[DeviceHardware]]:
         """The ranks host by host."""

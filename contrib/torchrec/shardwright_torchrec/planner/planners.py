@@ -76,6 +76,7 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
             batch_size,
             constraints=bent(constraints),
             debug=debug and stats is None,
+            unknown_constraints="warn",
             storage_reservation=storage_reservation,
             proposer=_proposers(proposer),
             partitioner=_plugin(partitioner, Partitioner, partitioners.OwnPartitioner),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 import shardwright as sw
 from shardwright.host import host
+from shardwright_torchrec.distributed.types import PipelineType
 from shardwright_torchrec.planner.columns import PHASES, options_of, set_costs, values_of
 from shardwright_torchrec.planner.types import ShardEstimator, ShardingOption
 
@@ -19,17 +19,7 @@ __all__ = [
     "EmbeddingStorageEstimator",
     "OwnPerformance",
     "OwnStorage",
-    "PipelineType",
 ]
-
-
-class PipelineType(Enum):
-    """Kinds of training loops, by the batches that are in flight."""
-
-    NONE = "none"
-    TRAIN_BASE = "train_base"
-    TRAIN_SPARSE_DIST = "train_sparse_dist"
-    TRAIN_PREFETCH_SPARSE_DIST = "train_prefetch_sparse_dist"
 
 
 class _BuiltIn(ShardEstimator):

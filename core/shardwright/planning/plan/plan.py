@@ -95,6 +95,9 @@ def _metadata(block: Block, device: str) -> ShardMetadata:
 class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
     """The plan of one module: table name -> :class:`ParameterSharding`."""
 
+    def __str__(self) -> str:
+        return _module_text(self)
+
 
 @frozen(hash=False, field_transformer=typed)
 class ShardingPlan:
@@ -141,10 +144,12 @@ class ShardingPlan:
         return read_plan(text, host())
 
     def __str__(self) -> str:
-        return "\n\n".join(_module_text(path, plan) for path, plan in self.plan.items())
+        return "\n\n".join(
+            f"module: {path or '(root)'}\n{_module_text(plan)}" for path, plan in self.plan.items()
+        )
 
 
-def _module_text(path: str, plan: Mapping[str, ParameterSharding]) -> str:
+def _module_text(plan: Mapping[str, ParameterSharding]) -> str:
     header: tuple[str, ...] = ("table", "sharding type", "compute kernel", "ranks")
     tables = [
         (name, sharding.sharding_type, sharding.compute_kernel, ranks_text(sharding.ranks))
@@ -157,7 +162,6 @@ def _module_text(path: str, plan: Mapping[str, ParameterSharding]) -> str:
     shards = [(name, *row) for name, sharding in plan.items() for row in _shard_rows(sharding)]
     return "\n".join(
         [
-            f"module: {path or '(root)'}",
             aligned(header, tables),
             aligned(("table", "shard offsets", "shard sizes", "placement"), shards),
         ]

@@ -25,7 +25,15 @@ _ALIASES = {
     "exact_row_wise_adagrad": "row_wise_adagrad",
     "exact_rowwise_adagrad": "row_wise_adagrad",
     "adam": "adam",
+    "partial_rowwise_adam": "partial_row_wise_adam",
+    "lars_sgd": "lars",
 }
+
+_PUBLISHED = frozenset(_ALIASES.values()) - {"partial_row_wise_adam", "lars"}
+"""Optimizers whose parameters are checked here; those of others are by their plugins, when a kernel is asked."""
+
+_DEFAULT = "sgd"
+"""FBGEMM's default optimizer, at a learning rate of 0.01."""
 
 _RENAMED = {"lr": "learning_rate"}
 
@@ -64,8 +72,17 @@ def max_gradient_of(fused_params: Mapping[str, Any] | None) -> float | None:
 
 
 # What the optimizers above understand, or take no notice of, as FBGEMM does; from 0, up to but not including the limit.
-_LIMITS: Mapping[str, float] = {"eps": math.inf, "beta1": 1.0, "beta2": 1.0, "weight_decay": math.inf}
+_LIMITS: Mapping[str, float] = {
+    "eps": math.inf,
+    "beta1": 1.0,
+    "beta2": 1.0,
+    "weight_decay": math.inf,
+    "momentum": 1.0,
+    "initial_accumulator_value": math.inf,
+}
+# Those that are no numbers. Which optimizer takes which of all, and in which values, its plugin knows.
 _SWITCHES = frozenset({"stochastic_rounding"})
+_MODES = frozenset({"weight_decay_mode"})
 
 
 def _number(value: Any) -> float:
@@ -102,7 +119,12 @@ def _items(values: Mapping[str, Any] | tuple[tuple[str, Any], ...]) -> tuple[tup
 
 
 def _as_plain(value: Any) -> Any:
-    """A value that can be hashed and written: numbers of NumPy and torch become Python's, lists tuples."""
+    """A value that can be hashed and written: numbers of NumPy and torch become Python's, lists tuples.
+
+    Members of enumerations, as FBGEMM's ``WeightDecayMode``, become their names in lower case.
+    """
+    if isinstance(value, Enum):
+        return value.name.lower()
     if getattr(value, "ndim", None) == 0:
         return value.item()
     return tuple(value) if isinstance(value, list) else value
@@ -111,7 +133,7 @@ def _as_plain(value: Any) -> Any:
 def _known_parameters(instance: Any, attribute: Any, values: tuple[tuple[str, Any], ...]) -> None:
     """Parameters of the optimizers known here are known and within range; those of others are plain data."""
     for name, value in values:
-        if instance.name in _ALIASES.values():
+        if instance.name in _PUBLISHED:
             _check_known(instance.name, name, value)
         elif not _is_plain(value):
             raise InvalidInputError(
@@ -121,7 +143,9 @@ def _known_parameters(instance: Any, attribute: Any, values: tuple[tuple[str, An
 
 
 def _check_known(optimizer: str, name: str, value: Any) -> None:
-    known = ["optimizer", "learning_rate", *_LIMITS, *sorted(_SWITCHES | _ELSEWHERE)]
+    known = ["optimizer", "learning_rate", *_LIMITS, *sorted(_SWITCHES | _MODES | _ELSEWHERE)]
+    if name in _MODES and isinstance(value, str):
+        return
     if name in _SWITCHES:
         if not isinstance(value, bool):
             raise InvalidInputError(
@@ -168,7 +192,7 @@ class OptimizerSpec:
         (('eps', 1e-06),)
     """
 
-    name: str = field(default="sgd", converter=_canonical, validator=_named)
+    name: str = field(default=_DEFAULT, converter=_canonical, validator=_named)
     learning_rate: float = field(default=0.01, converter=_number, validator=_rate)
     parameters: tuple[tuple[str, Any], ...] = field(default=(), converter=_items, validator=_known_parameters)
 
@@ -195,7 +219,7 @@ class OptimizerSpec:
             raise InvalidInputError(
                 f"fused_params have lr and learning_rate, which are one: {brief(fused_params)}"
             )
-        optimizer = values.pop("optimizer", "sgd")
+        optimizer = values.pop("optimizer", _DEFAULT)
         name = optimizer.value if isinstance(optimizer, Enum) else optimizer
         if not isinstance(name, str) or not name:
             raise InvalidInputError(
@@ -211,7 +235,7 @@ class OptimizerSpec:
     @property
     def adds_up(self) -> bool:
         """True if updates by two gradients, one after the other, equal one by their sum."""
-        return self.name == "sgd" and not self.get("weight_decay", 0)
+        return self.name == _DEFAULT and not any(value for _, value in self.parameters)
 
     def __str__(self) -> str:
         """``row_wise_adagrad(learning_rate=0.02, eps=1e-08)``."""

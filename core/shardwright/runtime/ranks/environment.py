@@ -16,7 +16,7 @@ from attrs import field, frozen
 
 from shardwright.arguments import brief
 from shardwright.contracts.comm_backend import CommBackend, Communicator
-from shardwright.errors import DistributedError, InvalidInputError
+from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
 from shardwright.host.fingerprint import compare_fingerprints
 from shardwright.host.plugin_host import host
 from shardwright.planning.named_plugins import make_plugin
@@ -129,6 +129,27 @@ class ShardingEnv:
             torch.Size([3, 8])
         """
         return cls(LoneCommunicator(), device_type or [*_accelerators(), "cpu"][0])
+
+    @classmethod
+    def from_local(cls, world_size: int, rank: int) -> ShardingEnv:
+        """Make an environment without process group, under TorchRec's name: that of :meth:`local`.
+
+        Args:
+            world_size: number of ranks; must be 1, since nothing connects more.
+            rank: number of this rank, 0.
+
+        Raises:
+            UnsupportedError: there is to be more than one rank.
+            InvalidInputError: there is no such rank.
+        """
+        if world_size != 1:
+            raise UnsupportedError(
+                f"ShardingEnv.from_local(world_size={world_size}): nothing connects {world_size} ranks without a "
+                "process group. Start them (torchrun, init_process_group) and take ShardingEnv.from_process_group()"
+            )
+        if rank != 0:
+            raise InvalidInputError(f"rank must be 0 in a world of 1, got {brief(rank)}")
+        return cls.local()
 
     @property
     def everyone(self) -> ShardingEnv:

@@ -69,7 +69,10 @@ class FusedOptimizer(KeyedOptimizer):
         self._specs = list(by_optimizer)
         self._names_of = list(by_optimizer.values())
         self._applied = [spec.learning_rate for spec in self._specs]
-        self._fixed = [{name: group[name] for name in _FIXED if name in group} for group in groups]
+        self._fixed = [
+            {name: group[name] for name in (*_FIXED, *dict(spec.parameters)) if name in group}
+            for spec, group in zip(by_optimizer, groups, strict=True)
+        ]
 
     def __repr__(self) -> str:
         lines = [

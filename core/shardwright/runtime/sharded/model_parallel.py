@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import field, frozen
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -40,6 +41,52 @@ _BUFFERS_ONCE: Mapping[str, Any] = (
 )
 
 
+@frozen
+class DefaultDataParallelWrapper:
+    """Options of the ``DistributedDataParallel`` that averages gradients of a model's dense part.
+
+    Args:
+        bucket_cap_mb: size of its buckets of gradients, MiB.
+        static_graph: every step uses the same parameters, in the same order.
+        find_unused_parameters: a step may use only some of the parameters, other ones on each rank.
+        ddp_kwargs: further keyword arguments of ``DistributedDataParallel``; they go before the others.
+
+    Raises:
+        InvalidInputError: ``ddp_kwargs`` has what the model itself says: module, device or process group.
+
+    Example:
+        >>> import shardwright as sw
+        >>> sw.DefaultDataParallelWrapper(find_unused_parameters=True, ddp_kwargs={"bucket_cap_mb": 1}).options()
+        {'bucket_cap_mb': 1, 'static_graph': False, 'find_unused_parameters': True}
+    """
+
+    bucket_cap_mb: float = 25
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    ddp_kwargs: Mapping[str, Any] = field(factory=dict)
+
+    @ddp_kwargs.validator
+    def _are_free(self, attribute: Any, value: Any) -> None:
+        taken = sorted(
+            {"module", "device_ids", "output_device", "process_group", "device_mesh", "init_sync"}
+            & set(value)
+        )
+        if taken:
+            raise InvalidInputError(
+                f"ddp_kwargs has {', '.join(map(repr, taken))}, which follow from the model, its env and device: leave "
+                "them out"
+            )
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of ``DistributedDataParallel``."""
+        own = {
+            "bucket_cap_mb": self.bucket_cap_mb,
+            "static_graph": self.static_graph,
+            "find_unused_parameters": self.find_unused_parameters,
+        }
+        return {**own, **self.ddp_kwargs}
+
+
 class DistributedModelParallel(nn.Module):
     """A model whose embedding collections are sharded and whose rest is replicated.
 
@@ -58,6 +105,7 @@ class DistributedModelParallel(nn.Module):
             ``DistributedDataParallel`` around this model, as Accelerate and Lightning make it.
         comm_backend: comm backend of the tables' collectives, by name or as an object; by default the one with the name
             of the process group's own backend. Not with ``env``, which has one.
+        data_parallel_wrapper: options of ``DistributedDataParallel`` around the rest.
         update: time at which the optimizers inside kernels update tables, ``"in_backward"`` or ``"in_step"`` (see
             :class:`ModuleSharder`), instead of what the sharders say.
 
@@ -89,6 +137,7 @@ class DistributedModelParallel(nn.Module):
         init_data_parallel: bool = True,
         *,
         comm_backend: str | CommBackend | None = None,
+        data_parallel_wrapper: DefaultDataParallelWrapper | None = None,
         update: str | None = None,
     ) -> None:
         super().__init__()
@@ -97,6 +146,7 @@ class DistributedModelParallel(nn.Module):
         self._sharded: dict[str, nn.Module] = {}
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
+        self._data_parallel = data_parallel_wrapper or DefaultDataParallelWrapper()
         with self._env.everyone.phase("sharding the model"):
             self._build(module, plan, sharders, init_data_parallel, update)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
@@ -182,7 +232,7 @@ class DistributedModelParallel(nn.Module):
         compare_dense_values(self.module, everyone, ignored)
         if all(name in ignored or not p.requires_grad for name, p in self.module.named_parameters()):
             return
-        options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE}
+        options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE, **self._data_parallel.options()}
         if is_host(self.device):
             self._wrapper = (DenseDataParallel(self.module, everyone, **options),)
             return

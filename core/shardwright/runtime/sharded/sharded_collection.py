@@ -441,7 +441,7 @@ def _by_place(local: LocalBlock) -> tuple[int, int]:
     return local.block.rows.index, local.block.columns.start
 
 
-_STILL = OptimizerSpec("sgd", 0.0)
+_STILL = OptimizerSpec(learning_rate=0.0)
 """Optimizer of frozen tables: it has no state, and is never run."""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,6 +18,9 @@ from shardwright.runtime.sharded.sharded_parameter import ShardedParameter
 from shardwright.runtime.sharded.table_state import LocalBlock, TableState, is_state_in_blocks
 from shardwright.runtime.step.kept_gradients import KeptBlock, KeptGradients, KeptUpdates, is_updated_in_step
 from shardwright.runtime.step.kernel_groups import is_updated_in_backward, kernel_of
+
+_FULLY_SHARD, _MANAGED = "torch.distributed.fsdp._fully_shard._fsdp_init", "_get_managed_states"
+"""Module and function of torch (2.13) that list the parameters ``fully_shard`` takes."""
 
 
 class ShardedTable(nn.Module):
@@ -79,6 +84,28 @@ class ShardedTable(nn.Module):
         """This rank's weights of the table, or an empty parameter where it has none; for optimizers."""
         own = next(iter(self.parameters()), None)
         return self._make_sharded(nn.Parameter(torch.empty(0)), 0) if own is None else own
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters of the local blocks.
+
+        Raises:
+            UnsupportedError: ``fully_shard`` asks for them, to cut them once more.
+        """
+        self._refuse_fully_shard(sys._getframe(1))
+        return super().named_parameters(*args, **kwargs)
+
+    def _refuse_fully_shard(self, reader: FrameType) -> None:
+        if reader.f_globals.get("__name__") != _FULLY_SHARD or reader.f_code.co_name != _MANAGED:
+            return
+        asked = reader.f_back.f_locals.get("ignored_params") if reader.f_back is not None else None
+        if asked is not None and all(own in asked for own in self.parameters()):
+            return
+        raise UnsupportedError(
+            f"fully_shard was given a module around table {self.state.table.describe()}, which is sharded already: "
+            "each rank has other rows or columns of it, which fully_shard would take for copies. Build the model with "
+            "DistributedModelParallel(..., init_data_parallel=False) and give fully_shard its dense modules, "
+            "fully_shard(model.module.over), or the parameters of tables as ignored_params"
+        )
 
     @property
     def in_step(self) -> bool:

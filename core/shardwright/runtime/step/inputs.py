@@ -175,9 +175,7 @@ class BatchReader:
         keys = self._keys(features)
         self._check_form(features, keys)
         counts = np.array(features.length_per_key(), dtype=np.int64)
-        problem = features.lookup_problem(self.collection.features, num_used=int(counts.sum()))
-        if problem:
-            raise BatchProblem(f"{self._where(0)}: {problem}")
+        self._refuse(features.lookup_problem((), num_used=int(counts.sum())))
         values = _in_a_row(features.values().to(torch.int64))
         if self.checks is not InputChecks.OFF:
             values = self._in_range(values, counts, keys)
@@ -237,8 +235,14 @@ class BatchReader:
         keys = features.keys()
         known = self._known_keys
         if known is None or known.keys != keys:
+            self._refuse(features.lookup_problem(self.collection.features))
             self._known_keys = known = self._read_keys(keys)
         return known
+
+    def _refuse(self, problem: str) -> None:
+        """Raise the reason why a batch cannot be looked up, if there is one."""
+        if problem:
+            raise BatchProblem(f"{self._where(0)}: {problem}")
 
     def _read_keys(self, keys: Sequence[str]) -> _Keys:
         place = {key: index for index, key in enumerate(keys)}

@@ -96,7 +96,7 @@ def _refusal(request: KernelRequest) -> str:
         return "no optimizer was named to run in the backward pass"
     for answer in (
         can_train(request.data_type),
-        can_run(request.optimizer, PARAMETERS.keys(), "a cache of rows"),
+        can_run(request.optimizer, PARAMETERS, "a cache of rows"),
     ):
         if answer is not True:
             return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.errors import DistributedError
+from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
 from shardwright.runtime.ranks import environment
 
 
@@ -40,3 +40,14 @@ def test_restarts_through_a_store_that_is_shared_between_attempts_may_fail(
         else:
             monkeypatch.setenv(name, value)
     assert environment._restarts_that_may_fail() == expected
+
+
+def test_from_local_is_this_process_alone() -> None:
+    env = environment.ShardingEnv.from_local(1, 0)
+    assert (env.world_size, env.rank, env.process_group) == (1, 0, None)
+    with pytest.raises(
+        UnsupportedError, match=r"world_size=4\): nothing connects 4 ranks without a process group"
+    ):
+        environment.ShardingEnv.from_local(4, 1)
+    with pytest.raises(InvalidInputError, match="rank must be 0 in a world of 1, got 1"):
+        environment.ShardingEnv.from_local(1, 1)

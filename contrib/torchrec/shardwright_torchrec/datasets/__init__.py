@@ -1,0 +1,1 @@
+"""Batches of recommender data, random or from Criteo's files on disk."""

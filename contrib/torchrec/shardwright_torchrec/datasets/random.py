@@ -1,0 +1,105 @@
+"""Random batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+from torch.utils.data import IterableDataset
+
+import shardwright as sw
+from shardwright_torchrec.datasets.utils import Batch
+
+__all__ = ["RandomRecDataset"]
+
+_ROWS = 100
+"""Rows that ids are drawn from where no table size is given, TorchRec's default."""
+_IDS = 2
+"""Ids of each bag where no number is given, TorchRec's default."""
+
+
+class RandomRecDataset(IterableDataset):  # type: ignore[type-arg]  # of Batch
+    """Batches of random ids, dense features and labels.
+
+    Args:
+        keys: the sparse features.
+        batch_size: samples of a batch.
+        hash_size: ids are below it, for all features.
+        hash_sizes: the same feature by feature.
+        ids_per_feature: ids of each bag, for all features.
+        ids_per_features: the same feature by feature.
+        num_dense: columns of the dense features.
+        manual_seed: seed; any by default.
+        num_batches: number of batches; no end by default.
+        num_generated_batches: batches that are drawn, and then repeated; 0: each is drawn.
+        min_ids_per_feature: bags have from so many to `ids_per_feature` ids.
+        min_ids_per_features: the same feature by feature.
+
+    Raises:
+        InvalidInputError: a list is not one value a feature, or both forms are given.
+    """
+
+    def __init__(
+        self,
+        keys: list[str],
+        batch_size: int,
+        hash_size: int | None = None,
+        hash_sizes: list[int] | None = None,
+        ids_per_feature: int | None = None,
+        ids_per_features: list[int] | None = None,
+        num_dense: int = 50,
+        manual_seed: int | None = None,
+        num_batches: int | None = None,
+        num_generated_batches: int = 10,
+        min_ids_per_feature: int | None = None,
+        min_ids_per_features: list[int] | None = None,
+    ) -> None:
+        self._keys, self._batch_size, self._num_dense = keys, batch_size, num_dense
+        self._rows = self._each("hash_size", hash_size, hash_sizes, _ROWS)
+        self._most = self._each("ids_per_feature", ids_per_feature, ids_per_features, _IDS)
+        least = self._each("min_ids_per_feature", min_ids_per_feature, min_ids_per_features, -1)
+        self._least = [most if low < 0 else low for low, most in zip(least, self._most, strict=True)]
+        self._generator = torch.Generator()
+        if manual_seed is not None:
+            self._generator.manual_seed(manual_seed)
+        self._num_batches = num_batches
+        self._made = [self._draw() for _ in range(num_generated_batches)]
+
+    def _each(self, name: str, one: int | None, many: list[int] | None, default: int) -> list[int]:
+        """A value for each feature."""
+        if one is not None and many is not None:
+            raise sw.InvalidInputError(f"give {name} or {name}s, not both")
+        values = many if many is not None else [default if one is None else one] * len(self._keys)
+        if len(values) != len(self._keys):
+            raise sw.InvalidInputError(f"{name}s has {len(values)} values for {len(self._keys)} keys")
+        return values
+
+    def __iter__(self) -> Iterator[Batch]:
+        made = itertools.cycle(self._made) if self._made else iter(self._draw, None)
+        return itertools.islice(made, self._num_batches)
+
+    def __len__(self) -> int:
+        if self._num_batches is None:
+            raise TypeError("a dataset without num_batches has no length")
+        return self._num_batches
+
+    def _draw(self) -> Batch:
+        lengths = torch.cat(
+            [self._below(low, high + 1) for low, high in zip(self._least, self._most, strict=True)]
+        )
+        per_feature = lengths.reshape(len(self._keys), -1).sum(dim=1).tolist()
+        values = torch.cat(
+            [
+                torch.randint(rows, (count,), generator=self._generator)
+                for rows, count in zip(self._rows, per_feature, strict=True)
+            ]
+        )
+        return Batch(
+            torch.randn(self._batch_size, self._num_dense, generator=self._generator),
+            sw.KeyedJaggedTensor(keys=self._keys, values=values, lengths=lengths),
+            torch.randint(2, (self._batch_size,), generator=self._generator),
+        )
+
+    def _below(self, low: int, high: int) -> torch.Tensor:
+        return torch.randint(low, high, (self._batch_size,), generator=self._generator)

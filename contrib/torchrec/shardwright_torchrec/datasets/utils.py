@@ -1,0 +1,71 @@
+"""Batches of dense and sparse features with labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+import shardwright as sw
+from shardwright_torchrec.streamable import Pipelineable
+
+__all__ = ["Batch", "Limit", "safe_cast"]
+
+
+@dataclass
+class Batch(Pipelineable):
+    """A batch ``B``: dense features ``[B, columns]``, sparse features, and labels ``[B]``."""
+
+    dense_features: Tensor
+    sparse_features: sw.KeyedJaggedTensor
+    labels: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        """The batch on a device."""
+        return Batch(
+            self.dense_features.to(device=device, non_blocking=non_blocking),
+            self.sparse_features.to(device=device, non_blocking=non_blocking),
+            self.labels.to(device=device, non_blocking=non_blocking),
+        )
+
+    def record_stream(self, stream: Any) -> None:
+        """Keep the tensors' memory until the stream is done with them."""
+        self.dense_features.record_stream(stream)
+        self.sparse_features.record_stream(stream)
+        self.labels.record_stream(stream)
+
+    def pin_memory(self) -> Batch:
+        """The batch in pinned memory."""
+        return Batch(
+            self.dense_features.pin_memory(), self.sparse_features.pin_memory(), self.labels.pin_memory()
+        )
+
+
+class Limit(IterableDataset):  # type: ignore[type-arg]  # of whatever it limits
+    """The first items of an iterable.
+
+    Args:
+        datapipe: the iterable.
+        limit: most items.
+    """
+
+    def __init__(self, datapipe: Iterable[Any], limit: int) -> None:
+        self.datapipe, self.limit = datapipe, limit
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, item in enumerate(self.datapipe):
+            if number >= self.limit:
+                return
+            yield item
+
+
+def safe_cast(val: Any, dest_type: Any, default: Any) -> Any:
+    """A value as another type, or a default where it cannot be."""
+    try:
+        return dest_type(val)
+    except ValueError:
+        return default

@@ -1,0 +1,1 @@
+"""Small parts of TorchRec's package of that name."""

@@ -1,0 +1,51 @@
+"""Places of ranks on hosts, from the launcher's environment."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+__all__ = ["get_group_rank", "get_local_rank", "get_local_size", "get_num_groups"]
+
+
+def _from_environment(*names: str) -> int | None:
+    found = [os.environ[name] for name in names if name in os.environ]
+    return int(found[0]) if found else None
+
+
+def get_local_size(world_size: int | None = None) -> int:
+    """Ranks of this host; all ranks unless the launcher says otherwise.
+
+    Args:
+        world_size: number of ranks; the process group's by default.
+    """
+    told = _from_environment("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    world_size = dist.get_world_size() if world_size is None else world_size
+    return told if told and told <= world_size and world_size % told == 0 else world_size
+
+
+def get_local_rank(world_size: int | None = None, rank: int | None = None) -> int:
+    """Number of this rank on its host.
+
+    Args:
+        world_size: number of ranks; the process group's by default.
+        rank: number of the rank; the process group's by default.
+    """
+    told = _from_environment("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK")
+    size = get_local_size(world_size)
+    if told is not None and 0 <= told < size:
+        return told
+    return (dist.get_rank() if rank is None else rank) % size
+
+
+def get_group_rank(world_size: int | None = None, rank: int | None = None) -> int:
+    """Number of this rank's host."""
+    rank = dist.get_rank() if rank is None else rank
+    return (rank - get_local_rank(world_size, rank)) // get_local_size(world_size)
+
+
+def get_num_groups(world_size: int | None = None) -> int:
+    """Number of hosts."""
+    world_size = dist.get_world_size() if world_size is None else world_size
+    return world_size // get_local_size(world_size)

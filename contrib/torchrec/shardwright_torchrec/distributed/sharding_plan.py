@@ -1,0 +1,238 @@
+"""Plans by hand: a sharding for each table, `table_wise(rank=0)`, `row_wise()`, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+import shardwright as sw
+from shardwright.host import host
+from shardwright_torchrec.distributed.comm import get_local_size
+from shardwright_torchrec.parallel.sharders import REPLICATED, get_default_sharders
+
+__all__ = [
+    "ParameterShardingGenerator",
+    "apply_to_all",
+    "column_wise",
+    "construct_module_sharding_plan",
+    "data_parallel",
+    "get_module_to_default_sharders",
+    "get_sharding_constructor_from_type",
+    "grid_shard",
+    "row_wise",
+    "table_row_wise",
+    "table_wise",
+]
+
+ParameterShardingGenerator = Callable[[sw.TableSpec, sw.Topology, sw.ModuleSharder], sw.ParameterSharding]
+"""Makes a table's part of a plan: `(table, topology, sharder) -> ParameterSharding`."""
+
+
+def table_wise(
+    rank: int, device: str | None = None, compute_kernel: str | None = None
+) -> ParameterShardingGenerator:
+    """The whole table on a rank."""
+    return _sharded("table_wise", lambda layout: [rank] * len(layout.blocks), compute_kernel)
+
+
+def row_wise(
+    sizes_placement: tuple[list[int], str | list[str]] | None = None,
+    compute_kernel: str | None = None,
+    num_buckets: int | None = None,
+) -> ParameterShardingGenerator:
+    """The rows cut over all ranks, into equal parts.
+
+    Raises:
+        UnsupportedError: parts of given sizes are asked for.
+    """
+    if sizes_placement is not None or num_buckets is not None:
+        raise sw.UnsupportedError(
+            "row_wise(sizes_placement=..., num_buckets=...) is not supported: rows are cut into equal parts, one a rank"
+        )
+    return _sharded("row_wise", _own_ranks, compute_kernel)
+
+
+def column_wise(
+    ranks: list[int] | None = None,
+    size_per_rank: list[int] | None = None,
+    compute_kernel: str | None = None,
+    device_types: list[str] | None = None,
+) -> ParameterShardingGenerator:
+    """The columns cut into equal parts, each on one of the ranks given.
+
+    Raises:
+        UnsupportedError: parts of given sizes are asked for.
+    """
+    if ranks is None or size_per_rank is not None:
+        raise sw.UnsupportedError(
+            "column_wise() takes ranks=[...]; columns are cut into equal parts, one a rank"
+        )
+    return _sharded("column_wise", lambda layout: list(ranks), compute_kernel, num_blocks=len(ranks))
+
+
+def data_parallel() -> ParameterShardingGenerator:
+    """A copy on each rank."""
+    return _sharded(REPLICATED, _own_ranks, None)
+
+
+def table_row_wise(host_index: int) -> ParameterShardingGenerator:
+    """The rows cut over the ranks of a host."""
+    return _sharded("table_row_wise", lambda layout: _ranks_of_hosts(layout, [host_index]), None)
+
+
+def grid_shard(host_indexes: list[int]) -> ParameterShardingGenerator:
+    """The columns cut over hosts, the rows over the ranks of each."""
+    return _sharded(
+        "grid_shard", lambda layout: _ranks_of_hosts(layout, host_indexes), None, num_hosts=len(host_indexes)
+    )
+
+
+def _own_ranks(layout: sw.Layout) -> list[int]:
+    return [number if block.rank is None else block.rank for number, block in enumerate(layout.blocks)]
+
+
+def _ranks_of_hosts(layout: sw.Layout, hosts: Sequence[int]) -> list[int]:
+    """Ranks of the blocks of each group of a host, in their order."""
+    groups: dict[Any, list[int]] = {}
+    for number, block in enumerate(layout.blocks):
+        groups.setdefault(block.host_group, []).append(number)
+    ranks = [0] * len(layout.blocks)
+    for index, members in zip(hosts, groups.values(), strict=True):
+        for place, number in enumerate(members):
+            ranks[number] = index * len(members) + place
+    return ranks
+
+
+def _sharded(
+    kind: str,
+    place: Callable[[sw.Layout], list[int]],
+    kernel: str | None,
+    *,
+    num_blocks: int | None = None,
+    num_hosts: int | None = None,
+) -> ParameterShardingGenerator:
+    """A generator of the layout with so many blocks, or groups of a host."""
+
+    def generate(
+        table: sw.TableSpec, topology: sw.Topology, sharder: sw.ModuleSharder
+    ) -> sw.ParameterSharding:
+        layout = _layout(kind, table, topology, num_blocks, num_hosts)
+        name = kernel or _kernel(kind, table, topology, sharder)
+        found = host().compute_kernels.canonical(name)
+        return sw.ParameterSharding(kind, found, layout.placed(place(layout)), topology.compute_device)
+
+    return generate
+
+
+def _layout(
+    kind: str, table: sw.TableSpec, topology: sw.Topology, num_blocks: int | None, num_hosts: int | None
+) -> sw.Layout:
+    parts = num_blocks or num_hosts
+    narrow = sw.ParameterConstraints(
+        sharding_types=[kind], min_partition=table.embedding_dim // parts if parts else None
+    )
+    offered = list(host().sharding_types.create(kind).layouts(table, topology, narrow))
+    for layout in offered:
+        groups = {block.host_group for block in layout.blocks}
+        if num_blocks in (None, len(layout.blocks)) and num_hosts in (None, len(groups)):
+            return layout
+    raise sw.PlanError(
+        f"{kind} of table {table.describe()} on {topology.world_size} ranks, {topology.local_world_size} a host: "
+        f"there is no layout of {num_blocks or num_hosts or 'any'} parts; there are those of "
+        f"{sorted({len(layout.blocks) for layout in offered})} blocks"
+    )
+
+
+def _kernel(kind: str, table: sw.TableSpec, topology: sw.Topology, sharder: sw.ModuleSharder) -> str:
+    """The kernel that a planner takes for a table of that type alone."""
+    constraints = {table.name: sw.ParameterConstraints(sharding_types=[kind])}
+    planner = sw.EmbeddingShardingPlanner(topology, constraints=constraints, storage_reservation=0.0)
+    allowed = sharder.allowed(table, topology.compute_device)
+    if allowed is not None and (kernels := dict(allowed).get(kind)):
+        return kernels[0]
+    return planner.plan_tables([table]).plan[table.module][table.name].compute_kernel
+
+
+def get_sharding_constructor_from_type(sharding_type: Any) -> Callable[..., ParameterShardingGenerator]:
+    """The function of this module for a sharding type."""
+    name = str(getattr(sharding_type, "value", sharding_type))
+    found: Mapping[str, Callable[..., ParameterShardingGenerator]] = {
+        "column_wise": column_wise,
+        "grid_shard": grid_shard,
+        "row_wise": row_wise,
+        "table_row_wise": table_row_wise,
+        "table_wise": table_wise,
+        REPLICATED: data_parallel,
+    }
+    if name not in found:
+        raise sw.UnknownNameError(
+            f"no function for sharding type {name!r}. Known: {', '.join(sorted(found))}."
+        )
+    return found[name]
+
+
+def get_module_to_default_sharders() -> dict[type[nn.Module], sw.ModuleSharder]:
+    """Class of a collection -> its sharder."""
+    return {sharder.module_type: sharder for sharder in get_default_sharders()}
+
+
+def _sharder_of(module: nn.Module, sharder: sw.ModuleSharder | None) -> sw.ModuleSharder:
+    if sharder is not None:
+        return sharder
+    found = get_module_to_default_sharders()
+    for kind in type(module).__mro__:
+        if kind in found:
+            return found[kind]
+    raise sw.UnsupportedError(f"no sharder for {type(module).__name__}: give one")
+
+
+def apply_to_all(
+    module: nn.Module,
+    parameter_sharding_generator: ParameterShardingGenerator,
+    sharder: sw.ModuleSharder | None = None,
+) -> dict[str, ParameterShardingGenerator]:
+    """One sharding for all tables of a collection."""
+    tables = _sharder_of(module, sharder).tables(module)
+    return {table.name: parameter_sharding_generator for table in tables}
+
+
+def construct_module_sharding_plan(
+    module: nn.Module,
+    per_param_sharding: Mapping[str, ParameterShardingGenerator],
+    sharder: sw.ModuleSharder | None = None,
+    local_size: int | None = None,
+    world_size: int | None = None,
+    device_type: str | None = None,
+) -> sw.EmbeddingModuleShardingPlan:
+    """The plan of a collection by hand.
+
+    Args:
+        module: the collection.
+        per_param_sharding: table -> its sharding, `{"user": table_wise(rank=0)}`.
+        sharder: the collection's sharder; TorchRec's by default.
+        local_size: ranks of a host; by the launcher's environment by default.
+        world_size: number of ranks; the process group's by default.
+        device_type: type of the devices; `"cuda"` where there is one by default.
+
+    Raises:
+        PlanError: a table has no such layout, or is left out.
+    """
+    import torch
+
+    sharder = _sharder_of(module, sharder)
+    world_size = dist.get_world_size() if world_size is None else world_size
+    topology = sw.Topology(
+        world_size,
+        device_type or ("cuda" if torch.cuda.is_available() else "cpu"),
+        local_world_size=get_local_size(world_size) if local_size is None else local_size,
+    )
+    tables = {table.name: table for table in sharder.tables(module)}
+    if set(tables) != set(per_param_sharding):
+        differ = sorted(set(tables) ^ set(per_param_sharding))
+        raise sw.PlanError(f"the tables are {sorted(tables)}; these are in one of the two alone: {differ}")
+    return sw.EmbeddingModuleShardingPlan(
+        {name: per_param_sharding[name](table, topology, sharder) for name, table in tables.items()}
+    )

@@ -1,0 +1,1 @@
+"""Dense building blocks under TorchRec's names, with its parameter names, so that its checkpoints load."""

@@ -1,0 +1,1 @@
+"""Optimizers under TorchRec's names."""

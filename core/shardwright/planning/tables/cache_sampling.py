@@ -1,0 +1,103 @@
+"""Miss rates of caches of any size, from a sample of batches.
+
+Legend: R rows of the table, T batches of the sample, U distinct ids of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.errors import InvalidInputError
+from shardwright.planning.arrays import Floats, Ints
+
+_NEVER = -1
+_GOLDEN, _SPAN = 0x9E3779B1, 1 << 32
+"""Multiplier of Knuth's multiplicative hash (The Art of Computer Programming, volume 3, 6.4), and its range."""
+
+
+def distinct_ids(batches: Iterable[Any], num_embeddings: int) -> list[Ints]:
+    """Distinct ids of each batch, rising.
+
+    Raises:
+        InvalidInputError: there are fewer than two batches, or an id is no row of the table.
+    """
+    found = [np.unique(np.asarray(batch).astype(np.int64, copy=False).reshape(-1)) for batch in batches]
+    if len(found) < 2:
+        raise InvalidInputError(
+            f"a sample of {len(found)} batches says nothing of reuse; give at least 2, better some hundred"
+        )
+    for number, ids in enumerate(found):
+        if len(ids) and not (ids[0] >= 0 and ids[-1] < num_embeddings):
+            raise InvalidInputError(
+                f"batch {number} of the sample has ids from {ids[0]} to {ids[-1]}; the table has {num_embeddings} rows"
+            )
+    return found
+
+
+def sizes_that_hit(batches: Sequence[Ints], num_embeddings: int, algorithm: str) -> Floats:
+    """Rows that a cache must hold more than, for each lookup in the second half of the sample to be a hit.
+
+    The first half fills the caches. A row that was never seen before counts as one that only the whole table has.
+
+    Args:
+        batches: distinct ids of each batch.
+        num_embeddings: ``R``.
+        algorithm: ``"lru"`` or ``"lfu"``.
+    """
+    of = _by_recency if algorithm == "lru" else _by_uses
+    sizes = of(batches, num_embeddings, len(batches) // 2)
+    return np.concatenate(sizes) if sizes else np.empty(0)
+
+
+def _by_recency(batches: Sequence[Ints], num_embeddings: int, first: int) -> list[Floats]:
+    """LRU: the rows used since a row's last use (Mattson et al. 1970, "Evaluation techniques for storage hierarchies").
+
+    Rows of one batch have one time of use. A cache that has room for some of them keeps any: a row's place among them
+    is drawn by a hash.
+    """
+    last = np.full(num_embeddings, _NEVER, dtype=np.int32)
+    rows_at: Ints = np.zeros(len(batches), dtype=np.int64)  # whose last use was in that batch
+    sizes: list[Floats] = []
+    for number, ids in enumerate(batches):
+        used = last[ids]
+        if number >= first:
+            later = np.cumsum(rows_at[::-1])[::-1] - rows_at
+            place = _place(ids) * rows_at[used]
+            sizes.append(np.where(used == _NEVER, float(num_embeddings - 1), later[used] + place))
+        np.subtract.at(rows_at, used[used != _NEVER], 1)
+        rows_at[number] = len(ids)
+        last[ids] = number
+    return sizes
+
+
+def _by_uses(batches: Sequence[Ints], num_embeddings: int, first: int) -> list[Floats]:
+    """LFU: the rows used in more batches than a row, other than the batch itself.
+
+    Uses are counted over the whole sample, since a cache that has run for long knows them as well. Of rows used as
+    often, the cache keeps those used last: a row's place among them is drawn by a hash.
+    """
+    uses = np.bincount(np.concatenate(batches), minlength=num_embeddings)
+    rows_with: Ints = np.bincount(uses)  # rows used in so many batches
+    more = np.cumsum(rows_with[::-1])[::-1] - rows_with
+    sizes: list[Floats] = []
+    for ids in batches[first:]:
+        others = uses[ids] - 1
+        ahead = more[others] - 1 + _place(ids) * rows_with[others]  # without the row itself
+        sizes.append(np.where(others == 0, float(num_embeddings - 1), ahead))
+    return sizes
+
+
+def _place(ids: Ints) -> Floats:
+    """A number from 0 to 1 for each row, by a hash."""
+    place: Floats = (ids * _GOLDEN % _SPAN) / _SPAN
+    return place
+
+
+def histogram(sizes: Floats, num_embeddings: int, num_bins: int) -> npt.NDArray[np.int64]:
+    """Lookups that become hits in each of ``num_bins`` steps of a cache's size, from none to all rows."""
+    bins = np.minimum((sizes * (num_bins / num_embeddings)).astype(np.int64), num_bins - 1)
+    return np.bincount(bins, minlength=num_bins)

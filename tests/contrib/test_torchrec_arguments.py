@@ -1,0 +1,143 @@
+"""Topologies, constraints and sharders take TorchRec's arguments in TorchRec's order; what is not done is refused."""
+
+from __future__ import annotations
+
+import inspect
+from enum import Enum
+from typing import Any
+
+import attrs
+import pytest
+from shardwright_torchrec.parallel.constraints import CacheParams, ParameterConstraints
+from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
+from shardwright_torchrec.planner.topologies import Topology
+from shardwright_torchrec.planner.types import Storage
+
+import shardwright as sw
+
+GIB = 1 << 30
+
+
+def names_of(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name not in ("self", "further")]
+
+
+def test_arguments_stand_in_torchrecs_order() -> None:
+    """TorchRec 1.8.0's signatures."""
+    assert names_of(Topology.__init__) == [
+        *("world_size", "compute_device", "hbm_cap", "ddr_cap", "ssd_cap", "local_world_size", "pod_size"),
+        *("hbm_mem_bw", "ddr_mem_bw", "ssd_mem_bw", "hbm_to_ddr_mem_bw", "intra_host_bw", "inter_host_bw"),
+        *("bwd_compute_multiplier", "custom_topology_data", "weighted_feature_bwd_compute_multiplier"),
+        *("uneven_sharding_perf_multiplier", "generalized_comms_bandwidths", "created_by_factory"),
+    ]
+    assert names_of(ParameterConstraints.__init__) == [
+        *("sharding_types", "compute_kernels", "min_partition", "pooling_factors", "num_poolings"),
+        *("batch_sizes", "is_weighted", "cache_params", "enforce_hbm", "stochastic_rounding"),
+        *("bounds_check_mode", "feature_names", "output_dtype", "device_group", "key_value_params"),
+        "use_virtual_table",
+    ]
+    assert names_of(CacheParams.__init__) == [
+        *("algorithm", "load_factor", "reserved_memory", "precision", "prefetch_pipeline", "stats"),
+        "multipass_prefetch_config",
+    ]
+    assert names_of(EmbeddingCollectionSharder.__init__) == [
+        *("fused_params", "qcomm_codecs_registry", "use_index_dedup")
+    ]
+
+
+def test_devices_have_the_memory_of_each_rank() -> None:
+    topology = Topology(2, "cuda", [GIB, 2 * GIB], 3 * GIB)
+    assert [device.storage for device in topology.devices] == [
+        Storage(GIB, 3 * GIB),
+        Storage(2 * GIB, 3 * GIB),
+    ]
+    assert [device.rank for device in topology.devices] == [0, 1]
+    assert Topology(1, "cuda", ssd_cap=5, ssd_mem_bw=7).devices[0].storage.ssd == 5
+
+
+def test_device_memory_of_a_cpu_is_not_used() -> None:
+    topology = Topology(2, "cpu", hbm_cap=GIB, ddr_cap=2 * GIB, hbm_mem_bw=1.0)
+    assert topology.devices[1].storage == Storage(0, 2 * GIB)
+    assert topology == Topology(2, "cpu", ddr_cap=2 * GIB)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"bwd_compute_multiplier": 3},
+        {"custom_topology_data": object()},
+        {"uneven_sharding_perf_multiplier": 0.5},
+        {"pod_size": 3},
+    ],
+)
+def test_topology_refuses_what_is_not_done_by_name(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(sw.UnsupportedError, match=name):
+        Topology(4, "cpu", local_world_size=2, **given)
+
+
+class Mode(Enum):
+    FATAL = 0
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        ({"enforce_hbm": True}, "compute_kernels"),
+        ({"stochastic_rounding": True}, "fused_params={'stochastic_rounding': True}"),
+        ({"bounds_check_mode": Mode.FATAL}, "fused_params={'bounds_check_mode': ...}"),
+        ({"output_dtype": sw.DataType.FP16}, "qcomms_config"),
+        ({"use_virtual_table": True}, "hash-embedding"),
+    ],
+)
+def test_constraints_refuse_what_is_not_done_by_name(given: dict[str, Any], instead: str) -> None:
+    (name,) = given
+    with pytest.raises(sw.UnsupportedError) as caught:
+        ParameterConstraints(**given)
+    assert f"ParameterConstraints({name}=" in str(caught.value)
+    assert instead in str(caught.value)
+
+
+def test_constraints_that_ask_for_what_is_done_are_shardwrights() -> None:
+    cache = CacheParams("lfu", 0.5, prefetch_pipeline=True)
+    rule = ParameterConstraints(
+        ["row_wise"],
+        pooling_factors=[2.0],
+        cache_params=cache,
+        enforce_hbm=False,
+        feature_names=["a"],
+        output_dtype=sw.DataType.FP32,
+    )
+    assert rule.to_data() == {
+        "sharding_types": ["row_wise"],
+        "pooling_factors": [2.0],
+        "cache_params": {"load_factor": 0.5, "algorithm": "lfu", "stats": None},
+    }
+    assert rule.feature_names == ["a"]
+    assert attrs.evolve(rule, ranks=(1,)).ranks == (1,)
+    assert CacheParams() == CacheParams(load_factor=None)
+    with pytest.raises(sw.UnsupportedError, match=r"CacheParams\(precision='fp16'\)"):
+        CacheParams(precision="fp16")
+
+
+def test_planner_warns_of_constraints_for_tables_that_are_not_there() -> None:
+    table = sw.EmbeddingBagConfig(name="user", num_embeddings=6, embedding_dim=8, feature_names=["u"])
+    constraints = {
+        name: ParameterConstraints(sharding_types=["row_wise"]) for name in ("user", "usr", "item")
+    }
+    planner = EmbeddingShardingPlanner(Topology(2, "cpu", GIB), constraints=constraints, debug=False)
+    with pytest.warns(RuntimeWarning) as caught:
+        plan = planner.plan(
+            sw.EmbeddingBagCollection([table], device="meta"), [EmbeddingBagCollectionSharder()]
+        )
+    assert plan.plan[""]["user"].sharding_type == "row_wise"
+    texts = sorted(str(warning.message) for warning in caught)
+    assert [text.split(" is ")[0] for text in texts] == ["constraints['item']", "constraints['usr']"]
+    assert "Did you mean 'user'? It is left out." in texts[1]
+    assert "usr" not in plan.to_json()
+
+
+def test_use_index_dedup_changes_nothing_and_says_so() -> None:
+    with pytest.warns(RuntimeWarning, match="use_index_dedup=True changes no result"):
+        EmbeddingCollectionSharder({"optimizer": "adam"}, None, True)

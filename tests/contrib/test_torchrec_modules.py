@@ -1,0 +1,390 @@
+"""Dense modules, models, data sets and small functions under TorchRec's names, against independent computations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from shardwright_torchrec.datasets.criteo import (
+    DEFAULT_CAT_NAMES,
+    DEFAULT_INT_NAMES,
+    InMemoryBinaryCriteoIterDataPipe,
+    criteo_kaggle,
+)
+from shardwright_torchrec.datasets.random import RandomRecDataset
+from shardwright_torchrec.datasets.utils import Batch, Limit
+from shardwright_torchrec.distributed.comm import (
+    get_group_rank,
+    get_local_rank,
+    get_local_size,
+    get_num_groups,
+)
+from shardwright_torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    apply_to_all,
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    get_sharding_constructor_from_type,
+    grid_shard,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
+from shardwright_torchrec.models.deepfm import SimpleDeepFMNN
+from shardwright_torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain, choose
+from shardwright_torchrec.modules.crossnet import (
+    CrossNet,
+    LowRankCrossNet,
+    LowRankMixtureCrossNet,
+    VectorCrossNet,
+)
+from shardwright_torchrec.modules.feature_processors import (
+    FeatureProcessedEmbeddingBagCollection,
+    PositionWeightedModule,
+    PositionWeightedModuleCollection,
+    PositionWeightedModuleDict,
+)
+from shardwright_torchrec.modules.mlp import MLP
+from shardwright_torchrec.modules.regroup import KTRegroupAsDict
+from shardwright_torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from shardwright_torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
+
+import shardwright as sw
+
+B, F, D, DENSE = 5, 3, 8, 4
+
+
+def bags(**further: bool) -> sw.EmbeddingBagCollection:
+    tables = [
+        sw.EmbeddingBagConfig(name=f"t{i}", embedding_dim=D, num_embeddings=10, feature_names=[f"f{i}"])
+        for i in range(F)
+    ]
+    return sw.EmbeddingBagCollection(tables, **further)
+
+
+def batch() -> sw.KeyedJaggedTensor:
+    return sw.KeyedJaggedTensor(
+        keys=[f"f{i}" for i in range(F)],
+        values=torch.arange(24) % 10,
+        lengths=torch.tensor([2, 1, 0, 3, 2] * F),
+    )
+
+
+def test_dlrm_takes_the_products_of_all_pairs() -> None:
+    model, dense, sparse = DLRM(bags(), DENSE, [16, D], [6, 1]), torch.rand(B, DENSE), batch()
+    first = model.dense_arch(dense)
+    vectors = [first, *model.sparse_arch.embedding_bag_collection(sparse).values().split(D, dim=1)]
+    products = [(one * other).sum(1) for one, other in itertools.combinations(vectors, 2)]
+    assert len(products) == F + choose(F, 2)
+    expected = model.over_arch(torch.cat([first, torch.stack(products, dim=1)], dim=1))
+    torch.testing.assert_close(model(dense, sparse), expected)
+    assert model.sparse_arch.sparse_feature_names == ["f0", "f1", "f2"]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: DLRM_DCN(bags(), DENSE, [D], [6, 1], dcn_num_layers=2, dcn_low_rank_dim=3),
+        lambda: DLRM_Projection(bags(), DENSE, [D], [6, 1], [2 * D], [3 * D]),
+    ],
+    ids=["DCN", "projection"],
+)
+def test_dlrms_other_interactions_train(model: Callable[[], DLRM]) -> None:
+    train = DLRMTrain(model())
+    data = Batch(torch.rand(B, DENSE), batch(), torch.tensor([0, 1, 1, 0, 1]))
+    loss, (detached, logits, labels) = train(data)
+    loss.backward()
+    assert logits.shape == labels.shape == (B,)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.float())
+    assert float(detached) == pytest.approx(float(expected))
+    assert all(parameter.grad is not None for parameter in train.parameters())
+
+
+def test_dlrm_of_a_wrong_width_says_which() -> None:
+    with pytest.raises(sw.InvalidInputError, match="embedding_dim, 8"):
+        DLRM(bags(), DENSE, [16], [6, 1])
+    with pytest.raises(sw.InvalidInputError, match="two layers"):
+        DLRM(bags(), DENSE, [D], [1])
+
+
+def test_deepfm_gives_probabilities() -> None:
+    found = SimpleDeepFMNN(DENSE, bags(), 6, 5)(torch.rand(B, DENSE), batch())
+    assert found.shape == (B, 1)
+    assert ((found > 0) & (found < 1)).all()
+
+
+def test_crossnets_follow_their_formulas() -> None:
+    x = torch.rand(B, 4)
+    full, thin, vector = CrossNet(4, 2), LowRankCrossNet(4, 2, 3), VectorCrossNet(4, 2)
+    expected = [x, x, x]
+    for i in range(2):
+        a, b, c = expected
+        w, v = thin.W_kernels[i], thin.V_kernels[i]
+        expected = [
+            x * torch.stack([full.kernels[i] @ row + full.bias[i][:, 0] for row in a]) + a,
+            x * torch.stack([w @ (v @ row) + thin.bias[i] for row in b]) + b,
+            x * torch.stack([vector.kernels[i][:, 0] @ row for row in c])[:, None] + vector.bias[i][:, 0] + c,
+        ]
+    for module, value in zip((full, thin, vector), expected, strict=True):
+        torch.testing.assert_close(module(x), value)
+
+
+def test_mixture_of_one_expert_is_that_expert() -> None:
+    x, net = torch.rand(B, 4), LowRankMixtureCrossNet(4, 1, 1, 2)
+    v, c, u = net.V_kernels[0][0], net.C_kernels[0][0], net.U_kernels[0][0]
+    hidden = torch.relu(torch.relu(x @ v.T) @ c.T)
+    torch.testing.assert_close(net(x), x * (hidden @ u.T + net.bias[0][:, 0]) + x)
+    assert LowRankMixtureCrossNet(4, 2, 3, 2)(x).shape == (B, 4)
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid", "swish_layernorm", torch.tanh, torch.nn.GELU])
+def test_mlp_activates_its_layers(activation: object) -> None:
+    model = MLP(4, [3, 2], activation=activation, activation_on_last=False)  # type: ignore[arg-type]
+    assert model(torch.rand(B, 4)).shape == (B, 2)
+    assert isinstance(model._mlp[1]._activation_fn, torch.nn.Identity)
+
+
+def test_mlp_of_an_unknown_activation_names_those_known() -> None:
+    with pytest.raises(sw.InvalidInputError, match=r"'swish'.*relu, sigmoid, swish_layernorm"):
+        MLP(4, [2], activation="swish")
+
+
+def test_position_weights_are_those_of_places_in_bags() -> None:
+    processor = PositionWeightedModuleCollection({"f0": 3, "f1": 3})
+    with torch.no_grad():
+        processor.position_weights["f0"].copy_(torch.tensor([5.0, 6.0, 7.0]))
+    weights = processor(batch())["f0"].weights()
+    assert weights.tolist() == [5, 6, 5, 5, 6, 7, 5, 6]
+    assert processor(batch())["f2"].weights().tolist() == [1.0] * 8
+    one = PositionWeightedModule(3)(batch()["f0"])
+    several = PositionWeightedModuleDict({"f0": 3})(batch().to_dict())
+    assert one.weights().tolist() == several["f0"].weights().tolist() == [1.0] * 8
+
+
+def test_processed_collection_is_the_weighted_collection_of_what_was_processed() -> None:
+    own = bags(is_weighted=True)
+    processors = {"f0": PositionWeightedModule(3)}
+    with torch.no_grad():
+        processors["f0"].position_weight.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    found = FeatureProcessedEmbeddingBagCollection(own, processors)(batch()).values()
+    weights = torch.tensor([1.0, 2, 1, 1, 2, 3, 1, 2] + [1.0] * 16)
+    given = sw.KeyedJaggedTensor(
+        keys=batch().keys(), values=batch().values(), lengths=batch().lengths(), weights=weights
+    )
+    torch.testing.assert_close(found, own(given).values())
+    with pytest.raises(sw.InvalidInputError, match="is_weighted=True"):
+        FeatureProcessedEmbeddingBagCollection(bags(), processors)
+
+
+def test_regroup_joins_columns_by_group() -> None:
+    pooled = bags()(batch())
+    groups = KTRegroupAsDict([["f0", "f2"], ["f1"]], ["sides", "middle"])([pooled])
+    assert torch.equal(groups["sides"], torch.cat([pooled["f0"], pooled["f2"]], dim=1))
+    assert torch.equal(groups["middle"], pooled["f1"])
+
+
+# Learning rates after each step, of TorchRec 1.8.0 (optim/warmup.py) with the stages below and lr 0.3.
+RATES = [0.084, 0.138, 0.192, 0.246, 0.3, 0.42, 0.42, 0.42, 0.01875, 0.3 / 36, 0.3 / 144, 0.0]
+RATES += [0.01875, 0.01875, 0.009375, 0.009375, *(0.3 / step**0.5 for step in range(17, 21)), 0.3, 0.3]
+STAGES = [
+    WarmupStage(WarmupPolicy.LINEAR, 5, 0.1),
+    WarmupStage(WarmupPolicy.CONSTANT, 8, 0.7, lr_scale=2.0),
+    WarmupStage(WarmupPolicy.POLY, 12, 2.0),
+    WarmupStage(WarmupPolicy.STEP, 16, 0.5, decay_iters=3),
+    WarmupStage(WarmupPolicy.INVSQRT, 20, 1.0),
+]
+
+
+def keyed(parameter: torch.nn.Parameter) -> sw.KeyedOptimizer:
+    return sw.KeyedOptimizerWrapper({"w": parameter}, lambda params: torch.optim.SGD(params, lr=1.0))
+
+
+def test_warmup_sets_torchrecs_rates_and_goes_on_where_it_was_saved() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = WarmupOptimizer(keyed(parameter), STAGES, lr=0.3)
+    found = []
+    for step in range(len(RATES)):
+        if step == 10:
+            saved = optimizer.state_dict()
+            optimizer = WarmupOptimizer(keyed(parameter), STAGES, lr=0.3)
+            optimizer.load_state_dict(saved)
+        parameter.grad = torch.ones(1)
+        optimizer.step()
+        found.append(optimizer.param_groups[0]["lr"])
+    assert found == pytest.approx(RATES)
+
+
+@pytest.mark.parametrize(
+    ("clipping", "expected"),
+    [
+        (GradientClipping.NORM, [-0.06, -0.08]),
+        (GradientClipping.VALUE, [-0.1, -0.1]),
+        (GradientClipping.NONE, [-3.0, -4.0]),
+    ],
+)
+def test_clipping_optimizer_clips_before_it_steps(clipping: GradientClipping, expected: list[float]) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = GradientClippingOptimizer(keyed(parameter), clipping, max_gradient=0.1, track_grad_norm=True)
+    parameter.grad = torch.tensor([3.0, 4.0])
+    optimizer.step()
+    assert parameter.tolist() == pytest.approx(expected, rel=1e-3)
+    if clipping is GradientClipping.NORM:
+        assert float(optimizer.last_total_grad_norm) == pytest.approx(5.0)  # type: ignore[arg-type]
+
+
+def test_random_dataset_repeats_with_its_seed_and_stays_within_its_tables() -> None:
+    def made() -> list[Batch]:
+        return list(
+            RandomRecDataset(
+                ["a", "b"],
+                4,
+                hash_sizes=[3, 50],
+                ids_per_features=[2, 5],
+                min_ids_per_features=[2, 0],
+                num_dense=6,
+                manual_seed=7,
+                num_batches=3,
+            )
+        )
+
+    first, again = made(), made()
+    assert len(first) == 3
+    for one, other in zip(first, again, strict=True):
+        assert torch.equal(one.sparse_features.values(), other.sparse_features.values())
+        assert one.dense_features.shape == (4, 6)
+        assert one.sparse_features["a"].lengths().tolist() == [2] * 4
+        assert one.sparse_features["b"].lengths().max() <= 5
+        assert one.sparse_features["a"].values().max() < 3
+        assert set(one.labels.tolist()) <= {0, 1}
+    with pytest.raises(sw.InvalidInputError, match="2 values for 1 keys"):
+        RandomRecDataset(["a"], 4, hash_sizes=[1, 2])
+    assert len(list(Limit(RandomRecDataset(["a"], 4), 5))) == 5
+
+
+def test_criteo_lines_are_cast_and_named(tmp_path: Path) -> None:
+    cells = ["1", "7", "", *["3"] * 11, "68fd1e64", *[""] * 25]
+    (tmp_path / "train.txt").write_text("\t".join(cells) + "\n")
+    (row,) = criteo_kaggle(str(tmp_path / "train.txt"))
+    assert (row["label"], row["int_0"], row["int_1"], row["cat_0"], row["cat_25"]) == (
+        1,
+        7,
+        0,
+        "68fd1e64",
+        "",
+    )
+    (tmp_path / "test.txt").write_text("\t".join(cells[1:]) + "\n")
+    (row,) = criteo_kaggle(str(tmp_path / "test.txt"))
+    assert list(row)[::-1] == [*DEFAULT_INT_NAMES, *DEFAULT_CAT_NAMES]
+
+
+@pytest.fixture
+def criteo(tmp_path: Path) -> dict[str, list[str]]:
+    """Two days of 7 and 4 samples, whose labels number them."""
+    paths: dict[str, list[str]] = {"dense": [], "sparse": [], "labels": []}
+    for day, rows in enumerate([range(7), range(7, 11)]):
+        numbers = np.array(rows)[:, None]
+        for name, array in (
+            ("dense", np.repeat(numbers, 13, 1).astype(np.float32)),
+            ("sparse", np.repeat(numbers, 26, 1).astype(np.int32)),
+            ("labels", numbers.astype(np.int32)),
+        ):
+            path = tmp_path / f"{name}_{day}.npy"
+            np.save(path, array)
+            paths[name].append(str(path))
+    return paths
+
+
+@pytest.mark.parametrize("mmap_mode", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_criteo_arrays_are_dealt_to_ranks_once(
+    criteo: dict[str, list[str]], mmap_mode: bool, drop_last: bool
+) -> None:
+    seen = []
+    for rank in range(3):
+        data = InMemoryBinaryCriteoIterDataPipe(
+            "train",
+            *criteo.values(),
+            batch_size=3,
+            rank=rank,
+            world_size=3,
+            drop_last=drop_last,
+            mmap_mode=mmap_mode,
+            hashes=[5] * 26,
+        )
+        batches = list(data)
+        assert len(batches) == len(data)
+        for one in batches:
+            seen += one.labels.tolist()
+            assert one.dense_features[:, 0].tolist() == one.labels.tolist()
+            assert one.sparse_features["cat_25"].values().tolist() == [
+                label % 5 for label in one.labels.tolist()
+            ]
+    assert seen == ([0, 1, 2, 4, 5, 6, 8, 9, 10] if drop_last else list(range(11)))
+
+
+def test_criteo_arrays_shuffled_are_the_same_samples(criteo: dict[str, list[str]]) -> None:
+    data = InMemoryBinaryCriteoIterDataPipe(
+        "train", *criteo.values(), 4, rank=0, world_size=1, shuffle_batches=True, shuffle_training_set=True
+    )
+    assert sorted(label for one in data for label in one.labels.tolist()) == list(range(11))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+
+
+@pytest.mark.usefixtures("launched")
+def test_local_ranks_are_the_launchers() -> None:
+    assert (get_local_size(4), get_local_rank(4, 3), get_group_rank(4, 3), get_num_groups(4)) == (2, 1, 1, 2)
+    assert get_local_size(3) == 3  # what the launcher says cannot be
+
+
+def test_local_ranks_without_a_launcher_are_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert (get_local_size(), get_local_rank(), get_num_groups()) == (1, 0, 1)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("generator", "ranks", "kind"),
+    [
+        (table_wise(rank=3), [3], "table_wise"),
+        (row_wise(), [0, 1, 2, 3], "row_wise"),
+        (column_wise(ranks=[2, 0]), [2, 0], "column_wise"),
+        (data_parallel(), [0, 1, 2, 3], "data_parallel"),
+        (table_row_wise(host_index=1), [2, 3], "table_row_wise"),
+        (grid_shard(host_indexes=[1, 0]), [2, 3, 0, 1], "grid_shard"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_plan_by_hand_puts_shards_where_it_says(
+    generator: ParameterShardingGenerator, ranks: list[int], kind: str
+) -> None:
+    own = bags()
+    plan = construct_module_sharding_plan(
+        own, apply_to_all(own, generator), local_size=2, world_size=4, device_type="cpu"
+    )
+    assert {tuple(sharding.ranks) for sharding in plan.values()} == {tuple(ranks)}
+    assert {sharding.sharding_type for sharding in plan.values()} == {kind}
+    assert callable(get_sharding_constructor_from_type(sw.ShardingType.TABLE_WISE))
+    if kind == "data_parallel":
+        assert plan["t0"].compute_kernel == "dense"
+
+
+def test_plan_by_hand_that_leaves_out_a_table_names_it() -> None:
+    with pytest.raises(sw.PlanError, match=r"alone: \['t2'\]"):
+        construct_module_sharding_plan(
+            bags(), {"t0": row_wise(), "t1": row_wise()}, local_size=1, world_size=2, device_type="cpu"
+        )

@@ -1,6 +1,6 @@
 """What a reshard takes: its pause beside a save and a load of the same model, and its peak beside ``max_extra_bytes``.
 
-    python -m tests.benchmarks.reshard [--gib 1] [--ranks 2] [--tables 8] [--folder DIR]
+    python -m tests.benchmarks.reshard [--gib 1] [--ranks 2] [--tables 12] [--folder DIR]
 
 The tables have widths, and so kernel groups, of their own, and Adam. They go from rows cut over all ranks to whole
 tables on one rank each, and back. A rank's peak is what its resident memory reached above what it was before, looked at
@@ -28,7 +28,7 @@ from shardwright.planning.tables.workload import table_to_data
 from shardwright.testing.ranks import RankPool
 
 SMALLEST_DIM, DIM_STEP = 64, 8
-LIMITS = (None, 1.0, 0.5, 0.25, 0.125)
+LIMITS = (None, 1.0, 0.6, 0.3, 0.15)
 """``max_extra_bytes``, as a part of a rank's share of the model."""
 
 
@@ -131,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gib", type=float, default=1.0, help="of weights and states of all tables")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--tables", type=int, default=8)
+    parser.add_argument("--tables", type=int, default=12)
     parser.add_argument("--folder", help="on the disk to be measured; a temporary one by default")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()

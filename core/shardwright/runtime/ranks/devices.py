@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
+
+Array: TypeAlias = npt.NDArray[Any]
 
 
 def is_host(device: torch.device) -> bool:
@@ -12,6 +19,36 @@ def is_host(device: torch.device) -> bool:
     a limit blocks nobody else. Other devices have streams, and copies from and to page-locked memory.
     """
     return device.type == "cpu"
+
+
+def sent_to(device: torch.device, values: Tensor | Array) -> Tensor:
+    """Copy values to a device, from page-locked memory if they are the host's, so that the host waits for nothing.
+
+    Returns:
+        The values on the device; themselves where they are there.
+    """
+    own = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    if is_host(device) or own.device == device:
+        return own
+    return (own.pin_memory() if is_host(own.device) else own).to(device, non_blocking=True)
+
+
+class Constant:
+    """Host values that are copied to a device once, when they are first needed there.
+
+    Args:
+        values: values that do not change.
+    """
+
+    def __init__(self, values: Tensor | Array) -> None:
+        self.values = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+        self._sent: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        """The values on a device."""
+        if device not in self._sent:
+            self._sent[device] = sent_to(device, self.values)
+        return self._sent[device]
 
 
 def has_accelerator(device_type: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,6 +50,35 @@ class Constant:
         if device not in self._sent:
             self._sent[device] = sent_to(device, self.values)
         return self._sent[device]
+
+
+def with_index(device: torch.device) -> torch.device:
+    """Return a device with its number: of an accelerator without one the current, or else that of ``LOCAL_RANK``.
+
+    Ranks that never call ``torch.cuda.set_device`` all have the current device 0, and would share it.
+    """
+    given: int | None = device.index
+    if is_host(device) or given is not None or device.type == "meta":
+        return device
+    current, told = torch.accelerator.current_device_index(), os.environ.get("LOCAL_RANK", "")
+    local = int(told) if told.isdecimal() else 0
+    is_unset = current == 0 and local < torch.accelerator.device_count()
+    return torch.device(device.type, local if is_unset else current)
+
+
+def memory_bytes(device_type: str) -> int | None:
+    """Bytes of the memory of this machine's smallest accelerator; ``None`` if it has none of the type.
+
+    Args:
+        device_type: such as ``"cuda"``.
+    """
+    if not has_accelerator(device_type):
+        return None
+    module = torch.get_device_module(device_type)
+    if not hasattr(module, "get_device_properties"):
+        return None
+    found = [module.get_device_properties(index) for index in range(torch.accelerator.device_count())]
+    return min(int(own.total_memory) for own in found)
 
 
 def has_accelerator(device_type: str) -> bool:

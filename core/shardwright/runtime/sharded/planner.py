@@ -164,12 +164,18 @@ class EmbeddingShardingPlanner(TablePlanner):
 
 def _topology_of(env: Any) -> Topology:
     """The topology of a ``ShardingEnv``; of one sharding group, where there are several."""
+    from shardwright.runtime.ranks.devices import memory_bytes
+
     everyone, grid = env.everyone, getattr(env, "grid", None)
+    memory: dict[str, Any] = {}
+    if (hbm := memory_bytes(everyone.device_type)) is not None:
+        memory = {"hbm_cap": hbm}
     topology = Topology(
         world_size=everyone.world_size,
         compute_device=everyone.device_type,
         local_world_size=everyone.local_world_size,
-        detected=("world_size", "compute_device", "local_world_size"),
+        detected=("world_size", "compute_device", "local_world_size", *memory),
+        **memory,
     )
     if grid is None:
         return topology

@@ -253,7 +253,7 @@ class StoredCheckpoint:
                 yield start, rows
 
     def _outline(self, file: Any, index: MetadataIndex) -> tuple[int, torch.dtype] | None:
-        """Where the elements of a piece begin in its file, and their dtype; ``None`` if they are not row after row."""
+        """Place in its file at which the elements of a piece begin, and their dtype; ``None`` if not row after row."""
         place, chunk = self._places[index], self._chunk(index)
         view = _create_file_view(file, place.offset, place.length)
         # torch reads no elements of a tensor without memory, and says where they are.

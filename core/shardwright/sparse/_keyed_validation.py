@@ -41,7 +41,7 @@ def lookup_problem(keys: Sequence[str], values: Tensor, num_used: int, wanted: C
         keys: Its keys.
         values: `[V]`.
         num_used: Number of values that bags hold.
-        wanted: The features that are looked up.
+        wanted: Features that are looked up, each of which must occur once.
     """
     if values.dtype not in (torch.int32, torch.int64):
         return f"the values of the {_NAME} are {_text.dtype_name(values)}; ids are int32 or int64. Convert: .long()"
@@ -52,7 +52,7 @@ def lookup_problem(keys: Sequence[str], values: Tensor, num_used: int, wanted: C
             f"the lengths of the {_NAME} add up to {num_used}, but there are {values.shape[0]} values: those beyond "
             "the bags would be left out. Give values[:number] if they are to be"
         )
-    if len(set(keys)) == len(keys):
+    if not wanted or len(set(keys)) == len(keys):
         return ""
     for key in wanted:
         places = [place for place, own in enumerate(keys) if own == key]

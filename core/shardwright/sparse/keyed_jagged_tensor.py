@@ -29,6 +29,7 @@ from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 from shardwright.sparse.jagged_tensor import JaggedTensor
 
 _NAME = "KeyedJaggedTensor"
+_NOT_KNOWN = (None,) * 4
 
 
 @final
@@ -133,12 +134,13 @@ class KeyedJaggedTensor(Jagged):
             self._stride = self._derived_stride(stride)
             if values.is_cpu and not torch.compiler.is_exporting():
                 self._check_content()
-            self._take_known(
-                length_per_key=length_per_key,
-                offset_per_key=offset_per_key,
-                lengths_offset_per_key=lengths_offset_per_key,
-                index_per_key=index_per_key,
-            )
+            if (length_per_key, offset_per_key, lengths_offset_per_key, index_per_key) != _NOT_KNOWN:
+                self._take_known(
+                    length_per_key=length_per_key,
+                    offset_per_key=offset_per_key,
+                    lengths_offset_per_key=lengths_offset_per_key,
+                    index_per_key=index_per_key,
+                )
 
     def _take_known(
         self,
@@ -440,7 +442,7 @@ class KeyedJaggedTensor(Jagged):
 
     def index_per_key(self) -> dict[str, int]:
         """The position of each key."""
-        return dict(self._index())
+        return dict(self._key_indices())
 
     def stride(self) -> int:
         """The number of examples, B; where keys differ and there are no inverse indices, the most of any key."""
@@ -576,7 +578,7 @@ class KeyedJaggedTensor(Jagged):
         Ids must be integers, a feature must occur once, and no value may be left over.
 
         Args:
-            features: Their keys.
+            features: Keys of which each must occur once.
             num_used: Number of values that bags hold, if known.
         """
         used = self._starts()[-1] if num_used is None else num_used
@@ -668,7 +670,7 @@ class KeyedJaggedTensor(Jagged):
         Raises:
             UnknownNameError: There is no such key.
         """
-        position = self._index().get(key) if isinstance(key, str) else None
+        position = self._key_indices().get(key) if isinstance(key, str) else None
         if position is None:
             raise _validation.unknown_key(_NAME, key, self._keys)
         return self._run(position, position + 1)._only()
@@ -740,10 +742,23 @@ class KeyedJaggedTensor(Jagged):
     def _inverse(self) -> InverseIndices | None:
         return None if self._variable is None else self._variable.inverse
 
-    def _index(self) -> dict[str, int]:
+    def _key_indices(self) -> dict[str, int]:
         if self._index_per_key is None:
             self._index_per_key = {key: i for i, key in enumerate(self._keys)}
         return self._index_per_key
+
+    def read_counts(self, flag_of: Callable[[Tensor], Tensor]) -> bool:
+        """Read the number of values of each key, and a flag that follows from them, in one copy to the host.
+
+        :meth:`length_per_key` then knows them.
+
+        Args:
+            flag_of: function from the numbers, `[F]`, to the flag, one element, on their device.
+        """
+        sums = self._sums_by_key()
+        *counts, flag = torch.cat([sums, flag_of(sums).view(1).to(sums.dtype)]).tolist()
+        self._length_per_key = counts
+        return bool(flag)
 
     def _counts(self) -> list[int]:
         if self._length_per_key is None:

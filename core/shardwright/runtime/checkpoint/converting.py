@@ -22,7 +22,8 @@ from shardwright.runtime.checkpoint.entries import MODEL, STATE
 from shardwright.runtime.checkpoint.folder import complete, prepare, saving_folder
 from shardwright.runtime.checkpoint.metadata import METADATA, Manifest, measured
 from shardwright.runtime.checkpoint.reading import Found, StoredCheckpoint, box_requests, row_requests
-from shardwright.runtime.checkpoint.saving import save_entries, write_manifest
+from shardwright.runtime.checkpoint.saving import Progress, save_entries, write_manifest
+from shardwright.runtime.checkpoint.torchrec import translate
 from shardwright.runtime.sharded.table_state import STORED, STORED_ROWS
 
 _TOP = ("model", "optimizer", "extra")
@@ -98,12 +99,13 @@ def to_file(stored: StoredCheckpoint, path: Path, progress: Callable[[str], None
     torch.save(nested(dict(whole_entries(stored, progress))), path)
 
 
-def from_file(path: Path, folder: Path) -> None:
+def from_file(path: Path, folder: Path, progress: Progress | None = None) -> None:
     """Write a checkpoint from a file of ``torch.save``, which is read as plain data.
 
     Args:
         path: the file: a state dict, or a file that :func:`to_file` wrote.
         folder: folder of the checkpoint, named after its step.
+        progress: function called with the bytes written so far, and with those of all tensors.
 
     Raises:
         CheckpointError: the file is something else.
@@ -118,24 +120,32 @@ def from_file(path: Path, folder: Path) -> None:
         key: value.detach().clone() if isinstance(value, Tensor) else value
         for key, value in flat(state).items()
     }
-    save_entries(entries, folder)
+    save_entries(entries, folder, progress)
 
 
-def adopt(stored: StoredCheckpoint, folder: Path) -> None:
+def adopt(stored: StoredCheckpoint, folder: Path, progress: Progress | None = None) -> None:
     """Make a checkpoint with a manifest of one that DCP alone wrote: its files are copied, names begin with a module.
+
+    States of TorchRec's fused optimizers get the names and shapes of torch's; see :mod:`.torchrec`.
 
     Args:
         stored: the checkpoint that DCP wrote.
         folder: folder of the new checkpoint, named after its step.
+        progress: function called with the bytes copied so far, and with those of all files.
     """
     prepare(folder)
     target = saving_folder(folder)
-    names = {place.relative_path for place in stored.metadata.storage_data.values()}
+    names = sorted({place.relative_path for place in stored.metadata.storage_data.values()})
+    copied, total = 0, sum((stored.path / name).stat().st_size for name in names)
     for name in names:
         shutil.copyfile(stored.path / name, target / name)
-    (target / METADATA).write_bytes(pickle.dumps(_under_model(stored.metadata)))
-    files = {name: measured(target / name) for name in (*sorted(names), METADATA)}
+        copied += (target / name).stat().st_size
+        if progress is not None:
+            progress(copied, total)
     number = int(folder.name.rpartition("_")[2])
+    metadata = translate(_under_model(stored.metadata), stored, target, number)
+    (target / METADATA).write_bytes(pickle.dumps(metadata))
+    files = {path.name: measured(path) for path in sorted(target.iterdir())}
     write_manifest(target, Manifest(number, world_size=1, files=files))
     complete(folder, None)
 

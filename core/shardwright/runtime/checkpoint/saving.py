@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import io
 import json
-import logging
+import math
 import os
 import pickle
 import threading
 import zlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
@@ -48,7 +48,11 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.blocked_tensor import BlockedTensor
 
-_log = logging.getLogger("shardwright")
+Progress: TypeAlias = Callable[[int, int], None]
+"""Function called with the bytes of tensors that this rank has written so far, and with all that it will write."""
+
+_AT_ONCE_BYTES = 16 << 20
+"""Bytes that are written, and reported, at once."""
 
 
 @frozen(eq=False)
@@ -91,6 +95,7 @@ def save_checkpoint(
     extra: Mapping[str, Any] | None = None,
     keep: int | None = None,
     asynchronous: bool = False,
+    progress: Progress | None = None,
 ) -> SavedCheckpoint:
     """Save a model, its optimizers and what else training needs, each rank its own blocks; every rank makes this call.
 
@@ -105,6 +110,8 @@ def save_checkpoint(
         extra: plain data of this rank's own: position of its data loader, state of a scheduler, of random numbers.
         keep: number of checkpoints that stay in the folder, this one included; all by default.
         asynchronous: return as soon as the state is copied in host memory; another thread writes it.
+        progress: function called with the bytes of tensors that this rank has written so far, and with all that it
+            will write; on the thread that writes. An error of it fails the save.
 
     Returns:
         The checkpoint; its ``wait()`` returns when an asynchronous one is complete. The next save waits for it.
@@ -127,6 +134,7 @@ def save_checkpoint(
         {'epoch': 2}
     """
     _check_numbers(step, keep)
+    _check_progress(progress)
     trained, env = Trained(model, optimizers), env_of(model)
     ranks = _Ranks.of(model)
     ranks.finish()
@@ -139,23 +147,24 @@ def save_checkpoint(
     _plain(state[GROUPS], "the optimizers' param_groups")
     number = int(folder.name.rpartition("_")[2])
     manifest = Manifest(number, env.world_size, plan=_plan_of(model))
-    writer = _Writer(folder, manifest, keep)
+    writer = _Writer(folder, manifest, keep, progress)
     if not asynchronous:
         ranks.write(state, writer)
         return SavedCheckpoint(folder, number, _done())
     return SavedCheckpoint(folder, number, ranks.write_later(state, writer))
 
 
-def save_entries(entries: dict[str, Any], folder: Path) -> None:
+def save_entries(entries: dict[str, Any], folder: Path, progress: Progress | None = None) -> None:
     """Save entries by this process alone.
 
     Args:
         entries: entries by their names in the checkpoint.
         folder: folder of the checkpoint, named after its step.
+        progress: function called with the bytes of tensors written so far, and with those of all.
     """
     number = int(folder.name.rpartition("_")[2])
     env = ShardingEnv.local(device_type="cpu")
-    _Ranks(env).write(entries, _Writer(folder, Manifest(number, env.world_size), None))
+    _Ranks(env).write(entries, _Writer(folder, Manifest(number, env.world_size), None, progress))
 
 
 def env_of(model: nn.Module) -> ShardingEnv:
@@ -179,6 +188,13 @@ def _check_numbers(step: int | None, keep: int | None) -> None:
     for name, value, least in (("step", step, 0), ("keep", keep, 1)):
         if value is not None and (type(value) is not int or value < least):
             raise InvalidInputError(f"{name} must be an integer from {least}, got {brief(value)}")
+
+
+def _check_progress(progress: Any) -> None:
+    if progress is not None and not callable(progress):
+        raise InvalidInputError(
+            f"progress must be a function of the bytes written and of all bytes, got {brief(progress)}"
+        )
 
 
 def _agreed_folder(root: Path, step: int | None, env: ShardingEnv) -> Path:
@@ -320,13 +336,16 @@ class _Writer(FileSystemWriter):
         folder: folder of the step.
         manifest: description of the checkpoint.
         keep: number of checkpoints that stay.
+        progress: function called with the bytes written so far, and with all.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, keep: int | None) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, keep: int | None, progress: Progress | None = None
+    ) -> None:
         super().__init__(saving_folder(folder))
         self.folder, self._manifest, self._keep = folder, manifest, keep
         self._is_coordinator = self._is_prepared = False
-        self.fs = self._files = _CheckedFiles()
+        self.fs = self._files = _CheckedFiles(progress)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
@@ -341,6 +360,7 @@ class _Writer(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         """Write this rank's file, and tell rank 0 its checksum with the places of what is in it."""
+        self._files.total = sum(map(_bytes_of, plan.items))
         with _without_checksums_of_torch():
             written = super().write_data(plan, planner)
         for result in written.value():
@@ -362,6 +382,13 @@ class _Writer(FileSystemWriter):
         """Remove what was written of a checkpoint that failed."""
         if self._is_prepared:
             discard(self.folder)
+
+
+def _bytes_of(item: WriteItem) -> int:
+    """Bytes of the piece of a tensor that is to be written; none of plain data."""
+    if item.tensor_data is None:
+        return 0
+    return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
 
 
 @contextmanager
@@ -401,12 +428,17 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 class _CheckedFiles(FileSystem):
     """DCP's files, of which each is written once, from its beginning, and has a checksum then.
 
+    Args:
+        progress: function called with the bytes written so far, and with all.
+
     Attributes:
         written: length and checksum of each file that was written.
+        total: bytes of all tensors that are to be written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress | None = None) -> None:
         self.written: dict[str, StoredFile] = {}
+        self.total, self._done, self._progress = 0, 0, progress
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Generator[Any, None, None]:
@@ -414,23 +446,32 @@ class _CheckedFiles(FileSystem):
             if mode != "wb" or Path(path).suffix != ".distcp":
                 yield stream
                 return
-            checked = _Checked(stream)
+            checked = _Checked(stream, self._wrote)
             yield checked
             self.written[Path(path).name] = StoredFile(checked.length, checked.crc)
 
+    def _wrote(self, count: int) -> None:
+        """Report more bytes; what is written beside tensors counts up to their total."""
+        self._done += count
+        if self._progress is not None and self.total:
+            self._progress(min(self._done, self.total), self.total)
+
 
 class _Checked:
-    """A stream that keeps the checksum of what is written to it."""
+    """A stream that keeps the checksum of what is written to it, and reports it piece by piece."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream, self.crc, self.length = stream, 0, 0
+    def __init__(self, stream: Any, wrote: Callable[[int], None]) -> None:
+        self._stream, self._wrote, self.crc, self.length = stream, wrote, 0, 0
         self.flush, self.fileno, self.close = stream.flush, stream.fileno, stream.close
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self.crc = zlib.crc32(view, self.crc)
-        self.length += len(view)
-        self._stream.write(view)
+        for start in range(0, len(view), _AT_ONCE_BYTES):
+            piece = view[start : start + _AT_ONCE_BYTES]
+            self.crc = zlib.crc32(piece, self.crc)
+            self._stream.write(piece)
+            self.length += len(piece)
+            self._wrote(len(piece))
         return len(view)
 
     def tell(self) -> int:

@@ -127,6 +127,7 @@ class ReplicatedStep(ExecutorStep):
     def send(self, peers: PeerHeaders) -> None:  # noqa: D102
         num_ids = peers.fields
         bags = np.broadcast_to(peers.batch_sizes[:, None], num_ids.shape)
+        self._routed = [own.on(self._tables.device) for own in self._own]
         self._looked_up = LookedUp(num_ids, bags if self._tables.is_pooled else num_ids)
 
     def receive(self) -> Sequence[Tensor]:  # noqa: D102

@@ -31,7 +31,8 @@ class Answers:
         results: flat result of each local group of the path, by index of the group (see :class:`shardwright.Lookup`).
         batch_sizes: ``B_w`` of each rank, ``[W]``.
         asked: ids that this rank sent, by bucketing.
-        answered: number of bags from each rank for this rank's slots, ``[W, S_r]``, by bucketing.
+        answered: number of bags from each rank for this rank's slots, ``[W, S_r]``, by bucketing. Where a feature has a
+            batch size of its own, fewer than ``B_w``; results then are those of slots filled up with empty bags.
         num_ids: number of ids of each feature in this rank's batch, ``[F]``.
         device: device of all tensors.
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,8 @@ import typer
 from shardwright.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from shardwright.runtime.checkpoint.reading import StoredCheckpoint
 
 __all__ = ["checkpoint"]
@@ -49,8 +53,6 @@ def show(folder: _Folder, step: _Step = None, as_json: _Json = False) -> None:
 @checkpoint.command()
 def verify(folder: _Folder, step: _Step = None, as_json: _Json = False) -> None:
     """Read every file of a checkpoint, and compare it with its checksum."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
     stored = _opened(folder, step)
     if stored.manifest is None:
         raise InvalidInputError(
@@ -58,9 +60,7 @@ def verify(folder: _Folder, step: _Step = None, as_json: _Json = False) -> None:
             "checkpoint convert` makes a checkpoint that has them"
         )
     total = sum(file.bytes for file in stored.manifest.files.values())
-    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, disable=as_json, transient=True) as bar:
-        task = bar.add_task("reading", total=total)
+    with _bar("reading", total, hidden=as_json) as (bar, task):
         stored.verify(stored.files, lambda count: bar.advance(task, count))
     if as_json:
         typer.echo(json.dumps({"path": str(stored.path), "files": len(stored.files), "bytes": total}))
@@ -79,11 +79,18 @@ def convert(
     target: Annotated[
         Path, typer.Argument(help="A file to be written (.pt), or a folder of checkpoints to be added to.")
     ],
-    step: Annotated[int, typer.Option(help="Of the checkpoint that is written into a folder.")] = 0,
+    step: Annotated[
+        int,
+        typer.Option(
+            help="Of the checkpoint that is written into a folder, and of TorchRec's optimizers of tables."
+        ),
+    ] = 0,
+    as_json: _Json = False,
 ) -> None:
     """Convert a checkpoint to a plain state dict in one file, or make one of a file or of DCP's folder.
 
-    What goes into one file has to be in memory; folders do not.
+    What goes into one file has to be in memory; folders do not. States of TorchRec's fused optimizers come too. Its
+    hyperparameters do not: load with strict=False.
     """
     from shardwright.runtime.checkpoint import converting
     from shardwright.runtime.checkpoint.folder import folder_of
@@ -93,16 +100,38 @@ def convert(
         raise InvalidInputError(
             f"{source} is a file already: give a folder, in which a checkpoint is made of it"
         )
+    written = target if into_file else folder_of(target, step)
     if into_file:
-        converting.to_file(_opened(source, None), target, lambda key: typer.echo(f"reading {key}", err=True))
-        typer.echo(f"written: {target}")
-        return
-    folder = folder_of(target, step)
-    if source.is_file():
-        converting.from_file(source, folder)
+        told = (lambda key: None) if as_json else (lambda key: typer.echo(f"reading {key}", err=True))
+        converting.to_file(_opened(source, None), target, told)
     else:
-        converting.adopt(_opened(source, None), folder)
-    typer.echo(f"written: {folder}")
+        with _bar("writing", None, hidden=as_json) as (bar, task):
+
+            def report(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+
+            if source.is_file():
+                converting.from_file(source, written, report)
+            else:
+                converting.adopt(_opened(source, None), written, report)
+    typer.echo(
+        json.dumps({"path": str(written), "bytes": _bytes_in(written)}) if as_json else f"written: {written}"
+    )
+
+
+def _bytes_in(path: Path) -> int:
+    files = path.iterdir() if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
+
+
+@contextmanager
+def _bar(what: str, total: int | None, *, hidden: bool) -> Iterator[tuple[Progress, TaskID]]:
+    """A bar of bytes on a terminal, and its task."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, disable=hidden, transient=True) as bar:
+        yield bar, bar.add_task(what, total=total)
 
 
 def _opened(folder: Path, step: int | None) -> StoredCheckpoint:

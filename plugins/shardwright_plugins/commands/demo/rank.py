@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -32,6 +32,9 @@ __all__ = ["run_rank", "train_and_evaluate"]
 
 # How long a rank whose work failed stays: see `_outliving_the_cause`.
 _LINGER_S = 3.0
+
+# How often the wait for the last checkpoint says how far that is.
+_BETWEEN_NEWS_S = 5.0
 
 
 @record
@@ -75,6 +78,7 @@ class _Run:
         self._model = ShardedDLRM(self._source.tables, settings, env, device)
         self._print(str(self._model.plan))
         self._saving: SavedCheckpoint | None = None
+        self._saved = 0.0
         self._rate = 0.0
 
     def result(self) -> DemoResult | None:
@@ -122,9 +126,9 @@ class _Run:
                 self._save(num_steps)
                 seconds = time.perf_counter() - start
                 self._rate = (num_steps - first) * self._settings.batch_size / seconds
-                tracker.advance(f"loss {loss:.4f}  {self._rate:,.0f} examples/s")
-        if self._saving is not None:
-            self._saving.wait()
+                saving = f"  saving {self._saved:.0%}" if 0.0 < self._saved < 1.0 else ""
+                tracker.advance(f"loss {loss:.4f}  {self._rate:,.0f} examples/s{saving}")
+        self._finish_saving()
         return num_steps * self._settings.batch_size, collectives, seconds
 
     def _resumed(self) -> int:
@@ -155,7 +159,17 @@ class _Run:
             extra=self._settings.data_position(),
             keep=2,
             asynchronous=True,
+            progress=self._note_saved,
         )
+
+    def _note_saved(self, done_bytes: int, all_bytes: int) -> None:
+        self._saved = done_bytes / all_bytes
+
+    def _finish_saving(self) -> None:
+        """Wait for the last checkpoint, and say how far it is."""
+        saving = self._saving
+        if saving is not None:
+            wait_with_news(saving, lambda: self._print(f"saving {saving.path}: {self._saved:.0%}"))
 
     def _evaluate(self, metrics: ClickMetrics) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
         """Labels, logits and, where known, true logits of the held-out examples of all ranks."""
@@ -189,6 +203,24 @@ class _Run:
     def _print(self, text: str) -> None:
         if self._console is not None:
             self._console.print(text, markup=False)
+
+
+def wait_with_news(saving: SavedCheckpoint, tell: Callable[[], None]) -> None:
+    """Wait for a checkpoint, and call a function every few seconds.
+
+    Args:
+        saving: Checkpoint that is being saved.
+        tell: Function that says how far it is.
+
+    Raises:
+        CheckpointError: If it could not be saved.
+    """
+    while True:
+        try:
+            saving.wait(_BETWEEN_NEWS_S)
+            return
+        except TimeoutError:
+            tell()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from tests.core.runtime.plans import Cut, Cuts, RowsMirrored
 import shardwright as sw
 from shardwright.errors import CheckpointError, InvalidInputError
 from shardwright.planning.layouts.row_maps import RowsModulo
+from shardwright.runtime.checkpoint import saving
 from shardwright.runtime.checkpoint.folder import steps_in
 from shardwright.testing.simulated import run_simulated
 
@@ -129,6 +130,39 @@ def test_asynchronous_checkpoint_is_of_when_it_was_called(tmp_path):
     assert saving.wait(60).is_complete
     sw.load_checkpoint(tmp_path, module)
     assert torch.equal(module.weight, before["weight"])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_progress_counts_the_bytes_of_tensors_up_to_all_of_them(asynchronous, tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "_AT_ONCE_BYTES", 1000)
+    made, told = torch.nn.Linear(100, 10, bias=False), []
+    sw.save_checkpoint(
+        tmp_path, made, asynchronous=asynchronous, progress=lambda *bytes_: told.append(bytes_)
+    ).wait(60)
+    done = [done for done, _ in told]
+    assert done == sorted(done)
+    assert {total for _, total in told} == {4000}
+    assert done[-1] == 4000
+    assert len(set(done)) > 4
+
+
+def test_progress_of_each_rank_is_of_its_own_blocks(tmp_path):
+    told = {0: [], 1: []}
+    module = IN_RUNS.module()
+
+    def save_and_tell(env):
+        model = IN_RUNS.shard(env, module)
+        sw.save_checkpoint(tmp_path, model, progress=lambda *bytes_: told[env.rank].append(bytes_))
+
+    run_simulated(save_and_tell, 2)
+    blocks = {rank: own[-1][1] for rank, own in told.items()}
+    assert all(own[-1][0] == blocks[rank] for rank, own in told.items())
+    assert sum(blocks.values()) == sum(value.nbytes for value in module.state_dict().values())
+
+
+def test_progress_that_cannot_be_called_is_an_error(tmp_path):
+    with pytest.raises(InvalidInputError, match="progress must be a function"):
+        sw.save_checkpoint(tmp_path, torch.nn.Linear(1, 1), progress=True)
 
 
 def test_another_shape_or_name_is_an_error_that_says_what_differs_and_changes_nothing(tmp_path):

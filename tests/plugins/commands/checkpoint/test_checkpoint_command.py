@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import shardwright as sw
 from shardwright.cli import app
 from shardwright.errors import CheckpointError, InvalidInputError
+from shardwright.runtime.checkpoint.reading import StoredCheckpoint, box_requests
 
 ROWS = 1200
 
@@ -115,6 +117,86 @@ def test_convert_takes_what_dcp_alone_wrote(nest, saved, tmp_path):
     assert same(state, other.state_dict())
     with pytest.raises(InvalidInputError, match="keeps no checksums"):
         run("verify", tmp_path / "dcp")
+
+
+# Written by torchrec_writes.py, which has these figures.
+TORCHREC = Path(__file__).with_name("torchrec")
+TABLES, DIM, STEPS = {"user": 20, "item": 12, "shop": 10}, 8, 3
+
+
+def torchrecs_model():
+    torch.manual_seed(5)
+    tables = [
+        sw.EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=DIM, feature_names=[name])
+        for name, rows in TABLES.items()
+    ]
+    bags = sw.EmbeddingBagCollection(tables, device="cpu")
+    sharder = sw.EmbeddingBagCollectionSharder(
+        {"optimizer": "row_wise_adagrad", "learning_rate": 0.125, "eps": 1e-8}
+    )
+    return sw.DistributedModelParallel(
+        torch.nn.ModuleDict({"bags": bags}), env=sw.ShardingEnv.local(device_type="cpu"), sharders=[sharder]
+    )
+
+
+def test_convert_takes_the_optimizer_of_torchrec_and_training_goes_on_as_there(tmp_path):
+    run("convert", TORCHREC, tmp_path, "--step", STEPS)
+    made = torchrecs_model()
+    loaded = sw.load_checkpoint(tmp_path, made, strict=False)
+    assert (loaded.step, loaded.missing_keys, loaded.unexpected_keys) == (STEPS, [], [])
+    ids = [torch.arange(2 * len(TABLES)) + 3 * STEPS + rank for rank in range(2)]
+    features = {
+        name: [[int(own[2 * place + example]) % 10] for own in ids for example in range(2)]
+        for place, name in enumerate(TABLES)
+    }
+    pooled = made.module["bags"](sw.KeyedJaggedTensor.from_lists(features)).values()
+    # TorchRec divides the gradients of its ranks by their number.
+    ((pooled * torch.linspace(-1.0, 2.0, pooled.shape[1])).sum() / 2).backward()
+    after = torch.load(TORCHREC / "after.pt", weights_only=True)
+    for name, weights in made.state_dict().items():
+        if ".item." not in name:  # of which each shard of columns has its own sums there
+            torch.testing.assert_close(weights, after[name])
+    states = made.fused_optimizer.state_dict()["state"]
+    assert {float(own["step"]) for own in states.values()} == {STEPS + 1}
+
+
+def read(path, key):
+    stored = StoredCheckpoint(path)
+    tensor = torch.empty(stored.entries[key].size)
+    stored.read(box_requests(key, stored.entries[key], tensor, (0,) * tensor.dim()))
+    return tensor
+
+
+def test_convert_averages_the_states_of_torchrecs_shards_of_columns(tmp_path):
+    run("convert", TORCHREC, tmp_path, "--step", 3)
+    name = "optimizer.state.bags.embedding_bags.item.weight"
+    whole = read(tmp_path / "step_0000000003", f"{name}.sum")
+    shards = read(TORCHREC, f"{name}.item.momentum1")
+    assert shards.max() > 0
+    torch.testing.assert_close(whole[:, 0], (shards[:12] + shards[12:]) / 2)
+
+
+def test_convert_takes_torchrecs_adam_for_torchs(tmp_path):
+    weight, own = torch.rand(6, 4), "bags.embedding_bags.user.weight"
+    states = {"user.momentum1": torch.rand(6, 4), "user.exp_avg_sq": torch.rand(6, 4)}
+    foreign = {"model": {own: weight}, "optimizer": {"state": {own: states}}}
+    save_of_ranks([foreign], tmp_path / "dcp")
+    run("convert", tmp_path / "dcp", tmp_path / "own", "--step", 7)
+    run("convert", tmp_path / "own", tmp_path / "all.pt")
+    found = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert torch.equal(found["model"][own], weight)
+    expected = {"exp_avg": states["user.momentum1"], "exp_avg_sq": states["user.exp_avg_sq"]}
+    assert same({**expected, "step": torch.tensor(7.0)}, found["optimizer"]["state"][own])
+
+
+def test_convert_as_json_says_where_and_how_much(saved, tmp_path):
+    for target, path in (
+        (tmp_path / "a.pt", tmp_path / "a.pt"),
+        (tmp_path / "a", tmp_path / "a/step_0000000002"),
+    ):
+        told = json.loads(run("convert", saved[1], target, "--step", 2, "--json"))
+        files = path.iterdir() if path.is_dir() else [path]
+        assert told == {"path": str(path), "bytes": sum(file.stat().st_size for file in files)}
 
 
 def test_file_that_would_run_something_is_refused(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 import re
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.core.conftest import make_class, make_plugin
 from typer.testing import CliRunner
 
 import shardwright_plugins.commands
+from shardwright import SavedCheckpoint
 from shardwright.cli import app
 from shardwright.contracts import CommBackend, ShardingType
 from shardwright.errors import (
@@ -26,7 +28,7 @@ from shardwright.errors import (
     UnsupportedError,
 )
 from shardwright.host import PluginHost, use_host
-from shardwright_plugins.commands.demo import criteo, launch
+from shardwright_plugins.commands.demo import criteo, launch, rank
 from shardwright_plugins.commands.demo.result import DemoResult
 from shardwright_plugins.commands.demo.settings import DEFAULT_SYNTHETIC_STEPS, DemoSettings
 
@@ -325,3 +327,19 @@ def test_demo_interrupted_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(launch, "launch", interrupt)
     assert CliRunner().invoke(app, ["demo"]).exit_code == 130
+
+
+def test_demo_says_how_far_the_last_checkpoint_is_until_it_is_complete(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rank, "_BETWEEN_NEWS_S", 0.01)
+    work: Future[None] = Future()
+    told: list[str] = []
+
+    def tell() -> None:
+        told.append("saving")
+        if len(told) == 3:
+            work.set_result(None)
+
+    rank.wait_with_news(SavedCheckpoint(tmp_path, 1, work), tell)
+    assert told == ["saving"] * 3

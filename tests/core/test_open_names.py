@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import pickle
 import re
 
 import pytest
 
-from shardwright.contracts import ShardingType
+from shardwright import EmbeddingBagConfig, InvalidInputError, ParameterConstraints
+from shardwright.contracts import Proposer, ShardingType
 from shardwright.host import PluginHost, use_host
 
 
@@ -63,3 +65,53 @@ def test_names_of_this_host_only():
         pytest.raises(AttributeError, match=r"no sharding type 'whole'\. Known: none\."),
     ):
         _ = ShardingType.WHOLE
+
+
+def test_contract_is_used_as_an_enumeration():
+    assert list(ShardingType) == ["dealt_rows", "whole"]
+    assert [member.name for member in ShardingType] == ["DEALT_ROWS", "WHOLE"]
+    assert [member.value for member in ShardingType] == ["dealt_rows", "whole"]
+    assert len(ShardingType) == 2
+    assert ShardingType("dealt") is not None
+    assert ShardingType("dealt") == ShardingType["DEALT_ROWS"] == ShardingType.DEALT_ROWS
+    assert {ShardingType.WHOLE: 1}[ShardingType("whole")] == 1
+    assert bool(ShardingType)
+
+
+def test_members_are_instances_of_their_contract_alone(sharding_type):
+    assert isinstance(ShardingType.WHOLE, ShardingType)
+    assert not isinstance(ShardingType.WHOLE, Proposer)
+    assert not isinstance("whole", ShardingType)
+    assert not isinstance(ShardingType.WHOLE, sharding_type("other"))
+    assert isinstance(sharding_type("other")(), ShardingType)
+
+
+@pytest.mark.parametrize("ask", [lambda: ShardingType("whol"), lambda: ShardingType["WHOL"]])
+def test_member_that_there_is_not_is_an_error_with_the_nearest(ask):
+    with pytest.raises(LookupError, match=r"Did you mean 'whole'\?"):
+        ask()
+
+
+def test_contract_without_arguments_stays_abstract():
+    with pytest.raises(TypeError, match="abstract"):
+        ShardingType()
+
+
+def test_configurations_are_replaced_as_dataclasses():
+    table = EmbeddingBagConfig(
+        num_embeddings=10, embedding_dim=8, name="t", feature_names=["f"], pooling="MEAN"
+    )
+    wider = dataclasses.replace(table, embedding_dim=16)
+    assert (wider.embedding_dim, wider.pooling, wider.feature_names) == (16, table.pooling, ["f"])
+    assert type(wider) is EmbeddingBagConfig
+    assert [field.name for field in dataclasses.fields(table)][:3] == [
+        "num_embeddings",
+        "embedding_dim",
+        "name",
+    ]
+    rule = ParameterConstraints(sharding_types=["row_wise"])
+    assert dataclasses.replace(rule, min_partition=4) == ParameterConstraints(
+        sharding_types=["row_wise"], min_partition=4
+    )
+    with pytest.raises(InvalidInputError, match="positive integer"):
+        dataclasses.replace(table, num_embeddings=-1)

@@ -44,7 +44,9 @@ def nccl_env() -> Iterator[ShardingEnv]:
 def sharded_on_gpu(env: ShardingEnv) -> tuple[Any, Any]:
     sharders = [EmbeddingBagCollectionSharder(fused_params=workers.FUSED)]
     model = pipeline_workers.WithLoss()
-    plan = workers.planner(1, ["table_wise", "row_wise", "data_parallel"]).plan(model, sharders)
+    plan = workers.planner(1, ["table_wise", "row_wise", "data_parallel"], device="cuda").plan(
+        model, sharders
+    )
     device = torch.device("cuda", torch.cuda.current_device())
     sharded = DistributedModelParallel(model, env=env, plan=plan, sharders=sharders, device=device)
     dense = dict(in_backward_optimizer_filter(sharded.named_parameters()))

@@ -108,7 +108,7 @@ def batch(step: int, rank: int, batch_size: int = 6) -> KeyedJaggedTensor:
 
 
 def planner(
-    world_size: int, types: list[str] | None, kernels: list[str] | None = None
+    world_size: int, types: list[str] | None, kernels: list[str] | None = None, device: str = "cpu"
 ) -> EmbeddingShardingPlanner:
     constraints = {
         name: ParameterConstraints(
@@ -119,7 +119,7 @@ def planner(
         for index, (name, *_) in enumerate(TABLES)
     }
     return EmbeddingShardingPlanner(
-        topology=Topology(world_size=world_size, compute_device="cpu"), constraints=constraints, batch_size=6
+        topology=Topology(world_size=world_size, compute_device=device), constraints=constraints, batch_size=6
     )
 
 

@@ -439,6 +439,7 @@ entry(
     seconds=A(5, f"none inf {_NUMBER}".replace("zero", "")),
     stay_near=A(None, "none"),
     move_cost=A(None, "none", says="stay_near"),
+    scale_up_caches=A(False, "true"),
     listener=A(None, "none function", untried="class"),
     progress=A(False, "none true"),
     debug=A(False, "true"),

@@ -19,11 +19,22 @@ from typing import Any
 import shardwright
 from shardwright_torchrec._waiting import ROOT, VARIABLE, Waiting
 
-__all__ = ["ADAPTED", "MODULES", "QUANTIZED", "find", "find_spec", "install", "is_installed", "uninstall"]
+__all__ = [
+    "ADAPTED",
+    "MODULES",
+    "PATHS",
+    "QUANTIZED",
+    "find",
+    "find_spec",
+    "install",
+    "is_installed",
+    "uninstall",
+]
 
-_CONFIGS = ("DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType")
+_CONFIGS = ("DataType", "PoolingType")
 _COLLECTIONS = ("EmbeddingBagCollection", "EmbeddingCollection")
 _SPARSE = ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor")
+_GROUPS = ("DMPCollection", "DefaultDataParallelWrapper")
 _LOOPS = (
     "EvalPipelineSparseDist",
     "PrefetchTrainPipelineSparseDist",
@@ -43,6 +54,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "torchrec.distributed.embedding": ("ShardedEmbeddingCollection",),
     "torchrec.distributed.embedding_types": ("EmbeddingComputeKernel", "ModuleSharder", "ShardingType"),
     "torchrec.distributed.embeddingbag": ("ShardedEmbeddingBagCollection",),
+    "torchrec.distributed.model_parallel": _GROUPS,
     "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
     "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
     "torchrec.distributed.planner.types": ("StorageReservation",),
@@ -98,8 +110,10 @@ _MODEL, _SHARDERS, _PLANNERS = "parallel.model_parallel", "parallel.sharders", "
 
 _ENUMERATORS, _PARTITIONERS = "planner.enumerators", "planner.partitioners"
 _PROPOSERS, _ESTIMATORS, _STATS = "planner.proposers", "planner.shard_estimators", "planner.stats"
+_TABLES = "modules.configs"
 _PROCESSORS = "modules.feature_processors"
 _TOPOLOGIES, _CONSTRAINTS = "planner.topologies", "parallel.constraints"
+_JAGGED = "sparse.jagged_tensors"
 _PLANNER_TYPES, _UTILS, _RESERVED = "planner.types", "planner.utils", "planner.storage_reservations"
 
 
@@ -109,11 +123,22 @@ def _in(module: str, *names: str) -> dict[str, str]:
 
 
 ADAPTED: Mapping[str, Mapping[str, str]] = {
-    "torchrec.distributed": _in(_MODEL, "DistributedModelParallel"),
+    "torchrec": _in(_TABLES, "EmbeddingBagConfig", "EmbeddingConfig"),
+    "torchrec.distributed": {
+        **_in(_MODEL, "DistributedModelParallel"),
+        **_in("distributed.comm", "get_local_rank", "get_local_size"),
+        **_in("distributed.types", "NoWait"),
+    },
     "torchrec.distributed.embedding": _in(_SHARDERS, "EmbeddingCollectionSharder"),
     "torchrec.distributed.embeddingbag": _in(_SHARDERS, "EmbeddingBagCollectionSharder"),
+    "torchrec.inference.modules": _in(
+        "quant.inference",
+        *("DEFAULT_FUSED_PARAMS", "DEFAULT_QUANTIZATION_DTYPE", "DEFAULT_QUANT_MAPPING", "DEFAULT_SHARDERS"),
+        "trim_torch_package_prefix_from_typename",
+    ),
     "torchrec.distributed.model_parallel": {
         **_in(_MODEL, "DistributedModelParallel"),
+        **_in(_MODEL, "get_unwrapped_module"),
         **_in(_SHARDERS, "get_default_sharders"),
     },
     "torchrec.distributed.planner": {
@@ -178,6 +203,8 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec.distributed.comm": _in(
         "distributed.comm", "get_group_rank", "get_local_rank", "get_local_size", "get_num_groups"
     ),
+    "torchrec.sparse.jagged_tensor": _in(_JAGGED, "ComputeJTDictToKJT", "ComputeKJTToJTDict", "kjt_is_equal"),
+    "torchrec.sparse.jagged_tensor_validator": _in(_JAGGED, "validate_keyed_jagged_tensor"),
     "torchrec.distributed.types": {
         **_in("distributed.types", "BoundsCheckMode", "CacheAlgorithm", "ModuleShardingPlan", "NoWait"),
         **_in("distributed.types", "PipelineType", "Shard", "ShardedTensor", "ShardedTensorMetadata"),
@@ -211,9 +238,11 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         "modules.crossnet", "CrossNet", "LowRankCrossNet", "LowRankMixtureCrossNet", "VectorCrossNet"
     ),
     "torchrec.modules.deepfm": _in("modules.deepfm", "DeepFM", "FactorizationMachine"),
-    "torchrec.modules.embedding_configs": _in(
-        "modules.embedding_configs", "DATA_TYPE_NUM_BITS", "data_type_to_dtype", "dtype_to_data_type"
-    ),
+    "torchrec.modules.embedding_configs": {
+        **_in("modules.embedding_configs", "DATA_TYPE_NUM_BITS", "data_type_to_dtype"),
+        **_in("modules.embedding_configs", "dtype_to_data_type"),
+        **_in(_TABLES, "BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig"),
+    },
     "torchrec.modules.feature_processor": {
         **_in(_PROCESSORS, "BaseFeatureProcessor"),
         "PositionWeightedModule": f"{_PROCESSORS}:PositionWeightedModuleDict",
@@ -243,7 +272,8 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
 }
 """TorchRec's module paths -> names of theirs -> the module of this package that has them, or `"module:name there"`."""
 
-_PATHS = sorted({*MODULES, *QUANTIZED, *ADAPTED})
+PATHS = sorted({*MODULES, *QUANTIZED, *ADAPTED})
+"""All of TorchRec's module paths that are here."""
 
 
 class _Names(ModuleType):
@@ -255,7 +285,7 @@ class _Names(ModuleType):
         if name == "__all__":  # `from ... import *`
             return _names(self.__name__)
         below = f"{self.__name__}.{name}"
-        if below in _PATHS and name not in _names(self.__name__):
+        if below in PATHS and name not in _names(self.__name__):
             return importlib.import_module(below)
         return find(self.__name__, name)
 
@@ -295,10 +325,10 @@ class _Finder(MetaPathFinder, Loader):
         """
         if fullname.partition(".")[0] != ROOT:
             return None
-        if fullname not in _PATHS:
+        if fullname not in PATHS:
             raise ModuleNotFoundError(
                 f"{ROOT!r} is shardwright here, which has nothing for {fullname!r}. "
-                f"Known: {', '.join(_PATHS)}.{_nearest(fullname, _PATHS)} "
+                f"Known: {', '.join(PATHS)}.{_nearest(fullname, PATHS)} "
                 f"shardwright_torchrec.uninstall() gives the name back to TorchRec.",
                 name=fullname,
             )
@@ -362,12 +392,12 @@ def _imported() -> Iterator[str]:
 
 
 def _is_package(name: str) -> bool:
-    return any(other.startswith(f"{name}.") for other in _PATHS)
+    return any(other.startswith(f"{name}.") for other in PATHS)
 
 
 def _whereabouts(module: str, name: str) -> str:
     """Name the modules that have a name, or the names of a module with the nearest."""
-    elsewhere = [path for path in _PATHS if name in _names(path)]
+    elsewhere = [path for path in PATHS if name in _names(path)]
     if elsewhere:
         return f"It is in {', '.join(elsewhere)}."
     return f"Known: {', '.join(sorted(_names(module))) or 'none'}.{_nearest(name, _names(module))}"

@@ -76,6 +76,9 @@ def plan(
         float | None,
         typer.Option(help="Milliseconds of a step that each GiB that moves must save; 0 by default."),
     ] = None,
+    scale_up_caches: Annotated[
+        bool, typer.Option("--scale-up-caches", help="Let caches of rows fill device memory that is left.")
+    ] = False,
     output: Annotated[Path | None, typer.Option(metavar="plan.json", help="Write the plan document.")] = None,
     report: Annotated[
         Path | None,
@@ -113,6 +116,7 @@ def plan(
         seconds=seconds,
         stay_near=read_plan(stay_near) if stay_near else None,
         move_cost=move_cost,
+        scale_up_caches=scale_up_caches,
     )
     try:
         made = planner.plan_tables(loaded.tables)

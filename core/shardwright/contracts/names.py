@@ -1,16 +1,17 @@
-"""Attribute access to registered names, for hands that know TorchRec's enumerations."""
+"""Registered names that behave as members of an enumeration, for hands that know TorchRec's."""
 
 from __future__ import annotations
 
 from abc import ABCMeta
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwright.host.registry import Registry
 
 
 class Name(str):
-    """A registered name that also has the ``value`` of an enumeration's member."""
+    """A registered name that also has the ``value`` and the ``name`` of an enumeration's member."""
 
     __slots__ = ()
 
@@ -19,24 +20,67 @@ class Name(str):
         """The plain name."""
         return str(self)
 
+    @property
+    def name(self) -> str:
+        """The name in capitals."""
+        return self.upper()
+
     def __str__(self) -> str:
         return str.__str__(self)
 
 
 class OpenNames(ABCMeta):
-    """Lets ``Contract.SOME_NAME`` stand for the name ``"some_name"`` registered under that contract.
+    """Lets a contract stand for an enumeration of the names that are registered under it.
 
-    The registry is asked, not a list: a plugin's name is there as soon as the plugin is installed, and a misspelt
-    one is an ``AttributeError`` that names the nearest.
+    ``Contract.SOME_NAME``, ``Contract["SOME_NAME"]`` and ``Contract("some_name")`` are the name ``"some_name"``, and a
+    contract can be iterated, by names in their order. The registry is asked, not a list: a plugin's name is there as
+    soon as the plugin is installed, and a misspelt one is an error that names the nearest.
     """
 
     def __getattr__(cls, attribute: str) -> Any:
         if attribute.startswith("_") or not attribute.isupper():
             raise AttributeError(f"type object {cls.__name__!r} has no attribute {attribute!r}")
-        from shardwright.host.plugin_host import host
-
-        registry: Registry[Any] = host().registry_of(cast(type[Any], cls))
         try:
-            return Name(registry.canonical(attribute.lower()))
+            return Name(_registry(cls).canonical(attribute.lower()))
         except LookupError as error:
             raise AttributeError(str(error)) from error
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """The name that a contract is called with; an object of a plugin's class."""
+        if _is_contract(cls) and len(args) == 1 and isinstance(args[0], str) and not kwargs:
+            return Name(_registry(cls).canonical(args[0]))
+        return super().__call__(*args, **kwargs)
+
+    def __getitem__(cls, name: str) -> Name:
+        """The name that is written in capitals."""
+        return Name(_registry(cls).canonical(name.lower()))
+
+    def __iter__(cls) -> Iterator[Name]:
+        """The registered names, in their order."""
+        return map(Name, _registry(cls))
+
+    def __len__(cls) -> int:
+        """Number of registered names."""
+        return len(_registry(cls))
+
+    def __bool__(cls) -> bool:
+        """True, as of any class."""
+        return True
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        """True for objects of the class, and for names registered under the contract."""
+        if isinstance(instance, Name):
+            return _is_contract(cls) and instance in _registry(cls)
+        return super().__instancecheck__(instance)
+
+
+def _is_contract(cls: type) -> bool:
+    """True for a contract itself, not for what plugins derive from it."""
+    return not any(isinstance(base, OpenNames) for base in cls.__bases__)
+
+
+def _registry(cls: type) -> Registry[Any]:
+    """The registry of a contract, or of the contract that a plugin's class derives from."""
+    from shardwright.host.plugin_host import host
+
+    return host().registry_of(cls)

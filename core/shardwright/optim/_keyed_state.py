@@ -5,7 +5,7 @@ The form is ``{"state": {name: {entry: value}}, "param_groups": [{"params": [nam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -19,6 +19,7 @@ __all__ = [
     "check_groups",
     "check_names",
     "check_state",
+    "make_state",
     "pack_groups",
     "pack_state",
     "write_groups",
@@ -47,6 +48,41 @@ def pack_groups(params: Mapping[str, Tensor], groups: Iterable[Group]) -> list[G
         }
         for group in groups
     ]
+
+
+def make_state(
+    params: Sequence[Tensor], state: State, groups: Sequence[Group], step: Callable[[], Any]
+) -> None:
+    """Make the state of parameters without any by a step with gradients of 0; values and counts of steps stay.
+
+    Args:
+        params: the optimizer's parameters.
+        state: its state, in which the new one stands then.
+        groups: its groups, whose weight decay is left out of the step.
+        step: its step.
+    """
+    fresh = [param for param in params if param.requires_grad and not state.get(param)]
+    gradients, values = [param.grad for param in params], [param.detach().clone() for param in fresh]
+    decays = [group.get("weight_decay") for group in groups]
+    try:
+        for group in groups:
+            group.update({"weight_decay": 0.0} if "weight_decay" in group else {})
+        for param in params:
+            param.grad = None
+        for param in fresh:
+            param.grad = torch.zeros_like(param)
+        step()
+    finally:
+        for param, gradient in zip(params, gradients, strict=True):
+            param.grad = gradient
+        for group, decay in zip(groups, decays, strict=True):
+            group.update({} if decay is None else {"weight_decay": decay})
+    with torch.no_grad():
+        for param, value in zip(fresh, values, strict=True):
+            param.copy_(value)  # an optimizer of somebody's own may have moved it
+            count = state.get(param, {}).get("step")
+            if isinstance(count, Tensor):
+                count.zero_()
 
 
 def check_form(state_dict: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ Parameter groups are shared, not copied: a learning-rate schedule on the whole r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence, Set
 from itertools import chain
 from typing import Any
 
@@ -77,6 +77,11 @@ class CombinedOptimizer(KeyedOptimizer):
         for _, part in self._optims:
             part.step()
         return loss
+
+    def init_state(self, sparse_grad_parameter_names: Set[str] | None = None) -> None:
+        """Make the state of every part, where it has none yet."""
+        for _, part in self._optims:
+            part.init_state(sparse_grad_parameter_names)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of every part."""

@@ -6,7 +6,7 @@ backward pass: it would update by scaled gradients, and refuses. With ``update="
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence, Set
 from itertools import chain
 from typing import Any
 
@@ -136,6 +136,16 @@ class KeyedOptimizer(Optimizer):
         """
         self._saves_param_groups = save
 
+    def init_state(self, sparse_grad_parameter_names: Set[str] | None = None) -> None:
+        """Make the state of parameters that have none yet, by a step with gradients of 0 that changes no value.
+
+        State dicts have it then, and ``torch.distributed.checkpoint`` can read into it before the first step.
+
+        Args:
+            sparse_grad_parameter_names: not needed; gradients of 0 are dense.
+        """
+        _keyed_state.make_state(list(self.params.values()), self.state, self.param_groups, self.step)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Groups come with the construction: a new one would have no names.
 
@@ -242,6 +252,10 @@ class OptimizerWrapper(_Delegating):
         """Take over a state dict into the optimizer within."""
         self._keyed.load_state_dict(state_dict)
         self.post_load_state_dict()
+
+    def init_state(self, sparse_grad_parameter_names: Set[str] | None = None) -> None:
+        """Make the state of the optimizer within, where it has none yet."""
+        self._keyed.init_state(sparse_grad_parameter_names)
 
     def save_param_groups(self, save: bool) -> None:
         """Set if hyperparameters are part of the state dict."""

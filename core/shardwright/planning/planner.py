@@ -7,9 +7,10 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
@@ -33,6 +34,7 @@ from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.progress import shown
 from shardwright.planning.report.report import Report, objective_data
+from shardwright.planning.search.cache_sizes import larger_caches
 from shardwright.planning.search.failure import explain_no_plan, why_impossible
 from shardwright.planning.search.objectives import LARGEST_RANK_TIME, checked_objective
 from shardwright.planning.search.placement import PlacedPlan, ranks_of_tables
@@ -59,6 +61,9 @@ _log = logging.getLogger("shardwright")
 WORK_US = 8e6
 """Work that a search may do unless it has a limit of time, in microseconds, which make some ten seconds at most."""
 
+_OF_FIRST = 0.5
+"""Part of the time and the work that the search before caches are scaled up may use."""
+
 
 class TablePlanner:
     """Plans how to shard tables that are given by their specifications, without torch.
@@ -66,7 +71,7 @@ class TablePlanner:
     :class:`shardwright.EmbeddingShardingPlanner` is one that plans for models too, and tells of the arguments.
     """
 
-    @checked_only("listener", "progress", "debug")
+    @checked_only("scale_up_caches", "listener", "progress", "debug")
     def __init__(
         self,
         topology: Topology | None = None,
@@ -84,6 +89,7 @@ class TablePlanner:
         seconds: float | None = None,
         stay_near: ShardingPlan | None = None,
         move_cost: float | None = None,
+        scale_up_caches: bool = False,
         listener: Listener | None = None,
         progress: bool | None = None,
         debug: bool = False,
@@ -107,6 +113,7 @@ class TablePlanner:
         self._objective = checked_objective(objective)
         self._seconds = seconds
         self._near = StayNear.of(stay_near, move_cost)
+        self._scale_up_caches = scale_up_caches
         self._listener = listener
         self._progress = progress
         self._debug = debug
@@ -157,14 +164,10 @@ class TablePlanner:
         constraints = self._constraints.for_tables(tables) if self._unknown == WARN else self._constraints
         request = Request(topology, constraints, self._batch_size, reservation)
         with shown(watch, is_wanted=self._progress):
-            # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
-            space = prepare(tables, request, plugins, on_this_machine=on_this_machine, watch=watch)
-            space = attrs.evolve(space, objective=self._objective)
-            impossible = why_impossible(space, request, plugins, on_this_machine=on_this_machine)
-            if impossible is not None:
-                raise impossible
-            with watch.interruptible():
-                result = search_unharmed(space, constraints, plugins, watch)
+            search = partial(self._searched, tables, plugins, on_this_machine=on_this_machine)
+            space, result = search(request, watch.share(_OF_FIRST) if self._scale_up_caches else watch)
+            if self._scale_up_caches and result.proposal is not None:
+                request, space, result = _with_larger_caches(request, space, result, search, watch)
         stayed = None
         if self._near is not None:
             result, stayed = stay_near(space, result, self._near, plugins.plugin_host)
@@ -190,6 +193,25 @@ class TablePlanner:
             print(text)
         return plan
 
+    def _searched(
+        self,
+        tables: tuple[TableSpec, ...],
+        plugins: PlanningPlugins,
+        request: Request,
+        watch: Watch,
+        *,
+        on_this_machine: bool,
+    ) -> tuple[SearchSpace, SearchResult]:
+        """Options, and what a search among them found."""
+        # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
+        space = prepare(tables, request, plugins, on_this_machine=on_this_machine, watch=watch)
+        space = attrs.evolve(space, objective=self._objective)
+        impossible = why_impossible(space, request, plugins, on_this_machine=on_this_machine)
+        if impossible is not None:
+            raise impossible
+        with watch.interruptible():
+            return space, search_unharmed(space, request.constraints, plugins, watch)
+
     def _new_watch(self) -> Watch:
         """A watch with the user's limit of time, or one of work."""
         return Watch(self._seconds, self._listener, WORK_US if self._seconds is None else math.inf)
@@ -213,6 +235,29 @@ class TablePlanner:
             return error
         limit = "budget of work" if self._seconds is None else f"limit of {self._seconds} s"
         return NoPlanError(f"{error} The search ended at its {limit}; allow it more (seconds=...).")
+
+
+_Found: TypeAlias = tuple[SearchSpace, SearchResult]
+
+
+def _with_larger_caches(
+    request: Request,
+    space: SearchSpace,
+    result: SearchResult,
+    search: Callable[[Request, Watch], _Found],
+    watch: Watch,
+) -> tuple[Request, SearchSpace, SearchResult]:
+    """Search once more, with caches that fill the memory that a plan leaves free; the better plan of both."""
+    caches = larger_caches(space, result)
+    if not caches:
+        return request, space, result
+    larger = attrs.evolve(request, constraints=request.constraints.with_caches(caches))
+    try:
+        again = search(larger, watch)
+    except NoPlanError:
+        return request, space, result
+    is_better = again[1].proposal is not None and again[1].feedback.value_ms < result.feedback.value_ms
+    return (larger, *again) if is_better else (request, space, result)
 
 
 def _as_tables(tables: Any) -> tuple[TableSpec, ...]:

@@ -442,7 +442,7 @@ class KeyedJaggedTensor(Jagged):
 
     def index_per_key(self) -> dict[str, int]:
         """The position of each key."""
-        return dict(self._index())
+        return dict(self._key_indices())
 
     def stride(self) -> int:
         """The number of examples, B; where keys differ and there are no inverse indices, the most of any key."""
@@ -670,7 +670,7 @@ class KeyedJaggedTensor(Jagged):
         Raises:
             UnknownNameError: There is no such key.
         """
-        position = self._index().get(key) if isinstance(key, str) else None
+        position = self._key_indices().get(key) if isinstance(key, str) else None
         if position is None:
             raise _validation.unknown_key(_NAME, key, self._keys)
         return self._run(position, position + 1)._only()
@@ -742,10 +742,23 @@ class KeyedJaggedTensor(Jagged):
     def _inverse(self) -> InverseIndices | None:
         return None if self._variable is None else self._variable.inverse
 
-    def _index(self) -> dict[str, int]:
+    def _key_indices(self) -> dict[str, int]:
         if self._index_per_key is None:
             self._index_per_key = {key: i for i, key in enumerate(self._keys)}
         return self._index_per_key
+
+    def read_counts(self, flag_of: Callable[[Tensor], Tensor]) -> bool:
+        """Read the number of values of each key, and a flag that follows from them, in one copy to the host.
+
+        :meth:`length_per_key` then knows them.
+
+        Args:
+            flag_of: function from the numbers, `[F]`, to the flag, one element, on their device.
+        """
+        sums = self._sums_by_key()
+        *counts, flag = torch.cat([sums, flag_of(sums).view(1).to(sums.dtype)]).tolist()
+        self._length_per_key = counts
+        return bool(flag)
 
     def _counts(self) -> list[int]:
         if self._length_per_key is None:

@@ -227,7 +227,7 @@ class KeyedTensor:
         Raises:
             UnknownNameError: There is no such key.
         """
-        position = self._index().get(key) if isinstance(key, str) else None
+        position = self._key_indices().get(key) if isinstance(key, str) else None
         if position is None:
             raise _validation.unknown_key(_NAME, key, self._keys)
         return self._values.narrow(self._key_dim, self._offsets()[position], self._length_per_key[position])
@@ -272,7 +272,7 @@ class KeyedTensor:
             f"device='{self._values.device}')"
         )
 
-    def _index(self) -> dict[str, int]:
+    def _key_indices(self) -> dict[str, int]:
         if self._index_per_key is None:
             self._index_per_key = {key: i for i, key in enumerate(self._keys)}
         return self._index_per_key

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import FlakyFailure
 
 from shardwright.contracts import ComputeKernel
-from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.compute_kernel import NAMED_ONLY, KernelRequest
 from shardwright.host.plugin_host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -105,7 +105,7 @@ def plain_kernel(*, takes_any_id: bool = False) -> str:
     able = {
         name: kernel
         for name, kernel in kernels.items()
-        if kernel.fuses_optimizer and kernel.takes_any_id == takes_any_id and _takes_any(kernel)
+        if kernel.takes_any_id == takes_any_id and _is_plain(kernel)
     }
     if not able:
         raise LookupError(
@@ -114,6 +114,12 @@ def plain_kernel(*, takes_any_id: bool = False) -> str:
             "with"
         )
     return min(able, key=lambda name: (able[name].preference, name))
+
+
+def _is_plain(kernel: ComputeKernel) -> bool:
+    """True if a kernel is taken unasked, needs no memory beside that of any device, and takes any table."""
+    is_offered = kernel.preference != NAMED_ONLY and not kernel.further_tiers
+    return kernel.fuses_optimizer and is_offered and _takes_any(kernel)
 
 
 def _takes_any(kernel: ComputeKernel) -> bool:

@@ -25,6 +25,7 @@ from torch import Tensor
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.tables.spec import DataType
+from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.step.segments import starts_of, sums, take
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
 from shardwright_plugins.compute_kernels._threads import in_threads
@@ -117,7 +118,7 @@ class FusedLookup(Lookup):
     def _rows_of_ids(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         """A row for each id, in the order the ids came."""
         cells = _Cells(bags.table)
-        totals = torch.from_numpy(bags.table.sum(0)).to(bags.ids.device)
+        totals = sent_to(bags.ids.device, bags.table.sum(0))
         call = partial(self._call, cells.slot_major(bags.ids), _offsets(totals), None, training=training)
         rows = call()
         return cells.as_they_came(_joined(rows, 0)), _Saved(rows, call, cells) if training else None
@@ -274,7 +275,7 @@ def _slot_major(bags: Bags, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | N
     if (counts == counts[0, 0]).all():
         order = np.arange(counts.size, dtype=np.int32).reshape(counts.shape).T.reshape(-1)
         permuted = torch.ops.fbgemm.permute_2D_sparse_data(
-            torch.from_numpy(order).to(bags.ids.device),
+            sent_to(bags.ids.device, order),
             lengths.view(counts.size, -1),
             bags.ids,
             weights,

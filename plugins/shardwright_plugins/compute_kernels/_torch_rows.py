@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec
 from shardwright.modules.embedding_configs import dtype_of
+from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.step.row_gradients import bag_sums
 
 
@@ -43,7 +44,7 @@ class RowNumbers:
         """The bags with ids that count rows of all blocks."""
         if len(self.spans) == 1:
             return bags
-        counts = torch.from_numpy(bags.table.reshape(-1)).to(bags.ids.device)
+        counts = sent_to(bags.ids.device, bags.table.reshape(-1))
         bases = self._slot_bases.repeat(bags.num_sources).repeat_interleave(counts, output_size=bags.num_bags)
         return evolve(bags, ids=bags.ids + bags.per_id(bases))
 

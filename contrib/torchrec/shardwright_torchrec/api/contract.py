@@ -53,7 +53,7 @@ CONTRACT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "torchrec.optim.keyed": {
         "CombinedOptimizer": (
-            *("__init__", "optimizers", "param_groups", "params", "post_load_state_dict", "prepend_opt_key"),
+            *("__init__", "optimizers", "post_load_state_dict", "prepend_opt_key"),
             *("save_param_groups", "step", "zero_grad"),
         ),
         "KeyedOptimizer": (

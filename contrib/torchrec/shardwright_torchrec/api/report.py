@@ -16,7 +16,7 @@ import attrs
 
 from shardwright_torchrec.api.contract import CONTRACT
 from shardwright_torchrec.installed import torchrec_module
-from shardwright_torchrec.names import find
+from shardwright_torchrec.names import PATHS, find
 
 __all__ = ["Compared", "compare", "main", "public_imports"]
 
@@ -79,6 +79,8 @@ def _imports() -> Iterator[Compared]:
 
 
 def _found(module: str, name: str) -> Any:
+    if f"{module}.{name}" in PATHS:
+        return None  # a module
     try:
         return find(module, name)
     except (AttributeError, ImportError):
@@ -100,7 +102,7 @@ def _compared(name: str, theirs: Any, ours: Any) -> Compared:
 
 
 def _is_same(theirs: inspect.Signature, ours: inspect.Signature) -> bool:
-    """True if each call that fits one fits the other: names, order, kinds and defaults; ours may take more by name."""
+    """True if each call that fits theirs fits ours: names, order, kinds and defaults; ours may have further ones."""
     mine = list(ours.parameters.values())
     wanted = list(theirs.parameters.values())
     further = mine[len(wanted) :]
@@ -111,16 +113,16 @@ def _is_same(theirs: inspect.Signature, ours: inspect.Signature) -> bool:
 
 
 def _is_same_parameter(theirs: inspect.Parameter, ours: inspect.Parameter) -> bool:
-    return (theirs.name, theirs.kind) == (ours.name, ours.kind) and _plain(theirs.default) == _plain(
-        ours.default
-    )
+    same = (theirs.name, theirs.kind) == (ours.name, ours.kind)
+    return same and (theirs.default is theirs.empty or _plain(theirs.default) == _plain(ours.default))
 
 
 def _plain(default: Any) -> str:
     """A default as text: an enumeration's member by its name, a factory of a list as itself."""
     if isinstance(default, Enum):
         return default.name
-    return "a factory" if "factory" in repr(default) or default is attrs.NOTHING else repr(default)
+    is_empty_list = default in ((), []) or default is attrs.NOTHING or "factory" in repr(default)
+    return "[]" if is_empty_list else repr(default)
 
 
 def _text(value: Any) -> str:

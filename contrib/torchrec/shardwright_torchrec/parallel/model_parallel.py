@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,17 @@ from shardwright_torchrec.parallel.sharded_state import is_whole, sharded_tables
 from shardwright_torchrec.parallel.sharders import get_default_sharders
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
 
-__all__ = ["DistributedModelParallel"]
+__all__ = [
+    "DistributedModelParallel",
+    "get_unwrapped_module",
+]
+
+
+def get_unwrapped_module(module: nn.Module) -> nn.Module:
+    """A model without the wrappers around it."""
+    while isinstance(module, sw.DistributedModelParallel | nn.parallel.DistributedDataParallel):
+        module = module.module
+    return module
 
 
 class DistributedModelParallel(sw.DistributedModelParallel):
@@ -26,6 +36,12 @@ class DistributedModelParallel(sw.DistributedModelParallel):
         plan: sharding plan of the model; made collectively by default.
         sharders: one for each class of collections; TorchRec's two by default.
         init_data_parallel: wrap what is not sharded now; else `init_data_parallel()` does.
+        init_parameters: not needed: what is on `meta` is initialised in any case.
+        data_parallel_wrapper: a `DefaultDataParallelWrapper`, options of the wrapper of what is not sharded.
+        model_tracker_configs: not supported.
+
+    Raises:
+        UnsupportedError: another wrapper, or a tracker, is given.
     """
 
     def __init__(
@@ -36,11 +52,49 @@ class DistributedModelParallel(sw.DistributedModelParallel):
         plan: sw.ShardingPlan | None = None,
         sharders: Sequence[sw.ModuleSharder] | None = None,
         init_data_parallel: bool = True,
+        init_parameters: bool = True,
+        data_parallel_wrapper: sw.DefaultDataParallelWrapper | None = None,
+        model_tracker_configs: Any = None,
     ) -> None:
+        if data_parallel_wrapper is not None and not isinstance(
+            data_parallel_wrapper, sw.DefaultDataParallelWrapper
+        ):
+            raise sw.UnsupportedError(
+                f"data_parallel_wrapper={type(data_parallel_wrapper).__name__}: build with init_data_parallel=False, "
+                "and wrap the model yourself: shardwright.DistributedModelParallel may be inside a wrapper"
+            )
+        if model_tracker_configs is not None:
+            raise sw.UnsupportedError(
+                "model_tracker_configs is not supported: compare state_dict()s of two steps"
+            )
         sharders = get_default_sharders() if sharders is None else sharders
         if plan is None:
             plan = EmbeddingShardingPlanner(debug=False).collective_plan(module, sharders, env=env)
-        super().__init__(module, env, device, plan, sharders, init_data_parallel)
+        super().__init__(
+            module,
+            env,
+            device,
+            plan,
+            sharders,
+            init_data_parallel,
+            data_parallel_wrapper=data_parallel_wrapper,
+        )
+
+    def bare_named_parameters(
+        self, prefix: str = "", recurse: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters of what is not sharded."""
+        planned = [self.module.get_submodule(path) for path in self.plan.plan]
+        tables = {id(parameter) for module in planned for parameter in module.parameters()}
+        for name, parameter in self.named_parameters(prefix, recurse):
+            if id(parameter) not in tables:
+                yield name, parameter
+
+    def sparse_grad_parameter_names(
+        self, destination: list[str] | None = None, prefix: str = ""
+    ) -> list[str]:
+        """Names of parameters with sparse gradients: none; tables' gradients are applied by kernels, or dense."""
+        return [] if destination is None else destination
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The state dict with this rank's shards of tables; no collective, so one rank may call it alone.

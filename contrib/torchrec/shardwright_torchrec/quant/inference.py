@@ -10,14 +10,30 @@ import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright_torchrec.distributed.types import BoundsCheckMode
 from shardwright_torchrec.quant.collections import (
     QuantConfig,
     QuantEmbeddingBagCollection,
     QuantEmbeddingCollection,
 )
-from shardwright_torchrec.quant.sharding import QuantizedSharder, placed, shard_modules
+from shardwright_torchrec.quant.sharding import (
+    QuantEmbeddingBagCollectionSharder,
+    QuantEmbeddingCollectionSharder,
+    QuantizedSharder,
+    placed,
+    shard_modules,
+)
 
-__all__ = ["quantize_embeddings", "quantize_inference_model", "shard_quant_model"]
+__all__ = [
+    "DEFAULT_FUSED_PARAMS",
+    "DEFAULT_QUANTIZATION_DTYPE",
+    "DEFAULT_QUANT_MAPPING",
+    "DEFAULT_SHARDERS",
+    "quantize_embeddings",
+    "quantize_inference_model",
+    "shard_quant_model",
+    "trim_torch_package_prefix_from_typename",
+]
 
 MAPPING: Mapping[type[nn.Module], type[Any]] = {
     sw.EmbeddingBagCollection: QuantEmbeddingBagCollection,
@@ -65,10 +81,27 @@ def quantize_inference_model(
     model: nn.Module,
     quantization_mapping: Mapping[type[nn.Module], type[Any]] | None = None,
     per_table_weight_dtype: dict[str, torch.dtype] | None = None,
+    fp_weight_dtype: torch.dtype = torch.int8,
     quantization_dtype: torch.dtype = torch.int8,
     output_dtype: torch.dtype = torch.float,
 ) -> nn.Module:
-    """`quantize_embeddings`, in place, under the name that TorchRec's later releases have for it."""
+    """`quantize_embeddings`, in place, under the name that TorchRec's later releases have for it.
+
+    Args:
+        model: a model, or a collection.
+        quantization_mapping: other classes of collections -> what they become.
+        per_table_weight_dtype: table -> another type.
+        fp_weight_dtype: dtype of the tables behind feature processors, which are quantised as any others.
+        quantization_dtype: dtype of the weights: 8-bit integers.
+        output_dtype: dtype of the results.
+
+    Raises:
+        UnsupportedError: a type that was asked for is not supported.
+    """
+    if fp_weight_dtype != quantization_dtype:
+        raise sw.UnsupportedError(
+            f"fp_weight_dtype={fp_weight_dtype}: all tables have quantization_dtype, {quantization_dtype}"
+        )
     return quantize_embeddings(
         model,
         quantization_dtype,
@@ -83,8 +116,11 @@ def shard_quant_model(
     model: nn.Module,
     world_size: int = 1,
     compute_device: str = "cpu",
+    sharding_device: str = "meta",
     sharders: Sequence[QuantizedSharder] | None = None,
+    device_memory_size: int | None = None,
     constraints: Mapping[str, sw.ParameterConstraints] | None = None,
+    ddr_cap: int | None = None,
     sharding_plan: sw.ShardingPlan | None = None,
 ) -> tuple[nn.Module, sw.ShardingPlan]:
     """Cut the quantised tables of a model over devices.
@@ -93,8 +129,11 @@ def shard_quant_model(
         model: the quantised model.
         world_size: number of devices of this process.
         compute_device: their type. All blocks of ``"cpu"`` share its memory.
+        sharding_device: not needed; nothing is allocated twice.
         sharders: sharders of the collections; by default one for each class of quantised collections.
+        device_memory_size: not needed; all blocks share the process's memory.
         constraints: table -> its constraints; by default tables stay whole.
+        ddr_cap: memory of each device, bytes; what the machine has by default.
         sharding_plan: plan by which they are cut; made here by default.
 
     Returns:
@@ -105,9 +144,29 @@ def shard_quant_model(
     """
     if compute_device != "cpu":
         raise sw.UnsupportedError(f"quantised tables are served from 'cpu', not from {compute_device!r}")
-    topology = sw.Topology(world_size=world_size, compute_device=compute_device)
+    topology = sw.Topology(world_size=world_size, compute_device=compute_device, ddr_cap=ddr_cap)
     plan = sharding_plan or placed(model, topology, constraints or {})
     return shard_modules(model, device=compute_device, plan=plan, sharders=sharders), plan
+
+
+def trim_torch_package_prefix_from_typename(typename: str) -> str:
+    """The name of a class without the prefix that `torch.package` puts before it."""
+    return typename.partition(".")[2] if typename.startswith("<torch_package_") else typename
+
+
+DEFAULT_QUANTIZATION_DTYPE: torch.dtype = torch.int8
+DEFAULT_QUANT_MAPPING: dict[str, type[Any]] = {torch.typename(kind): made for kind, made in MAPPING.items()}
+"""Name of a class of collections -> what it becomes."""
+DEFAULT_FUSED_PARAMS: dict[str, Any] = {
+    "__register_tbes_in_named_modules": True,
+    "__register_quant_state_dict_split_scale_bias": True,
+    "__register_tbe_bounds_check_mode": BoundsCheckMode.NONE,
+}
+"""TorchRec's parameters of FBGEMM's modules, which sharders of quantised tables take and do not need."""
+DEFAULT_SHARDERS: list[QuantizedSharder] = [
+    QuantEmbeddingBagCollectionSharder(DEFAULT_FUSED_PARAMS),
+    QuantEmbeddingCollectionSharder(DEFAULT_FUSED_PARAMS),
+]
 
 
 def _observer(dtype: torch.dtype) -> Any:

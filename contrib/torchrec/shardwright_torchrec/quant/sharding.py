@@ -37,11 +37,14 @@ class QuantizedSharder:
 
     Args:
         fused_params: taken, as by TorchRec's sharder, and of no use: nothing is trained.
+        shardable_params: not needed; constraints say how tables are cut.
     """
 
     module_type: ClassVar[type[QuantizedCollection]]
 
-    def __init__(self, fused_params: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, fused_params: Mapping[str, Any] | None = None, shardable_params: list[str] | None = None
+    ) -> None:
         self.fused_params = fused_params
 
     def shard(

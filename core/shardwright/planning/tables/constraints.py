@@ -21,6 +21,7 @@ from shardwright.planning.documents.limits import MOST_RATE, MOST_SAMPLES
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.spec import TableSpec, is_answer
+from shardwright.replaceable import replaceable
 
 
 def _plain_names(values: Iterable[Any] | None) -> tuple[str, ...] | None:
@@ -143,6 +144,7 @@ def _positive(instance: Any, attribute: Any, value: int | None) -> None:
         raise InvalidInputError(f"{attribute.name} must be a positive number of columns, got {value!r}")
 
 
+@replaceable
 @frozen(cache_hash=True, field_transformer=typed)
 class ParameterConstraints:
     """Demands on one table, or on all tables that a pattern matches.
@@ -358,6 +360,15 @@ class Constraints:
                     key,
                     f"constraints[{key!r}] is for no table of the model. Tables: {known}{more}.{nearest(key, names)}",
                 )
+
+    def with_caches(self, caches: Mapping[str, CacheParams]) -> Constraints:
+        """These constraints with other caches for some tables, by path."""
+        none = ParameterConstraints()
+        changed = {
+            path: attrs.evolve(self.rules.get(path, none), cache_params=cache)
+            for path, cache in caches.items()
+        }
+        return Constraints({**self.rules, **changed})
 
     def of(self, table: TableSpec) -> ParameterConstraints:
         """Combine the demands on ``table``."""

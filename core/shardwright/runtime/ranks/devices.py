@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
+
+Array: TypeAlias = npt.NDArray[Any]
 
 
 def is_host(device: torch.device) -> bool:
@@ -12,6 +20,65 @@ def is_host(device: torch.device) -> bool:
     a limit blocks nobody else. Other devices have streams, and copies from and to page-locked memory.
     """
     return device.type == "cpu"
+
+
+def sent_to(device: torch.device, values: Tensor | Array) -> Tensor:
+    """Copy values to a device, from page-locked memory if they are the host's, so that the host waits for nothing.
+
+    Returns:
+        The values on the device; themselves where they are there.
+    """
+    own = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    if is_host(device) or own.device == device:
+        return own
+    return (own.pin_memory() if is_host(own.device) else own).to(device, non_blocking=True)
+
+
+class Constant:
+    """Host values that are copied to a device once, when they are first needed there.
+
+    Args:
+        values: values that do not change.
+    """
+
+    def __init__(self, values: Tensor | Array) -> None:
+        self.values = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+        self._sent: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        """The values on a device."""
+        if device not in self._sent:
+            self._sent[device] = sent_to(device, self.values)
+        return self._sent[device]
+
+
+def with_index(device: torch.device) -> torch.device:
+    """Return a device with its number: of an accelerator without one the current, or else that of ``LOCAL_RANK``.
+
+    Ranks that never call ``torch.cuda.set_device`` all have the current device 0, and would share it.
+    """
+    given: int | None = device.index
+    if is_host(device) or given is not None or device.type == "meta":
+        return device
+    current, told = torch.accelerator.current_device_index(), os.environ.get("LOCAL_RANK", "")
+    local = int(told) if told.isdecimal() else 0
+    is_unset = current == 0 and local < torch.accelerator.device_count()
+    return torch.device(device.type, local if is_unset else current)
+
+
+def memory_bytes(device_type: str) -> int | None:
+    """Bytes of the memory of this machine's smallest accelerator; ``None`` if it has none of the type.
+
+    Args:
+        device_type: such as ``"cuda"``.
+    """
+    if not has_accelerator(device_type):
+        return None
+    module = torch.get_device_module(device_type)
+    if not hasattr(module, "get_device_properties"):
+        return None
+    found = [module.get_device_properties(index) for index in range(torch.accelerator.device_count())]
+    return min(int(own.total_memory) for own in found)
 
 
 def has_accelerator(device_type: str) -> bool:

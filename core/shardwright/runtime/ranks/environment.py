@@ -174,16 +174,22 @@ class ShardingEnv:
 
 
 def environment_of(
-    env: ShardingEnv | None, process_group: Any = None, comm_backend: str | CommBackend | None = None
+    env: ShardingEnv | None,
+    process_group: Any = None,
+    comm_backend: str | CommBackend | None = None,
+    *,
+    device_type: str | None = None,
 ) -> ShardingEnv:
-    """Return the given environment, or make one of a process group.
+    """Return the given environment, or make one of a process group, for devices of a type if one is asked for.
 
     Raises:
         InvalidInputError: an environment is given together with a comm backend or process group that it would not use.
         DistributedError, PluginMismatchError, UnknownPluginError: ``from_process_group`` failed.
     """
     if env is None:
-        return ShardingEnv.from_process_group(process_group, comm_backend=comm_backend)
+        return ShardingEnv.from_process_group(
+            process_group, device_type=device_type, comm_backend=comm_backend
+        )
     if comm_backend is not None or process_group is not None:
         raise InvalidInputError(
             "env has its process group and comm backend already: leave env out, or make it by "

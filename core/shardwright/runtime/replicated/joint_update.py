@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.replicated.forms import Sources, UpdateForm
 from shardwright.runtime.replicated.sizes import Copies
 from shardwright.runtime.step.segments import index_of, starts_of
@@ -112,7 +113,6 @@ def _wide_gradient(copies: Copies, sources: Sources, counts: Ints) -> Tensor:
     is_own = np.repeat(np.isin(np.arange(len(dims)), sources.slots), dims)
     num_bags = int(counts[:, 0].sum())
     wide = gradient.new_zeros(num_bags, len(columns))
-    wide[:, torch.from_numpy(columns[is_own]).to(gradient.device)] = gradient.view(
-        num_bags, int(is_own.sum())
-    )
+    own = sent_to(gradient.device, columns[is_own])
+    wide.index_copy_(1, own, gradient.view(num_bags, len(own)))
     return wide.view(-1)

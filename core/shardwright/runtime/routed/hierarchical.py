@@ -22,6 +22,7 @@ from torch import Tensor
 
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.ranks.devices import Constant, sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.direct import GRADIENTS, RESULTS, DirectReturn
 from shardwright.runtime.routed.plan import RoutingPlan
@@ -156,14 +157,14 @@ class LocalSums:
         return Move(widths, Placement.in_one(starts_of(widths), self.width), target)
 
     @cached_property
-    def _column(self) -> Tensor:
+    def _column(self) -> Constant:
         """The column of the sums that each of the groups' columns is added to: ``[columns of the groups]``."""
         sizes = self._sizes[RESULTS]
         starts = starts_of(sizes)
         ranges = [
             np.arange(starts[place], starts[place] + sizes[place]) for own in self._placed for place in own
         ]
-        return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ranges]))
+        return Constant(np.concatenate([np.zeros(0, np.int64), *ranges]))
 
     @cached_property
     def _deal(self) -> list[Move]:
@@ -190,7 +191,7 @@ class LocalSums:
         if self._gather is not None:
             return self._gather(joined.view(-1), samples).view(samples, self.width)
         sums = torch.zeros(samples, self.width, dtype=torch.float32, device=answers.device)
-        return sums.index_add_(1, self._column.to(answers.device), joined)
+        return sums.index_add_(1, self._column.on(answers.device), joined)
 
     def by_group(self, gradient: Tensor, batch_sizes: Ints) -> dict[int, Tensor]:
         """Deal the sums' gradient ``[R, width]`` to the groups: each one's flat gradient, by its index."""
@@ -226,8 +227,12 @@ def _as_matrix(result: Tensor, kind: GroupKind, num_slots: int, batch_sizes: Int
     if kind.is_matrix or kind.widths is None:
         return result.view(samples, result.numel() // max(samples, 1))
     width = kind.widths[RESULTS]
-    index = _row_of(num_slots, batch_sizes).view(-1).to(result.device)
-    return result.view(samples * num_slots, width).index_select(0, index).view(samples, num_slots * width)
+    index = _row_of(num_slots, batch_sizes).view(-1)
+    return (
+        result.view(samples * num_slots, width)
+        .index_select(0, sent_to(result.device, index))
+        .view(samples, num_slots * width)
+    )
 
 
 def _as_rows(gradient: Tensor, kind: GroupKind, num_slots: int, batch_sizes: Ints) -> Tensor:
@@ -237,7 +242,7 @@ def _as_rows(gradient: Tensor, kind: GroupKind, num_slots: int, batch_sizes: Int
     inverse = torch.empty_like(index)
     inverse[index] = torch.arange(len(index))
     rows = gradient.view(len(index), kind.widths[GRADIENTS])
-    return rows.index_select(0, inverse.to(gradient.device)).view(-1)
+    return rows.index_select(0, sent_to(gradient.device, inverse)).view(-1)
 
 
 class _HostStep(ReturnStep):

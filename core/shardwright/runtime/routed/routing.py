@@ -15,12 +15,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.row_maps import RowMap
+from shardwright.runtime.ranks.devices import Constant, sent_to
 from shardwright.runtime.routed.plan import Reading, RoutingPlan, SlotColumns
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.kernel_groups import Bucketing, KernelGroup
@@ -65,6 +66,20 @@ class Bucketed:
         """The tensors of the routed batch."""
         every = (self.ids, self.lengths, self.weights, self.places)
         return [tensor for tensor in every if tensor is not None]
+
+    def on(self, device: torch.device) -> Bucketed:
+        """The same on a device; itself where it is there."""
+        if self.ids.device == device:
+            return self
+        lengths, weights, places = (
+            None if tensor is None else sent_to(device, tensor)
+            for tensor in (self.lengths, self.weights, self.places)
+        )
+        return evolve(self, ids=sent_to(device, self.ids), lengths=lengths, weights=weights, places=places)
+
+    def with_places_on(self, device: torch.device) -> Bucketed:
+        """The same with the places, which results are put in order by, on a device."""
+        return self if self.places is None else evolve(self, places=sent_to(device, self.places))
 
 
 class Router(ABC):
@@ -130,7 +145,7 @@ class WholeRouter(Router):
         features = np.array([reading.feature for reading in plan.readings], dtype=np.int64)
         self._features = features[plan.pieces.reading[slots.piece]]
         in_order = np.array_equal(self._features, np.arange(len(plan.collection.features)))
-        self._index = None if in_order else torch.from_numpy(self._features)
+        self._index = None if in_order else Constant(self._features)
         self._is_pooled = plan.collection.is_pooled
 
     def route(self, batch: FeatureBatch) -> Bucketed:  # noqa: D102 - described in the base class
@@ -138,7 +153,7 @@ class WholeRouter(Router):
         lengths, num_ids, ids, weights = batch.lengths, batch.num_ids, batch.values, batch.weights
         if self._index is not None:
             num_ids, starts = num_ids[self._features], batch.starts[self._features]
-            lengths = lengths.index_select(0, self._index.to(lengths.device))
+            lengths = lengths.index_select(0, self._index.on(lengths.device))
             ids = take(ids, starts, num_ids)
             weights = None if weights is None else take(weights, starts, num_ids)
             sizes = None if sizes is None else sizes[self._features]
@@ -224,7 +239,7 @@ class _BucketRouter(Router):
         part_of_bucket = used[np.argsort(first_slot[used])]
         self._has_unread = len(used) < num_parts
         self._number_classes(part_of_bucket, num_parts)
-        self._part_of_bucket, self._num_buckets = torch.from_numpy(part_of_bucket), len(used)
+        self._part_of_bucket, self._num_buckets = Constant(part_of_bucket), len(used)
         bucket_of_part = np.full(num_parts, -1, dtype=np.int64)
         bucket_of_part[part_of_bucket] = np.arange(len(used))
         self._bucket_of_slot = None if len(used) == num_slots else bucket_of_part[part_of_slot]
@@ -243,15 +258,15 @@ class _BucketRouter(Router):
         # Ids of unread parts sort last, and are cut off.
         class_of_part = np.full(num_parts, unread, dtype=np.int32)
         class_of_part[part_of_bucket] = classes
-        self._class_of_part, self._num_classes = torch.from_numpy(class_of_part), unread + self._has_unread
+        self._class_of_part, self._num_classes = Constant(class_of_part), unread + self._has_unread
 
     def route(self, batch: FeatureBatch) -> Bucketed:
         sizes, starts = batch.num_ids[self._features], batch.starts[self._features]
         rows, parts = self._placed(take(batch.values, starts, sizes), sizes)
         # Ids of each part, then in the order of the buckets.
-        counts = counts_of(parts, len(self._class_of_part))
-        counts = counts.index_select(0, self._part_of_bucket.to(parts.device))
-        keys = self._class_of_part.to(parts.device).index_select(0, parts)
+        counts = counts_of(parts, len(self._class_of_part.values))
+        counts = counts.index_select(0, self._part_of_bucket.on(parts.device))
+        keys = self._class_of_part.on(parts.device).index_select(0, parts)
         place = order_of(keys, self._num_classes)
         if self._has_unread:
             place = place[: int(counts.sum())]
@@ -316,12 +331,12 @@ class RaggedRouter(_BucketRouter):
         torch.ne(samples[1:], samples[:-1], out=begins[1:-1])
         stops = ids.counts.cumsum(0)
         begins.index_fill_(0, stops - ids.counts, True)
-        edges = places_where(begins)
         before = torch.cumsum(begins, 0, dtype=torch.int32)  # bags begun up to each id, its own included
         reached = before.index_select(0, stops)
         # Bags begun before a bucket's stop, without the mark at the stop itself; differences are the bags of each.
         num_bags = torch.diff(reached - 1, prepend=reached.new_zeros(1))
         num_ids, num_bags = torch.stack([ids.counts, num_bags]).cpu().numpy()
+        edges = places_where(begins, before, int(num_bags.sum()) + 1)
         lengths = (edges[1:] - edges[:-1]).to(torch.int32)
         return _BucketBags(num_ids, num_bags, lengths, places=samples.index_select(0, edges[:-1]))
 

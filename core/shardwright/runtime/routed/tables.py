@@ -14,6 +14,7 @@ from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow, Routed
 from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.codecs import TableCodecs
 from shardwright.runtime.routed.payload import PayloadFormat
@@ -145,6 +146,9 @@ class RoutedStep(ExecutorStep):
         tables = self._tables
         self._batch_sizes, self._incoming = peers.batch_sizes, tables.format.incoming(peers)
         sent, send_splits = tables.format.pack(self._asked)
+        # A batch in the host's memory was routed there: this copy is the only one of its ids.
+        sent = sent_to(tables.device, sent)
+        self._routed = [own.with_places_on(tables.device) for own in self._asked]
         self._payload = sent.new_empty(sum(self._incoming.splits))
         self._work = tables.env.communicator.all_to_all(
             self._payload, sent, self._incoming.splits, send_splits, label="ids"

@@ -18,6 +18,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.routed.section import SectionStep
 from shardwright.runtime.step.columns import Room, selected
 
@@ -74,7 +75,7 @@ class Trim:
     def of(cls, shape: FilledUpResults, device: torch.device) -> Self:
         """The places in results of a form."""
         mask = np.concatenate([np.zeros(0, dtype=bool), *shape.masks()])
-        return cls(torch.from_numpy(np.flatnonzero(mask)).to(device), len(mask), shape.unit)
+        return cls(sent_to(device, np.flatnonzero(mask)), len(mask), shape.unit)
 
     def trimmed(self, filled: Tensor, room: Room | None = None) -> Tensor:
         """The units that travel, flat."""

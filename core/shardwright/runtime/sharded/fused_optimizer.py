@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -156,6 +156,9 @@ class FusedOptimizer(KeyedOptimizer):
         self._passes.check_step()
         self._updates.apply()
         return loss
+
+    def init_state(self, sparse_grad_parameter_names: Set[str] | None = None) -> None:
+        """Do nothing: kernels have their state from the start."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Hand changed learning rates to the kernels, and drop the gradients that are kept for the step."""

@@ -21,7 +21,7 @@ from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.runtime.ranks.devices import is_host
+from shardwright.runtime.ranks.devices import is_host, with_index
 from shardwright.runtime.ranks.environment import ShardingEnv, environment_of
 from shardwright.runtime.sharded.data_parallel import leave_out_tables
 from shardwright.runtime.sharded.dense_sync import DenseDataParallel, compare_dense_values
@@ -98,7 +98,8 @@ class DistributedModelParallel(nn.Module):
     Args:
         module: the model; changed in place.
         env: the ranks; the world's process group by default. ``ShardingEnv.local()`` is this process alone.
-        device: this rank's device; the environment's by default.
+        device: this rank's device; the environment's by default. Without ``env``, its type is planned for; without a
+            number, it is the current device, or that of ``LOCAL_RANK`` where no other was set.
         plan: sharding plan of the model; made collectively by default.
         sharders: one for each class of collections in the model; the registered ones by default.
         init_data_parallel: wrap the rest now; else call :meth:`init_data_parallel` later, or leave it to a
@@ -141,8 +142,11 @@ class DistributedModelParallel(nn.Module):
         update: str | None = None,
     ) -> None:
         super().__init__()
-        self._env = environment_of(env, comm_backend=comm_backend)
-        self.device = torch.device(device if device is not None else _default_device(self._env))
+        asked = None if device is None else torch.device(device)
+        # Who asks for a device plans for it, whatever the process group could also carry.
+        wanted = None if asked is None or asked.type == "meta" else asked.type
+        self._env = environment_of(env, comm_backend=comm_backend, device_type=wanted)
+        self.device = with_index(torch.device(self._env.device_type) if asked is None else asked)
         self._sharded: dict[str, nn.Module] = {}
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
@@ -485,12 +489,6 @@ def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             places.setdefault(id(parameter), []).append((module, name))
     return [own for own in places.values() if len(own) > 1]
-
-
-def _default_device(env: ShardingEnv) -> torch.device:
-    if is_host(torch.device(env.device_type)):
-        return torch.device(env.device_type)
-    return torch.device(env.device_type, torch.accelerator.current_device_index())
 
 
 def _initialise_if_meta(path: str, module: nn.Module, device: torch.device) -> None:

@@ -46,6 +46,8 @@ class EmbeddingShardingPlanner(TablePlanner):
         stay_near: plan from which a model comes. Moves cost: plans are rated by ``objective + move_cost * moved GiB``,
             weights and optimizer states, and of equal ones that which moves least is taken.
         move_cost: milliseconds that the step must become shorter by for each GiB that moves; 0 if not given.
+        scale_up_caches: plan twice where a kernel has a cache of rows: the second time with caches that fill the device
+            memory that the first plan leaves free, those first that save most by a byte. The better plan is taken.
         listener: function called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the
             bound improve.
         progress: show a line on standard error when planning takes longer than a second; by default if that is a
@@ -162,12 +164,18 @@ class EmbeddingShardingPlanner(TablePlanner):
 
 def _topology_of(env: Any) -> Topology:
     """The topology of a ``ShardingEnv``; of one sharding group, where there are several."""
+    from shardwright.runtime.ranks.devices import memory_bytes
+
     everyone, grid = env.everyone, getattr(env, "grid", None)
+    memory: dict[str, Any] = {}
+    if (hbm := memory_bytes(everyone.device_type)) is not None:
+        memory = {"hbm_cap": hbm}
     topology = Topology(
         world_size=everyone.world_size,
         compute_device=everyone.device_type,
         local_world_size=everyone.local_world_size,
-        detected=("world_size", "compute_device", "local_world_size"),
+        detected=("world_size", "compute_device", "local_world_size", *memory),
+        **memory,
     )
     if grid is None:
         return topology

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from shardwright.modules.embedding_modules import EmbeddingCollection
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
+from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.sharded_collection import (
     ShardedCollection,
@@ -62,8 +63,8 @@ class ShardedEmbeddingCollection(ShardedCollection):
         return {
             output.name: JaggedTensor(
                 values=rows,
-                lengths=step.batch.lengths_of(output.feature),
-                weights=step.batch.ids[output.feature] if self.need_indices else None,
+                lengths=sent_to(rows.device, step.batch.lengths_of(output.feature)),
+                weights=sent_to(rows.device, step.batch.ids[output.feature]) if self.need_indices else None,
             )
             for output, rows in zip(self._engine.collection.outputs, values, strict=True)
         }

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.tables.spec import PoolingType
+from shardwright.runtime.ranks.devices import Constant, sent_to
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.columns import Columns, Move, Placement
 from shardwright.runtime.step.segments import starts_of
@@ -101,12 +102,18 @@ class PooledArrangement(Arrangement):
         for index, columns, own in self._added:
             output[:, columns] += brought[index][:, own]
         output = self._means.divide(output, batch)
-        return [output if batch.inverse is None else self._examples.of(output, batch.inverse)]
+        return [
+            output
+            if batch.inverse is None
+            else self._examples.of(output, sent_to(output.device, batch.inverse))
+        ]
 
     def gradients(self, gradients: Sequence[Tensor], batch: FeatureBatch) -> Sequence[Tensor]:  # noqa: D102
         (gradient,) = gradients
         if batch.inverse is not None:
-            gradient = self._examples.added(gradient, batch.inverse, batch.batch_size)
+            gradient = self._examples.added(
+                gradient, sent_to(gradient.device, batch.inverse), batch.batch_size
+            )
         return [self._means.divided(gradient, batch)]
 
 
@@ -133,7 +140,8 @@ class _Examples:
         dims = np.array([output.dim for output in collection.outputs], dtype=np.int64)
         self._unit = int(np.gcd.reduce(dims))
         features = torch.tensor([output.feature for output in collection.outputs], device="cpu")
-        self._features = features.repeat_interleave(torch.from_numpy(dims // self._unit))
+        self._features = Constant(features.repeat_interleave(torch.from_numpy(dims // self._unit)))
+        self._num_units = int((dims // self._unit).sum())
 
     def of(self, columns: Tensor, inverse: Tensor) -> Tensor:
         """Repeat the rows ``[B, C]`` of each feature for its examples: ``[E, C]``."""
@@ -142,14 +150,14 @@ class _Examples:
 
     def added(self, gradient: Tensor, inverse: Tensor, size: int) -> Tensor:
         """Add up the gradients ``[E, C]`` of each feature's row: ``[B, C]``, where B is ``size``."""
-        rows = gradient.new_zeros(size * len(self._features), self._unit)
+        rows = gradient.new_zeros(size * self._num_units, self._unit)
         rows.index_add_(0, self._places(inverse), gradient.reshape(-1, self._unit))
         return rows.view(size, gradient.shape[1])
 
     def _places(self, inverse: Tensor) -> Tensor:
         """Row of each unit of ``[E, units]`` among those of ``[B, units]``: ``place * units + unit``."""
-        num_units = len(self._features)
-        places = inverse.index_select(0, self._features.to(inverse.device)).t() * num_units
+        num_units = self._num_units
+        places = inverse.index_select(0, self._features.on(inverse.device)).t() * num_units
         return (places + torch.arange(num_units, device=inverse.device)).reshape(-1)
 
 
@@ -162,14 +170,14 @@ class _Means:
     def __init__(self, collection: Collection) -> None:
         dims = np.array([output.dim for output in collection.outputs], dtype=np.int64)
         self._unit = int(np.gcd.reduce(dims))
-        units = torch.from_numpy(dims // self._unit)
+        units = dims // self._unit
         of_output = [
             (output.feature, collection.tables[output.table].pooling is not PoolingType.MEAN)
             for output in collection.outputs
         ]
         features, are_sums = zip(*of_output, strict=True)
-        self._features = torch.tensor(features, dtype=torch.int64).repeat_interleave(units)
-        self._are_sums = torch.tensor(are_sums).repeat_interleave(units)
+        self._features = Constant(np.repeat(np.array(features, dtype=np.int64), units))
+        self._are_sums = Constant(np.repeat(are_sums, units))
         self._has_means, self._has_sums = not all(are_sums), any(are_sums)
 
     def divide(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
@@ -189,10 +197,10 @@ class _Means:
 
     def _factors(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
         """Factors of the units, ``[B, units, 1]``: 1 for sums, ``1 / max(ids of the bag, 1)`` for means."""
-        inverse = batch.lengths.clamp(min=1).to(columns.dtype).reciprocal_().t()
-        factors = inverse.index_select(1, self._features.to(columns.device))
+        inverse = sent_to(columns.device, batch.lengths).clamp(min=1).to(columns.dtype).reciprocal_().t()
+        factors = inverse.index_select(1, self._features.on(columns.device))
         if self._has_sums:
-            factors.masked_fill_(self._are_sums.to(columns.device), 1)
+            factors.masked_fill_(self._are_sums.on(columns.device), 1)
         return factors.unsqueeze(-1)
 
 

@@ -14,6 +14,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.ranks.devices import sent_to
 
 _MOST_KNOWN = 8  # batch sizes whose index is kept
 
@@ -142,7 +143,7 @@ class Move:
             first = int(index[0]) if len(index) else 0
             is_run = np.array_equal(index, np.arange(first, first + len(index)))
             run = slice(first * self.unit, (first + len(index)) * self.unit)
-            self._known[size] = run if is_run else torch.from_numpy(index).to(device)
+            self._known[size] = run if is_run else sent_to(device, index)
         return self._known[size]
 
 

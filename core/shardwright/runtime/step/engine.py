@@ -27,7 +27,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.ranks.devices import is_host
+from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
@@ -293,7 +293,7 @@ class EngineStep:
         rows = engine.header.pack(header, [executor.headers() for executor in self._executors], size)
         channel, device_type = env.header_channel
         device = engine.device if engine.device.type == device_type else torch.device(device_type)
-        sent = _sent_to(device, torch.from_numpy(rows.reshape(-1)))
+        sent = sent_to(device, rows.reshape(-1))
         self._headers = torch.empty_like(sent)
         splits = [size] * env.world_size
         self._work = channel.all_to_all(self._headers, sent, splits, splits, label="headers")
@@ -444,11 +444,6 @@ class EngineStep:
     def _trained(self) -> list[ExecutorStep]:
         """The steps of executors whose tables are trained."""
         return list(compress(self._executors, self._engine.is_trained))
-
-
-def _sent_to(device: torch.device, values: Tensor) -> Tensor:
-    """Copy host values to a device, from page-locked memory, so that the host does not wait for the stream."""
-    return values if is_host(device) else values.pin_memory().to(device, non_blocking=True)
 
 
 def _read(

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shardwright.runtime.ranks.devices import Constant
 from shardwright.runtime.step.collection import Collection
 
 
@@ -33,14 +34,14 @@ class GradientLimits:
             for table in collection.tables
         ]
         limits = [of_tables[output.table] * world_size for output in collection.outputs]
-        self._limits: list[Tensor] = []  # one for each gradient that comes: of each column, or of all
+        self._limits: list[Constant] = []  # one for each gradient that comes: of each column, or of all
         if min(limits) == math.inf:
             return
         if collection.is_pooled:
             dims = torch.tensor([output.dim for output in collection.outputs])
-            self._limits = [torch.tensor(limits, dtype=torch.float32).repeat_interleave(dims)]
+            self._limits = [Constant(torch.tensor(limits, dtype=torch.float32).repeat_interleave(dims))]
         else:
-            self._limits = [torch.tensor(limit, dtype=torch.float32) for limit in limits]
+            self._limits = [Constant(torch.tensor(limit, dtype=torch.float32)) for limit in limits]
 
     def clipped(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Clip gradients of outputs, into new tensors; the same tensors if there is no limit.
@@ -50,5 +51,5 @@ class GradientLimits:
         """
         if not self._limits:
             return gradients
-        on_device = [limit.to(own.device) for limit, own in zip(self._limits, gradients, strict=True)]
+        on_device = [limit.on(own.device) for limit, own in zip(self._limits, gradients, strict=True)]
         return [own.clamp(-limit, limit) for own, limit in zip(gradients, on_device, strict=True)]

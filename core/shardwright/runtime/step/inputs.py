@@ -17,12 +17,12 @@ from enum import IntEnum
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.ranks.devices import is_host
+from shardwright.runtime.ranks.devices import is_host, sent_to
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.segments import filled_up, starts_of, take
 from shardwright.settings import CHECKS_VARIABLE
@@ -115,6 +115,14 @@ class _Keys:
     highest: Tensor
     extra: tuple[str, ...]
     extra_word: int
+    _sent: dict[torch.device, tuple[Tensor, Tensor]] = field(factory=dict, init=False)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """``highest`` and ``places`` on a device, which they are copied to once."""
+        if device not in self._sent:
+            places = torch.tensor(self.places, dtype=torch.int64, device="cpu")
+            self._sent[device] = (sent_to(device, self.highest), sent_to(device, places))
+        return self._sent[device]
 
 
 class BatchReader:
@@ -174,13 +182,13 @@ class BatchReader:
             )
         keys = self._keys(features)
         self._check_form(features, keys)
-        counts = np.array(features.length_per_key(), dtype=np.int64)
-        self._refuse(features.lookup_problem((), num_used=int(counts.sum())))
         values = _in_a_row(features.values().to(torch.int64))
-        if self.checks is not InputChecks.OFF:
+        counts, are_fine = self._counted(features, values, keys)
+        self._refuse(features.lookup_problem((), num_used=int(counts.sum())))
+        if not are_fine:
             values = self._in_range(values, counts, keys)
         weights = self._weights(features, counts) if self._is_weighted else None
-        lengths, sizes = _lengths_of(features, keys.places)
+        lengths, sizes = _lengths_of(features, keys)
         inverse = self._inverse(features) if self.collection.is_pooled else None
         if keys.in_order:
             return FeatureBatch(lengths, values, weights, counts, sizes, inverse)
@@ -193,6 +201,21 @@ class BatchReader:
             sizes,
             inverse,
         )
+
+    def _counted(self, features: KeyedJaggedTensor, values: Tensor, keys: _Keys) -> tuple[Ints, bool]:
+        """Number of ids of each key, and True if the ids are in range or not to be checked.
+
+        The host waits for a device once, for both.
+        """
+        if self.checks is InputChecks.OFF:
+            return np.array(features.length_per_key(), dtype=np.int64), True
+        if is_host(values.device):
+            counts = np.array(features.length_per_key(), dtype=np.int64)
+            are_counted = int(counts.sum()) == values.numel()  # else the caller complains of that
+            return counts, not are_counted or are_in_range(values, counts, keys.highest)
+        most = keys.on(values.device)[0]
+        are_fine = features.read_counts(lambda own: ~_out_of_range(values, own, most).any())
+        return np.array(features.length_per_key(), dtype=np.int64), are_fine
 
     def _inverse(self, features: KeyedJaggedTensor) -> Tensor | None:
         """Place of each example among those of each feature, ``[F, examples]``, if features have their own batch sizes.
@@ -218,7 +241,8 @@ class BatchReader:
             places.device
         ):  # on the host construction checked it
             features.validate()
-        return places[[row[name] for name in self.collection.features]].long()
+        rows = np.array([row[name] for name in self.collection.features], dtype=np.int64)
+        return places.index_select(0, sent_to(places.device, rows)).long()
 
     def _check_same_sizes(self, features: KeyedJaggedTensor) -> None:
         sizes = dict(zip(features.keys(), features.stride_per_key(), strict=True))
@@ -308,16 +332,14 @@ class BatchReader:
                 )
 
     def _in_range(self, values: Tensor, counts: Ints, keys: _Keys) -> Tensor:
-        """The ids, those out of range replaced where that is asked for.
+        """The ids, of which some are out of range, with those replaced where that is asked for.
 
         Raises:
-            BatchProblem: one is out of range, and they are not to be replaced.
+            BatchProblem: they are not to be replaced.
         """
-        if are_in_range(values, counts, keys.highest):
-            return values
         if self.checks not in (InputChecks.WARNING, InputChecks.IGNORE):
             self._complain(values, counts, keys)
-        wrong = _out_of_range(values, counts, keys.highest)
+        wrong = _out_of_range(values, sent_to(values.device, counts), keys.on(values.device)[0])
         if self.checks is InputChecks.WARNING:
             self._warn(wrong.split(counts.tolist()), keys)
         return values.masked_fill(wrong, 0)
@@ -361,15 +383,16 @@ def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:
     """
     if is_host(values.device):
         return _are_in_range_on_cpu(values, counts, highest)
-    return not bool(_out_of_range(values, counts, highest).any())
+    own = (sent_to(values.device, array) for array in (counts, highest))
+    return not bool(_out_of_range(values, *own).any())
 
 
-def _out_of_range(values: Tensor, counts: Ints, highest: Tensor) -> Tensor:
-    """True for each id that is out of range: ``[N]``; the arguments are those of :func:`are_in_range`."""
-    device = values.device
-    most = highest.to(device).repeat_interleave(
-        torch.from_numpy(counts).to(device), output_size=values.numel()
-    )
+def _out_of_range(values: Tensor, counts: Tensor, highest: Tensor) -> Tensor:
+    """True for each id that is out of range: ``[N]``; arguments are those of :func:`are_in_range`, on one device."""
+    # Not by repeating each feature's: counts that do not add up to N, of which is told later, would write beyond it.
+    places = torch.arange(values.numel(), device=values.device)
+    feature = torch.searchsorted(counts.cumsum(0), places, right=True).clamp_(max=len(counts) - 1)
+    most = highest.index_select(0, feature)
     return ((values < 0) | (values > most)) & (most != _ANY)
 
 
@@ -386,18 +409,18 @@ def _are_in_range_on_cpu(values: Tensor, counts: Ints, highest: Tensor) -> bool:
     return bool((greatest <= highest.numpy().view(np.uint64)[used]).all())
 
 
-def _lengths_of(features: KeyedJaggedTensor, places: Sequence[int]) -> tuple[Tensor, Ints | None]:
-    """Lengths of the bags of the keys at some places, ``[F, B]`` int32, and each one's batch size if they differ.
+def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints | None]:
+    """Lengths of the bags of the collection's features, ``[F, B]`` int32, and each one's batch size if they differ.
 
     Where they differ, each is filled up with empty bags to the greatest.
     """
     lengths = features.lengths().to(torch.int32)
     if not features.variable_stride_per_key():
         by_key = lengths.view(len(features.keys()), features.stride())
-        return (by_key if list(places) == list(range(len(by_key))) else by_key[places]), None
+        return (by_key if keys.in_order else by_key.index_select(0, keys.on(by_key.device)[1])), None
     every = np.array(features.stride_per_key(), dtype=np.int64)
-    sizes = every[places]
-    lengths, most = take(lengths, starts_of(every)[places], sizes), int(sizes.max())
+    sizes = every[keys.places]
+    lengths, most = take(lengths, starts_of(every)[keys.places], sizes), int(sizes.max())
     filled = filled_up(lengths, sizes, np.full_like(sizes, most)).view(len(sizes), most)
     return filled, None if (sizes == most).all() else sizes
 

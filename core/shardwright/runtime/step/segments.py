@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.ranks.devices import is_host
+from shardwright.runtime.ranks.devices import is_host, sent_to
 
 _LONG = 64  # elements: copying a longer piece by itself takes less time than an index of its elements
 _FEW = 32  # pieces: for fewer an index is not worth making
@@ -35,7 +35,7 @@ def repeated(values: Ints, counts: Ints, device: torch.device) -> Tensor:
     """Repeat each host value as often as its count says, on a device: ``[sum of counts]`` int64."""
     if is_host(device):
         return torch.from_numpy(np.repeat(values, counts))
-    own, times = (torch.from_numpy(numbers).to(device, non_blocking=True) for numbers in (values, counts))
+    own, times = (sent_to(device, numbers) for numbers in (values, counts))
     return own.repeat_interleave(times, output_size=int(counts.sum()))
 
 
@@ -62,11 +62,18 @@ def spread(values: Tensor, counts: Tensor, total: int) -> Tensor:
     return values.repeat_interleave(counts, output_size=total)
 
 
-def places_where(mask: Tensor) -> Tensor:
-    """Places at which a mask is true, in rising order."""
+def places_where(mask: Tensor, reached: Tensor, total: int) -> Tensor:
+    """Places at which a mask is true, in rising order: ``[total]`` int64.
+
+    Args:
+        mask: ``[N]``.
+        reached: number of true places up to each, its own included, ``[N]``.
+        total: all true places, known to the host, so that it need not wait for the device.
+    """
     if is_host(mask.device):
         return torch.from_numpy(np.flatnonzero(mask.numpy()))
-    return mask.nonzero().squeeze(1)
+    wanted = torch.arange(1, total + 1, dtype=reached.dtype, device=reached.device)
+    return torch.searchsorted(reached, wanted)
 
 
 def index_of(starts: Ints, sizes: Ints, device: torch.device) -> Tensor:

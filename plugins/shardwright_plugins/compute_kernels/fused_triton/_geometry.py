@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from math import gcd
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import BlockSpec
 from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.step.segments import spread, starts_of
 
 _MAX_ALIGNED = 16  # elements: more tells Triton's compiler nothing
@@ -94,8 +94,8 @@ class Geometry:
         self.aligned = _power_of_2(gcd(_MAX_ALIGNED, *dims.tolist(), *whole, *offsets))
         per_slot = np.repeat(np.arange(len(blocks)), [spec.num_slots for spec in blocks])
         slots = np.stack([bases, dims, first_rows, np.arange(len(blocks))], axis=1)[per_slot]
-        self.slots = uploaded(slots, device)
-        self.blocks = uploaded(np.stack([bases, dims, first_rows, whole, offsets], axis=1), device)
+        self.slots = sent_to(device, slots)
+        self.blocks = sent_to(device, np.stack([bases, dims, first_rows, whole, offsets], axis=1))
         self._dims = (dims[per_slot], np.array(whole, dtype=np.int64)[per_slot])
         self._spans = list(
             zip(first_rows.tolist(), rows.tolist(), bases.tolist(), dims.tolist(), strict=True)
@@ -122,8 +122,8 @@ class Geometry:
         (results, num_results), (gradients, _) = (_cells(counts, dims, is_matrix) for dims in self._dims)
         num_cells, num_bags = counts.size, int(counts.sum())
         # One copy: the two tables, and the bags of each cell.
-        both = uploaded(
-            np.concatenate([results.reshape(-1), gradients.reshape(-1), counts.reshape(-1)]), self._device
+        both = sent_to(
+            self._device, np.concatenate([results.reshape(-1), gradients.reshape(-1), counts.reshape(-1)])
         )
         numbers = torch.arange(num_cells, dtype=torch.int32, device=self._device)
         cell_of_bag = spread(numbers, both[6 * num_cells :], num_bags)
@@ -156,11 +156,3 @@ def _cells(counts: Ints, dims: Ints, is_matrix: bool) -> tuple[Ints, int]:
 def _power_of_2(number: int) -> int:
     """The greatest power of 2 that divides a number."""
     return number & -number
-
-
-def uploaded(array: Any, device: torch.device) -> Tensor:
-    """Copy an array to a device, without a wait of the host."""
-    own = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cpu":
-        return own
-    return own.pin_memory().to(device, non_blocking=True)

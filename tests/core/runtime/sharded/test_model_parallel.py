@@ -144,6 +144,12 @@ def test_building_a_model_leaves_the_accelerators_random_numbers_as_they_were():
     assert torch.equal(torch.cuda.get_rng_state(device), before)
 
 
+def test_device_that_the_process_group_does_not_serve_is_an_error_that_names_both(group_of_one):
+    """A group over gloo would else be planned for its CPU, and the kernels be the CPU's."""
+    with pytest.raises(DistributedError, match=r"no comm backend for the process group's \[.*\] on cuda"):
+        DistributedModelParallel(Model(ALONE), device="cuda")
+
+
 def test_module_on_meta_without_reset_parameters_raises_with_its_path():
     class Plain(nn.Module):
         def __init__(self):

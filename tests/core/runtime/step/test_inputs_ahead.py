@@ -13,7 +13,7 @@ from shardwright.errors import DistributedError
 from shardwright.runtime.pipeline import batches
 from shardwright.runtime.pipeline.batch_settings import BatchSettings
 from shardwright.runtime.pipeline.batches import BatchesInStep
-from shardwright.runtime.step.engine import _sent_to
+from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.step.inputs import Status
 from shardwright.runtime.step.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
 from shardwright.sparse import KeyedJaggedTensor
@@ -140,6 +140,8 @@ def test_batch_that_is_taken_is_recorded_on_the_stream_that_computes_with_it(mon
 
 def test_headers_are_sent_to_a_device_from_page_locked_memory_without_waiting_for_it():
     class Values:
+        device = torch.device("cpu")
+
         def pin_memory(self):
             return Pinned()
 
@@ -148,9 +150,9 @@ def test_headers_are_sent_to_a_device_from_page_locked_memory_without_waiting_fo
             return device, non_blocking
 
     device = torch.device("cuda", 0)
-    assert _sent_to(device, Values()) == (device, True)
+    assert sent_to(device, Values()) == (device, True)
     on_host = torch.ones(2)
-    assert _sent_to(torch.device("cpu"), on_host) is on_host
+    assert sent_to(torch.device("cpu"), on_host) is on_host
 
 
 def test_cpu_has_no_side_stream():

@@ -1,0 +1,1 @@
+"""Helpers about jagged tensors that TorchRec's scripts name."""

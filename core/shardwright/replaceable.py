@@ -1,0 +1,23 @@
+"""Values that ``dataclasses.replace`` takes, beside ``attrs.evolve``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+import attrs
+
+_T = TypeVar("_T", bound=type)
+
+
+def replaceable(cls: _T) -> _T:
+    """Let ``dataclasses.replace``, ``fields`` and ``asdict`` take an attrs class, as they take TorchRec's.
+
+    A decorator, above attrs' own. Values that ``replace`` makes are converted and checked as any.
+    """
+    template: Any = dataclasses.make_dataclass(
+        cls.__name__,
+        [(own.name, Any, dataclasses.field(default=None, init=own.init)) for own in attrs.fields(cls)],
+    )
+    cls.__dataclass_fields__ = template.__dataclass_fields__  # type: ignore[attr-defined]  # what makes a dataclass
+    return cls

@@ -218,6 +218,31 @@ def test_spawned_ranks_save_alone_and_load_what_they_saved(interpreter: str, tmp
     ]
 
 
+def torchrun(python: str, *arguments: str) -> list[str]:
+    """What two ranks print, sorted; the variable alone makes them shardwright's."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    return sorted(run_script(*launcher, *arguments, python=python, SHARDWRIGHT_TORCHREC="1").splitlines())
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pairs", "dcn"])
+def test_dlrm_reference_learns_on_two_ranks(interpreter: str, kind: str) -> None:
+    assert torchrun(interpreter, str(SCRIPTS / "dlrm.py"), kind) == [
+        f"rank {rank}: 30 steps, loss fell: True, accuracy above 0.8: True" for rank in (0, 1)
+    ]
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_two_tower_retrieval_learns_on_two_ranks(interpreter: str) -> None:
+    assert torchrun(interpreter, str(SCRIPTS / "retrieval.py")) == [
+        f"rank {rank}: 40 steps, better than a guess: True, tables 2" for rank in (0, 1)
+    ]
+
+
 def test_planner_tutorial_plans_as_it_prints() -> None:
     output = run_script("-m", "shardwright_torchrec", str(SCRIPTS / "planner.py"))
     reports = output.split("--- Sharding plan ---")[1:]

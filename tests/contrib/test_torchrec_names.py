@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +142,16 @@ def test_installed_names_are_inherited_by_the_environment(interpreter: str) -> N
 def test_installed_names_are_there_for_any_first_import(interpreter: str) -> None:
     lines = "import torchrec.distributed.types, shardwright_torchrec as s; print(s.is_installed())"
     assert run_script("-c", lines, python=interpreter, SHARDWRIGHT_TORCHREC="1") == "True\n"
+
+
+def test_wheel_has_the_file_that_python_reads_at_its_start() -> None:
+    folder = distributions.ROOT / "torchrec"
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {
+        "shardwright_torchrec.pth": "shardwright_torchrec.pth"
+    }
+    (line,) = (folder / "shardwright_torchrec.pth").read_text().splitlines()
+    assert line.startswith("import ")  # else Python takes it for a folder
 
 
 def test_import_of_the_distribution_serves_nothing() -> None:

@@ -287,7 +287,7 @@ def test_options_of_the_data_parallel_wrapper_reach_it_and_train(
         assert options == {
             "static_graph": wrapper.static_graph,
             "find_unused_parameters": wrapper.find_unused_parameters,
-            "bucket_bytes": wrapper.bucket_cap_mb * 2**20,
+            "bucket_bytes": (wrapper.bucket_cap_mb or 25) * 2**20,
         }
 
 

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +144,16 @@ def test_installed_names_are_there_for_any_first_import(interpreter: str) -> Non
     assert run_script("-c", lines, python=interpreter, SHARDWRIGHT_TORCHREC="1") == "True\n"
 
 
+def test_wheel_has_the_file_that_python_reads_at_its_start() -> None:
+    folder = distributions.ROOT / "torchrec"
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {
+        "shardwright_torchrec.pth": "shardwright_torchrec.pth"
+    }
+    (line,) = (folder / "shardwright_torchrec.pth").read_text().splitlines()
+    assert line.startswith("import ")  # else Python takes it for a folder
+
+
 def test_import_of_the_distribution_serves_nothing() -> None:
     lines = "import sys, shardwright_torchrec.names as n, shardwright_torchrec.plugin; print(sys.meta_path)"
     found = run_script("-c", lines)
@@ -215,6 +226,31 @@ def test_spawned_ranks_save_alone_and_load_what_they_saved(interpreter: str, tmp
         "rank 0: loaded equal: True, DCP equal: True, dense updated: True",
         "rank 0: sharded ['column', 'row', 'table'], whole ['copies']",
         "rank 1: loaded equal: True, DCP equal: True, dense updated: True",
+    ]
+
+
+def torchrun(python: str, *arguments: str) -> list[str]:
+    """What two ranks print, sorted; the variable alone makes them shardwright's."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    return sorted(run_script(*launcher, *arguments, python=python, SHARDWRIGHT_TORCHREC="1").splitlines())
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pairs", "dcn"])
+def test_dlrm_reference_learns_on_two_ranks(interpreter: str, kind: str) -> None:
+    assert torchrun(interpreter, str(SCRIPTS / "dlrm.py"), kind) == [
+        f"rank {rank}: 30 steps, loss fell: True, accuracy above 0.8: True" for rank in (0, 1)
+    ]
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_two_tower_retrieval_learns_on_two_ranks(interpreter: str) -> None:
+    assert torchrun(interpreter, str(SCRIPTS / "retrieval.py")) == [
+        f"rank {rank}: 40 steps, better than a guess: True, tables 2" for rank in (0, 1)
     ]
 
 

@@ -72,6 +72,30 @@ def chain(kernel: str, optimizer: str, limit: int | None) -> list[str]:
     return wrong
 
 
+def trained_and_saved(cut: str, folder: str, optimizer: str, kernel: str) -> dict[str, Any]:
+    """Train, save, and say what was saved."""
+    model, dense = model_of(cut, 1, optimizer, kernel)
+    combined = sw.CombinedOptimizer([model.fused_optimizer, dense])
+    for step in range(2):
+        train(model, step, dist.get_rank(), combined)
+    sw.save_checkpoint(folder, model, dense)
+    return whole(model, dense)
+
+
+def loaded_and_resharded(
+    cuts: Sequence[str], folder: str, optimizer: str, kernel: str
+) -> list[dict[str, Any]]:
+    """Load under the first cut, go on to the others, and save: what there is under each."""
+    model, dense = model_of(cuts[0], 2, optimizer, kernel)
+    sw.load_checkpoint(folder, model, dense)
+    states = [whole(model, dense)]
+    for cut in cuts[1:]:
+        model.reshard(plan_of(cut, kernel), dense, max_extra_bytes=1 << 22)
+        states.append(whole(model, dense))
+    sw.save_checkpoint(folder, model, dense)
+    return states
+
+
 def train_through(cuts: Sequence[str], steps: int, kernel: str) -> dict[str, Any]:
     """Train, going from plan to plan between steps, with a schedule; where nothing is summed in another order."""
     model, dense = model_of(cuts[0], 1, "adam", kernel)
@@ -119,21 +143,22 @@ def killed_on_the_way(victim: int, piece: int) -> tuple[str, bool]:
     )
 
 
-def counted_exchanges(piece_bytes: int) -> tuple[int, int]:
-    """How many exchanges of rows a resharding makes, and the most bytes that one sends or receives."""
+def counted_exchanges(piece_bytes: int) -> tuple[int, int, int]:
+    """How many exchanges of rows a resharding makes, the most bytes of one, and in how many places of memory."""
     model, dense = model_of("row_wise", 1)
-    sizes: list[int] = []
+    pieces: list[Any] = []  # held, so that no memory is another piece's by chance
     communicator: Communicator = model.env.communicator
     original = communicator.all_to_all
 
     def counted(output: Any, input: Any, *splits: Any, label: str = "") -> Any:
         if label == LABEL:
-            sizes.append(max(output.numel(), input.numel()))
+            pieces.append((output, input))
         return original(output, input, *splits, label=label)
 
     with mock.patch.object(communicator, "all_to_all", counted):
         model.reshard(plan_of("column_wise"), dense, piece_bytes=piece_bytes)
-    return len(sizes), max(sizes)
+    places = {tensor.data_ptr() for pair in pieces for tensor in pair if tensor.numel()}
+    return len(pieces), max(max(map(len, pair)) for pair in pieces), len(places)
 
 
 def stated(cut: str, kernel: str, model: Any) -> sw.ShardingPlan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tests.distributed import reshard_workers as workers
@@ -23,6 +25,31 @@ def test_chain_of_plans_keeps_every_bit_of_weights_and_states(
     assert pool.run(workers.chain, 2, kernel, optimizer, limit, timeout_s=WAIT_S) == [[], []]
 
 
+@pytest.mark.parametrize(
+    ("kernel", "optimizer"),
+    [
+        ("fused_torch", "rowwise_adagrad"),
+        pytest.param("fused_torch", "adam", marks=pytest.mark.slow),
+        pytest.param("dense", "adam", marks=pytest.mark.slow),
+    ],
+)
+def test_checkpoints_of_two_three_and_one_ranks_and_reshards_between_them_keep_every_bit(
+    kernel: str, optimizer: str, pool: RankPool, tmp_path: Path
+):
+    how = str(tmp_path), optimizer, kernel
+    expected, *_ = pool.run(workers.trained_and_saved, 2, "row_wise", *how, timeout_s=WAIT_S)
+    path = [
+        (3, ["column_wise", "modulo"]),
+        (1, ["hashed", "column_wise"]),
+        (3, ["modulo", "hashed", "row_wise"]),
+        (2, ["hashed", "modulo", "column_wise", "row_wise"]),
+    ]
+    for world_size, cuts in path:
+        for states in pool.run(workers.loaded_and_resharded, world_size, cuts, *how, timeout_s=WAIT_S):
+            for cut, state in zip(cuts, states, strict=True):
+                assert workers.same(state, expected), (world_size, cut)
+
+
 @pytest.mark.parametrize("kernel", ["fused_torch", "dense"])
 def test_training_through_plans_has_the_bits_of_training_under_one(kernel: str, pool: RankPool):
     # Whole rows on one rank, whichever: no sum changes its order.
@@ -38,10 +65,13 @@ def test_optimizer_that_was_forgotten_is_asked_for_on_all_ranks(pool: RankPool):
         assert "no optimizer that was given has its old ones" in text
 
 
-def test_exchanges_are_bounded(pool: RankPool):
-    for count, most in pool.run(workers.counted_exchanges, 2, 1 << 12, timeout_s=WAIT_S):
+def test_exchanges_are_bounded_and_share_their_memory(pool: RankPool):
+    for count, most, places in pool.run(workers.counted_exchanges, 2, 1 << 12, timeout_s=WAIT_S):
         assert count > 10
         assert most <= 1 << 12
+        assert (
+            places <= 6
+        )  # what is sent and what is received: larger ones where a piece is larger than all before
 
 
 @pytest.mark.parametrize(

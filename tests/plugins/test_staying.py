@@ -10,6 +10,7 @@ import pytest
 
 import shardwright as sw
 from shardwright.errors import InvalidInputError, PlanError
+from shardwright.planning.machines.topology import GIB
 
 COSTS = (0.0, 1e-3, 1e-2, 0.1, 1e9)
 DRAWN = random.Random(3)
@@ -77,7 +78,19 @@ def test_dearer_moves_move_less_and_take_longer_from_the_best_plan_to_the_old_on
     assert values[0] <= best.report.plan.value_ms * (1 + 1e-9)
     assert found[-1][0] == old
     assert moved[-1] == 0
-    assert chosen or len({*moved}) > 2  # between the two there are others
+
+
+def test_between_the_old_plan_and_the_fastest_what_saves_most_time_for_a_byte_moves_first():
+    whole = {table.name: {"sharding_types": ["table_wise"]} for table in TABLES}
+    crowded = {name: {**rule, "ranks": [0]} for name, rule in whole.items()}
+    old = planner(rules=crowded).plan_tables(TABLES)
+    _, fastest_ms, most = near(old, 0.0, rules=whole)
+    _, old_ms, _ = near(old, 1e9, rules=whole)
+    even = (old_ms - fastest_ms) / (most / GIB)  # what a GiB saves on average
+    found = [near(old, even * factor, rules=whole) for factor in (0.5, 1, 2, 4)]
+    moved = [size for *_, size in found]
+    assert moved == sorted(moved, reverse=True)
+    assert any(0 < size < most for size in moved)
 
 
 def test_moved_bytes_are_those_that_a_reshard_sends():

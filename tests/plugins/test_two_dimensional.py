@@ -80,9 +80,12 @@ def planned(
         )
         for index, name in enumerate(ROWS)
     }
-    topology = Topology(world_size, "cpu", local_world_size=local).sharding_group(
-        GROUP, sync_every=sync_every
-    )
+    disk = {
+        "memory_bytes": {"disk": 1 << 30},
+        "memory_bandwidths": {"disk": 1e6},
+    }  # for kernels that map files
+    cluster = Topology(world_size, "cpu", local_world_size=local, **disk)
+    topology = cluster.sharding_group(GROUP, sync_every=sync_every)
     planner = EmbeddingShardingPlanner(topology=topology, batch_size=BATCH, constraints=rules)
     planner.made = planner.plan_tables(sharder(optimizer).tables(bags(), ""))  # type: ignore[attr-defined]
     return planner

@@ -100,6 +100,22 @@ def cases() -> list[Case]:
     return found
 
 
+def cases_of_other_optimizers() -> list[Any]:
+    """Each sharding type with optimizers that kernels have not built in, compiled."""
+    found = [
+        Case(tables_of(sharding_type, "fused_numba"), SIZES, optimizer)
+        for sharding_type, optimizer in itertools.product(
+            sharding_types(), sorted(set(host().optimizers) - {"row_wise_adagrad", "adam"})
+        )
+    ]
+    taken = [
+        case
+        for case in found
+        if all(supports("fused_numba", table, case.optimizer, world_size=3) for table in case.tables)
+    ]
+    return [pytest.param(case, marks=pytest.mark.slow, id=name_of(case)) for case in taken]
+
+
 def name_of(case: Case) -> str:
     table = case.tables[0]
     return "-".join(
@@ -107,7 +123,7 @@ def name_of(case: Case) -> str:
     )
 
 
-@pytest.mark.parametrize("case", cases(), ids=name_of)
+@pytest.mark.parametrize("case", [*cases(), *cases_of_other_optimizers()], ids=name_of)
 def test_micro_batches_equal_one_large_batch(case: Case) -> None:
     one = OneProcess(case)
     for number in range(STEPS):

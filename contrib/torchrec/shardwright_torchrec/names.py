@@ -35,12 +35,7 @@ _CONFIGS = ("DataType", "PoolingType")
 _COLLECTIONS = ("EmbeddingBagCollection", "EmbeddingCollection")
 _SPARSE = ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor")
 _GROUPS = ("DMPCollection", "DefaultDataParallelWrapper")
-_LOOPS = (
-    "EvalPipelineSparseDist",
-    "PrefetchTrainPipelineSparseDist",
-    "TrainPipelineBase",
-    "TrainPipelineSparseDist",
-)
+_LOOPS = ("EvalPipelineSparseDist", "PrefetchTrainPipelineSparseDist")
 _PLANS = ("EmbeddingModuleShardingPlan", "ParameterSharding", "ShardMetadata", "ShardingPlan")
 _APPLY = ("apply_optimizer_in_backward",)
 _KEYED = ("CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper")
@@ -122,10 +117,15 @@ def _in(module: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, module)
 
 
+_BENT_LOOPS = _in("parallel.pipelines", "TrainPipelineBase", "TrainPipelineSparseDist")
+
 ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec": _in(_TABLES, "EmbeddingBagConfig", "EmbeddingConfig"),
+    "torchrec.distributed.train_pipeline": _BENT_LOOPS,
+    "torchrec.distributed.train_pipeline.train_pipelines": _BENT_LOOPS,
     "torchrec.distributed": {
         **_in(_MODEL, "DistributedModelParallel"),
+        **_BENT_LOOPS,
         **_in("distributed.comm", "get_local_rank", "get_local_size"),
         **_in("distributed.types", "NoWait"),
     },

@@ -175,6 +175,13 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         """
         return False
 
+    def gives_equal_bits(self, request: KernelRequest) -> bool:
+        """True if equal batches give equal bits: an update adds gradients up in an order that follows from its ids.
+
+        Ranks then may each make the whole batch's update of their copies of a table; else one sum goes to all of them.
+        """
+        return True
+
     @abstractmethod
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:
         """Allocate the blocks of one group on ``device`` and return what looks them up.

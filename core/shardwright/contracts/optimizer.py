@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import frozen
 
@@ -20,9 +20,6 @@ __all__ = ["Optimizer", "RowRule"]
 
 ELEMENT, ROW = "element", "row"
 GRADIENTS, WEIGHTS = "gradients", "weights"
-
-Values: TypeAlias = tuple[Any, ...]
-"""Numbers or arrays, one for each state, term or hyperparameter."""
 
 
 class Optimizer(ABC, metaclass=OpenNames):
@@ -84,7 +81,9 @@ class Optimizer(ABC, metaclass=OpenNames):
         """
 
     @staticmethod
-    def row_terms(xp: Any, weight: Any, gradient: Any, states: Values, numbers: Values) -> Values:
+    def row_terms(
+        xp: Any, weight: Any, gradient: Any, states: tuple[Any, ...], numbers: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         """Compute the terms of an element whose means over a row are needed; only with ``reads_row``.
 
         Args:
@@ -97,7 +96,9 @@ class Optimizer(ABC, metaclass=OpenNames):
         return ()
 
     @staticmethod
-    def row_update(xp: Any, states: Values, means: Values, numbers: Values) -> tuple[Values, Values]:
+    def row_update(
+        xp: Any, states: tuple[Any, ...], means: tuple[Any, ...], numbers: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Update the states that have a value a row; only with ``reads_row``.
 
         Args:
@@ -114,8 +115,13 @@ class Optimizer(ABC, metaclass=OpenNames):
     @staticmethod
     @abstractmethod
     def update(
-        xp: Any, weight: Any, gradient: Any, states: Values, row: Values, numbers: Values
-    ) -> tuple[Any, Values]:
+        xp: Any,
+        weight: Any,
+        gradient: Any,
+        states: tuple[Any, ...],
+        row: tuple[Any, ...],
+        numbers: tuple[Any, ...],
+    ) -> tuple[Any, tuple[Any, ...]]:
         """Update an element.
 
         Args:

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from shardwright.contracts.optimizer import ELEMENT, ROW, WEIGHTS, RowRule, Values
+from shardwright.contracts.optimizer import ELEMENT, ROW, WEIGHTS, RowRule
 from shardwright.errors import InvalidInputError, UnknownNameError
 from shardwright.host.plugin_host import host
 from shardwright.optim.rows import RowOptimizer
@@ -88,9 +88,9 @@ def updated_rows(
         New rows and new states.
     """
     optimizer, xp, numbers = rule.optimizer, _Functions, tuple(numbers)
-    of_elements: Values = tuple(states[name] for name in rule.states_of(ELEMENT))
-    of_rows: Values = tuple(states[name] for name in rule.states_of(ROW))
-    row: Values = ()
+    of_elements: tuple[Any, ...] = tuple(states[name] for name in rule.states_of(ELEMENT))
+    of_rows: tuple[Any, ...] = tuple(states[name] for name in rule.states_of(ROW))
+    row: tuple[Any, ...] = ()
     if optimizer.reads_row:
         seen = (weights, of_elements) if optimizer.reads_row == WEIGHTS else (0.0, ())
         terms = optimizer.row_terms(xp, seen[0], gradient, seen[1], numbers)

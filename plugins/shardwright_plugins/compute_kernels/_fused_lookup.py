@@ -25,7 +25,7 @@ from torch import Tensor
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.tables.spec import DataType
-from shardwright.runtime.ranks.devices import sent_to
+from shardwright.runtime.ranks.devices import is_host, sent_to
 from shardwright.runtime.step.segments import starts_of, sums, take
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
 from shardwright_plugins.compute_kernels._threads import in_threads
@@ -78,6 +78,10 @@ class _Saved:
         self._results: list[Tensor] | None = results
         self._call, self.cells = call, cells
 
+    def forget(self) -> None:
+        """Let the lookup be made again for the backward pass."""
+        self._results = None
+
     def take(self) -> list[Tensor]:
         """The results, with graphs that have not been gone through."""
         results, self._results = self._results, None
@@ -118,8 +122,8 @@ class FusedLookup(Lookup):
     def _rows_of_ids(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         """A row for each id, in the order the ids came."""
         cells = _Cells(bags.table)
-        totals = sent_to(bags.ids.device, bags.table.sum(0))
-        call = partial(self._call, cells.slot_major(bags.ids), _offsets(totals), None, training=training)
+        offsets = offsets_of_ids(bags.table.sum(0), bags.ids.device)
+        call = partial(self._call, cells.slot_major(bags.ids), offsets, None, training=training)
         rows = call()
         return cells.as_they_came(_joined(rows, 0)), _Saved(rows, call, cells) if training else None
 
@@ -237,6 +241,24 @@ def table_batched_embedding(
         **parameters,
         **cache,
     )
+
+
+def offsets_of_ids(counts: Ints, device: torch.device) -> Tensor:
+    """Offsets of bags that hold a slot's ids, as many bags in each slot: ``[bags + 1]``.
+
+    On the CPU a slot's ids are one bag. On a device FBGEMM gives a bag one warp, so each id is a bag; slots with fewer
+    ids than others have empty bags at their end.
+
+    Args:
+        counts: ids of each slot, ``[S]``.
+        device: device of the offsets.
+    """
+    starts = starts_of(counts)
+    if is_host(device):
+        return torch.from_numpy(np.append(starts, counts.sum()))
+    first, own = sent_to(device, starts)[:, None], sent_to(device, counts)[:, None]
+    number = torch.arange(int(counts.max(initial=1)), device=device)
+    return torch.cat([(first + torch.minimum(number, own)).view(-1), (first + own)[-1]])
 
 
 def _offsets(lengths: Tensor) -> Tensor:

@@ -35,15 +35,22 @@ class CachedLookup(Lookup):
             cache_load_factor=cache.held,
         )
         self._lookup = FusedLookup(blocks, device=device, tables=self._tables)
-        self._num_pending = 0
+        self._num_pending = self._num_lookups = 0
         self.blocks, self.states_per_row = blocks, self._lookup.states_per_row
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         self._num_pending += training
-        return self._lookup.forward(bags, training=training)
+        self._num_lookups += 1
+        result, saved = self._lookup.forward(bags, training=training)
+        return result, (self._num_lookups, saved)
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
-        result = self._lookup.backward(saved, gradient)
+        number, own = saved
+        if number != self._num_lookups:
+            # Another batch's rows may have taken these rows' places in the cache, where FBGEMM would update them.
+            own.forget()
+            self._num_lookups += 1
+        result = self._lookup.backward(own, gradient)
         self._num_pending -= 1
         return result
 

@@ -51,6 +51,10 @@ class Fused(ComputeKernel):
         """Blocks of one element type and optimizer; of one width too, where a row is returned for each id."""
         return fused_key(request)
 
+    def gives_equal_bits(self, request: KernelRequest) -> bool:
+        """On CUDA FBGEMM adds up the gradients of more than 1024 equal ids by atomic additions, in any order."""
+        return request.device == "cpu"
+
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
         from shardwright_plugins.compute_kernels._fused_lookup import FusedLookup
 

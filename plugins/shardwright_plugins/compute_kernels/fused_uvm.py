@@ -41,6 +41,10 @@ class FusedUvm(ComputeKernel):
         """Key of requests that are looked up together; the same as that of ``fused``."""
         return fused_key(request)
 
+    def gives_equal_bits(self, request: KernelRequest) -> bool:
+        """As with ``fused`` on CUDA, sums of many equal ids are made in any order."""
+        return False
+
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
         from shardwright_plugins.compute_kernels._uvm_lookup import uvm_lookup
 

@@ -56,6 +56,10 @@ class FusedUvmCaching(CachingKernel):
         """Key of requests that are looked up together: that of ``fused``, the cache's row width, and the cache."""
         return (fused_key(request), request.num_columns, request.cache.held, request.cache.algorithm)
 
+    def gives_equal_bits(self, request: KernelRequest) -> bool:
+        """As with ``fused`` on CUDA, sums of many equal ids are made in any order."""
+        return False
+
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
         from shardwright_plugins.compute_kernels._uvm_lookup import CachedLookup
 

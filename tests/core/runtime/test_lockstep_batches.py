@@ -154,6 +154,8 @@ def test_ids_of_the_next_batch_are_sent_before_results_of_this_one_are_waited_fo
         sent = [place for place, event in enumerate(events) if event == ("start", "ids")]
         assert len(sent) == 2
         assert max(sent) < max(waits)
+        waits_for_ids = [place for place, event in enumerate(events) if event == ("wait", "ids")]
+        assert max(waits_for_ids) < min(sent)  # those of this batch were sent a step before
 
 
 def test_without_overlap_nothing_is_under_way_between_two_batches():

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.plugins.compute_kernels.loops import CPU, block_spec, kernel_of
+from tests.plugins.compute_kernels.loops import CPU, block_spec, built, draw_sequences, kernel_of
 
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.testing.kernel_checks import train
 
 pytest.importorskip("fbgemm_gpu")
 
@@ -71,3 +72,24 @@ def test_fused_with_several_threads_gives_the_same_bits(
     one, expected = trained(1, pooled, batch)
     assert one == 1
     assert all(torch.equal(value, other) for value, other in zip(values, expected, strict=True))
+
+
+def test_sequences_with_a_bag_for_each_id_as_on_devices_train_as_loops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One warp a bag: on CUDA a slot's ids are not one bag."""
+    from shardwright_plugins.compute_kernels import _fused_lookup
+
+    seen = []
+    offsets_of_ids = _fused_lookup.offsets_of_ids
+    monkeypatch.setattr(_fused_lookup, "is_host", lambda _: False)
+    monkeypatch.setattr(
+        _fused_lookup, "offsets_of_ids", lambda *args: seen.append(offsets_of_ids(*args)) or seen[-1]
+    )
+    optimizer = OptimizerSpec("row_wise_adagrad", 0.1)
+    blocks = [block_spec(rows, 8, slots=2, optimizer=optimizer, pooling="NONE") for rows in (5, 3)]
+    lookup, loops = built("fused", blocks)
+    for step, max_ids in enumerate((6, 1, 0, 9)):
+        batch = draw_sequences(blocks, 2, seed=step, max_ids=max_ids)
+        train("a bag for each id", lookup, loops, batch, CPU, seed=step)
+        assert int(seen[-1].diff().max()) <= 1

@@ -208,7 +208,7 @@ def test_folder_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tm
 def model_of(kernel: str) -> sw.DistributedModelParallel:
     """One table of 700 rows, its cache of 64, in this process alone."""
     config = sw.EmbeddingBagConfig(name="t", embedding_dim=8, num_embeddings=700, feature_names=["f"])
-    module = torch.nn.ModuleDict({"bags": sw.EmbeddingBagCollection([config])})
+    module = Squares(sw.EmbeddingBagCollection([config]))
     fused = {"optimizer": "adam", "learning_rate": 0.1, "cache_load_factor": 0.05}
     sharders = [sw.EmbeddingBagCollectionSharder(fused_params=fused)]
     topology = sw.Topology(world_size=1, compute_device="cpu", **DISK)
@@ -221,7 +221,7 @@ def model_of(kernel: str) -> sw.DistributedModelParallel:
 def train_step(model: sw.DistributedModelParallel, seed: int) -> None:
     ids = torch.randint(0, 700, (60,), generator=torch.Generator().manual_seed(seed))
     batch = sw.KeyedJaggedTensor(["f"], ids, lengths=torch.full((20,), 3))
-    (model.module["bags"](batch).values() ** 2).sum().backward()
+    model.module(batch)[0].backward()
 
 
 def test_checkpoint_has_rows_that_are_in_the_cache_and_is_read_by_another_kernel(tmp_path: Path) -> None:
@@ -241,6 +241,40 @@ def test_checkpoint_has_rows_that_are_in_the_cache_and_is_read_by_another_kernel
             expected = dict(other.state_dict())
         else:
             torch.testing.assert_close(dict(other.state_dict()), expected)
+
+
+class Squares(torch.nn.Module):
+    """The loss of a model as pipelines want it."""
+
+    def __init__(self, bags: torch.nn.Module) -> None:
+        super().__init__()
+        self.bags = bags
+
+    def forward(self, batch: sw.KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = self.bags(batch).values()
+        return (values**2).sum(), values.detach()
+
+
+def test_pipeline_that_prefetches_trains_as_a_plain_loop_and_looks_up_rows_that_are_there() -> None:
+    def batches() -> list[sw.KeyedJaggedTensor]:
+        generator = torch.Generator().manual_seed(0)
+        ids = [torch.randint(0, 700, (30,), generator=generator) for _ in range(6)]
+        return [sw.KeyedJaggedTensor(["f"], own, lengths=torch.full((10,), 3)) for own in ids]
+
+    plain, piped = model_of("mapped_caching"), model_of("mapped_caching")
+    piped.load_state_dict(plain.state_dict())
+    for batch in batches():
+        plain.module(batch)[0].backward()
+    pipeline = sw.PrefetchTrainPipelineSparseDist(piped, piped.fused_optimizer, torch.device("cpu"))
+    loader = iter(batches())
+    for _ in batches():
+        pipeline.progress(loader)
+    torch.testing.assert_close(dict(piped.state_dict()), dict(plain.state_dict()))
+    lookups: list[Any] = [model.module.bags.engine.executors[0].lookups[0] for model in (plain, piped)]
+    # Rows of a batch that was prefetched are counted twice, the second time as hits.
+    distinct = [len(batch.values().unique()) for batch in batches()]
+    totals = [lookup.num_hits + lookup.num_misses for lookup in lookups]
+    assert totals == [sum(distinct), 2 * sum(distinct) - distinct[0]]
 
 
 def planned(**topology: Any) -> sw.ShardingPlan:

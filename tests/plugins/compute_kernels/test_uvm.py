@@ -184,6 +184,39 @@ def test_cached_lookup_over_host_tables_trains_as_loops_and_counts_its_passes(
     assert set(lookup.optimizer_state(0)) == {"step", "sum"}
 
 
+def test_cached_lookup_looks_up_again_what_another_batch_may_have_driven_from_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FBGEMM updates rows where the forward pass found them, which need not be their places any more."""
+    from shardwright_plugins.compute_kernels import _fused_lookup, _uvm_lookup
+
+    lookups: list[int] = []
+
+    def host_tables(blocks: Any, device: Any, *, location: Any, **cache: Any) -> Any:
+        tables = _fused_lookup.table_batched_embedding(blocks, device)
+        tables.register_forward_pre_hook(lambda *_: lookups.append(1))
+        return tables
+
+    monkeypatch.setattr(_uvm_lookup, "table_batched_embedding", host_tables)
+    lookup, loops = built("fused_uvm_caching", [block_spec(5, 8, slots=2, optimizer=spec_of("adagrad"))])
+    batches = [draw_batch(loops.blocks, (2, 3), is_weighted=True, seed=seed) for seed in range(3)]
+
+    def go_back(number: int, saved: Any) -> None:
+        gradient = gradient_for(loops, batches[number], number)
+        lookup.backward(saved, gradient)
+        loops.update(batches[number], gradient, 0.1)
+        torch.testing.assert_close(lookup.weight(0).double(), loops.weights[0], **CLOSE)
+
+    first, second = (lookup.forward(batch.as_bags(), training=True)[1] for batch in batches[:2])
+    assert len(lookups) == 2
+    go_back(0, first)
+    assert len(lookups) == 3
+    go_back(1, second)
+    assert len(lookups) == 4
+    go_back(2, lookup.forward(batches[2].as_bags(), training=True)[1])
+    assert len(lookups) == 5
+
+
 def cuda_blocks(kernel_cache: CacheParams, optimizer: str, rows: int = 1000, dim: int = 16) -> list[Any]:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")

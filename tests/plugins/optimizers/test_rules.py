@@ -22,6 +22,7 @@ from shardwright.optim.by_rows import RuleOptimizer, rounded
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
+from shardwright.testing.checkpoints import check_checkpoint
 
 RATE, STEPS, SHAPE = 0.1, 5, (6, 4)
 
@@ -264,6 +265,16 @@ def test_state_and_memory_follow_the_rule() -> None:
             "exp_avg_sq": [5, 1],
         }
         assert kernel.memory_bytes(block.request, 5) == {"device": 5 * 4 * (8 + 8 + 1)}
+
+
+@pytest.mark.parametrize("kernel", ["fused_torch", "fused_numba"])
+def test_states_of_rows_and_elements_load_under_another_plan(kernel: str) -> None:
+    tables = [
+        Table(9, 8, ("a",), "SUM", name, kernel) for name in ("row_wise", "column_wise", "data_parallel")
+    ]
+    case = Case(tables, (3, 2), "partial_row_wise_adam")
+    moved = [evolve(table, sharding_type="table_wise") for table in tables]
+    check_checkpoint("table_wise", case, evolve(case, tables=moved))
 
 
 def test_fused_params_reach_the_unsharded_optimizer_with_all_parameters() -> None:

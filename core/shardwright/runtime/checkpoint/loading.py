@@ -110,7 +110,7 @@ def load_checkpoint(
         shardwright.errors.CheckpointError: there is no checkpoint in /nowhere
     """
     env = env_of(model)
-    env.communicator.meet(env.lockstep.place("checkpoint"), "load_checkpoint(), to be called on every rank,")
+    env.communicator.meet(env.lockstep.place("loading"), "load_checkpoint(), to be called on every rank,")
     found = on_all_ranks(env, lambda: _found(Path(path), step) if env.rank == 0 else None)
     folder = Path(env.communicator.broadcast_object(found))
 

@@ -6,6 +6,7 @@ Legend: R rows of a whole tensor; N rows of a block.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -39,12 +40,23 @@ from shardwright.runtime.checkpoint.metadata import (
 Ints: TypeAlias = npt.NDArray[np.int64]
 NOWHERE = -1  # place of a row that no file has
 
+_LARGE_BYTES = 1 << 20
+"""Length from which a piece is read row by row, and not as one tensor."""
+
+_SLAB_BYTES = 1 << 20
+"""Bytes that are read at once of such a piece: they stay in a core's second cache until they are copied."""
+
 
 class Sink(Protocol):
     """A receiver of a part of a stored piece."""
 
-    def __call__(self, part: Tensor) -> None:
-        """Take the part, which is read again for nobody."""
+    def __call__(self, part: Tensor, first: int) -> None:
+        """Take a part, whose memory is used again afterwards.
+
+        Args:
+            part: some of the rows that are wanted, or all.
+            first: number of its first row among them.
+        """
 
 
 @frozen(eq=False)
@@ -63,11 +75,23 @@ class PieceRequest:
     lengths: Sequence[int]
     sink: Sink
 
-    def part_of(self, piece: Tensor) -> Tensor:
-        """The part."""
-        for dim, (start, length) in enumerate(zip(self.offsets, self.lengths, strict=True)):
-            piece = piece.narrow(dim, start, length)
-        return piece
+    def take(self, slab: Tensor, start: int) -> None:
+        """Hand on what is wanted of some rows of the piece.
+
+        Args:
+            slab: the rows; the whole piece if it has no dimensions.
+            start: number of their first row in the piece.
+        """
+        if not slab.dim():
+            self.sink(slab, 0)
+            return
+        first = max(self.offsets[0], start)
+        last = min(self.offsets[0] + self.lengths[0], start + slab.shape[0])
+        if first < last:
+            part = slab[first - start : last - start]
+            for dim, (offset, length) in enumerate(zip(self.offsets, self.lengths, strict=True)):
+                part = part.narrow(dim, offset, length) if dim else part
+            self.sink(part, first - self.offsets[0])
 
 
 class StoredCheckpoint:
@@ -177,9 +201,9 @@ class StoredCheckpoint:
                 f"{key!r} is in {self.path / name}, which cannot be read: {error}"
             ) from error
 
-    def _loaded(self, file: Any, key: str, place: Any) -> Any:
+    def _loaded(self, file: Any, key: str, place: Any, *, device: str = "cpu") -> Any:
         try:
-            return torch.load(file, map_location="cpu", weights_only=True)
+            return torch.load(file, map_location=device, weights_only=True)
         except Exception as error:  # whatever bytes can make of torch's reader
             raise CheckpointError(
                 f"{key!r} cannot be read from {self.path / place.relative_path}, {place.length} bytes at "
@@ -204,16 +228,60 @@ class StoredCheckpoint:
             by_piece, key=lambda index: (self._places[index].relative_path, self._places[index].offset)
         )
         for index in order:
-            piece = self._piece(index)
-            for request in by_piece[index]:
-                request.sink(request.part_of(piece))
+            for start, slab in self._slabs(index):
+                for request in by_piece[index]:
+                    request.take(slab, start)
 
-    def _piece(self, index: MetadataIndex) -> Tensor:
-        place, entry = self._places[index], self.entries[index.fqn]
-        assert isinstance(entry, TensorStorageMetadata)
+    def _slabs(self, index: MetadataIndex) -> Iterator[tuple[int, Tensor]]:
+        """The rows of a piece in order, some at a time in the same memory, and the number of the first of them."""
+        place, chunk = self._places[index], self._chunk(index)
         with self._stream(place.relative_path, index.fqn) as file:
-            piece = self._loaded(_create_file_view(file, place.offset, place.length), index.fqn, place)
-        chunk = next(chunk for chunk in entry.chunks if _is_at(chunk, index))
+            outline = self._outline(file, index) if place.length >= _LARGE_BYTES else None
+            if outline is None:
+                yield 0, self._piece(file, index)
+                return
+            at, dtype = outline
+            row_bytes = math.prod(chunk.sizes[1:]) * dtype.itemsize
+            slab = torch.empty((max(1, _SLAB_BYTES // row_bytes), *chunk.sizes[1:]), dtype=dtype)
+            for start in range(0, chunk.sizes[0], len(slab)):
+                rows = slab[: chunk.sizes[0] - start]
+                data = memoryview(rows.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+                file.seek(at + start * row_bytes)
+                if _filled(file, data) != len(data):
+                    raise CheckpointError(
+                        f"{self.path / place.relative_path} ends in the midst of {index.fqn!r}"
+                    )
+                yield start, rows
+
+    def _outline(self, file: Any, index: MetadataIndex) -> tuple[int, torch.dtype] | None:
+        """Place in its file at which the elements of a piece begin, and their dtype; ``None`` if not row after row."""
+        place, chunk = self._places[index], self._chunk(index)
+        view = _create_file_view(file, place.offset, place.length)
+        # torch reads no elements of a tensor without memory, and says where they are.
+        piece = self._loaded(view, index.fqn, place, device="meta")
+        at = (
+            getattr(piece.untyped_storage(), "_checkpoint_offset", None)
+            if isinstance(piece, Tensor)
+            else None
+        )
+        if (
+            at is None
+            or piece.shape != chunk.sizes
+            or not piece.is_contiguous()
+            or not (piece.dim() and piece.numel())
+        ):
+            return None
+        at += piece.storage_offset() * piece.dtype.itemsize
+        return (place.offset + at, piece.dtype) if 0 <= at <= place.length - piece.nbytes else None
+
+    def _chunk(self, index: MetadataIndex) -> ChunkStorageMetadata:
+        entry = self.entries[index.fqn]
+        assert isinstance(entry, TensorStorageMetadata)
+        return next(chunk for chunk in entry.chunks if _is_at(chunk, index))
+
+    def _piece(self, file: Any, index: MetadataIndex) -> Tensor:
+        place, chunk = self._places[index], self._chunk(index)
+        piece = self._loaded(_create_file_view(file, place.offset, place.length), index.fqn, place)
         if not isinstance(piece, Tensor) or piece.shape != chunk.sizes:
             shape = list(piece.shape) if isinstance(piece, Tensor) else type(piece).__name__
             raise CheckpointError(
@@ -221,6 +289,14 @@ class StoredCheckpoint:
                 f"{list(chunk.sizes)}"
             )
         return piece
+
+
+def _filled(file: Any, data: memoryview) -> int:
+    """Read into memory from where a file stands; gives the bytes read, fewer where it ends."""
+    done = 0
+    while done < len(data) and (count := file.readinto(data[done:])):
+        done += count
+    return done
 
 
 def _is_at(chunk: ChunkStorageMetadata, index: MetadataIndex) -> bool:
@@ -250,9 +326,10 @@ def box_requests(
 class _Copied:
     target: Tensor
 
-    def __call__(self, part: Tensor) -> None:
+    def __call__(self, part: Tensor, first: int) -> None:
+        target = self.target.narrow(0, first, part.shape[0]) if part.dim() else self.target
         with torch.no_grad():
-            self.target.copy_(part)
+            target.copy_(part)
 
 
 def row_requests(
@@ -288,16 +365,25 @@ def row_requests(
 
 @frozen(eq=False)
 class _Dealt:
-    """Rows of a part that go to rows of a block."""
+    """Rows of a part that go to rows of a block.
+
+    Args:
+        target: the block.
+        local: row of the block for each row of the part that is wanted.
+        source: rows of the part that are wanted, rising.
+    """
 
     target: Tensor
     local: Tensor
     source: Tensor
 
-    def __call__(self, part: Tensor) -> None:
+    def __call__(self, part: Tensor, first: int) -> None:
+        bounds = torch.tensor([first, first + part.shape[0]])
+        low, high = torch.searchsorted(self.source, bounds).tolist()
         with torch.no_grad():
-            rows = part[self.source]
-            self.target[self.local.to(self.target.device)] = rows.to(self.target.device, self.target.dtype)
+            rows = part[self.source[low:high] - first]
+            local = self.local[low:high].to(self.target.device)
+            self.target[local] = rows.to(self.target.device, self.target.dtype)
 
 
 @frozen(eq=False)
@@ -340,5 +426,5 @@ class _Looked:
     found: Found
     first: int
 
-    def __call__(self, part: Tensor) -> None:
-        self.found.look(part.reshape(-1).numpy().astype(np.int64, copy=False), self.first)
+    def __call__(self, part: Tensor, first: int) -> None:
+        self.found.look(part.reshape(-1).numpy().astype(np.int64, copy=False), self.first + first)

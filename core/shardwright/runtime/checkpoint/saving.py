@@ -59,8 +59,8 @@ from shardwright.runtime.sharded.blocked_tensor import BlockedTensor
 Progress: TypeAlias = Callable[[int, int], None]
 """Function called with the bytes of tensors that this rank has written so far, and with all that it will write."""
 
-_AT_ONCE_BYTES = 16 << 20
-"""Bytes that are written, and reported, at once."""
+_AT_ONCE_BYTES = 1 << 20
+"""Bytes that are summed, written and reported at once: they stay in a core's second cache meanwhile."""
 
 
 @frozen(eq=False)
@@ -217,7 +217,7 @@ def _agreed_folder(root: Path, step: int | None, env: ShardingEnv) -> Path:
 
 
 def _state_of(trained: Trained, model: nn.Module) -> dict[str, Any]:
-    """What this rank writes of model and optimizers, checked to be plain data where it is no tensor."""
+    """Entries of model and optimizers that this rank writes, checked to be plain data where it is no tensor."""
     state = _of_first_group(trained.to_save(), model)
     _plain(state[GROUPS], "the optimizers' param_groups")
     return state

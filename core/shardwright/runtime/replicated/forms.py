@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -77,6 +78,9 @@ class UpdateForm(ABC):
         blocks: indices of the blocks in the group, rising.
     """
 
+    adds_up_on_each_rank: ClassVar[bool] = False
+    """True if each rank adds up the gradients of the whole batch: copies then stay equal by kernels of equal bits."""
+
     def __init__(self, batch: CopiedBatch, blocks: Ints) -> None:
         self.batch, self.copies, self.blocks = batch, batch.copies, blocks
         self.slots: Ints = np.flatnonzero(np.isin(self.copies.block_of_slot, blocks))
@@ -141,6 +145,8 @@ def _exact(piece: Tensor, dtype: torch.dtype, counts: Ints) -> Tensor:
 
 class BatchForm(UpdateForm):
     """The form that gathers every rank's ids, lengths, weights, and output gradients by their codec."""
+
+    adds_up_on_each_rank: ClassVar[bool] = True
 
     @classmethod
     def bytes_moved(cls, sizes: Sizes) -> Ints:  # noqa: D102 - described in the base class

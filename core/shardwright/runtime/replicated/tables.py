@@ -98,10 +98,19 @@ class ReplicatedTables(Executor):
             if len(self._known) >= _MOST_KNOWN:  # bags of any length are of new sizes in every batch
                 self._known.clear()
             sizes = Sizes.of(self.copies[index], looked_up)
-            best = np.argmin([form.bytes_moved(sizes) for form in forms.FORMS], axis=0)
-            known = [np.flatnonzero(best == number) for number in range(len(forms.FORMS))]
+            own = self._possible_forms(index)
+            best = np.argmin([form.bytes_moved(sizes) for form in own], axis=0)
+            places = [own.index(form) if form in own else -1 for form in forms.FORMS]
+            known = [np.flatnonzero(best == place) for place in places]
             self._known[key] = known
         return known
+
+    def _possible_forms(self, index: int) -> list[type[forms.UpdateForm]]:
+        """The forms by which the copies of a group stay equal bit for bit."""
+        group = self.groups[index]
+        is_repeatable = group.kernel.gives_equal_bits(group.blocks[0].request)
+        possible = [form for form in forms.FORMS if is_repeatable or not form.adds_up_on_each_rank]
+        return possible or list(forms.FORMS)
 
 
 class ReplicatedStep(ExecutorStep):

@@ -71,7 +71,13 @@ class ShardedDLRM:
     """The planned and sharded model of one rank, and how it learns."""
 
     def __init__(
-        self, tables: tuple[Table, ...], settings: DemoSettings, env: ShardingEnv, device: torch.device
+        self,
+        tables: tuple[Table, ...],
+        settings: DemoSettings,
+        env: ShardingEnv,
+        device: torch.device,
+        *,
+        init_data_parallel: bool = True,
     ) -> None:
         """Build on meta, plan, shard. Every rank makes this call.
 
@@ -80,6 +86,7 @@ class ShardedDLRM:
             settings: Of the run.
             env: The ranks.
             device: Of this rank.
+            init_data_parallel: Average gradients of the dense layers; else somebody who wraps the model does.
         """
         torch.manual_seed(settings.seed)
         self._env = env
@@ -103,13 +110,18 @@ class ShardedDLRM:
         )
         self.plan: ShardingPlan = planner.collective_plan(module, sharders, dist.group.WORLD)
         self.module = DistributedModelParallel(
-            module, env=env, plan=self.plan, sharders=sharders, device=device
+            module,
+            env=env,
+            plan=self.plan,
+            sharders=sharders,
+            device=device,
+            init_data_parallel=init_data_parallel,
         )
         self.dense_optimizer = KeyedOptimizerWrapper(
             dict(in_backward_optimizer_filter(self.module.named_parameters())),
             lambda parameters: torch.optim.Adam(parameters, lr=DENSE_LEARNING_RATE),
         )
-        self._optimizer = CombinedOptimizer([self.module.fused_optimizer, self.dense_optimizer])
+        self.optimizer = CombinedOptimizer([self.module.fused_optimizer, self.dense_optimizer])
 
     def train_step(self, batch: Batch) -> float:
         """Learn from this rank's share of a global batch. Every rank makes this call.
@@ -117,15 +129,29 @@ class ShardedDLRM:
         Returns:
             The mean loss of this rank's examples before the step.
         """
-        losses = torch.nn.functional.binary_cross_entropy_with_logits(
-            self.module(batch.dense, batch.features), batch.labels, reduction="none"
-        )
-        self._optimizer.zero_grad()
-        # Gradients are averaged over ranks, whose shares of the batch may differ in size by one: so weighted,
-        # the average is the gradient of the mean loss over the global batch.
-        (losses.sum() * self._env.world_size / self._settings.batch_size).backward()
-        self._optimizer.step()
-        return float(losses.detach().mean())
+        logits = self.module(batch.dense, batch.features)
+        self.optimizer.zero_grad()
+        loss = self.loss(logits, batch.labels)
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach()) * self._share / len(batch.labels)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss to go backward, whose average over the ranks is the mean loss over the global batch.
+
+        Gradients are averaged over ranks, whose shares of the batch may differ in size by one.
+
+        Args:
+            logits: [B] of this rank's share.
+            labels: [B].
+        """
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        return losses / self._share
+
+    @property
+    def _share(self) -> float:
+        """Mean number of examples of a rank's share of a batch."""
+        return self._settings.batch_size / self._env.world_size
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:

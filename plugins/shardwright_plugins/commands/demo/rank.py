@@ -23,6 +23,7 @@ from shardwright.cli.progress import track
 from shardwright.host import host
 from shardwright.runtime.checkpoint.folder import has_checkpoint
 from shardwright_plugins.commands.demo.examples import Examples, Source
+from shardwright_plugins.commands.demo.metrics import ClickMetrics
 from shardwright_plugins.commands.demo.model import Batch, ShardedDLRM, count_collectives
 from shardwright_plugins.commands.demo.result import DemoResult, area_under_curve
 from shardwright_plugins.commands.demo.settings import DemoSettings, make_source
@@ -83,7 +84,9 @@ class _Run:
     def result(self) -> DemoResult | None:
         """Train, evaluate, and say what came of it."""
         num_examples, collectives, seconds = self._train()
-        labels, logits, true_logits = self._evaluate()
+        metrics = ClickMetrics(self._device)
+        labels, logits, true_logits = self._evaluate(metrics)
+        entropy, calibration = metrics.compute()
         if self._env.rank != 0:
             return None
         return DemoResult(
@@ -99,6 +102,8 @@ class _Run:
             held_out_examples=len(labels),
             held_out_clicks=int(labels.sum()),
             bad_lines=self._source.num_bad_lines,
+            normalized_entropy=entropy,
+            calibration=calibration,
         )
 
     def _train(self) -> tuple[int, int, float]:
@@ -174,13 +179,16 @@ class _Run:
         if saving is not None:
             wait_with_news(saving, lambda: self._print(f"saving {saving.path}: {self._saved:.0%}"))
 
-    def _evaluate(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+    def _evaluate(self, metrics: ClickMetrics) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
         """Labels, logits and, where known, true logits of the held-out examples of all ranks."""
         labels, logits, true_logits = [], [], []
         batches = self._source.held_out_batches(self._env.rank, self._env.world_size)
         with track(self._console, "evaluating", self._num_held_out_batches()) as tracker:
             for examples in batches:
-                logits.append(self._model.logits(self._batch(examples)).double().cpu())
+                batch = self._batch(examples)
+                own = self._model.logits(batch).double()
+                metrics.update(own, batch.labels)
+                logits.append(own.cpu())
                 labels.append(torch.from_numpy(examples.labels))
                 if examples.true_logits is not None:
                     true_logits.append(torch.from_numpy(examples.true_logits))

@@ -40,6 +40,8 @@ class DemoResult:
         held_out_examples: How many the AUC is over.
         held_out_clicks: How many of these are clicks.
         bad_lines: Malformed lines that were left out.
+        normalized_entropy: Mean cross entropy over that of the share of clicks; None if all have one label.
+        calibration: Mean prediction over the share of clicks; None if all have one label.
     """
 
     auc: float | None
@@ -54,6 +56,8 @@ class DemoResult:
     held_out_examples: int
     held_out_clicks: int
     bad_lines: int
+    normalized_entropy: float | None = None
+    calibration: float | None = None
 
     @property
     def chance_deviation(self) -> float:
@@ -81,6 +85,11 @@ class DemoResult:
         if self.auc is not None and self.best_auc is not None:
             part = self.auc / self.best_auc
             lines.append(f"best AUC:     {self.best_auc:.4f} can be reached; this is {part:.1%} of it")
+        if self.normalized_entropy is not None:
+            lines.append(
+                f"entropy:      {self.normalized_entropy:.4f} of that of the share of clicks (below 1 is better)"
+            )
+            lines.append(f"calibration:  {self.calibration:.3f} clicks predicted for each that there was")
         if self.bad_lines:
             lines.append(f"bad lines:    {self.bad_lines:,} were left out")
         return "\n".join(lines)
@@ -110,12 +119,16 @@ def check_measurable() -> None:
     """Check, before the work is done, that its result can be measured.
 
     Raises:
-        UnsupportedError: If scikit-learn is not installed, which measures the AUC.
+        UnsupportedError: If scikit-learn or torchmetrics is not installed, which measure it.
     """
-    if importlib.util.find_spec("sklearn") is None:
-        raise UnsupportedError(
-            "the demo measures its AUC with scikit-learn, which is not installed: pip install 'shardwright[demo]'"
-        )
+    for what, module, name in (
+        ("AUC", "sklearn", "scikit-learn"),
+        ("calibration", "torchmetrics", "torchmetrics"),
+    ):
+        if importlib.util.find_spec(module) is None:
+            raise UnsupportedError(
+                f"the demo measures its {what} with {name}, which is not installed: pip install 'shardwright[demo]'"
+            )
 
 
 def check_writable(path: Path) -> None:

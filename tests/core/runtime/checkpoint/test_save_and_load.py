@@ -14,7 +14,7 @@ from tests.core.runtime.plans import Cut, Cuts, RowsMirrored
 import shardwright as sw
 from shardwright.errors import CheckpointError, InvalidInputError
 from shardwright.planning.layouts.row_maps import RowsModulo
-from shardwright.runtime.checkpoint import saving
+from shardwright.runtime.checkpoint import reading, saving
 from shardwright.runtime.checkpoint.folder import steps_in
 from shardwright.testing.simulated import run_simulated
 
@@ -60,6 +60,15 @@ def assert_loaded(results, expected):
         assert all(torch.equal(state[name], weight) for name, weight in expected.items())
 
 
+@pytest.fixture(params=["whole", "some rows at a time"])
+def pieces_read(request, monkeypatch):
+    """Pieces are read whole, or, as large ones are, some rows at a time."""
+    if request.param != "whole":
+        monkeypatch.setattr(reading, "_LARGE_BYTES", 0)
+        monkeypatch.setattr(reading, "_SLAB_BYTES", 100)
+
+
+@pytest.mark.usefixtures("pieces_read")
 @pytest.mark.parametrize("then", OTHERS, ids=["one rank", "modulo, columns, copies", "rows and columns"])
 def test_any_plan_loads_what_another_saved(then, tmp_path):
     save(case_of(), tmp_path, step=7)
@@ -68,6 +77,7 @@ def test_any_plan_loads_what_another_saved(then, tmp_path):
     assert {loaded.step for _, loaded in results} == {7}
 
 
+@pytest.mark.usefixtures("pieces_read")
 @pytest.mark.parametrize("then", [BY_INDEX, IN_RUNS, OTHER_INDEX], ids=["same", "runs", "another index"])
 @pytest.mark.parametrize("first", [BY_INDEX, IN_RUNS, OTHER_INDEX], ids=["index", "runs", "other index"])
 def test_rows_that_are_no_runs_are_stored_with_an_index(first, then, tmp_path):
@@ -92,6 +102,50 @@ def test_pieces_of_any_size_load_the_same(monkeypatch, tmp_path):
     monkeypatch.setattr("shardwright.runtime.sharded.table_state.PIECE_BYTES", 200)
     save(BY_INDEX, tmp_path)
     assert_loaded(load(OTHER_INDEX, tmp_path), BY_INDEX.module().state_dict())
+
+
+@pytest.mark.usefixtures("pieces_read")
+def test_tensors_of_any_form_load(tmp_path):
+    def module():
+        made = torch.nn.Module()
+        made.turned = torch.nn.Parameter(torch.rand(30, 7).t())
+        made.register_buffer("one", torch.tensor(3))
+        made.register_buffer("none", torch.empty(0, 4))
+        made.register_buffer("flags", torch.rand(50) > 0.5)
+        made.register_buffer("cube", torch.rand(9, 4, 3, dtype=torch.float64))
+        made.register_buffer("short", torch.rand(9, 5).to(torch.bfloat16))
+        return made
+
+    first, other = module(), module()
+    sw.save_checkpoint(tmp_path, first)
+    sw.load_checkpoint(tmp_path, other)
+    for name, value in first.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value), name
+
+
+def test_large_pieces_are_read_some_rows_at_a_time(monkeypatch, tmp_path):
+    monkeypatch.setattr(reading, "_SLAB_BYTES", 1 << 16)
+    sizes, take = [], reading.PieceRequest.take
+    monkeypatch.setattr(
+        reading.PieceRequest,
+        "take",
+        lambda self, slab, start: (sizes.append(slab.nbytes), take(self, slab, start)),
+    )
+    first, other = torch.nn.Linear(1024, 1025), torch.nn.Linear(1024, 1025)
+    sw.save_checkpoint(tmp_path, first)
+    sw.load_checkpoint(tmp_path, other)
+    assert torch.equal(first.weight, other.weight)
+    assert max(sizes) == 1 << 16
+
+
+def test_large_piece_that_is_cut_short_is_an_error_without_checksums_too(tmp_path):
+    folder = sw.save_checkpoint(tmp_path, torch.nn.Linear(1024, 1025)).path
+    file = next(folder.glob("*.distcp"))
+    with file.open("r+b") as opened:
+        opened.truncate(100_000)
+    (folder / "shardwright.json").unlink()  # as of one that DCP alone wrote
+    with pytest.raises(CheckpointError, match=r"'model\.weight'"):
+        sw.load_checkpoint(folder, torch.nn.Linear(1024, 1025), strict=False)
 
 
 def test_extra_comes_back_to_each_rank_or_to_all(tmp_path):

@@ -21,6 +21,7 @@ from tests.core.runtime.plans import (
 from tests.drawn import drawn
 from tests.pairs import pairwise
 
+from shardwright.contracts import ComputeKernel
 from shardwright.host import PluginHost, use_host
 from shardwright.planning.layouts.layout import Exchange, Replicate
 from shardwright.planning.tables.codecs import QCommsConfig
@@ -201,6 +202,20 @@ def test_form_that_moves_the_fewest_bytes_is_taken(
     assert_trained(case, batches, results)
     assert sum(sent for *_, sent in results) == counted[cheapest[kind]] == min(counted.values())
     assert counted[cheapest[kind]] < max(counted.values())
+
+
+def test_kernel_whose_sums_differ_between_ranks_makes_no_batch_update_of_copies(monkeypatch):
+    """FBGEMM's on CUDA: each rank would add up the whole batch's gradients in an order of its own."""
+    case = case_of("pooled", 2, [Cut(200, 6, ("a",))])
+    batches = batches_of(case, (4, 3), max_length=40)
+    declared = only(monkeypatch, *FORMS)
+    assert_trained(case, batches, train(case, batches))
+    assert {form for form, _ in declared} == {BatchForm}
+    declared.clear()
+    monkeypatch.setattr(ComputeKernel, "gives_equal_bits", lambda *_: False)
+    assert_trained(case, batches, train(case, batches))
+    assert declared
+    assert BatchForm not in {form for form, _ in declared}
 
 
 MIXED = (  # of one size and so of one group; even, so that nothing is padded

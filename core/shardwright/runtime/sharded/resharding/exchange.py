@@ -147,6 +147,7 @@ class RowExchange:
     sent_bytes: int = 0
     keyed: dict[int, dict[FlowId, KeyedRows]] = field(factory=dict)
     _flows: dict[int, list[Flow]] = field(factory=dict)
+    _rooms: dict[str, Tensor] = field(factory=dict)
 
     @torch.no_grad()
     def make(self, piece: Sequence[Window]) -> None:
@@ -168,12 +169,12 @@ class RowExchange:
         send_splits, splits = (
             [sum(c.num_bytes for c in own) for own in side] for side in (outgoing, incoming)
         )
-        sent = torch.empty(sum(send_splits), dtype=torch.uint8, device=self.env.device_type)
+        sent = self._room("sent", sum(send_splits))
         start = 0
         for chunk in (chunk for own in outgoing for chunk in own):
             chunk.put(sent[start : start + chunk.num_bytes])
             start += chunk.num_bytes
-        received = sent.new_empty(sum(splits))
+        received = self._room("received", sum(splits))
         work = self.env.communicator.all_to_all(received, sent, splits, send_splits, label=LABEL)
         work.wait()
         self.sent_bytes += len(sent)
@@ -181,6 +182,13 @@ class RowExchange:
         for chunk in (chunk for own in incoming for chunk in own):
             chunk.take(received[start : start + chunk.num_bytes])
             start += chunk.num_bytes
+
+    def _room(self, what: str, num_bytes: int) -> Tensor:
+        """Memory for a piece, the same for all: an allocator may keep what is freed, and so one of each piece."""
+        if what not in self._rooms or len(self._rooms[what]) < num_bytes:
+            self._rooms.pop(what, None)
+            self._rooms[what] = torch.empty(num_bytes, dtype=torch.uint8, device=self.env.device_type)
+        return self._rooms[what][:num_bytes]
 
     def _chunks(self, window: Window) -> Iterator[tuple[Flow, list[_Chunk], list[_Chunk]]]:
         """The flows of a window that this rank is in: what it sends by each, and what it receives."""

@@ -15,6 +15,7 @@ keep what each has.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -183,6 +184,16 @@ def _check_change(spec: TableSpec, old: ParameterSharding, new: ParameterShardin
             f"{_runs(will_be)}: it cannot go from one to the other while it is trained. Save a checkpoint and build "
             "the model anew"
         )
+
+
+def _give_back() -> None:
+    """Have the C library give freed memory back to the system, where it can be asked to.
+
+    glibc keeps pieces below 32 MiB, so that old blocks would still count as the process's.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _runs(is_fused: bool) -> str:
@@ -562,8 +573,11 @@ class _Resharding:
         if self.max_extra_bytes is not None:
             move.sources.clear()
             move.row_states.clear()
-            for lookup in left.after(number):
+            freed = left.after(number)
+            for lookup in freed:
                 del self._old[lookup]
+            if freed:
+                _give_back()
 
     def _copy_here(self, move: TableMove, owner: _Module) -> None:
         """Copy a table's blocks that stay on this rank, where their lookups are new."""

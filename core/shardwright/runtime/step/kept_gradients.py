@@ -265,7 +265,7 @@ class KeptGradients(Lookup):
         return self._shown[block]
 
     def _now(self, block: int) -> tuple[Tensor, Tensor] | None:
-        """What is kept of a block: ``mul_`` and others give the sparse tensor that was shown other memory."""
+        """The rows and gradients of a block; ``mul_`` and others give the sparse tensor that was shown other memory."""
         kept, shown = self._kept[block], self._shown[block]
         if kept is None or shown is None:
             return kept

@@ -185,7 +185,7 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_damaged(folder: str, fault: str) -> tuple[str, bool]:
-    """Damage the file that the last rank wrote, and load: the error, and if the model is as it was."""
+    """Damage the file that the last rank wrote, and load: the error with its class, and if the model is as it was."""
     first, dense = model_of("row_wise", seed=1)
     path = sw.save_checkpoint(folder, first, dense).path
     if dist.get_rank() == 0:
@@ -196,8 +196,27 @@ def load_damaged(folder: str, fault: str) -> tuple[str, bool]:
     try:
         sw.load_checkpoint(folder, model, dense)
     except sw.ShardwrightError as error:
-        return str(error), _unchanged(model, dense, before)
+        return f"{type(error).__name__}: {error}", _unchanged(model, dense, before)
     return "", False
+
+
+def go_on_after_errors(folder: str) -> list[str]:
+    """Make faults on one rank alone, then save and load with the same ranks: the errors with their classes."""
+    model, dense = model_of("row_wise", seed=1)
+    is_last = dist.get_rank() == dist.get_world_size() - 1
+    wrong = [
+        lambda: sw.load_checkpoint(f"{folder}/none", model, dense),
+        lambda: sw.save_checkpoint(folder, model, dense, extra={"wrong": print} if is_last else {}),
+        lambda: sw.save_checkpoint(folder, model, dense, step=-1 if is_last else 1),
+    ]
+    told = []
+    for call in wrong:
+        try:
+            call()
+        except sw.ShardwrightError as error:
+            told.append(f"{type(error).__name__}: {error}")
+    sw.save_checkpoint(folder, model, dense, step=3)
+    return [*told, f"loaded {sw.load_checkpoint(folder, model, dense).step}"]
 
 
 def damage(path: Path, fault: str) -> None:

@@ -71,10 +71,22 @@ def test_damage_of_one_ranks_file_is_one_error_on_all_ranks_and_no_model_changes
     fault: str, text: str, pool: RankPool, tmp_path: Path
 ):
     results = pool.run(workers.load_damaged, 2, str(tmp_path), fault, timeout_s=WAIT_S)
+    assert len({error for error, _ in results}) == 1, results
     for error, is_unchanged in results:
+        assert error.startswith("CheckpointError: ")
         assert text in error
         assert "__1_0.distcp" in error
         assert is_unchanged
+
+
+def test_fault_of_one_rank_is_one_error_on_all_ranks_and_they_can_go_on(pool: RankPool, tmp_path: Path):
+    results = pool.run(workers.go_on_after_errors, 2, str(tmp_path), timeout_s=WAIT_S)
+    assert results[0] == results[1]
+    nothing, extra, step, end = results[0]
+    assert nothing == f"CheckpointError: there is no checkpoint in {tmp_path}/none"
+    assert extra.startswith("InvalidInputError: extra must be plain data")
+    assert step == "InvalidInputError: step must be an integer from 0, got -1"
+    assert end == "loaded 3"
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,13 @@ def test_demo_resumes_with_the_batches_that_it_was_saved_with(pool: RankPool, tm
         on_pool(pool, attrs.evolve(first, steps=15, batch_size=256, resume=True))
 
 
+def test_demo_that_begins_anew_refuses_a_folder_with_checkpoints(pool: RankPool, tmp_path: Path) -> None:
+    first = attrs.evolve(SMALL, steps=2, checkpoint=tmp_path, checkpoint_every=1)
+    (tmp_path / "step_0000000005").mkdir()
+    with pytest.raises(RankError, match="has checkpoints already: give --resume"):
+        on_pool(pool, first)
+
+
 @slow
 @pytest.mark.timeout(300)
 def test_demo_goes_on_from_the_last_checkpoint_after_a_rank_was_killed(

@@ -9,6 +9,7 @@ import dataclasses
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from shardwright.errors import CheckpointError
+from shardwright.errors import CheckpointError, ShardwrightError
 from shardwright.runtime.checkpoint.entries import MODEL, STATE
 from shardwright.runtime.checkpoint.folder import complete, prepare, saving_folder
-from shardwright.runtime.checkpoint.metadata import METADATA, Manifest, measured
+from shardwright.runtime.checkpoint.metadata import METADATA, Manifest, measured, reason_of
 from shardwright.runtime.checkpoint.reading import Found, StoredCheckpoint, box_requests, row_requests
 from shardwright.runtime.checkpoint.saving import Progress, save_entries, write_manifest
 from shardwright.runtime.checkpoint.torchrec import translate
@@ -95,8 +96,24 @@ def flat(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_file(stored: StoredCheckpoint, path: Path, progress: Callable[[str], None] = lambda key: None) -> None:
-    """Write a checkpoint as one file of ``torch.save``; all of it is in memory for that."""
-    torch.save(nested(dict(whole_entries(stored, progress))), path)
+    """Write a checkpoint as one file of ``torch.save``; all of it is in memory for that.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or the file not be written.
+    """
+    with _writing(path):
+        torch.save(nested(dict(whole_entries(stored, progress))), path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A context that raises errors of the disk, and of ``torch.save``, as a checkpoint's, with the path."""
+    try:
+        yield
+    except ShardwrightError:
+        raise
+    except (OSError, RuntimeError) as error:  # torch.save raises the latter where there is no such folder
+        raise CheckpointError(f"{path} cannot be written: {error}") from error
 
 
 def from_file(path: Path, folder: Path, progress: Progress | None = None) -> None:
@@ -113,7 +130,7 @@ def from_file(path: Path, folder: Path, progress: Progress | None = None) -> Non
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever bytes can make of torch's reader
-        raise CheckpointError(f"{path} cannot be read as plain data: {str(error).splitlines()[0]}") from error
+        raise CheckpointError(f"{path} cannot be read as plain data: {reason_of(error)}") from error
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise CheckpointError(f"{path} has a {type(state).__name__}, not a state dict")
     entries = {
@@ -132,7 +149,15 @@ def adopt(stored: StoredCheckpoint, folder: Path, progress: Progress | None = No
         stored: the checkpoint that DCP wrote.
         folder: folder of the new checkpoint, named after its step.
         progress: function called with the bytes copied so far, and with those of all files.
+
+    Raises:
+        CheckpointError: its files cannot be read, or the folder not be written.
     """
+    with _writing(folder):
+        _adopt(stored, folder, progress)
+
+
+def _adopt(stored: StoredCheckpoint, folder: Path, progress: Progress | None) -> None:
     prepare(folder)
     target = saving_folder(folder)
     names = sorted({place.relative_path for place in stored.metadata.storage_data.values()})

@@ -119,14 +119,14 @@ def complete(folder: Path, keep: int | None) -> None:
 
     Args:
         folder: folder of the step.
-        keep: number of the newest checkpoints that stay, this one included; all by default.
+        keep: number of checkpoints that stay: this one, and the newest of the others; all by default.
     """
     saving = saving_folder(folder)
     _sync(saving)
     saving.rename(folder)
     _sync(folder.parent)
-    older = list(steps_in(folder.parent).values())[: -keep if keep else 0]
-    for path in older:
+    others = [path for path in steps_in(folder.parent).values() if path != folder]
+    for path in others[: max(len(others) + 1 - keep, 0)] if keep else ():
         removed = path.with_name(_REMOVING + path.name)
         path.rename(removed)
         shutil.rmtree(removed)

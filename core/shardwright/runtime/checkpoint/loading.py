@@ -42,6 +42,7 @@ from shardwright.runtime.checkpoint.reading import (
     row_requests,
 )
 from shardwright.runtime.checkpoint.saving import env_of
+from shardwright.runtime.checkpoint.together import on_all_ranks
 from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.table_state import STORED, STORED_ROWS, LocalBlock, state_in_blocks
 
@@ -108,16 +109,22 @@ def load_checkpoint(
         ...
         shardwright.errors.CheckpointError: there is no checkpoint in /nowhere
     """
-    trained, env = Trained(model, optimizers), env_of(model)
-    with env.phase("reading the checkpoint"):
-        folder = Path(env.communicator.broadcast_object(_found(Path(path), step) if env.rank == 0 else None))
-        loading = _Loading(trained, StoredCheckpoint(folder), dict(renames or {}))
+    env = env_of(model)
+    env.communicator.meet(env.lockstep.place("loading"), "load_checkpoint(), to be called on every rank,")
+    found = on_all_ranks(env, lambda: _found(Path(path), step) if env.rank == 0 else None)
+    folder = Path(env.communicator.broadcast_object(found))
+
+    def read() -> tuple[_Loading, list[str], list[str], list[Mapping[str, Any]]]:
+        loading = _Loading(Trained(model, optimizers), StoredCheckpoint(folder), dict(renames or {}))
         missing, unexpected = loading.compare(strict=strict)
         if verify:
             loading.stored.verify(loading.stored.files[env.rank :: env.world_size])
-    with env.phase("loading the checkpoint"), torch.no_grad():
-        loading.load()
-    extras, manifest = loading.extras(), loading.stored.manifest
+        return loading, missing, unexpected, loading.extras()
+
+    loading, missing, unexpected, extras = on_all_ranks(env, read)
+    with torch.no_grad():
+        on_all_ranks(env, loading.load)
+    manifest = loading.stored.manifest
     own = extras[env.rank] if len(extras) == env.world_size else (extras or [{}])[0]
     step, plan = (None, None) if manifest is None else (manifest.step, manifest.plan)
     return LoadedCheckpoint(folder, step, own, extras, plan, missing, unexpected)

@@ -212,3 +212,9 @@ def measured(path: Path, progress: Callable[[int], None] = lambda count: None) -
             length += count
             progress(count)
     return StoredFile(length, crc)
+
+
+def reason_of(error: Exception) -> str:
+    """The reason that torch's reader of plain data gives, without its advice to read the file by unpickling."""
+    _, _, reason = str(error).rpartition("WeightsUnpickler error: ")
+    return (reason.splitlines() or [""])[0].partition(". Please")[0]

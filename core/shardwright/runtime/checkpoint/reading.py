@@ -34,6 +34,7 @@ from shardwright.runtime.checkpoint.metadata import (
     StoredFile,
     measured,
     metadata_from,
+    reason_of,
 )
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -206,7 +207,7 @@ class StoredCheckpoint:
         except Exception as error:  # whatever bytes can make of torch's reader
             raise CheckpointError(
                 f"{key!r} cannot be read from {self.path / place.relative_path}, {place.length} bytes at "
-                f"{place.offset}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                f"{place.offset}: {type(error).__name__}: {reason_of(error)}"
             ) from error
 
     def read(self, requests: Iterable[PieceRequest]) -> None:

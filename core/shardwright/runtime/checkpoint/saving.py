@@ -43,7 +43,15 @@ from shardwright.runtime.checkpoint.folder import (
     saving_folder,
     steps_in,
 )
-from shardwright.runtime.checkpoint.metadata import MANIFEST, METADATA, Manifest, StoredFile, measured
+from shardwright.runtime.checkpoint.metadata import (
+    MANIFEST,
+    METADATA,
+    Manifest,
+    StoredFile,
+    measured,
+    reason_of,
+)
+from shardwright.runtime.checkpoint.together import on_all_ranks
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.blocked_tensor import BlockedTensor
@@ -108,7 +116,7 @@ def save_checkpoint(
         optimizers: those of the dense rest, keyed or not.
         step: number of the training step; one after the newest in the folder by default.
         extra: plain data of this rank's own: position of its data loader, state of a scheduler, of random numbers.
-        keep: number of checkpoints that stay in the folder, this one included; all by default.
+        keep: number of checkpoints that stay in the folder: this one, and the newest of the others; all by default.
         asynchronous: return as soon as the state is copied in host memory; another thread writes it.
         progress: function called with the bytes of tensors that this rank has written so far, and with all that it
             will write; on the thread that writes. An error of it fails the save.
@@ -133,18 +141,20 @@ def save_checkpoint(
         >>> sw.load_checkpoint(folder, model).extra
         {'epoch': 2}
     """
-    _check_numbers(step, keep)
-    _check_progress(progress)
-    trained, env = Trained(model, optimizers), env_of(model)
+    env = env_of(model)
+    env.communicator.meet(env.lockstep.place("checkpoint"), "save_checkpoint(), to be called on every rank,")
+
+    def checked() -> tuple[Path, Trained, dict[str, Any]]:
+        _check_numbers(step, keep)
+        _check_progress(progress)
+        return Path(path), Trained(model, optimizers), _plain(dict(extra or {}), "extra")
+
+    root, trained, own = on_all_ranks(env, checked)
     ranks = _Ranks.of(model)
     ranks.finish()
-    folder = _agreed_folder(Path(path), step, env)
+    folder = _agreed_folder(root, step, env)
     trained.make_one_model()
-    state = {
-        **_of_first_group(trained.to_save(), model),
-        f"{EXTRA}{env.rank}": _plain(dict(extra or {}), "extra"),
-    }
-    _plain(state[GROUPS], "the optimizers' param_groups")
+    state = on_all_ranks(env, lambda: _state_of(trained, model)) | {f"{EXTRA}{env.rank}": own}
     number = int(folder.name.rpartition("_")[2])
     manifest = Manifest(number, env.world_size, plan=_plan_of(model))
     writer = _Writer(folder, manifest, keep, progress)
@@ -199,10 +209,18 @@ def _check_progress(progress: Any) -> None:
 
 def _agreed_folder(root: Path, step: int | None, env: ShardingEnv) -> Path:
     """The folder of the step, as rank 0 has it."""
-    env.communicator.meet(env.lockstep.place("checkpoint"), "save_checkpoint(), to be called on every rank,")
-    if step is None and env.rank == 0:
-        step = max(steps_in(root), default=0) + 1
+    newest = on_all_ranks(
+        env, lambda: max(steps_in(root), default=0) if env.rank == 0 and step is None else 0
+    )
+    step = newest + 1 if step is None else step
     return folder_of(root, env.communicator.broadcast_object(step))
+
+
+def _state_of(trained: Trained, model: nn.Module) -> dict[str, Any]:
+    """Entries of model and optimizers that this rank writes, checked to be plain data where it is no tensor."""
+    state = _of_first_group(trained.to_save(), model)
+    _plain(state[GROUPS], "the optimizers' param_groups")
+    return state
 
 
 def _plan_of(model: nn.Module) -> Mapping[str, Any] | None:
@@ -224,7 +242,7 @@ def _plain(value: Any, what: str) -> Any:
     except (pickle.UnpicklingError, pickle.PicklingError, AttributeError, TypeError) as error:
         raise InvalidInputError(
             f"{what} must be plain data: numbers, texts, None, lists, tuples and dicts of them, and tensors. "
-            f"{str(error).splitlines()[0]}"
+            f"{reason_of(error)}"
         ) from error
     return value
 

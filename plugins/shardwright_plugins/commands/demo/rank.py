@@ -132,11 +132,19 @@ class _Run:
         return num_steps * self._settings.batch_size, collectives, seconds
 
     def _resumed(self) -> int:
-        """Load the newest checkpoint, if that is asked for or ranks were started again; gives the steps it is after."""
+        """Load the newest checkpoint, if that is asked for or ranks were started again; gives the steps it is after.
+
+        Raises:
+            InvalidInputError: the folder has checkpoints of another run.
+        """
         folder = self._settings.checkpoint
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-        if folder is None or not (self._settings.resume or again) or not has_checkpoint(folder):
+        if folder is None or not has_checkpoint(folder):
             return 0
+        if not (self._settings.resume or again):
+            raise InvalidInputError(
+                f"{folder} has checkpoints already: give --resume to go on from the newest, or another folder"
+            )
         loaded = load_checkpoint(folder, self._model.module, self._model.dense_optimizer)
         if loaded.extra != self._settings.data_position():
             raise InvalidInputError(

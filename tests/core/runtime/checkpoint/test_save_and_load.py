@@ -160,7 +160,9 @@ def test_extra_comes_back_to_each_rank_or_to_all(tmp_path):
 
 
 def test_extra_that_would_have_to_be_unpickled_is_refused(tmp_path):
-    with pytest.raises(InvalidInputError, match="extra must be plain data"):
+    with pytest.raises(
+        InvalidInputError, match=r"extra must be plain data.* Unsupported global: \S+ \S+Linear was"
+    ):
         sw.save_checkpoint(tmp_path, torch.nn.Linear(1, 1), extra={"model": torch.nn.Linear(1, 1)})
     assert not list(tmp_path.iterdir())
 
@@ -174,6 +176,16 @@ def test_keep_leaves_the_newest(tmp_path):
         sw.save_checkpoint(tmp_path, module, step=9)
     with pytest.raises(CheckpointError, match="has no checkpoint of step 5; it has 9, 12"):
         sw.load_checkpoint(tmp_path, module, step=5)
+
+
+def test_keep_never_removes_what_was_just_saved(tmp_path):
+    module = torch.nn.Linear(2, 1)
+    for step in (60, 80):
+        sw.save_checkpoint(tmp_path, module, step=step)
+    assert sw.save_checkpoint(tmp_path, module, step=50, keep=2).path.is_dir()
+    assert list(steps_in(tmp_path)) == [50, 80]
+    sw.save_checkpoint(tmp_path, module, step=55, keep=1)
+    assert list(steps_in(tmp_path)) == [55]
 
 
 def test_asynchronous_checkpoint_is_of_when_it_was_called(tmp_path):

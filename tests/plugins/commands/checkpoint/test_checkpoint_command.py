@@ -201,7 +201,23 @@ def test_convert_as_json_says_where_and_how_much(saved, tmp_path):
 
 def test_file_that_would_run_something_is_refused(tmp_path):
     torch.save({"weight": torch.nn.Linear(1, 1)}, tmp_path / "module.pt")
-    with pytest.raises(CheckpointError, match="cannot be read as plain data"):
+    with pytest.raises(CheckpointError, match="cannot be read as plain data: Unsupported global") as error:
         run("convert", tmp_path / "module.pt", tmp_path / "own")
+    assert "weights_only" not in str(error.value)  # torch advises to unpickle the file
     with pytest.raises(InvalidInputError, match="is a file already"):
         run("convert", tmp_path / "module.pt", tmp_path / "other.pt")
+
+
+def test_place_that_cannot_be_written_is_an_error_that_names_it(saved, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for target in (tmp_path / "none" / "all.pt", tmp_path / "file", tmp_path / "file" / "under"):
+        with pytest.raises(CheckpointError, match=f"{target}.* cannot be written: "):
+            run("convert", saved[1], target)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_file_of_dcps_folder_that_is_missing_is_named(tmp_path):
+    save_of_ranks([{"model": {"weight": torch.rand(6, 4)}}], tmp_path / "dcp")
+    (tmp_path / "dcp" / "__0_0.distcp").unlink()
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp"):
+        run("convert", tmp_path / "dcp", tmp_path / "own")

@@ -17,36 +17,41 @@ ROUTED = "_to_copy at /runtime/routed/routing.py"
 DISTINCT = "unique_consecutive at /runtime/step/row_gradients.py"
 
 Case = tuple[int, str, str, str, str]
+Waits = dict[Case, list[str]]
 
 
-def waits_of(cases: list[Case]) -> list[list[str]]:
+# World size, sharding type, pooling, kernel, place of the batch.
+HOST: list[Case] = [
+    *((1, kind, "MEAN", "fused_triton", "host") for kind in TYPES),
+    (2, "row_wise", "SUM", "fused_triton", "host"),
+    (2, "table_row_wise", "NONE", "fused_triton", "host"),
+]
+DEVICE: list[Case] = [
+    *((1, kind, "MEAN", "fused_triton", "device") for kind in TYPES),
+    (1, "table_wise", "NONE", "fused_triton", "device"),
+    (2, "table_wise", "SUM", "fused_triton", "device"),
+]
+CUT: list[Case] = [(2, "row_wise", pooling, "fused_triton", "device") for pooling in ("SUM", "NONE")]
+TORCH: list[Case] = [(1, "table_wise", "SUM", kernel, "host") for kernel in ("fused_torch", "dense")]
+
+
+def waits_of(cases: list[Case]) -> Waits:
     """The places at which the host waits in a training step of each case, without numbers of lines."""
     command = [sys.executable, "-m", "tests.plugins.pretend_device", json.dumps(cases)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [[place.rpartition(":")[0] for place in places] for places in json.loads(done.stdout)]
+    found = [[place.rpartition(":")[0] for place in places] for places in json.loads(done.stdout)]
+    return dict(zip(cases, found, strict=True))
 
 
-def test_step_of_a_batch_on_the_host_never_waits_for_the_device() -> None:
+@pytest.mark.slow
+def test_step_waits_for_the_sizes_of_a_batch_on_the_device_alone() -> None:
     pytest.importorskip("triton")
-    cases = [(ranks, kind, pooling, "fused_triton", "host") for ranks, kind, pooling in (
-        *((1, kind, "MEAN") for kind in TYPES), (2, "row_wise", "SUM"), (2, "table_row_wise", "NONE"),
-    )]  # fmt: skip
-    assert waits_of(cases) == [[]] * len(cases)
-
-
-def test_step_of_a_batch_on_the_device_waits_for_its_sizes_alone() -> None:
-    pytest.importorskip("triton")
-    cases: list[Case] = [(1, kind, "MEAN", "fused_triton", "device") for kind in TYPES]
-    cases += [
-        (1, "table_wise", "NONE", "fused_triton", "device"),
-        (2, "table_wise", "SUM", "fused_triton", "device"),
-    ]
-    assert waits_of(cases) == [[SIZES]] * len(cases)
-    cut: list[Case] = [(2, "row_wise", pooling, "fused_triton", "device") for pooling in ("SUM", "NONE")]
-    assert waits_of(cut) == [[SIZES, ROUTED]] * len(cut)
+    waits = waits_of([*HOST, *DEVICE, *CUT])
+    assert [waits[case] for case in HOST] == [[]] * len(HOST)
+    assert [waits[case] for case in DEVICE] == [[SIZES]] * len(DEVICE)
+    assert [waits[case] for case in CUT] == [[SIZES, ROUTED]] * len(CUT)
 
 
 def test_step_of_plain_torch_waits_once_more_in_its_update() -> None:
-    cases: list[Case] = [(1, "table_wise", "SUM", kernel, "host") for kernel in ("fused_torch", "dense")]
-    assert waits_of(cases) == [[DISTINCT]] * len(cases)
+    assert waits_of(TORCH) == {case: [DISTINCT] for case in TORCH}

@@ -29,7 +29,7 @@ def heard() -> Heard:
 
 
 def wrong_batch() -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([1]))
+    return KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([4]))
 
 
 def test_wrong_batch_is_heard_and_raised(heard: Heard) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from shardwright import (
     apply_optimizer_in_backward,
     in_backward_optimizer_filter,
 )
+from shardwright import clip_grad_norm_ as clip_grad_norm_over_ranks
 from shardwright.contracts.lookup import Bags
 from shardwright.runtime.sharded.sharded_collection import ShardedCollection
 from shardwright.runtime.step.engine import EngineStep
@@ -77,6 +79,7 @@ def model_of(
     module: nn.Module | None = None,
     is_averaged: bool = True,
     timeout_s: float | None = None,
+    update: str | None = None,
 ) -> DistributedModelParallel:
     """A sharded model.
 
@@ -86,13 +89,16 @@ def model_of(
         module: what is sharded, the small model of the other tests by default.
         is_averaged: the model averages its dense gradients itself.
         timeout_s: of its collectives.
+        update: when its tables are updated.
     """
     group = dist.new_group(timeout=timedelta(seconds=timeout_s)) if timeout_s else dist.group.WORLD
     env = ShardingEnv.from_process_group(group)
     module = workers.clicks() if module is None else module
     sharders = [EmbeddingBagCollectionSharder(fused_params=workers.FUSED)]
     plan = workers.planner(env.world_size, types, kernels).collective_plan(module, sharders, group)
-    return DistributedModelParallel(module, env, "cpu", plan, sharders, init_data_parallel=is_averaged)
+    return DistributedModelParallel(
+        module, env, "cpu", plan, sharders, init_data_parallel=is_averaged, update=update
+    )
 
 
 def loss_of(model: nn.Module, step: int) -> torch.Tensor:
@@ -605,6 +611,16 @@ def fully_sharded(what: str) -> State | str:
     train(model, range(3), torch.optim.SGD(model.module.over.parameters(), lr=workers.LEARNING_RATE))
     state = model.state_dict()
     return {name: value.full_tensor() if "over" in name else value for name, value in state.items()}
+
+
+def norms_of_fully_sharded() -> list[float]:
+    """Norms, with exponents 2 and infinity, over tables and a dense layer that `fully_shard` cuts."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = model_of(is_averaged=False, update="in_step")
+    fully_shard(model.module.over)
+    loss_of(model, 0).backward()
+    return [float(clip_grad_norm_over_ranks(model.parameters(), 1e6, kind)) for kind in (2.0, math.inf)]
 
 
 def checkpointed_and_autocast(how: str) -> tuple[State, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from tests.distributed import loop_workers, workers
@@ -287,7 +289,7 @@ def test_options_of_the_data_parallel_wrapper_reach_it_and_train(
         assert options == {
             "static_graph": wrapper.static_graph,
             "find_unused_parameters": wrapper.find_unused_parameters,
-            "bucket_bytes": wrapper.bucket_cap_mb * 2**20,
+            "bucket_bytes": (wrapper.bucket_cap_mb or 25) * 2**20,
         }
 
 
@@ -304,6 +306,15 @@ def test_fully_sharded_dense_modules_train_as_one_process(pool: RankPool, what: 
     expected = unsharded_after(range(3), 2)[0].state_dict()
     for state in pool.run(loop_workers.fully_sharded, 2, what):
         assert_same_state(state, expected)
+
+
+def test_norm_over_ranks_counts_all_of_what_fully_shard_cuts(pool: RankPool) -> None:
+    module = workers.clicks()
+    sum(module(workers.batch(0, rank)).square().mean() / 2 for rank in range(2)).backward()
+    gradients = [parameter.grad for parameter in module.parameters()]
+    expected = [float(torch.nn.utils.get_total_norm(gradients, kind)) for kind in (2.0, math.inf)]
+    for norms in pool.run(loop_workers.norms_of_fully_sharded, 2):
+        assert norms == pytest.approx(expected, rel=1e-5)
 
 
 def test_fully_shard_of_the_whole_model_is_refused_on_all_ranks(pool: RankPool) -> None:

@@ -254,6 +254,53 @@ def test_kept_gradient_is_the_unsharded_one_and_changed_in_place() -> None:
         parameter.grad = torch.zeros_like(parameter)
 
 
+def _double_row_0(gradient: torch.Tensor) -> None:
+    whole = torch.zeros(gradient.shape)
+    whole[0] = gradient.to_dense()[0]
+    gradient.add_(whole.to_sparse(1))
+
+
+IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "mul_": lambda gradient: gradient.mul_(0.5),
+    "div_": lambda gradient: gradient.div_(2.0),
+    "mul_ twice": lambda gradient: gradient.mul_(2.0).mul_(0.25),
+    "foreach": lambda gradient: torch._foreach_mul_([gradient], 0.5),
+    "zero_": lambda gradient: gradient.zero_(),
+    "rows of its own": _double_row_0,
+}
+
+
+@pytest.mark.parametrize("how", IN_PLACE)
+def test_what_is_done_to_gradients_in_place_is_done_to_the_step(how: str) -> None:
+    case, model = alone()
+    one = OneProcess(case)
+    one.gradients(0, 1)
+    backward(case, model, 0, 0)
+    backward(case, model, 1, 0)
+    for name, parameter in model.named_parameters():
+        IN_PLACE[how](parameter.grad)
+        own = one.parameters[name].grad.to_sparse(1)
+        IN_PLACE[how](own)
+        one.parameters[name].grad = own.to_dense()
+    clip_grad_value_(model.parameters(), 0.3)
+    torch.nn.utils.clip_grad_value_(one.module.parameters(), 0.3)
+    model.fused_optimizer.step()
+    one.optimizer.step()
+    one.assert_equals([(model.state_dict(), {})])
+
+
+@pytest.mark.parametrize("update", ["in_step", "in_backward"])
+@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_gradients_that_would_never_be_called_are_refused(hook: str, update: str) -> None:
+    case, model = alone(update)
+    handles = [getattr(parameter, hook)(print) for parameter in model.parameters()]
+    with pytest.raises(UnsupportedError, match="has a hook on its gradient, which is never called"):
+        model(case.batch(0, 0))
+    for handle in handles:
+        handle.remove()
+    backward(case, model, 0, 0)
+
+
 def test_learning_rate_of_the_step_is_that_which_is_set_before_it() -> None:
     case, model = alone()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABCMeta
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -50,6 +52,13 @@ class OpenNames(ABCMeta):
         if _is_contract(cls) and len(args) == 1 and isinstance(args[0], str) and not kwargs:
             return Name(_registry(cls).canonical(args[0]))
         return super().__call__(*args, **kwargs)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """Signature of the class's own ``__init__``, which :meth:`__call__` would hide."""
+        if cls.__init__ is object.__init__:  # type: ignore[misc]
+            return inspect.Signature()
+        return inspect.signature(functools.partial(cls.__init__, None))  # type: ignore[misc]
 
     def __getitem__(cls, name: str) -> Name:
         """The name that is written in capitals."""

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from shardwright.arguments import checked
-from shardwright.errors import DuplicateNameError
+from shardwright.errors import DuplicateNameError, InvalidInputError
 from shardwright.optim._keyed_state import check_form, check_names
 from shardwright.optim.keyed import KeyedOptimizer
 
@@ -28,6 +29,7 @@ class CombinedOptimizer(KeyedOptimizer):
 
     Raises:
         DuplicateNameError: two parts have a parameter, or a name of one, in common.
+        InvalidInputError: a part is an optimizer of torch, which knows no names of parameters.
 
     Example:
         >>> import torch, shardwright as sw
@@ -41,8 +43,8 @@ class CombinedOptimizer(KeyedOptimizer):
     """
 
     @checked
-    def __init__(self, optims: Sequence[KeyedOptimizer | tuple[str, KeyedOptimizer]]) -> None:
-        self._optims = [("", part) if isinstance(part, KeyedOptimizer) else part for part in optims]
+    def __init__(self, optims: Sequence[Optimizer | tuple[str, Optimizer]]) -> None:
+        self._optims = [_keyed(*part) if isinstance(part, tuple) else _keyed("", part) for part in optims]
         parts = [part for _, part in self._optims]
         super().__init__(
             _joined_params(self._optims),
@@ -200,6 +202,21 @@ class _JoinedParams(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._now())
+
+
+def _keyed(key: str, part: Optimizer) -> tuple[str, KeyedOptimizer]:
+    """A part with its key.
+
+    Raises:
+        InvalidInputError: it is an optimizer of torch.
+    """
+    if not isinstance(part, KeyedOptimizer):
+        raise InvalidInputError(
+            f"CombinedOptimizer: {type(part).__name__} does not know its parameters by name. Make it by "
+            "KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), "
+            f"lambda params: {type(part).__name__}(params, ...))"
+        )
+    return key, part
 
 
 def _joined_params(optims: Sequence[tuple[str, KeyedOptimizer]]) -> dict[str, Tensor]:

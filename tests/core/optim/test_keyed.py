@@ -312,6 +312,15 @@ def test_combined_refuses_one_parameter_twice() -> None:
         CombinedOptimizer([("a", keyed(model[0])), ("b", keyed(model[0]))])
 
 
+@pytest.mark.parametrize("is_pair", [False, True])
+def test_optimizer_of_torch_among_combined_ones_is_refused_with_what_to_wrap_it_in(is_pair: bool) -> None:
+    part = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    with pytest.raises(
+        InvalidInputError, match=r"Make it by KeyedOptimizerWrapper\(.*lambda params: SGD\(params, \.\.\.\)"
+    ):
+        CombinedOptimizer([("dense", part) if is_pair else part])
+
+
 def test_combined_step_calls_the_closure_once() -> None:
     model, calls = two_layers(), []
 

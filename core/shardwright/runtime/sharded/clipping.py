@@ -204,8 +204,12 @@ def _power(gradient: Tensor, norm_type: float, num_copies: int = 1) -> float:
     """The sum of the powers of a gradient's elements, divided by its copies; or the greatest element."""
     if gradient.numel() == 0:
         return 0.0
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    norm = float(torch.linalg.vector_norm(values, norm_type, dtype=torch.float64))
+    values: Any = gradient.coalesce().values() if gradient.is_sparse else gradient
+    is_cut = hasattr(values, "full_tensor")  # over the ranks, by fully_shard; all of them come here
+    if is_cut and norm_type == math.inf:
+        values = values.full_tensor()  # a rank may have an empty part, which has no greatest element
+    norms: Any = torch.linalg.vector_norm(values, norm_type, dtype=torch.float64)
+    norm = float(norms.full_tensor() if is_cut and norm_type != math.inf else norms)
     return norm if norm_type == math.inf else norm**norm_type / num_copies
 
 

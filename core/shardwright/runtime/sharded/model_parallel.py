@@ -46,7 +46,7 @@ class DefaultDataParallelWrapper:
     """Options of the ``DistributedDataParallel`` that averages gradients of a model's dense part.
 
     Args:
-        bucket_cap_mb: size of its buckets of gradients, MiB.
+        bucket_cap_mb: size of its buckets of gradients, MiB; by default torch's 25, the first bucket 1.
         static_graph: every step uses the same parameters, in the same order.
         find_unused_parameters: a step may use only some of the parameters, other ones on each rank.
         ddp_kwargs: further keyword arguments of ``DistributedDataParallel``; they go before the others.
@@ -57,10 +57,10 @@ class DefaultDataParallelWrapper:
     Example:
         >>> import shardwright as sw
         >>> sw.DefaultDataParallelWrapper(find_unused_parameters=True, ddp_kwargs={"bucket_cap_mb": 1}).options()
-        {'bucket_cap_mb': 1, 'static_graph': False, 'find_unused_parameters': True}
+        {'static_graph': False, 'find_unused_parameters': True, 'bucket_cap_mb': 1}
     """
 
-    bucket_cap_mb: float = 25
+    bucket_cap_mb: float | None = None
     static_graph: bool = False
     find_unused_parameters: bool = False
     ddp_kwargs: Mapping[str, Any] = field(factory=dict)
@@ -79,12 +79,10 @@ class DefaultDataParallelWrapper:
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of ``DistributedDataParallel``."""
-        own = {
-            "bucket_cap_mb": self.bucket_cap_mb,
-            "static_graph": self.static_graph,
-            "find_unused_parameters": self.find_unused_parameters,
-        }
-        return {**own, **self.ddp_kwargs}
+        own = {"static_graph": self.static_graph, "find_unused_parameters": self.find_unused_parameters}
+        # Given as a number, it would be the first bucket's size, too.
+        buckets = {} if self.bucket_cap_mb is None else {"bucket_cap_mb": self.bucket_cap_mb}
+        return {**own, **buckets, **self.ddp_kwargs}
 
 
 class DistributedModelParallel(nn.Module):

@@ -60,11 +60,18 @@ class ShardedParameter(nn.Parameter):
         return parameter
 
     def check_trained(self) -> None:
-        """Check that a block whose optimizer runs in the backward pass was not frozen.
+        """Check that a block whose optimizer runs in the kernel was not frozen and has no hooks.
 
         Raises:
-            UnsupportedError: it was.
+            UnsupportedError: it was, or has some, which autograd would never call.
         """
+        if self._backward_hooks or self._post_accumulate_grad_hooks:
+            raise UnsupportedError(
+                f"table {self.table} has a hook on its gradient, which is never called: its kernel keeps the gradients "
+                "of rows, or applies them, itself. Hook the collection's output, or change parameter.grad before the "
+                "step with update='in_step'; a table with a kernel that shows gradients "
+                f"({', '.join(_that_show_gradients())}) takes hooks"
+            )
         if not self.requires_grad:
             raise UnsupportedError(
                 f"table {self.table} was frozen (requires_grad_(False)) after it was sharded, but its optimizer runs "

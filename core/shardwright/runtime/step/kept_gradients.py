@@ -29,6 +29,12 @@ from shardwright.runtime.step.kernel_groups import KernelGroup, is_updated_in_ba
 from shardwright.runtime.step.row_gradients import row_gradients
 from shardwright.runtime.step.segments import starts_of, sums, take
 
+_WHOLE_ROWS = (
+    "the gradient of table {table} was changed in place, but this rank keeps that of whole rows, of which it shows its "
+    "own columns: scale the loss, or clip by shardwright.clip_grad_norm_(model.parameters(), max_norm)"
+)
+"""An error of blocks of cut columns whose optimizer has a state a row."""
+
 
 def is_updated_in_step(table: TableSpec, sharding: ParameterSharding) -> bool:
     """Tell if the kernel of a table runs its optimizer in ``optimizer.step()``."""
@@ -90,6 +96,7 @@ class KeptGradients(Lookup):
         ]
         self._slot_dims = np.repeat(np.array(self._dims, dtype=np.int64), counts)
         self._kept: list[tuple[Tensor, Tensor] | None] = [None] * len(self.blocks)
+        self._shown: list[Tensor | None] = [None] * len(self.blocks)
 
     @property
     def room(self) -> Callable[[int], Tensor]:
@@ -151,7 +158,7 @@ class KeptGradients(Lookup):
 
     def _add(self, block: int, rows: Tensor, values: Tensor) -> None:
         """Add the gradients of distinct rows, in rising order, to those that a block has."""
-        kept = self._kept[block]
+        kept, self._shown[block] = self._now(block), None
         if kept is not None:
             rows, places = torch.unique(torch.cat([kept[0], rows]), return_inverse=True)
             # Summed in the order of the passes, so that copies on several ranks stay equal bit for bit.
@@ -169,9 +176,10 @@ class KeptGradients(Lookup):
     def _as_bags(self) -> tuple[Bags, Tensor]:
         """Kept gradients as the batch of one source: a bag of one id for each row, in each block's first slot."""
         # That of what is kept: a kernel may have its weights in other memory than its device's.
-        device = next(own[0].device for own in self._kept if own is not None)
+        blocks = range(len(self.blocks))
+        device = next(own[0].device for own in map(self._now, blocks) if own is not None)
         request = self.blocks[0].request
-        kept = [self._kept_or_none(block, device) for block in range(len(self.blocks))]
+        kept = [self._kept_or_none(block, device) for block in blocks]
         used = np.zeros(len(self._slot_dims), dtype=np.int64)
         used[self._first_slots] = [len(rows) for rows, _ in kept]
         is_ragged = request.is_pooled and self._kernel.takes_ragged_bags
@@ -189,7 +197,7 @@ class KeptGradients(Lookup):
         return bags, self._flat_gradient([values for _, values in kept], counts, is_ragged=is_ragged)
 
     def _kept_or_none(self, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        kept = self._kept[block]
+        kept = self._now(block)
         if kept is not None:
             return kept
         no_rows = torch.empty(0, dtype=torch.int64, device=device)
@@ -210,20 +218,20 @@ class KeptGradients(Lookup):
 
     def scale(self, block: int, factor: float) -> None:
         """Multiply the gradients that a block has."""
-        kept = self._kept[block]
+        kept = self._now(block)
         if kept is not None:
             kept[1].mul_(factor)
 
     def clamp(self, block: int, most: float) -> None:
         """Clip each element of the gradients that a block has."""
-        kept = self._kept[block]
+        kept = self._now(block)
         if kept is not None:
             kept[1].clamp_(-most, most)
 
     def drop(self, block: int | None = None) -> None:
         """Forget what is kept, of one block or of all."""
         for index in range(len(self.blocks)) if block is None else (block,):
-            self._kept[index] = None
+            self._kept[index] = self._shown[index] = None
 
     @property
     def has_gradients(self) -> bool:
@@ -233,16 +241,42 @@ class KeptGradients(Lookup):
     @property
     def sums(self) -> list[Tensor]:
         """All that is kept, ``[U, C]`` each; storage is shared."""
-        return [kept[1] for kept in self._kept if kept is not None]
+        return [kept[1] for kept in map(self._now, range(len(self.blocks))) if kept is not None]
 
     def rows(self, block: int) -> tuple[Tensor, Tensor] | None:
         """A block's rows that have a gradient, ``[U]``, and the gradients of its own columns, ``[U, D]``, shared."""
-        kept = self._kept[block]
-        if kept is None:
-            return None
+        kept = self._now(block)
+        return None if kept is None else (kept[0], self._own_columns(block, kept[1]))
+
+    def _own_columns(self, block: int, values: Tensor) -> Tensor:
         columns = self.blocks[block].block.columns
-        is_whole = kept[1].shape[1] > columns.stop - columns.start
-        return kept[0], kept[1][:, columns.start : columns.stop] if is_whole else kept[1]
+        is_whole = values.shape[1] > columns.stop - columns.start
+        return values[:, columns.start : columns.stop] if is_whole else values
+
+    def shown(self, block: int) -> Tensor | None:
+        """A block's gradient, sparse ``[rows, D]``, in shared storage; what is done to it in place is taken over."""
+        kept = self.rows(block)
+        if kept is not None and self._shown[block] is None:
+            rows, values = kept
+            shape = self.weight(block).shape
+            self._shown[block] = torch.sparse_coo_tensor(
+                rows[None], values, shape, is_coalesced=True, check_invariants=False
+            )
+        return self._shown[block]
+
+    def _now(self, block: int) -> tuple[Tensor, Tensor] | None:
+        """The rows and gradients of a block; ``mul_`` and others give the sparse tensor that was shown other memory."""
+        kept, shown = self._kept[block], self._shown[block]
+        if kept is None or shown is None:
+            return kept
+        own = self._own_columns(block, kept[1])
+        if shown._values().data_ptr() != own.data_ptr():
+            if own is not kept[1]:
+                raise UnsupportedError(_WHOLE_ROWS.format(table=self.blocks[block].table.describe()))
+            if not torch.equal(shown._indices()[0], kept[0]):  # rows were added or dropped
+                shown, self._shown[block] = shown.coalesce(), None
+            self._kept[block] = shown._indices()[0], shown._values()
+        return self._kept[block]
 
     def weight(self, block: int) -> Tensor:
         """The weights of a block."""
@@ -296,13 +330,8 @@ class KeptBlock:
     num_copies: int
 
     def gradient(self) -> Tensor | None:
-        """The block's gradient, sparse ``[rows, D]``; its values are the kept ones, in shared storage."""
-        kept = self.lookup.rows(self.index)
-        if kept is None:
-            return None
-        rows, values = kept
-        shape = self.lookup.weight(self.index).shape
-        return torch.sparse_coo_tensor(rows[None], values, shape, is_coalesced=True, check_invariants=False)
+        """The block's gradient, sparse ``[rows, D]``; what is done to it in place is done to what is kept."""
+        return self.lookup.shown(self.index)
 
     @property
     def values(self) -> Tensor | None:

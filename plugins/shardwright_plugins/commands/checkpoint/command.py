@@ -38,10 +38,11 @@ def show(folder: _Folder, step: _Step = None, as_json: _Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
-    typer.echo(f"{found['path']}: step {found['step']}, written by {found['world_size']} ranks")
+    typer.echo(f"{found['path']}: step {found['step']}, written by {_count(found['world_size'], 'rank')}")
     _print_table(found["entries"])
     total = sum(entry["bytes"] for entry in found["entries"])
-    typer.echo(f"{len(found['entries'])} tensors, {_size(total)}, in {found['files']} files")
+    tensors, files = _count(len(found["entries"]), "tensor"), _count(found["files"], "file")
+    typer.echo(f"{tensors}, {_size(total)}, in {files}")
     for group in found["param_groups"]:
         others = ", ".join(f"{key}={value}" for key, value in group.items() if key != "params")
         typer.echo(f"optimizer of {len(group['params'])} parameters: {others}")
@@ -205,6 +206,11 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
         shape = " x ".join(map(str, entry["shape"]))
         table.add_row(entry["name"], shape, entry["dtype"], _size(entry["bytes"]), str(entry["pieces"]))
     console().print(table)
+
+
+def _count(number: int, noun: str) -> str:
+    """``1 rank`` or ``2 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _size(count: float) -> str:

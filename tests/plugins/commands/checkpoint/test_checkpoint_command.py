@@ -67,7 +67,7 @@ def saved(tmp_path):
 
 def test_show_lists_tables_optimizer_and_plan(saved):
     text = run("show", saved[1])
-    assert "step 8, written by 1 ranks" in text
+    assert "step 8, written by 1 rank\n" in text
     assert "model.embedding_bags.item.weight" in text
     assert "1200 x 4" in text
     assert "optimizer of 2 parameters: lr=0.125" in text

@@ -136,6 +136,7 @@ def test_built_ins_come_in_by_entry_points_and_load():
     assert {name: record.reason for name, record in records.items() if record.state != "loaded"} == {}
 
 
+@pytest.mark.slow
 def test_plugin_host_tests_pass_with_no_plugin_loaded():
     """The convention for all of tests/core: they pass with SHARDWRIGHT_PLUGINS empty. CI runs them all so."""
     files = ["host", "test_hookspecs.py"]

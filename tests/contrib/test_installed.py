@@ -44,8 +44,9 @@ def test_installed_distributions_are_listed_with_what_they_offer(site: Path) -> 
         assert (rows[kind]["distribution"], rows[kind]["version"]) == (project["name"], project["version"])
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", [pytest.param("round_robin", marks=pytest.mark.slow), "hot_rows"])
+@pytest.mark.parametrize("name", ["round_robin", "hot_rows"])
 def test_installed_type_planned_on_real_ranks_trains_like_one_process(pool: RankPool, name: str) -> None:
     (document, state), (_, other) = pool.run(ranks.train, 2, name)
     assert json.loads(document)["modules"][""]["item"]["sharding_type"] == name

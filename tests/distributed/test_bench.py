@@ -50,6 +50,7 @@ def test_bench_step_beside_another_program_prints_both_sides_and_ratios(tmp_path
     assert result["ratio"]["min_ms"] == pytest.approx(result["shardwright"]["min_ms"] / 2.0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_bench_step_unknown_type_names_the_nearest() -> None:
     done = bench("--types", "row_wize")
     assert done.returncode == 1

@@ -24,6 +24,7 @@ def assert_same(states, expected):
             assert torch.equal(torch.as_tensor(state[name]), torch.as_tensor(value)), name
 
 
+@pytest.mark.slow
 def test_two_ranks_three_ranks_one_rank_and_every_cut_have_the_same_bits(pool: RankPool, tmp_path: Path):
     expected, *others = pool.run(workers.save, 2, "row_wise", str(tmp_path), 2, timeout_s=WAIT_S)
     assert_same(others, expected)

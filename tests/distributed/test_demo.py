@@ -82,6 +82,7 @@ def same_but_for_time(result: DemoResult) -> DemoResult:
     return attrs.evolve(result, examples_per_second=0.0, training_seconds=0.0, plan=plan)
 
 
+@pytest.mark.slow
 def test_demo_two_runs_with_one_seed_give_the_same(pool: RankPool) -> None:
     settings = attrs.evolve(SMALL, ranks=2)
     first, second = on_pool(pool, settings), on_pool(pool, settings)

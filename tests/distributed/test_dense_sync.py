@@ -14,6 +14,7 @@ slow = pytest.mark.slow
 BUCKETS, COPIES = (pytest.param(name, marks=slow) for name in (dense_sync.BUCKETS, dense_sync.COPIES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", [dense_sync.GRADIENTS, BUCKETS, COPIES])
 def test_rank_that_is_stuck_before_a_collective_of_the_dense_part_is_named(
     pool: RankPool, collective: str

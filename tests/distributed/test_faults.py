@@ -94,12 +94,10 @@ def test_backward_pass_that_all_ranks_leave_out_is_no_error(pool: RankPool) -> N
     assert set(texts) == {"nothing was raised"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "called"),
-    [
-        ("state", "state_dict()"),
-        pytest.param("optimizer state", "the optimizer's state_dict()", marks=pytest.mark.slow),
-    ],
+    [("state", "state_dict()"), ("optimizer state", "the optimizer's state_dict()")],
 )
 def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
     pool: RankPool, what: str, called: str
@@ -115,7 +113,7 @@ def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
 @pytest.mark.slow
 def test_batch_that_one_rank_cannot_make_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:
     texts = pool.run(faults.call_alone, 4, "batch", timeout_s=60)
-    wrong = "lengths add up to 2, but there are 3 values"
+    wrong = "lengths add up to 4, but there are 3 values"
     assert wrong in texts[1]
     for rank in (0, 2, 3):
         text = texts[rank]

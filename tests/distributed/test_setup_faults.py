@@ -78,7 +78,7 @@ def test_dtypes_that_differ_in_a_gathering_are_an_error_on_all_ranks(pool: RankP
         pytest.param("connecting", marks=pytest.mark.slow),
         pytest.param("planning", marks=pytest.mark.slow),
         pytest.param("sharding", marks=pytest.mark.slow),
-        "the first step",
+        pytest.param("the first step", marks=pytest.mark.slow),
         pytest.param("the state", marks=pytest.mark.slow),
         "a roll call",
     ],

@@ -82,9 +82,8 @@ def test_wrong_batch_of_one_group_is_an_error_of_all_and_the_next_trains(pool: R
         assert_same_state(state, of_loop(2, [5] * WORLD, 5))
 
 
-@pytest.mark.parametrize(
-    "fault", ["kill", pytest.param("kill between parts and means", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["kill", "kill between parts and means"])
 def test_rank_that_is_killed_is_named_by_its_replica(pool: RankPool, fault: str) -> None:
     with pytest.raises(RankError) as raised:
         pool.run(group_workers.lose_a_rank, WORLD, fault, timeout_s=60)

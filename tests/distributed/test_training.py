@@ -118,7 +118,11 @@ def test_each_backend_trains_all_types_as_unsharded(pool: RankPool, backend: str
 
 @pytest.mark.parametrize(
     "sharding_type",
-    ["table_row_wise", pytest.param("grid_shard", marks=pytest.mark.slow), "table_column_wise"],
+    [
+        "table_row_wise",
+        pytest.param("grid_shard", marks=pytest.mark.slow),
+        pytest.param("table_column_wise", marks=pytest.mark.slow),
+    ],
 )
 def test_types_of_hosts_equal_unsharded_on_two_hosts_of_two_ranks(pool: RankPool, sharding_type: str) -> None:
     tables = [*tables_of(sharding_type, "fused_torch"), *tables_of("row_wise", "fused")[:2]]

@@ -177,6 +177,7 @@ assert "torch" not in sys.modules, "planning imported torch"
 """
 
 
+@pytest.mark.slow
 def test_plan_is_the_same_under_any_hash_seed_and_imports_no_torch():
     digests = set()
     for seed in ("1", "4242"):

@@ -53,5 +53,6 @@ def test_step_waits_for_the_sizes_of_a_batch_on_the_device_alone() -> None:
     assert [waits[case] for case in CUT] == [[SIZES, ROUTED]] * len(CUT)
 
 
+@pytest.mark.slow
 def test_step_of_plain_torch_waits_once_more_in_its_update() -> None:
     assert waits_of(TORCH) == {case: [DISTINCT] for case in TORCH}

@@ -77,6 +77,7 @@ def test_interpreted_kernels_keep_what_the_kit_and_all_checks_ask() -> None:
     check(interpret=True)
 
 
+@pytest.mark.slow
 def test_kernels_compile_to_machine_code_without_a_device() -> None:
     found = launches_for(90, 1)
     assert {line["kernel"] for line in found} == {

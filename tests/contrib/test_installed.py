@@ -62,6 +62,7 @@ def test_installed_type_planned_on_real_ranks_trains_like_one_process(pool: Rank
         assert torch.equal(state[key], other[key])
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_installed_hash_table_bears_the_rows_of_all_ids_on_real_ranks(pool: RankPool) -> None:
     (document, state), _ = pool.run(ranks.train, 2, "hash_rows")

@@ -18,7 +18,7 @@ def test_rank_that_is_killed_is_named_by_all_others(
     assert_killed_rank_is_named(pool, label, sharding_type, form)
 
 
-@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("ids"))
+@pytest.mark.parametrize(("label", "sharding_type", "form"), stages())
 def test_rank_that_is_stuck_is_named_by_all_others(
     pool: RankPool, label: str, sharding_type: str, form: str | None
 ) -> None:

@@ -41,6 +41,7 @@ def test_group_is_closed_after_a_rank_failed_that_others_waited_for_in_a_collect
     assert all(texts[rank].startswith("RuntimeError: ") for rank in (0, 2)), texts
 
 
+@pytest.mark.slow
 def test_error_that_ends_a_rank_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:
     text = pool.run(setup_workers.end_with_an_error, 2, timeout_s=60)[0]
     assert "rank 1 failed in its program: KeyError: 'no such column'" in text

@@ -60,19 +60,14 @@ def mixed_tables() -> list[Table]:
     return [table for table in tables if supports(table.kernel, table, "row_wise_adagrad", world_size=3)]
 
 
-QUICK = {(2, "sequences")}  # simulated ranks are as many as one likes, in each run
 DEFAULT = max(kernels(), key=lambda name: host().compute_kernels.create(name).preference)
 
 
+@pytest.mark.slow  # simulated ranks are as many as one likes, in each run
 @pytest.mark.parametrize(
     ("world_size", "tables_made"),
     [
-        pytest.param(
-            world_size,
-            tables_made,
-            id=f"{world_size}-{name}",
-            marks=() if (world_size, name) in QUICK else pytest.mark.slow,
-        )
+        pytest.param(world_size, tables_made, id=f"{world_size}-{name}")
         for world_size in (1, 2, 3)
         for name, tables_made in (("bags", tables_of), ("sequences", sequences_of))
     ],

@@ -35,6 +35,7 @@ def fuzz(kind: str, *words: str, timeout_s: int = 200) -> tuple[dict[str, Any], 
     return json.loads(lines[-1]), done.stdout
 
 
+@pytest.mark.slow
 def test_hostile_named_cases_each_end_in_the_words_for_it() -> None:
     found, text = fuzz("named")
     assert [list(named.CASES)[index] for index in found["wrong"]] == [], text

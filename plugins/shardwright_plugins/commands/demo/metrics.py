@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torchmetrics import MeanMetric
 
 __all__ = ["ClickMetrics"]
 
@@ -20,6 +19,8 @@ class ClickMetrics:
     """
 
     def __init__(self, device: torch.device) -> None:
+        from torchmetrics import MeanMetric  # of the extra ``demo``
+
         self._loss, self._clicked, self._predicted = (
             MeanMetric().set_dtype(torch.float64).to(device) for _ in range(3)
         )

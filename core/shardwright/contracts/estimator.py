@@ -41,7 +41,7 @@ class Estimator(Renamed, ABC, metaclass=OpenNames):
         ...         return {"lookup": 0.5 * options.num_columns}  # ms of each run of equal shards
         >>> planner = sw.EmbeddingShardingPlanner(
         ...     topology=sw.Topology(2, "cpu"), estimator=PerColumn(),
-        ...     constraints={"user_id": sw.ParameterConstraints(sharding_types=["table_wise"])},
+        ...     constraints={"user_id": sw.ParameterConstraints(ranks=0)},
         ... )
         >>> plan = planner.plan_tables([sw.TableSpec("user_id", num_embeddings=1000, embedding_dim=8)])
         >>> plan.document["objective"]["value_ms"]

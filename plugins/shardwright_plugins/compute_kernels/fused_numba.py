@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Hashable, Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.tables.spec import DataType
+from shardwright_plugins.compute_kernels._compiled import import_failure
 from shardwright_plugins.compute_kernels._optimizers import can_run_rule, needs_whole_rows, trained_bytes
 
 if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
+
+
+_LOOPS = "shardwright_plugins.compute_kernels._numba_loops"
 
 
 class FusedNumba(ComputeKernel):
@@ -65,15 +68,4 @@ def _refusal(request: KernelRequest) -> str | None:
 def _missing(request: KernelRequest) -> str | None:
     if importlib.util.find_spec("numba") is None:
         return "Numba is not installed (the package is numba)"
-    failure = _failure() if request.on_this_machine else None
-    return failure and f"Numba cannot be used here: {failure}"
-
-
-@lru_cache(maxsize=1)
-def _failure() -> str | None:
-    """The reason why Numba does not work here, or ``None``; tried once."""
-    try:
-        import shardwright_plugins.compute_kernels._numba_loops  # noqa: F401
-    except Exception as error:  # whatever a broken or an unfit version raises
-        return f"{type(error).__name__}: {error}"
-    return None
+    return import_failure(_LOOPS, "Numba") if request.on_this_machine else None

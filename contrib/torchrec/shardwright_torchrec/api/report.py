@@ -27,7 +27,7 @@ _Variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @attrs.frozen
 class Compared:
-    """What became of a name of TorchRec's.
+    """Comparison of one of TorchRec's names with the name here.
 
     Args:
         name: module path and name, `"torchrec.optim.keyed.KeyedOptimizer.init_state"`.

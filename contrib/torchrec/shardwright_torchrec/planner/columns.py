@@ -24,7 +24,7 @@ PHASES: Mapping[str, str] = {
 }
 """Phases of the estimator `torchrec` -> fields of `Perf`."""
 
-_FREE = -1
+_FREE = -1  # rank or gang of a shard that has none yet
 
 
 def options_of(options: sw.Options, table: int, number: int) -> list[ShardingOption]:

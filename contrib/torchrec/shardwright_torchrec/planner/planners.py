@@ -170,7 +170,7 @@ def _known(enumerator: Enumerator | None) -> EmbeddingEnumerator | None:
 
 
 def _proposers(asked: Any) -> Any:
-    """What shardwright takes for TorchRec's or a script's proposers."""
+    """Proposers of shardwright for TorchRec's, or for a script's own."""
     if isinstance(asked, Sequence) and not isinstance(asked, str):
         return [_proposers(one) for one in asked]
     return _plugin(asked, Proposer, proposers.OwnProposer)

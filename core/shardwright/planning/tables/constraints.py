@@ -175,11 +175,11 @@ class ParameterConstraints:
 
     Example:
         >>> import shardwright as sw
-        >>> rule = sw.ParameterConstraints(sharding_types=["row_wise"], pooling_factors=[20.0])
+        >>> rule = sw.ParameterConstraints(ranks=1, pooling_factors=[20.0])
         >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), constraints={"user_*": rule})
         >>> plan = planner.plan_tables([sw.TableSpec("user_id", num_embeddings=1000, embedding_dim=8)])
         >>> plan.plan[""]["user_id"].ranks
-        [0, 1]
+        [1]
     """
 
     sharding_types: tuple[str, ...] | None = field(default=None, converter=_plain_names)

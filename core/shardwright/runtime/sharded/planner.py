@@ -58,14 +58,14 @@ class EmbeddingShardingPlanner(TablePlanner):
         >>> import shardwright as sw
         >>> planner = sw.EmbeddingShardingPlanner(
         ...     topology=sw.Topology(world_size=2, compute_device="cpu"),
-        ...     constraints={"user_id": sw.ParameterConstraints(sharding_types=["row_wise"])},
+        ...     constraints={"user_id": sw.ParameterConstraints(ranks=1)},
         ... )
         >>> plan = planner.plan_tables([sw.TableSpec("user_id", num_embeddings=1000, embedding_dim=64)])
         >>> print(plan)  # doctest: +NORMALIZE_WHITESPACE
         module: ...
           table   | sharding type | compute kernel | ranks
         ...
-          user_id | row_wise      | ... | 0-1
+          user_id | ... | 1
         ...
     """
 

@@ -33,7 +33,7 @@ __all__ = ["run_rank", "train_and_evaluate"]
 # How long a rank whose work failed stays: see `_outliving_the_cause`.
 _LINGER_S = 3.0
 
-# How often the wait for the last checkpoint says how far that is.
+# Seconds between two lines that say how far the last checkpoint is (taste: slow enough to be read).
 _BETWEEN_NEWS_S = 5.0
 
 

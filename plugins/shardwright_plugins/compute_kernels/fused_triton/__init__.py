@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import NAMED_ONLY, KernelRequest
+from shardwright_plugins.compute_kernels._compiled import import_failure
 from shardwright_plugins.compute_kernels._optimizers import (
     PARAMETERS,
     ROW_WISE,
@@ -21,6 +21,7 @@ from shardwright_plugins.compute_kernels._optimizers import (
 if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
 
+_KERNELS = "shardwright_plugins.compute_kernels.fused_triton._kernels"
 INTERPRETER_VARIABLE = "TRITON_INTERPRET"
 """Triton's own variable: with 1 its kernels run on the CPU, interpreted, some hundred thousand times slower."""
 
@@ -97,15 +98,4 @@ def _wrong_device(device: str) -> str | None:
 def _missing() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (the package is triton; torch for CUDA brings it)"
-    failure = _failure()
-    return failure and f"Triton cannot be used here: {failure}"
-
-
-@lru_cache(maxsize=1)
-def _failure() -> str | None:
-    """The reason why Triton does not work here, or ``None``; tried once."""
-    try:
-        import shardwright_plugins.compute_kernels.fused_triton._kernels  # noqa: F401
-    except Exception as error:  # whatever a broken or an unfit version raises
-        return f"{type(error).__name__}: {error}"
-    return None
+    return import_failure(_KERNELS, "Triton")

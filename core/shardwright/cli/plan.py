@@ -91,7 +91,7 @@ def plan(
     from shardwright.planning.documents import CONSTRAINTS
     from shardwright.planning.tables.constraints import Constraints
     from shardwright.planning.tables.workload import Workload
-    from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+    from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
     for path in (output, report):
         check_writable(path)

@@ -168,7 +168,7 @@ class TorchCommunicator(Communicator):
             self._watch.check()
         return self._phases.named(collective, since)
 
-    def wait_for(self, work: Any, collective: str) -> Any:
+    def wait_for(self, work: Any, collective: str = "a collective") -> Any:
         """Wait for a collective, but leave enough of the time-out to ask which ranks are missing."""
         if self._watch is not None:
             return self._watch.wait(collective, work)

@@ -89,7 +89,8 @@ class FailureReports(ErrorListener):
             self._heard += self._store.ask(self._log.read_on, deadline)
         except StoreError:  # what is waited for may come all the same
             return ""
-        failed = [f"{self._named([rank])} failed in {said}" for rank, said in self._recent(self._heard) if rank != self._rank]
+        others = [(rank, said) for rank, said in self._recent(self._heard) if rank != self._rank]
+        failed = [f"{self._named([rank])} failed in {said}" for rank, said in others]
         return ended or "; ".join(dict.fromkeys(failed))
 
     def _after(self, label: str, since: float) -> str:

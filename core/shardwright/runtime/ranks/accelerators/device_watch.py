@@ -202,7 +202,9 @@ def _look_on(watch: weakref.ref[DeviceWatch]) -> None:
     while (own := watch()) is not None:
         try:
             goes_on = own.look()
-        except torch.AcceleratorError:  # the device itself has failed, which the host will be told where it waits
+        except (
+            torch.AcceleratorError
+        ):  # the device itself has failed, which the host will be told where it waits
             return
         if not goes_on:
             return

@@ -164,7 +164,7 @@ class KernelLookups:
             counts = np.full((1, len(group.dims)), size, dtype=np.int64)
             weights = own.weights().float() if self._is_weighted else None
             bags = Bags(own.values().long(), own.lengths().int(), weights, counts)
-            result = group.lookup.forward(bags, training=False)[0]
+            result = group.lookup.forward(bags, training=False)[0].reshape(-1)
             if group.is_matrix and len(self._groups) == 1:
                 return result.view(size, sum(group.dims))
             for output, piece in zip(group.outputs, _pieces(result, group, size), strict=True):
@@ -179,7 +179,7 @@ class KernelLookups:
             own = self._selected(features, group)
             counts = own.length_per_key()
             bags = Bags(own.values().long(), None, None, np.array([counts], dtype=np.int64))
-            result = group.lookup.forward(bags, training=False)[0]
+            result = group.lookup.forward(bags, training=False)[0].reshape(-1)
             pieces = result.split([count * dim for count, dim in zip(counts, group.dims, strict=True)])
             for output, name, piece, dim in zip(
                 group.outputs, group.features, pieces, group.dims, strict=True

@@ -227,7 +227,7 @@ class Lookup(ABC):
 
         Args:
             block: the block.
-            weight: as :meth:`weight` gives them; contiguous, on the lookup's device.
+            weight: weights in the form of :meth:`weight`, contiguous, on the lookup's device.
         """
         self.weight(block).copy_(weight)
 

@@ -75,7 +75,7 @@ class ServingKernelTests:
                 check_sums(what, lookup, loops, batch, CPU, training=False)
 
     def test_rows_that_are_adopted_or_written_are_looked_up(self, compute_kernel: ComputeKernel) -> None:
-        """What is written into ``weight`` is read, and so is a tensor given to ``adopt``."""
+        """Lookups read rows that were written into ``weight``, and a tensor that was given to ``adopt``."""
         for data_type in (one.value for one in SERVED):
             for blocks in _groups(compute_kernel, data_type, "SUM"):
                 lookup, loops = built(compute_kernel, blocks)

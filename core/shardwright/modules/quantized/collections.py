@@ -144,7 +144,7 @@ class QuantizedCollection(nn.Module, ABC):
         return lookups.stored, lookups
 
     def _asked(self, features: KeyedJaggedTensor, look_up: Callable[[KeyedJaggedTensor], _Found]) -> _Found:
-        """What kernels find; ids that are no rows raise with the names of feature and table."""
+        """Results of kernels; ids that are no rows raise with the names of feature and table."""
         assert self._lookups is not None  # made for this batch
         lookups = self._lookups[1]
         if lookups is None or not lookups.checks_ids:

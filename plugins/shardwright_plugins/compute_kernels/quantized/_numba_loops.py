@@ -73,7 +73,7 @@ def _constant(value: Any, kind: Any, lanes: int) -> Any:
 
 
 def _bytes_at(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
-    """What stands at an address, as a value of a type; at any alignment."""
+    """The value of a type at an address of any alignment."""
     pointer = builder.inttoptr(builder.add(address, offset), kind.as_pointer())
     return builder.load(pointer, align=1)
 
@@ -87,7 +87,7 @@ def _small_floats(builder: Any, bits: Any, lanes: int, mantissa: int, exponent: 
     Args:
         builder: builder of LLVM's instructions.
         bits: the small floats.
-        lanes: how many.
+        lanes: number of floats.
         mantissa: bits of their mantissa.
         exponent: bits of their exponent.
     """

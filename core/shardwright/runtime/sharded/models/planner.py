@@ -37,9 +37,11 @@ class EmbeddingShardingPlanner(TablePlanner):
             ``"name:key=value,key=value"``, which stand in the plan document and hold for what reads it.
         partitioner: the partitioner, by name or as an object; the preferred one if not given.
         storage_reservation: device memory kept free for everything that is not planned (dense layers, activations): a
-            fraction of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given.
-        objective: time that plans are rated by: ``"largest_rank_time"`` (as in TorchRec), or ``"step_time"``, the sum
-            over the phases of each one's slowest rank.
+            fraction of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given, and for serving
+            also the model's dense tensors and a batch of ids.
+        objective: time that plans are rated by: ``"largest_rank_time"`` (as in TorchRec), ``"step_time"``, the sum
+            over the phases of each one's slowest rank, or ``"serving"``, the latency of a batch on the slowest rank
+            where tables are only looked up: no gradients travel, and no optimizer has state.
         seconds: limit of the search, s; at the limit the best plan so far is returned, with its gap. By default the
             search ends by itself, after a budget of work that takes about ten seconds of one core at most and gives
             the same plan on any machine.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -133,6 +134,7 @@ def test_doctor_tells_versions_devices_plugins_and_variables() -> None:
     assert found["torch", "torch"]["found"] == torch.__version__
     assert found["python", "CPython"]["found"] == ".".join(map(str, sys.version_info[:3]))
     assert found["devices", "cpu"]["state"] == "ok"
+    assert found["devices", "host memory"]["reason"].startswith("detected")
     assert found["environment", "SHARDWRIGHT_INPUT_CHECKS"]["found"] == "strict"
     assert found["environment", "OMP_NUM_THREADS"]["found"] == "1"
     assert {part for part, _ in found} >= {"plugins", "comm backends", "FBGEMM", "Numba"}
@@ -243,3 +245,25 @@ def test_doctor_torch_that_cannot_be_imported_is_the_one_thing_broken(tmp_path: 
     assert "undefined symbol: x" in found["torch", "torch"]["reason"]
     assert found["torch", "torch"]["command"] == "pip install --force-reinstall 'torch==2.13.0'"
     assert found["environment", "SHARDWRIGHT_INPUT_CHECKS"]["state"] == "ok"
+
+
+def test_doctor_tells_what_of_a_device_is_detected_and_what_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardwright.runtime.ranks.detection import detected
+
+    page = importlib.import_module("shardwright.cli.doctor")  # its name in the package is the command
+    speeds = {"hbm_mem_bw": 2**30, "hbm_to_ddr_mem_bw": 2**25}  # bytes/ms
+    monkeypatch.setattr(detected, "device_bandwidths", lambda device: speeds)
+    told = {one.name: (one.found, one.reason) for one in page._bandwidths(torch.device("cuda", 0))}
+    assert told["hbm_mem_bw"] == ("1000 GiB/s", "detected: by the device's attributes, or a timed copy")
+    assert told["hbm_to_ddr_mem_bw"][0] == "31 GiB/s"
+    assert told["intra_host_bw"][1].startswith("assumed (TorchRec 1.8 default)")
+
+
+@pytest.mark.gpu
+def test_doctor_measures_the_device_that_is_there() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    found = findings(run("-m", "shardwright", "doctor", "--json"))
+    for name in ("hbm_mem_bw", "hbm_to_ddr_mem_bw"):
+        assert found["devices", name]["reason"].startswith("detected")
+        assert float(found["devices", name]["found"].split()[0]) > 1.0

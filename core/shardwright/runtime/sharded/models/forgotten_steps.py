@@ -19,7 +19,7 @@ MANY_STEPS = 10
 """Steps of another optimizer without one of the tables' until the warning; loops that accumulate make fewer (taste)."""
 
 
-class _Watch:
+class _StepWatch:
     """Steps of a model's dense optimizers while gradients of its tables are kept and were never applied.
 
     Args:
@@ -48,7 +48,7 @@ class _Watch:
         return True
 
 
-_watched: WeakKeyDictionary[nn.Module, _Watch] = WeakKeyDictionary()
+_watched: WeakKeyDictionary[nn.Module, _StepWatch] = WeakKeyDictionary()
 
 
 def watch_for_forgotten_steps(model: nn.Module, parts: Sequence[FusedOptimizer]) -> None:
@@ -61,7 +61,7 @@ def watch_for_forgotten_steps(model: nn.Module, parts: Sequence[FusedOptimizer])
     kept = [part for part in parts if any(table.in_step for table in part.tables.values())]
     if kept:
         _listen()
-        _watched[model] = _Watch(kept)
+        _watched[model] = _StepWatch(kept)
 
 
 @cache

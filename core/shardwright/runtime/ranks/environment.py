@@ -215,8 +215,8 @@ def device_of_rank(env: ShardingEnv, asked: torch.device | str | None = None) ->
     if device.type != env.device_type:
         raise InvalidInputError(
             f"the module is to be on {str(device)!r}, but the ranks of its env send from {env.device_type!r}: make it "
-            f"by ShardingEnv.from_process_group(device_type={device.type!r}), over a process group that has a backend for "
-            f"{device.type!r}, or give device={env.device_type!r}"
+            f"by ShardingEnv.from_process_group(device_type={device.type!r}), over a process group that has a backend "
+            f"for {device.type!r}, or give device={env.device_type!r}"
         )
     device, sends = with_index(device), env.communicator.device
     if sends is not None and sends.index is not None and sends != device:

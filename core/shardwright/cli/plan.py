@@ -66,7 +66,11 @@ def plan(
         typer.Option(metavar="FILE", help='JSON: {"user_*": {"min_partition": 64}, ...}.'),
     ] = None,
     objective: Annotated[
-        str, typer.Option(metavar="NAME", help="What is minimised: largest_rank_time or step_time.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What is minimised: largest_rank_time, step_time, or serving, the latency of lookups alone.",
+        ),
     ] = "largest_rank_time",
     seconds: Annotated[float | None, typer.Option(help="How long to search at most.")] = None,
     stay_near: Annotated[

@@ -17,9 +17,9 @@ from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
 from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.plan import ParameterSharding
-from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.optimizers import STILL
 from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
-from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes
+from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes, device_of_rank
 from shardwright.runtime.ranks.lockstep import name_ranks
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded.collections import anatomy
@@ -441,10 +441,6 @@ def _by_place(local: LocalBlock) -> tuple[int, int]:
     return local.block.rows.index, local.block.columns.start
 
 
-_STILL = OptimizerSpec(learning_rate=0.0)
-"""Optimizer of frozen tables: it has no state, and is never run."""
-
-
 def specs_of(
     sharder: ModuleSharder, module: TableCollection, path: str, *, is_weighted: bool
 ) -> list[TableSpec]:
@@ -469,7 +465,7 @@ def _spec_of(
         config,
         module=path,
         is_weighted=is_weighted,
-        optimizer=_STILL if is_frozen else optimizer_spec_of(weight, config.name) or sharder.optimizer,
+        optimizer=STILL if is_frozen else optimizer_spec_of(weight, config.name) or sharder.optimizer,
         qcomms_config=sharder.qcomm_codecs_registry,
         cache=sharder.cache,
         is_frozen=is_frozen,
@@ -494,7 +490,7 @@ def shard_collection(
     """The sharded form of ``module``, with its weights; see :meth:`ModuleSharder.shard`."""
     with env.phase(f"sharding {type(module).__name__}"):
         specs = sharder.tables(module, path)
-        place = torch.device(device if device is not None else env.device_type)
+        place = device_of_rank(env, device)
         inputs = ShardingInputs(module.tables, specs, params, env, place, is_weighted, sharder.input_checks)
         sharded = kind(inputs)  # type: ignore[call-arg]
         sharded.take_weights(module)

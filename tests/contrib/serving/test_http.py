@@ -54,13 +54,14 @@ def test_unfit_request_is_422_that_names_the_feature(client: TestClient) -> None
     ]
 
 
-def test_large_body_is_413_with_and_without_its_length_told(client: TestClient) -> None:
+def test_large_body_is_413_and_read_no_further(client: TestClient) -> None:
     body = json.dumps(packages.a_request(1)).encode().ljust(2001)
     assert client.post("/predict", content=body[:2000]).status_code == 200
-    for content in (body, iter([body[:1500], body[1500:]])):
+    pieces = [body[:1500]] * 3  # of unknown length together
+    for content, size in ((body, 2001), (iter(pieces), 3000)):
         response = client.post("/predict", content=content)
         assert response.status_code == 413
-        assert response.json()["detail"] == "the body has 2001 bytes or more; at most 2000 are read"
+        assert response.json()["detail"] == f"the body has {size} bytes or more; at most 2000 are read"
 
 
 def test_many_samples_are_413(client: TestClient) -> None:
@@ -146,19 +147,21 @@ def until(client: TestClient, version: str) -> None:
 
 
 def test_newer_package_is_taken_and_a_broken_one_is_not(tmp_path: Path, package: Path) -> None:
-    link = tmp_path / "current"
+    link, second = tmp_path / "current", tmp_path / "second"
     link.symlink_to(package)
+    broken = ({"version": "broken"}, {"version": "3", "outputs": packages.MANIFEST["outputs"][:1]})
     with client_of(link) as client:
         until(client, "1")
         newer = tmp_path / "newer"
-        newer.symlink_to(packages.write_manifest(tmp_path / "second", version="2"))
+        newer.symlink_to(packages.write_manifest(second, version="2"))
         newer.replace(link)
         until(client, "2")
-        packages.write_manifest(tmp_path / "second", version="broken")
-        while 'loads_total{result="failed"}' not in client.get("/metrics").text:
-            until(client, "2")
-        packages.write_manifest(tmp_path / "second", version="3")
-        until(client, "3")
+        for count, changed in enumerate(broken, 1):
+            packages.write_manifest(second, **changed)
+            while f'loads_total{{result="failed"}} {count}.0' not in client.get("/metrics").text:
+                until(client, "2")
+        packages.write_manifest(second, version="4")
+        until(client, "4")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ from attrs import evolve
 from tests.equality import Case
 from tests.plugins.training.test_equality import kernels, sequences_of, sharding_types, supports, tables_of
 
-from shardwright import UnsupportedError, clip_grad_norm_, clip_grad_value_
+from shardwright import DistributedModelParallel, UnsupportedError, clip_grad_norm_, clip_grad_value_
 from shardwright.errors import InvalidInputError, ShardwrightError
 from shardwright.host import host
 from shardwright.optim.fused import spec_to_torch
@@ -287,6 +289,56 @@ def test_what_is_done_to_gradients_in_place_is_done_to_the_step(how: str) -> Non
     model.fused_optimizer.step()
     one.optimizer.step()
     one.assert_equals([(model.state_dict(), {})])
+
+
+@pytest.mark.parametrize("how", ["mul_", "div_", "foreach", "values"])
+def test_gradients_of_cut_columns_that_keep_whole_rows_are_not_changed_in_place(how: str) -> None:
+    case = Case(tables_of("column_wise", "fused_torch"), (4,), "row_wise_adagrad")
+    model = shard(case, ShardingEnv.local(device_type="cpu"), case.module_to_shard())
+    backward(case, model, 0, 0)
+    for parameter in model.parameters():
+        change = IN_PLACE.get(how, lambda gradient: gradient._values().mul_(0.5))
+        change(parameter.grad)
+    with pytest.raises(
+        UnsupportedError, match="was changed in place, but this rank keeps that of whole rows"
+    ):
+        model.fused_optimizer.step()
+
+
+def train_two_towers(
+    steps: int, *, with_tables: bool = False, of_model: bool = True, update: str = "in_step"
+) -> list[str]:
+    """The warnings of a loop that steps the dense part's optimizer, and perhaps never that of the tables."""
+    case = Case(tables_of("row_wise", "fused_torch"), (4,), "sgd")
+    over = torch.nn.Linear(3, 1)
+    module = torch.nn.ModuleDict({"tables": case.module_to_shard(), "over": over})
+    model = DistributedModelParallel(module, ShardingEnv.local(device_type="cpu"), update=update)
+    others = over if of_model else torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(others.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for number in range(steps):
+            backward(case, model.module["tables"], number, 0)
+            optimizer.step()
+            if with_tables:
+                model.fused_optimizer.step()
+            model.zero_grad()
+    return [str(own.message) for own in told]
+
+
+def test_loop_that_never_steps_the_tables_is_warned_once_by_name() -> None:
+    (text,) = train_two_towers(25)
+    assert re.match(r"SGD made 10 steps over dense parameters, but gradients of table '?\w+", text)
+    assert "Call model.fused_optimizer.step()" in text
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [{"with_tables": True}, {"of_model": False}, {"update": "in_backward"}, {"steps": 9}],
+    ids=lambda loop: next(iter(loop)),
+)
+def test_loop_that_trains_its_tables_is_not_warned(loop: dict[str, Any]) -> None:
+    assert train_two_towers(**{"steps": 15, **loop}) == []
 
 
 @pytest.mark.parametrize("update", ["in_step", "in_backward"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -54,14 +55,33 @@ def test_unfit_request_is_422_that_names_the_feature(client: TestClient) -> None
     ]
 
 
-def test_large_body_is_413_and_read_no_further(client: TestClient) -> None:
+def test_large_body_is_413(client: TestClient) -> None:
     body = json.dumps(packages.a_request(1)).encode().ljust(2001)
     assert client.post("/predict", content=body[:2000]).status_code == 200
-    pieces = [body[:1500]] * 3  # of unknown length together
-    for content, size in ((body, 2001), (iter(pieces), 3000)):
-        response = client.post("/predict", content=content)
-        assert response.status_code == 413
-        assert response.json()["detail"] == f"the body has {size} bytes or more; at most 2000 are read"
+    response = client.post("/predict", content=body)
+    assert response.status_code == 413
+    assert response.json()["detail"] == "the body has 2001 bytes or more; at most 2000 are read"
+
+
+def test_body_of_unknown_length_is_read_no_further_than_it_may(package: Path) -> None:
+    app = make_app(Settings(package, loader=packages.LOADER, max_request_bytes=2000))
+    sent: list[Any] = []
+    pieces = iter([bytes(1500)] * 100)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": next(pieces), "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/predict", "headers": [], "query_string": b""}
+        async with app.router.lifespan_context(app):
+            await app(scope, receive, send)
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
+    assert sent[0]["status"] == 413
+    assert b"the body has 3000 bytes or more; at most 2000 are read" in sent[1]["body"]
 
 
 def test_many_samples_are_413(client: TestClient) -> None:

@@ -12,7 +12,7 @@ import attrs
 import torch
 import torch.distributed as dist
 from tests.distributed import workers
-from tests.distributed.pipeline_workers import WithLoss, examples
+from tests.distributed.pipelines.pipeline_workers import WithLoss, examples
 
 from shardwright import (
     Block,
@@ -32,7 +32,7 @@ from shardwright import (
     lockstep_batches,
 )
 from shardwright.errors import ShardwrightError
-from shardwright.runtime.sharded import averaging
+from shardwright.runtime.sharded.models import averaging
 
 GROUP = 2
 VICTIM = 3

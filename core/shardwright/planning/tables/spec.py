@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from enum import Enum, unique
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import converters, field, frozen, validators
+from attrs import converters, evolve, field, frozen, validators
 
 from shardwright.arguments import brief, typed, whole
 from shardwright.errors import InvalidInputError
 from shardwright.planning.documents.limits import MOST_ROWS
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
-from shardwright.planning.tables.optimizers import OptimizerSpec, check_max_gradient
+from shardwright.planning.tables.optimizers import STILL, OptimizerSpec, check_max_gradient
 from shardwright.replaceable import replaceable
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class DataType(Enum):
     UINT8 = "UINT8"
     INT4 = "INT4"
     INT2 = "INT2"
+    FP8 = "FP8"
 
     @property
     def bits(self) -> int:
@@ -64,7 +65,7 @@ class DataType(Enum):
 
 
 _E = TypeVar("_E", bound=Enum)
-_BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2}
+_BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2, "FP8": 8}
 _TORCH_NAMES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}
 
 
@@ -357,13 +358,17 @@ class TableSpec:
         """Number of features that are looked up in it."""
         return len(self.feature_names)
 
+    def served(self) -> TableSpec:
+        """The table as it is served: looked up and never updated."""
+        return evolve(self, optimizer=STILL, update=UPDATES[0], max_gradient=None, is_frozen=True)
+
     def kernels_allowed(self, sharding_type: str) -> tuple[str, ...] | None:
         """Compute kernels that its module's sharder allows with a sharding type; ``None``: whatever is offered."""
         return None if self.allowed is None else dict(self.allowed).get(sharding_type, ())
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the weights of one row."""
+        """Bytes of the elements of one row; :func:`stored_row_bytes` adds the scale and bias of quantised rows."""
         return -(-self.embedding_dim * self.data_type.bits // 8)
 
     @property

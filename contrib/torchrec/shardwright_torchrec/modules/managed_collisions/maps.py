@@ -115,6 +115,12 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         UnsupportedError: a second table for ids without rows is asked for.
     """
 
+    # Buffers, of which checkpoints have those that the policy needs.
+    _mch_sorted_raw_ids: Tensor
+    _mch_remapped_ids_mapping: Tensor
+    _mch_counts: Tensor
+    _mch_last_access_iter: Tensor
+
     def __init__(
         self,
         zch_size: int,

@@ -1,0 +1,220 @@
+"""Where there is no plan the error says so, with a proof that is true: against all plans of small problems."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.contracts import Proposer
+from shardwright.errors import NoPlanError
+from shardwright.host import host
+from shardwright.planning.machines.reservations import FixedPercentageStorageReservation
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.inputs import Request
+from shardwright.planning.options.planning_plugins import PluginChoice
+from shardwright.planning.options.preparation import prepare
+from shardwright.planning.search.placement import propose
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.text import bytes_text
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+
+TYPES = ["table_wise", "column_wise", "row_wise", "data_parallel"]
+KIB = 1 << 10
+
+
+def problem(sizes, kinds, part):
+    """Tables on two ranks with a part of the memory that their weights take, and the constraints."""
+    tables = [TableSpec(f"t{i}", 100 * rows, dim, ["f"]) for i, (rows, dim) in enumerate(sizes)]
+    weights = sum(table.weight_bytes for table in tables)
+    topology = Topology(2, "cuda", hbm_cap=int(weights / 2 * part) + KIB, ddr_cap=0)
+    return (
+        tables,
+        topology,
+        {"*": ParameterConstraints(sharding_types=kinds, compute_kernels=["fused", "dense"])},
+    )
+
+
+def planned(tables, topology, constraints):
+    planner = EmbeddingShardingPlanner(topology, 2, constraints=constraints, storage_reservation=0.0)
+    return planner.plan_tables(tables)
+
+
+def space_of(tables, topology, constraints):
+    request = Request(topology, Constraints(constraints), 2, FixedPercentageStorageReservation(0.0))
+    return prepare(tables, request, PluginChoice().resolve(host()))
+
+
+def has_plan(space):
+    """Whether some choice of options and ranks keeps within every memory, by trying all."""
+    for proposal in product(*(space.options.of_table(t) for t in space.options.distinct_table.tolist())):
+        shards = propose(space, np.array(proposal))
+        if (shards.fixed_bytes > shards.capacity_bytes).any():
+            continue
+        for ranks in product(range(2), repeat=len(shards)):
+            if (shards.used_bytes(np.array(ranks, dtype=np.int64)) <= shards.capacity_bytes).all():
+                return True
+    return False
+
+
+def check_proof(text, space, tables):
+    """What the error claims, added up again."""
+    options, names = space.options, [table.name for table in tables]
+    each = [
+        min(int((space.memory_bytes * options.count[:, None])[options.shards_of(o), 0].sum()) for o in mine)
+        for mine in (options.of_table(t) for t in options.distinct_table.tolist())
+    ]
+    have = int(space.capacity_bytes[:, 0].sum())
+    if text.startswith("no plan: it is proven that no choice of options"):
+        assert "would help" in text
+        return
+    if "whatever is chosen" in text:
+        assert sum(each) > have
+        assert f"need at least {bytes_text(sum(each))} of hbm together" in text
+        assert f"the 2 ranks have {bytes_text(have)}" in text
+        assert f"It takes at least {-(-sum(each) * 2 // have)} such ranks or" in text
+    else:
+        assert text.startswith("no plan: table")
+        table = next(i for i, name in enumerate(names) if f"'{name}'" in text)
+        largest = min(
+            int(space.memory_bytes[options.shards_of(o), 0].max())
+            for o in options.of_table(int(options.distinct_table[table]))
+        )
+        assert largest > space.capacity_bytes[:, 0].max()
+        assert f"needs {bytes_text(largest)} of hbm on one rank" in text
+        assert "would help" in text or "allow it in constraints" in text
+
+
+SIZES = st.lists(st.tuples(st.integers(5, 60), st.sampled_from([32, 64])), min_size=1, max_size=3)
+KINDS = st.lists(st.sampled_from(TYPES), min_size=1, max_size=4, unique=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=SIZES, kinds=KINDS, part=st.sampled_from([0.6, 0.95, 1.02, 1.2, 1.5, 2.0]))
+def test_no_plan_is_proven_where_there_is_none_and_nowhere_else(sizes, kinds, part):
+    asked = problem(sizes, kinds, part)
+    space = space_of(*asked)
+    if has_plan(space):
+        assert len(planned(*asked).plan[""]) == len(sizes)
+        return
+    with pytest.raises(NoPlanError) as caught:
+        planned(*asked)
+    check_proof(str(caught.value), space, asked[0])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kinds", "part", "text"),
+    [
+        ([(20, 32)] * 3, ["row_wise"], 0.9, "whatever is chosen"),
+        ([(50, 32), (10, 32)], ["table_wise"], 1.1, "no plan: table 't0'"),
+        ([(20, 32), (21, 32), (22, 32)], ["table_wise"], 1.2, "no plan: it is proven"),
+    ],
+)
+def test_no_plan_of_each_kind_is_told(sizes, kinds, part, text):
+    asked = problem(sizes, kinds, part)
+    with pytest.raises(NoPlanError) as caught:
+        planned(*asked)
+    assert text in str(caught.value)
+    check_proof(str(caught.value), space_of(*asked), asked[0])
+
+
+LARGE = [TableSpec(f"t{i}", 1000, 64, ["f"]) for i in range(4)]  # 250 KiB of weights each
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (
+            {"t0": {"ranks": 0}, "t1": {"ranks": 0}},
+            r"2 of the tables \('t0', 't1'\) may use no ranks but 0, and",
+        ),
+        (
+            {"t[01]": {"ranks": [0, 2]}, "t2": {"ranks": 0}, "t3": {"ranks": 2}},
+            r"4 of the tables .* may use no ranks but 0, 2, and need at least .* of hbm there",
+        ),
+        (
+            {"t[12]": {"together": "x"}},
+            r"2 of the tables \('t1', 't2'\) are kept together on one rank, and need",
+        ),
+    ],
+)
+def test_no_plan_where_rules_keep_tables_to_ranks_without_room_is_proven_and_names_them(asked, text):
+    rules = {name: ParameterConstraints(**rule) for name, rule in asked.items()}
+    kinds = {"*": ParameterConstraints(sharding_types=TYPES[:2], compute_kernels=["fused"])}
+    topology = Topology(3, "cuda", hbm_cap=400 * KIB, ddr_cap=0)
+    with pytest.raises(NoPlanError, match=f"no plan: {text}.*Loosen 'ranks' or 'together'"):
+        planned(LARGE, topology, {**rules, **kinds})
+    roomy = Topology(3, "cuda", hbm_cap=2000 * KIB, ddr_cap=0)
+    assert planned(LARGE, roomy, {**rules, **kinds})
+
+
+def test_no_plan_where_no_option_of_a_pinned_table_fits_on_its_rank_is_proven():
+    # Neither tier of rank 1 holds it, though each holds what some option needs of it.
+    table = TableSpec("t", 10_000, 64, ["f"])
+    topology = Topology(2, "cuda", hbm_cap=[10_000 * KIB, 500 * KIB], ddr_cap=[10_000 * KIB, 500 * KIB])
+    rules = {"t": ParameterConstraints(ranks=[1])}
+    text = r"no plan: table 't' \(10_000 x 64 FP32\) may use no ranks but 1, which have 500.0 KiB of hbm"
+    with pytest.raises(NoPlanError, match=text):
+        planned([table], topology, rules)
+    assert planned([table], topology, {"t": ParameterConstraints(ranks=[0])})
+
+
+TIERS = [TableSpec(f"t{i}", 10_000 + i, 64, ["f"]) for i in range(40)]  # 2.4 MiB of weights each
+
+
+def tiered(hbm_part, ddr_part, **arguments):
+    """A planner of four ranks whose device and host memory are these parts of what the weights of TIERS take."""
+    weights = sum(table.weight_bytes for table in TIERS)
+    topology = Topology(4, "cuda", hbm_cap=int(weights * hbm_part / 4), ddr_cap=int(weights * ddr_part / 4))
+    return EmbeddingShardingPlanner(topology, 2, storage_reservation=0.0, **arguments)
+
+
+def test_no_plan_that_several_memories_share_says_what_they_need_and_have_before_any_search():
+    class Unasked(Proposer):
+        name = "unasked"
+
+        def proposals(self, space):
+            raise AssertionError("nothing is searched where there is nothing to find")
+
+    weights = sum(table.weight_bytes for table in TIERS)
+    with pytest.raises(NoPlanError) as caught:
+        tiered(0.1, 0.3, proposer=Unasked()).plan_tables(TIERS)
+    text = str(caught.value)
+    told = re.fullmatch(
+        r"no plan: the 40 tables need at least (\S+) MiB of hbm and ddr together, whatever is chosen; the 4 ranks have "
+        r"(\S+) MiB\. It takes at least 11 such ranks or (\S+) MiB more of hbm on each; or a smaller data type or "
+        r"batch size\.",
+        text,
+    )
+    assert told, text
+    needs, have, more = (float(number) * 2**20 for number in told.groups())
+    assert needs == pytest.approx(weights, rel=0.01)
+    assert have == pytest.approx(0.4 * weights, rel=0.01)
+    assert more == pytest.approx((needs - have) / 4, rel=0.01)
+
+
+def test_no_plan_found_says_how_much_of_the_memory_is_needed_and_what_would_leave_some_over():
+    class Silent(Proposer):
+        name = "silent"
+
+        def proposals(self, space):
+            yield from ()
+
+    with pytest.raises(NoPlanError) as tight:
+        tiered(0.5, 0.52, proposer=Silent()).plan_tables(TIERS)
+    assert re.search(
+        r"no plan found: proposer 'silent' proposed nothing that fits, .* need at least \S+ MiB of hbm and ddr "
+        r"together.*the 4 ranks have \S+ MiB: 9\d\.\d% of it is needed\..*to have 10% to spare, it takes 5 such ranks "
+        r"or \S+ MiB more of hbm on each",
+        str(tight.value),
+    )
+    with pytest.raises(NoPlanError) as ample:
+        tiered(2.0, 2.0, proposer=Silent()).plan_tables(TIERS)
+    assert re.search(
+        r"the 4 ranks have \S+ MiB: 2\d\.\d% of it is needed\. Another proposer may", str(ample.value)
+    )

@@ -1,0 +1,232 @@
+"""The planner with the built-in plugins: the flows of the tutorials, determinism, a stranger's sharding type."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from shardwright import hookimpl
+from shardwright.contracts import ShardingType
+from shardwright.errors import NoPlanError
+from shardwright.host import PluginHost, use_host
+from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.layouts.row_maps import RowsModulo
+from shardwright.planning.machines.topology import GIB, Topology
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+
+SMALL = TableSpec("small_table", 10_000_000, 64, ["small_table_feature"])
+HUGE = TableSpec("huge_table", 50_000_000, 1024, ["large_table_feature"])
+
+
+def plan(table, *, ranks=2, device="cuda", **arguments):
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=ranks, compute_device=device), **arguments
+    )
+    return planner.plan_tables([table]), planner.report
+
+
+def test_tutorial_one_rank_holds_the_table():
+    made, report = plan(SMALL, ranks=1)
+    assert made.plan[""]["small_table"].ranks == [0]
+    # 10 million rows of 64 floats: the 2.4 GB of the tutorial, and buffers.
+    assert report.result.feedback.used_bytes[0, 0] == pytest.approx(2.56e9, rel=1e-3)
+
+
+def test_tutorial_two_ranks_are_faster_than_one_would_be_alone():
+    _, table_wise = plan(
+        SMALL, constraints={"small_table": ParameterConstraints(sharding_types=["table_wise"])}
+    )
+    _, free = plan(SMALL)
+    assert free.result.feedback.value_ms <= table_wise.result.feedback.value_ms
+
+
+def test_step_time_is_the_sum_of_each_phases_slowest_rank():
+    # One table is long to look up, the other to send: each phase has another slowest rank.
+    tables = [TableSpec("deep", 1000, 16, ["f"]), TableSpec("wide", 1000, 512, ["g"])]
+    rules = {
+        "deep": ParameterConstraints(ranks=[0], pooling_factors=[400.0]),
+        "wide": ParameterConstraints(ranks=[1], pooling_factors=[1.0]),
+    }
+    values = {}
+    for objective in ("largest_rank_time", "step_time"):
+        planner = EmbeddingShardingPlanner(Topology(2, "cuda"), constraints=rules, objective=objective)
+        planner.plan_tables(tables)
+        data = planner.report.to_data()
+        phases = [rank["phases_ms"] for rank in data["ranks"]]
+        values[objective] = data["objective"]["value_ms"]
+    assert values["step_time"] == pytest.approx(sum(max(p[name] for p in phases) for name in phases[0]))
+    assert values["largest_rank_time"] == pytest.approx(max(sum(p.values()) for p in phases))
+    assert values["step_time"] > 1.01 * values["largest_rank_time"]
+
+
+def test_tutorial_constraint_by_the_member_of_the_open_enumeration():
+    rule = ParameterConstraints(sharding_types=[ShardingType.TABLE_WISE.value])
+    made, _ = plan(SMALL, constraints={"small_table": rule})
+    sharding = made.plan[""]["small_table"]
+    assert (sharding.sharding_type, len(sharding.ranks)) == ("table_wise", 1)
+
+
+def test_tutorial_pooling_factor_raises_the_estimated_time():
+    _, one = plan(SMALL)
+    _, many = plan(SMALL, constraints={"small_table": ParameterConstraints(pooling_factors=[200.0])})
+    assert many.result.feedback.value_ms > 5 * one.result.feedback.value_ms
+
+
+def test_tutorial_old_kernel_name_is_an_alias():
+    rule = ParameterConstraints(compute_kernels=["batched_fused"])
+    made, _ = plan(SMALL, constraints={"small_table": rule})
+    assert made.plan[""]["small_table"].compute_kernel == "fused"
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "sizes"),
+    [
+        ("table_wise", 1, [[4096, 64]]),
+        ("row_wise", 2, [[2048, 64], [2048, 64]]),
+        ("column_wise", 2, [[4096, 32], [4096, 32]]),
+    ],
+)
+def test_sharding_tutorial_shards_are_those_it_prints(kind, ranks, sizes):
+    table = TableSpec("large_table_0", 4096, 64, ["large_table_feature_0"])
+    rule = ParameterConstraints(sharding_types=[kind], compute_kernels=["batched_fused"])
+    made, _ = plan(table, constraints={"large_table_0": rule})
+    sharding = made.plan[""]["large_table_0"]
+    assert [shard.shard_sizes for shard in sharding.sharding_spec.shards] == sizes
+    assert len(set(sharding.ranks)) == ranks
+
+
+def test_sharding_tutorial_tables_are_balanced_over_the_ranks():
+    tables = [TableSpec(f"large_{i}", 4096, 64, [f"l{i}"]) for i in range(2)]
+    tables += [TableSpec(f"small_{i}", 1024, 64, [f"s{i}"]) for i in range(2)]
+    rules = {"*": ParameterConstraints(sharding_types=["table_wise"])}
+    planner = EmbeddingShardingPlanner(Topology(2, "cuda"), constraints=rules)
+    made = planner.plan_tables(tables).plan[""]
+    assert sorted(sharding.ranks[0] for sharding in made.values()) == [0, 0, 1, 1]
+
+
+def test_bfloat16_on_cpu_takes_the_torch_kernel_and_the_report_says_so():
+    table = TableSpec("t", 1000, 64, ["f"], "BF16", optimizer=OptimizerSpec("adam"))
+    made, report = plan(table, device="cpu")
+    assert made.plan[""]["t"].compute_kernel == "fused_torch"
+    assert "compute kernel 'fused' refused for 't'" in str(report)
+    assert "'fused_torch' taken" in str(report)
+
+
+def test_plan_of_the_built_ins_survives_json():
+    tables = [
+        SMALL,
+        TableSpec("u", 3, 128, ["f"], module="tower"),
+        TableSpec("v", 70, 70, ["g"], module="tower"),
+    ]
+    for kind in ("table_wise", "row_wise", "column_wise"):
+        rules = {"*": ParameterConstraints(sharding_types=[kind])}
+        made = EmbeddingShardingPlanner(Topology(5, "cpu"), constraints=rules).plan_tables(tables)
+        again = ShardingPlan.from_json(made.to_json())
+        assert again == made
+        assert again.to_json() == made.to_json()
+
+
+class RoundRobinRows(ShardingType):
+    """A stranger's type: row r on rank r % world_size."""
+
+    name, abbreviation = "round_robin_rows", "RR"
+
+    def layouts(self, table, topology, constraints):
+        rows = RowsModulo(table.num_embeddings, parts=topology.world_size)
+        yield Layout(
+            [Block(part, table.all_columns, rank=rank) for rank, part in enumerate(rows)], extras={"seed": 7}
+        )
+
+
+def test_strangers_type_goes_through_planner_document_and_report():
+    module = types.ModuleType("acme")
+    module.shardwright_sharding_types = hookimpl(lambda: [RoundRobinRows])
+    rule = ParameterConstraints(sharding_types=["round_robin_rows"])
+    with use_host(PluginHost(plugins={"acme": module}, environment={})):
+        made, report = plan(SMALL, constraints={"small_*": rule}, ranks=3)
+        again = ShardingPlan.from_json(made.to_json())
+    assert again == made
+    entry = json.loads(made.to_json())["modules"][""]["small_table"]
+    assert entry["row_map"] == {"name": "modulo", "num_rows": 10_000_000, "parts": 3}
+    assert entry["extras"] == {"seed": 7}
+    assert "RR (round_robin_rows)" in str(report)
+
+
+PLAN_IN_A_PROCESS = """
+import sys
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.machines.topology import GIB, Topology
+tables = [TableSpec(f"t{i}", 97 * (i + 1) ** 3, (16, 64, 128)[i % 3], [f"f{i}"]) for i in range(20)]
+rules = {"t1*": ParameterConstraints(pooling_factors=[7.0])}
+planner = EmbeddingShardingPlanner(Topology(4, "cuda", hbm_cap=500_000_000), constraints=rules)
+plan = planner.plan_tables(tables)
+print(plan.to_json())
+assert "torch" not in sys.modules, "planning imported torch"
+"""
+
+
+@pytest.mark.slow
+def test_plan_is_the_same_under_any_hash_seed_and_imports_no_torch():
+    digests = set()
+    for seed in ("1", "4242"):
+        done = subprocess.run(
+            [sys.executable, "-c", PLAN_IN_A_PROCESS],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        lines = [line for line in done.stdout.splitlines() if not line.startswith('  "seconds": ')]
+        assert len(lines) == done.stdout.count("\n") - 1  # how long it took
+        digests.add(hashlib.sha256("\n".join(lines).encode()).hexdigest())
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("estimator", [None, "torchrec", "roofline"])
+def test_huge_table_of_the_tutorial_is_kept_in_host_memory_behind_a_cache(estimator):
+    # 190.7 GiB of weights; two ranks have 54.4 GiB of HBM. The tutorial's report: HBM 19.1, DDR 95.4 GiB a rank.
+    made, report = plan(HUGE, estimator=estimator)
+    sharding = made.plan[""]["huge_table"]
+    assert sharding.compute_kernel == "fused_uvm_caching"
+    hbm, ddr = (report.result.feedback.used_bytes / GIB).T
+    assert hbm == pytest.approx([19.1] * 2, abs=1.5)
+    assert ddr == pytest.approx([95.4] * 2, abs=0.1)
+    assert sharding.layout.extras["cache"] == {"load_factor": 0.2, "algorithm": "lru"}
+    again = ShardingPlan.from_json(made.to_json()).plan[""]["huge_table"]
+    assert again.layout.extras == sharding.layout.extras
+
+
+def test_table_that_fits_is_kept_in_device_memory():
+    made, _ = plan(SMALL)
+    assert made.plan[""]["small_table"].compute_kernel == "fused"
+
+
+def test_cache_of_the_constraints_is_what_is_planned_and_sized():
+    rule = ParameterConstraints(
+        cache_params={"load_factor": 0.1}, sharding_types=["row_wise"], compute_kernels=["fused_uvm_caching"]
+    )
+    made, report = plan(HUGE, constraints={"huge_table": rule})
+    assert made.plan[""]["huge_table"].layout.extras["cache"]["load_factor"] == 0.1
+    rows = HUGE.num_embeddings // 2
+    cache = 0.1 * rows * (4 * 1024 + 16) + 4 * rows
+    assert report.result.feedback.used_bytes[0, 0] == pytest.approx(cache, rel=1e-3)
+
+
+def test_huge_table_of_the_tutorial_in_device_memory_has_no_plan_and_the_error_says_what_has():
+    rule = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
+    text = r"'huge_table' \(50_000_000 x 1024 FP32\) needs 95\.4 GiB.*'fused_uvm_caching'.*allow it in constraints"
+    with pytest.raises(NoPlanError, match=text):
+        plan(HUGE, constraints={"huge_table": rule})

@@ -1,0 +1,49 @@
+"""Copies of one group whose tables are synchronised in different forms: one update of each kernel, as unsharded."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
+from tests.pairs import pairwise
+from tests.plugins.compute_kernels.loops import kernel_names, kernel_of
+
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.runtime.replicated import forms
+from shardwright.testing.equality.training import NUM_STEPS
+
+TABLES = ((6, ("a", "b")), (6, ("b",)), (6, ("c",)), (6, ("a",)), (9, ("c",)))  # rows and features
+
+
+def in_turn(form, index, count):
+    """The form, which says that it is the cheapest of `count` for every `count`-th block of a group."""
+
+    def bytes_moved(cls, sizes):
+        return np.where(np.arange(len(sizes.num_rows)) % count == index, 0, 1)
+
+    return type(form.__name__, (form,), {"bytes_moved": classmethod(bytes_moved)})
+
+
+@pytest.mark.parametrize(
+    ("kernel", "pooling", "optimizer"),
+    pairwise(product(kernel_names(), ["SUM", "MEAN", "weighted", "NONE"], ["adam", "row_wise_adagrad"])),
+)
+def test_kernel_updates_tables_of_all_forms_as_unsharded(monkeypatch, kernel, pooling, optimizer):
+    tables = [
+        Table(rows, 4, features, "SUM" if pooling == "weighted" else pooling, "data_parallel", kernel)
+        for rows, features in TABLES
+    ]
+    case = Case(tables, (3, 2, 4), optimizer=optimizer, is_weighted=pooling == "weighted")
+    request = KernelRequest.of(case.specs()[0], 4, device="cpu", on_this_machine=True)
+    if (answer := kernel_of(kernel).supports(request)) is not True:
+        pytest.skip(answer)
+    every = forms.FORMS
+    monkeypatch.setattr(
+        forms, "FORMS", [in_turn(form, index, len(every)) for index, form in enumerate(every)]
+    )
+    results = train_simulated(case)
+    # Headers; ids or rows, in one; dense gradients and their sums.
+    assert_equals_unsharded(case, results, collectives=[4] * NUM_STEPS)
+    assert all(len(result.copies) >= len(tables) for result in results)  # which are equal, bit for bit

@@ -214,8 +214,11 @@ class _Step:
     @cached_property
     def _memory_bandwidth(self) -> Floats:
         """Bytes per millisecond at which a kernel streams through the device's memory."""
-        own = self.topology.read_bandwidth("device")
-        return self._per_request(lambda kernel, request: own * kernel.bandwidth_fraction(request))
+        return self._per_request(
+            lambda kernel, request: (
+                self.topology.read_bandwidth("device", request.device) * kernel.bandwidth_fraction(request)
+            )
+        )
 
     @cached_property
     def _read_ms_a_byte(self) -> Floats:
@@ -224,7 +227,9 @@ class _Step:
 
     def _read_cost(self, kernel: ComputeKernel, request: KernelRequest) -> float:
         parts = kernel.reads(request).items()
-        slowness = sum(part / self.topology.read_bandwidth(tier) for tier, part in parts if part)
+        slowness = sum(
+            part / self.topology.read_bandwidth(tier, request.device) for tier, part in parts if part
+        )
         return slowness / kernel.bandwidth_fraction(request)
 
     @cached_property

@@ -177,6 +177,18 @@ class Options:
         """True for tables that are looked up and never updated: ``[T]``."""
         return np.array([table.is_frozen for table in self.tables], dtype=bool)
 
+    def on_device(self, device: str) -> Bools:
+        """True for runs whose shards are on ranks with a type of device: ``[S]``."""
+        asked = np.array([request.device == device for _, request in self.requests], dtype=bool)
+        result: Bools = asked[self.request]
+        return result
+
+    def devices_of(self, option: int) -> list[str]:
+        """The type of device of each shard of an option, in the order of its blocks."""
+        runs = self.shards_of(option)
+        pairs = zip(self.request[runs].tolist(), self.count[runs].tolist(), strict=True)
+        return [device for code, count in pairs for device in [self.requests[code][1].device] * count]
+
     @cached_property
     def num_row_parts(self) -> Ints:
         """Into how many parts the rows of each option are cut: ``[O]``."""

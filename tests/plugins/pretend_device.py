@@ -261,10 +261,7 @@ def train(env: Any, sharding_type: str, pooling: str, kernel: str, of_device: st
                 seen.clear()
             outputs = model(features).values()
             total = outputs.sum() if pooling != "NONE" else sum(own.values().sum() for own in outputs)
-            if (
-                env.world_size == 1
-            ):  # torch has one thread for a device's backward passes, and ranks are threads
-                total.backward()
+            total.backward()
     return list(seen)
 
 
@@ -272,7 +269,7 @@ def waits_of(num_ranks: int, *case: str) -> list[str]:
     """Waits of rank 0."""
     if num_ranks == 1:
         return train(sw.ShardingEnv.local(device_type=NAME), *case)
-    return run_simulated(lambda env: train(env, *case), num_ranks, timeout_s=20)[0]
+    return run_simulated(lambda env: train(env, *case), num_ranks, timeout_s=20, device_type=NAME)[0]
 
 
 if __name__ == "__main__":

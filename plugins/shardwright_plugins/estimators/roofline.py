@@ -134,9 +134,8 @@ class _Step:
     @cached_property
     def row_bytes(self) -> Floats:
         """Bytes that are moved for one row."""
-        used = self.options.num_columns * self.options.element_bytes[self.table]
         # Whole lines are moved, whatever part of them a row fills.
-        return np.ceil(used / LINE_BYTES) * LINE_BYTES
+        return np.ceil(self.options.row_bytes / LINE_BYTES) * LINE_BYTES
 
     @cached_property
     def input_ms(self) -> Floats:

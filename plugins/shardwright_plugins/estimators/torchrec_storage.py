@@ -46,7 +46,7 @@ class TorchRecStorage(Estimator):
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Bytes of each tier, ``[S]``."""
         work = Work(options, topology)
-        weights = options.num_rows * options.num_columns * work.element_bytes
+        weights = options.num_rows * options.row_bytes
         on_host, cached = work.of_kernels(UVM, CACHED), work.of_kernels(CACHED)
         multiple = np.array([_state_multiple(table) for table in options.tables])[options.shard_table]
         cache = np.where(cached, _cached_bytes(work), 0.0)

@@ -77,7 +77,8 @@ class StorageReservation(ABC):
             kept, has = bytes_text(int(reserved[short])), bytes_text(int(capacity[short, own[short]]))
             tier = topology.device_tiers[short]
             raise NoPlanError(
-                f"no plan: {self!r} keeps {kept} of {tier} free on rank {short}, which has {has}. A smaller reservation or batch size, or devices with more memory would help."
+                f"no plan: {self!r} keeps {kept} of {tier} free on rank {short}, which has {has}. A smaller "
+                "reservation or batch size, or devices with more memory would help."
             )
         capacity[ranks, own] -= reserved
         return capacity

@@ -29,6 +29,7 @@ from shardwright.contracts.renamed import warn_renamed
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.arrays import NO_GANG, Bools, Floats, Ints
 from shardwright.planning.layouts.layout import Layout
+from shardwright.planning.tables.quantized import stored_row_bytes
 from shardwright.planning.tables.spec import TableSpec
 
 
@@ -161,6 +162,16 @@ class Options:
     def element_bytes(self) -> Floats:
         """Bytes of an element of each table's weights: ``[T]``."""
         return np.array([table.data_type.bits / 8 for table in self.tables])
+
+    @cached_property
+    def row_bytes(self) -> Floats:
+        """Bytes of a stored row of each shard, of quantised tables with its scale and bias: ``[S]``."""
+        pairs = np.stack([self.shard_table, self.num_columns])
+        distinct, inverse = np.unique(pairs, axis=1, return_inverse=True)
+        values = [
+            stored_row_bytes(self.tables[table].data_type, columns) for table, columns in distinct.T.tolist()
+        ]
+        return np.array(values, dtype=np.float64)[inverse.reshape(-1)]
 
     @cached_property
     def is_pooled(self) -> Bools:

@@ -46,6 +46,7 @@ class DataType(Enum):
     UINT8 = "UINT8"
     INT4 = "INT4"
     INT2 = "INT2"
+    FP8 = "FP8"
 
     @property
     def bits(self) -> int:
@@ -64,7 +65,7 @@ class DataType(Enum):
 
 
 _E = TypeVar("_E", bound=Enum)
-_BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2}
+_BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2, "FP8": 8}
 _TORCH_NAMES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}
 
 
@@ -358,8 +359,15 @@ class TableSpec:
         return len(self.feature_names)
 
     def served(self) -> TableSpec:
-        """The table as it is served: looked up and never updated."""
-        return evolve(self, optimizer=STILL, update=UPDATES[0], max_gradient=None, is_frozen=True)
+        """The table as it is served: looked up and never updated.
+
+        One of a type that can be trained has an optimizer that does nothing, so that any kernel takes it; a quantised
+        one has none. A table that is frozen already is what it is.
+        """
+        if self.is_frozen:
+            return self
+        optimizer = STILL if self.data_type.value in _TORCH_NAMES else None
+        return evolve(self, optimizer=optimizer, update=UPDATES[0], max_gradient=None, is_frozen=True)
 
     def kernels_allowed(self, sharding_type: str) -> tuple[str, ...] | None:
         """Compute kernels that its module's sharder allows with a sharding type; ``None``: whatever is offered."""
@@ -367,7 +375,7 @@ class TableSpec:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the weights of one row."""
+        """Bytes of the elements of one row; :func:`stored_row_bytes` adds the scale and bias of quantised rows."""
         return -(-self.embedding_dim * self.data_type.bits // 8)
 
     @property

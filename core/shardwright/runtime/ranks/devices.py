@@ -66,6 +66,15 @@ def with_index(device: torch.device) -> torch.device:
     return torch.device(device.type, local if is_unset else current)
 
 
+def make_current(device: torch.device) -> None:
+    """Make an accelerator this process's current device, on which kernels are launched and collectives made.
+
+    Nothing is done for other devices, and on a machine without such accelerators.
+    """
+    if has_accelerator(device.type) and torch.accelerator.current_device_index() != device.index:
+        torch.accelerator.set_device_index(device.index)
+
+
 def memory_bytes(device_type: str) -> int | None:
     """Bytes of the memory of this machine's smallest accelerator; ``None`` if it has none of the type.
 

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 import shardwright as sw
+from shardwright.runtime.ranks import devices
 from shardwright.runtime.step import autograd
 from shardwright.testing.simulated import run_simulated
 
@@ -74,7 +76,8 @@ pinned: set[int] = set()
 
 def _place() -> str:
     """The innermost line of the project that led here."""
-    own = [frame for frame in traceback.extract_stack() if "/shardwright" in frame.filename]
+    frames = [frame for frame in traceback.extract_stack() if "/shardwright" in frame.filename]
+    own = [frame for frame in frames if not frame.filename.endswith("ranks/devices.py")]
     return f"{own[-1].filename.rpartition('/shardwright')[2]}:{own[-1].lineno}" if own else "elsewhere"
 
 
@@ -209,8 +212,13 @@ def counting() -> Iterator[list[str]]:
     autograd._not_a_view = lambda value: (
         Pretended(value.raw) if isinstance(value, Pretended) else not_a_view(value)
     )
-    with MakingFromLists(), PretendedDevice():
+    with MakingFromLists(), PretendedDevice(), mock.patch.object(devices, "wait_for_event", note_event):
         yield waits.seen
+
+
+def note_event(event: torch.Event) -> None:
+    """Note that the host waits for a stream beside the main one, of which alone events are waited for."""
+    waits.note(f"event at {_place()}")
 
 
 @contextmanager

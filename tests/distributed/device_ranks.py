@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.distributed.faults import VICTIM, strike
+from tests.distributed.failures.faults import VICTIM, strike
 
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.accelerators.device_watch import DeviceWatch, Marks, Query

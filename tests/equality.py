@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.testing.cases import BATCHES, Case, Table, layouts_of, shard_case, shardings_of
-from shardwright.testing.collectives import expected_collectives
-from shardwright.testing.training import (
+from shardwright.testing.equality.cases import BATCHES, Case, Table, layouts_of, shard_case, shardings_of
+from shardwright.testing.equality.collectives import expected_collectives
+from shardwright.testing.equality.training import (
     NUM_STEPS,
     RankResult,
     assert_equals_unsharded,

@@ -41,7 +41,10 @@ def test_layers_are_kept() -> None:
             "core/shardwright/planning/layouts/dataflows.py",
             "from shardwright.runtime.routed.direct import DirectReturn",
         ),
-        ("core/shardwright/runtime/ranks/comm.py", "from shardwright.runtime.sharded import sharders"),
+        (
+            "core/shardwright/runtime/ranks/comm.py",
+            "from shardwright.runtime.sharded.collections import sharders",
+        ),
     ],
 )
 def test_layers_that_are_broken_are_told(tmp_path: Path, path: str, line: str) -> None:

@@ -99,7 +99,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ShardMetadata",
             "ShardingPlan",
         ),
-        "shardwright.runtime.sharded.planner": ("EmbeddingShardingPlanner",),
+        "shardwright.runtime.sharded.models.planner": ("EmbeddingShardingPlanner",),
         "shardwright.planning.machines.reservations": (
             "FixedAbsoluteStorageReservation",
             "FixedPercentageStorageReservation",
@@ -133,16 +133,16 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),
         "shardwright.runtime.ranks.sharding_groups": ("ShardingEnv2D",),
-        "shardwright.runtime.sharded.clipping": ("clip_grad_norm_", "clip_grad_value_"),
-        "shardwright.runtime.sharded.dmp_collection": ("DMPCollection",),
+        "shardwright.runtime.sharded.tables.clipping": ("clip_grad_norm_", "clip_grad_value_"),
+        "shardwright.runtime.sharded.models.dmp_collection": ("DMPCollection",),
         "shardwright.contracts.lookup": ("Bags", "BlockSpec", "Lookup"),
-        "shardwright.runtime.sharded.model_parallel": (
+        "shardwright.runtime.sharded.models.model_parallel": (
             "DefaultDataParallelWrapper",
             "DistributedModelParallel",
         ),
         "shardwright.runtime.routed.direct": ("DirectReturn",),
         "shardwright.runtime.routed.return_path": ("ReturnPath", "ReturnStep"),
-        "shardwright.runtime.sharded.sharders": (
+        "shardwright.runtime.sharded.collections.sharders": (
             "EmbeddingBagCollectionSharder",
             "EmbeddingCollectionSharder",
             "ModuleSharder",

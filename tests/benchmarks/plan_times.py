@@ -79,7 +79,7 @@ def _planned(arguments: argparse.Namespace) -> dict[str, Any]:
     from shardwright.planning.machines.topology import Topology
     from shardwright.planning.tables.constraints import Constraints
     from shardwright.planning.tables.workload import Workload
-    from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+    from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
     (number,) = arguments.tables
     workload = Workload.read(arguments.workload)

@@ -35,7 +35,7 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig, TableSpec
-from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.pretended import PretendedCommunicator, pretended_env, timed
 

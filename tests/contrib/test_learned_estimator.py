@@ -75,6 +75,15 @@ def test_learned_estimates_follow_the_law_they_were_fitted_to() -> None:
     assert told == pytest.approx(expected, rel=1e-6)
 
 
+def test_learned_plans_for_serving_cost_what_goes_forward() -> None:
+    planner = sw.EmbeddingShardingPlanner(
+        TOPOLOGY, 64, estimator=LearnedEstimator.fit(drawn_measurements()), objective="serving"
+    )
+    planner.plan_tables(tables())
+    for rank in planner.report.to_data()["ranks"]:
+        assert rank["phases_ms"]["backward"] == 0
+
+
 def test_learned_is_one_argument_and_the_plan_says_whose_it_is() -> None:
     plan, report = plan_with(LearnedEstimator.fit(drawn_measurements()))
     text = str(report)

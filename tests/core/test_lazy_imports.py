@@ -29,7 +29,7 @@ LIGHT_MODULES = [
     *modules_below(shardwright.contracts),
     "shardwright.planning",
     *modules_below(shardwright.planning),
-    "shardwright.runtime.sharded.planner",
+    "shardwright.runtime.sharded.models.planner",
 ]
 HEAVY_MODULES = {"torch", "fbgemm_gpu", "sklearn", "jsonschema_rs"}
 

@@ -22,7 +22,7 @@ from shardwright import (
     ShardingEnv,
 )
 from shardwright.errors import DistributedError
-from shardwright.runtime.sharded import dense_sync
+from shardwright.runtime.sharded.models import dense_sync
 
 TIMEOUT_S = 2.0
 VICTIM = 1

@@ -32,7 +32,7 @@ from shardwright import (
     lockstep_batches,
 )
 from shardwright.errors import ShardwrightError
-from shardwright.runtime.sharded import averaging
+from shardwright.runtime.sharded.models import averaging
 
 GROUP = 2
 VICTIM = 3

@@ -39,7 +39,7 @@ from shardwright import (
 )
 from shardwright import clip_grad_norm_ as clip_grad_norm_over_ranks
 from shardwright.contracts.lookup import Bags
-from shardwright.runtime.sharded.sharded_collection import ShardedCollection
+from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.step.engine import EngineStep
 
 TYPES = ["row_wise", "table_wise", "data_parallel"]

@@ -27,7 +27,7 @@ from shardwright import (
     error_listeners,
 )
 from shardwright.errors import ShardwrightError
-from shardwright.runtime.sharded import model_parallel
+from shardwright.runtime.sharded.models import model_parallel
 from shardwright.settings import CHECKS_VARIABLE, SHARED_MEMORY_VARIABLE
 
 VICTIM = 1

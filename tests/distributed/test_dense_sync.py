@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.distributed import dense_workers
 
-from shardwright.runtime.sharded import dense_sync
+from shardwright.runtime.sharded.models import dense_sync
 from shardwright.testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed

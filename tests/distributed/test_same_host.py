@@ -12,8 +12,8 @@ from tests.distributed.victims import assert_killed_rank_is_named, assert_stuck_
 from tests.equality import Case, Table, assert_equals_unsharded
 from tests.plugins.test_equality import tables_of
 
+from shardwright.testing.equality.training import NUM_STEPS
 from shardwright.testing.ranks import RankError, RankPool
-from shardwright.testing.training import NUM_STEPS
 from shardwright_plugins.comm_backends import _same_host as same_host
 
 pytestmark = [

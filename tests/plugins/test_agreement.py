@@ -13,7 +13,7 @@ from shardwright.planning.plan.agreement import Agreement
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 TABLE = TableSpec("t", 1000, 256, ["f"])
 TOPOLOGY = Topology(4, "cuda", local_world_size=2)

@@ -14,7 +14,7 @@ from tests.plugins.test_matrix import HOST_SIZES, MODES, UNEVEN, takes
 
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright.testing.cases import VARIABLE, shard_case
+from shardwright.testing.equality.cases import VARIABLE, shard_case
 from shardwright.testing.simulated import run_simulated
 
 

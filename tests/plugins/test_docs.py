@@ -21,8 +21,8 @@ from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
-from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated
 

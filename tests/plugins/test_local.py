@@ -12,7 +12,7 @@ from tests.equality import Case, assert_equals_unsharded, train_rank
 from tests.plugins.test_equality import kernels, sharding_types, supports, tables_of
 
 import shardwright as sw
-from shardwright.testing.cases import shardings_of
+from shardwright.testing.equality.cases import shardings_of
 from shardwright.testing.simulated import run_simulated
 
 RATE = 0.5

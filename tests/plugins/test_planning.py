@@ -22,7 +22,7 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 SMALL = TableSpec("small_table", 10_000_000, 64, ["small_table_feature"])
 HUGE = TableSpec("huge_table", 50_000_000, 1024, ["large_table_feature"])
@@ -165,7 +165,7 @@ def test_strangers_type_goes_through_planner_document_and_report():
 PLAN_IN_A_PROCESS = """
 import sys
 from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.machines.topology import GIB, Topology
 tables = [TableSpec(f"t{i}", 97 * (i + 1) ** 3, (16, 64, 128)[i % 3], [f"f{i}"]) for i in range(20)]

@@ -34,7 +34,7 @@ from shardwright.errors import DistributedError, InvalidInputError, PlanError
 from shardwright.host import host
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
-from shardwright.runtime.sharded import averaging
+from shardwright.runtime.sharded.models import averaging
 from shardwright.testing.simulated import run_simulated
 
 WORLD, GROUP, HOST = 4, 2, 2

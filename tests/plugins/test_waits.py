@@ -14,7 +14,7 @@ SIZES = "tolist at /sparse/keyed_jagged_tensor.py"
 # Ids of each rank, where rows are cut: one copy more.
 ROUTED = "_to_copy at /runtime/routed/routing.py"
 # The update of plain torch, which counts the distinct rows.
-DISTINCT = "unique_consecutive at /runtime/step/row_gradients.py"
+DISTINCT = "unique_consecutive at /runtime/step/backward/row_gradients.py"
 
 Case = tuple[int, str, str, str, str]
 Waits = dict[Case, list[str]]

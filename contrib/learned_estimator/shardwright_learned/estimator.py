@@ -108,6 +108,9 @@ class LearnedEstimator(sw.Estimator):
             of_kernel = kernel == code
             for phase, column in times.items():
                 column[of_kernel] = self.model.predict(offered.name, phase, matrix[of_kernel])
+        # Nothing goes back to tables that are never updated.
+        if "backward" in times:
+            times["backward"][options.is_frozen[options.shard_table]] = 0.0
         return times
 
     def provenance(self) -> Mapping[str, Any]:

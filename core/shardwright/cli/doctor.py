@@ -278,7 +278,7 @@ def _runtime_readers(environment: Mapping[str, str]) -> Mapping[str, Callable[[]
     readers: dict[str, Callable[[], Any]] = {SHARED_MEMORY_VARIABLE: lambda: may_share_memory(environment)}
     if not _is_imported("torch"):
         return {**readers, CHECKS_VARIABLE: lambda: None}  # it is read where models are trained
-    from shardwright.runtime.step.inputs import InputChecks
+    from shardwright.runtime.step.batches.inputs import InputChecks
 
     return {**readers, CHECKS_VARIABLE: lambda: InputChecks.of(None, environment)}
 

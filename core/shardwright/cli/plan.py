@@ -66,7 +66,11 @@ def plan(
         typer.Option(metavar="FILE", help='JSON: {"user_*": {"min_partition": 64}, ...}.'),
     ] = None,
     objective: Annotated[
-        str, typer.Option(metavar="NAME", help="What is minimised: largest_rank_time or step_time.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What is minimised: largest_rank_time, step_time, or serving, the latency of lookups alone.",
+        ),
     ] = "largest_rank_time",
     seconds: Annotated[float | None, typer.Option(help="How long to search at most.")] = None,
     stay_near: Annotated[
@@ -91,7 +95,7 @@ def plan(
     from shardwright.planning.documents import CONSTRAINTS
     from shardwright.planning.tables.constraints import Constraints
     from shardwright.planning.tables.workload import Workload
-    from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+    from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
     for path in (output, report):
         check_writable(path)

@@ -29,6 +29,9 @@ class Estimator(Renamed, ABC, metaclass=OpenNames):
     1. ``estimate`` of the storage estimator, once;
     2. ``estimate`` of the performance estimator, once.
 
+    Tables of which ``options.is_frozen`` is true are looked up and never updated: no gradient travels for them and no
+    update is made, so that only what goes forward costs anything. All tables of a plan for serving are such.
+
     An estimator holds no state between calls and never makes one Python object a shard: the columns of
     :class:`~shardwright.planning.options.options.Options` have all that a model of costs needs, the layout's geometry
     among it, so that no estimator has to know a sharding type by name.

@@ -24,9 +24,14 @@ from shardwright.planning.arrays import Ints
 from shardwright.planning.distinct import distinct
 from shardwright.planning.documents.limits import MOST_SAMPLES
 from shardwright.planning.layouts.layout import Layout
-from shardwright.planning.machines.reservations import DenseBytes, StorageReservation, as_reservation
+from shardwright.planning.machines.reservations import (
+    SERVING_RESERVATION,
+    DenseBytes,
+    StorageReservation,
+    as_reservation,
+)
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.inputs import Request, describe_inputs
+from shardwright.planning.options.inputs import STORAGE_RESERVATION, Request, describe_inputs
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.planning_plugins import PlanningPlugins, PluginChoice, origin
 from shardwright.planning.options.preparation import prepare
@@ -36,7 +41,7 @@ from shardwright.planning.progress import shown
 from shardwright.planning.report.report import Report, objective_data
 from shardwright.planning.search.cache_sizes import larger_caches
 from shardwright.planning.search.failure import explain_no_plan, why_impossible
-from shardwright.planning.search.objectives import LARGEST_RANK_TIME, checked_objective
+from shardwright.planning.search.objectives import LARGEST_RANK_TIME, SERVING, checked_objective
 from shardwright.planning.search.placement import PlacedPlan, ranks_of_tables
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.search.unharmed import search_unharmed
@@ -111,6 +116,8 @@ class TablePlanner:
         if seconds is not None and not (is_number and seconds > 0):
             raise InvalidInputError(f"seconds is a limit above 0, or None for no limit; got {seconds!r}")
         self._objective = checked_objective(objective)
+        if topology is not None:
+            self._check_served(topology)
         self._seconds = seconds
         self._near = StayNear.of(stay_near, move_cost)
         self._scale_up_caches = scale_up_caches
@@ -154,15 +161,15 @@ class TablePlanner:
     ) -> ShardingPlan:
         start = time.perf_counter()
         _check_tables(tables)
+        self._check_served(topology)
+        if self._is_serving:
+            tables = tuple(table.served() for table in tables)
         # A search breaks ties by the order of tables: theirs must not come from the caller, nor the plan from it.
         given, tables = tables, tuple(sorted(tables, key=_natural_order))
         watch = watch or self._new_watch()
         plugins = self._choice.resolve(host())
-        reservation = self._reservation
-        if reservation is not None and dense is not None:
-            reservation = reservation.with_dense(dense)
         constraints = self._constraints.for_tables(tables) if self._unknown == WARN else self._constraints
-        request = Request(topology, constraints, self._batch_size, reservation)
+        request = Request(topology, constraints, self._batch_size, *self._reservations(dense))
         with shown(watch, is_wanted=self._progress):
             search = partial(self._searched, tables, plugins, on_this_machine=on_this_machine)
             space, result = search(request, watch.share(_OF_FIRST) if self._scale_up_caches else watch)
@@ -192,6 +199,28 @@ class TablePlanner:
             _log.info("%s", text)
             print(text)
         return plan
+
+    @property
+    def _is_serving(self) -> bool:
+        return self._objective == SERVING
+
+    def _check_served(self, topology: Topology) -> None:
+        """Check that a plan for serving is not one of replicas that are averaged in training."""
+        if self._is_serving and topology.replicas is not None:
+            raise InvalidInputError(
+                f"objective={SERVING!r} plans tables that nobody updates, and this is the topology of a sharding "
+                "group, whose replicas are averaged in training: plan for the ranks of one server, Topology(world_size="
+                f"{topology.world_size}, ...)"
+            )
+
+    def _reservations(self, dense: DenseBytes | None) -> tuple[StorageReservation | None, StorageReservation]:
+        """The reservation that was given, if any, and the one to assume, both for a model with such dense tensors."""
+        given = self._reservation
+        if given is not None and dense is not None:
+            given = given.with_dense(dense)
+        if not self._is_serving:
+            return given, STORAGE_RESERVATION
+        return given, SERVING_RESERVATION.with_dense(dense or DenseBytes(0, 0))
 
     def _searched(
         self,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shardwright.contracts.codec import Codec
-from shardwright.testing.random_cases import LAWS
+from shardwright.testing.equality.random_cases import LAWS
 
 _GUARD = 0xAB
 _SIDE = 3

@@ -14,8 +14,8 @@ from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import BlockSpec
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
-from shardwright.runtime.step.learning_rates import LearningRates
-from shardwright.testing.kernel_checks import (
+from shardwright.runtime.step.backward.learning_rates import LearningRates
+from shardwright.testing.kernels.kernel_checks import (
     check_close,
     check_declared,
     check_memory,
@@ -28,7 +28,7 @@ from shardwright.testing.kernel_checks import (
     train,
     weights_of,
 )
-from shardwright.testing.kernel_groups import (
+from shardwright.testing.kernels.kernel_groups import (
     HALVES,
     any_optimizer,
     built,
@@ -40,7 +40,7 @@ from shardwright.testing.kernel_groups import (
     takes,
     with_other_parameters,
 )
-from shardwright.testing.loops import OPTIMIZERS, Batch, block_spec, build, draw_sequences
+from shardwright.testing.kernels.loops import OPTIMIZERS, Batch, block_spec, build, draw_sequences
 
 SOURCES = ((3,), (2, 3), (4, 0, 1), (0, 0), (0,))
 """Batch sizes of the ranks whose bags a lookup gets."""

@@ -24,8 +24,8 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.testing.loops import OPTIMIZERS
-from shardwright.testing.random_cases import LAWS, run_drawn
+from shardwright.testing.equality.random_cases import LAWS, run_drawn
+from shardwright.testing.kernels.loops import OPTIMIZERS
 
 _ROUNDING = 1e-9
 _COSTS = settings(LAWS, max_examples=15)

@@ -20,13 +20,13 @@ from shardwright.optim.by_rows import rule_or_reason, updated_rows
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.testing.cases import Case, Table, shardings_of
-from shardwright.testing.kernel_checks import check_state, train
-from shardwright.testing.kernel_groups import draw, groups_of
-from shardwright.testing.loops import build
+from shardwright.testing.equality.cases import Case, Table, shardings_of
+from shardwright.testing.equality.training import assert_equals_unsharded, train_simulated
+from shardwright.testing.equality.type_under_test import TypeUnderTest
+from shardwright.testing.kernels.kernel_checks import check_state, train
+from shardwright.testing.kernels.kernel_groups import draw, groups_of
+from shardwright.testing.kernels.loops import build
 from shardwright.testing.plugins_under_test import installed
-from shardwright.testing.training import assert_equals_unsharded, train_simulated
-from shardwright.testing.type_under_test import TypeUnderTest
 
 _RATE = 0.1
 _STEPS = 3

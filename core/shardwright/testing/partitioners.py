@@ -15,7 +15,7 @@ from shardwright.contracts import Partitioner
 from shardwright.errors import UnknownPluginError
 from shardwright.planning.arrays import FREE, NO_GANG, Ints
 from shardwright.planning.search.placement import Misfit, ProposedShards
-from shardwright.testing.random_cases import LAWS, Cluster, clusters, run_drawn
+from shardwright.testing.equality.random_cases import LAWS, Cluster, clusters, run_drawn
 
 _TIERS = ("hbm", "ddr")
 _PLACEMENTS = settings(LAWS, max_examples=50)

@@ -24,7 +24,7 @@ from shardwright.planning.search.search import begun, search
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
-from shardwright.testing.random_cases import LAWS, run_drawn
+from shardwright.testing.equality.random_cases import LAWS, run_drawn
 
 MAX_PROPOSALS = 5_000
 """A proposer that has not ended for two small tables by then does not end."""

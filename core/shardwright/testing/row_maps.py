@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.testing.keys import keys_of
+from shardwright.testing.kernels.keys import keys_of
 
 _EXTREMES = np.array([0, 1, -1, (1 << 63) - 1, -(1 << 63)])
 _ROUNDING = 1e-9

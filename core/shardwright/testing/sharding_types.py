@@ -22,11 +22,10 @@ from shardwright.planning.layouts.layout import Block, Layout, from_data, to_dat
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
-from shardwright.testing.cases import Case
-from shardwright.testing.checkpoints import check_checkpoint
-from shardwright.testing.plugins_under_test import installed
-from shardwright.testing.random_cases import (
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright.testing.equality.cases import Case
+from shardwright.testing.equality.checkpoints import check_checkpoint
+from shardwright.testing.equality.random_cases import (
     LAWS,
     TRAININGS,
     Cluster,
@@ -35,10 +34,11 @@ from shardwright.testing.random_cases import (
     table_specs,
     training_cases,
 )
+from shardwright.testing.equality.traffic import check_traffic
+from shardwright.testing.equality.training import assert_equals_unsharded, train_simulated
+from shardwright.testing.equality.type_under_test import PLAIN, SHAPES, TypeUnderTest, dataflow_of
+from shardwright.testing.plugins_under_test import installed
 from shardwright.testing.row_maps import MANY_ROWS, check_counting, check_row_map
-from shardwright.testing.traffic import check_traffic
-from shardwright.testing.training import assert_equals_unsharded, train_simulated
-from shardwright.testing.type_under_test import PLAIN, SHAPES, TypeUnderTest, dataflow_of
 
 _MIN_PARTITIONS = st.none() | st.integers(1, 80)
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from shardwright.contracts import ComputeKernel
 from shardwright.hookspecs import hookimpl
-from shardwright_plugins.compute_kernels.dense import Dense
-from shardwright_plugins.compute_kernels.fused import Fused
+from shardwright_plugins.compute_kernels.fbgemm.fused import Fused
+from shardwright_plugins.compute_kernels.fbgemm.fused_uvm import FusedUvm
+from shardwright_plugins.compute_kernels.fbgemm.fused_uvm_caching import FusedUvmCaching
 from shardwright_plugins.compute_kernels.fused_numba import FusedNumba
-from shardwright_plugins.compute_kernels.fused_torch import FusedTorch
 from shardwright_plugins.compute_kernels.fused_triton import FusedTriton
-from shardwright_plugins.compute_kernels.fused_uvm import FusedUvm
-from shardwright_plugins.compute_kernels.fused_uvm_caching import FusedUvmCaching
+from shardwright_plugins.compute_kernels.plain_torch.dense import Dense
+from shardwright_plugins.compute_kernels.plain_torch.fused_torch import FusedTorch
 from shardwright_plugins.compute_kernels.row_cache.kernels import MappedCaching, PinnedCaching
 from shardwright_plugins.optimizers import shardwright_optimizers
 

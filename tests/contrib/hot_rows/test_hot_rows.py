@@ -19,9 +19,10 @@ from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, shard_
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
 from shardwright.planning.options.search_space import traffic_bytes
-from shardwright.testing import ShardingTypeTests, installed, run_simulated, traffic
-from shardwright.testing.random_cases import Cluster
-from shardwright.testing.type_under_test import TypeUnderTest
+from shardwright.testing import ShardingTypeTests, installed, run_simulated
+from shardwright.testing.equality import traffic
+from shardwright.testing.equality.random_cases import Cluster
+from shardwright.testing.equality.type_under_test import TypeUnderTest
 
 
 def falling(table: sw.TableSpec, constraints: sw.ParameterConstraints) -> AccessCounts:

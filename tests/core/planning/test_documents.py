@@ -21,7 +21,7 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.tables.workload import Workload
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 PAGE = Path(shardwright.__file__).parent / "docs" / "documents.md"
 KINDS = {"workload": WORKLOAD, "constraints": CONSTRAINTS, "plan": PLAN}

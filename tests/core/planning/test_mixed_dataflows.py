@@ -23,7 +23,7 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.drawing import draw
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 TABLE = TableSpec("t", 11, 8, ["f"], pooling="NONE")
 RANKS = Topology(2, "cpu")

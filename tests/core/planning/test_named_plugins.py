@@ -15,7 +15,7 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.report.explain import explain_table
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 TABLE = TableSpec("t", 10, 8, ["f"])
 

@@ -17,7 +17,7 @@ from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 TABLES = [
     TableSpec("a", 10, 8, ["f"]),
@@ -284,7 +284,7 @@ def test_planning_imports_no_torch():
 import sys
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright.planning.machines.topology import Topology
 from shardwright.host import host
 from shardwright.planning.plan import document

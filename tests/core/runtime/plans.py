@@ -25,13 +25,13 @@ from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import Paths, RoutingPlan, plan_routing
 from shardwright.runtime.routed.return_paths import return_path_of
-from shardwright.runtime.sharded.sharders import (
+from shardwright.runtime.sharded.collections.sharders import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
     ModuleSharder,
 )
+from shardwright.runtime.step.batches.inputs import BatchReader
 from shardwright.runtime.step.collection import Collection, FeatureBatch
-from shardwright.runtime.step.inputs import BatchReader
 from shardwright.sparse import KeyedJaggedTensor
 
 torch.set_num_threads(1)

@@ -18,7 +18,7 @@ from shardwright.host import PluginHost, use_host
 from shardwright.planning.layouts.layout import Exchange, Hierarchical
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.tables.codecs import QCommsConfig
-from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.testing.simulated import run_simulated
 
 NAMES = [None, "doubles", "mirrored", "as_it_is"]

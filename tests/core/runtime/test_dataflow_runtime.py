@@ -13,7 +13,7 @@ from shardwright.runtime.replicated.tables import ReplicatedTables
 from shardwright.runtime.routed.hierarchical import HostReturn
 from shardwright.runtime.routed.return_paths import return_path_of
 from shardwright.runtime.routed.tables import RoutedTables
-from shardwright.runtime.sharded.executors import executor_of
+from shardwright.runtime.sharded.collections.executors import executor_of
 
 
 class OtherReturn(DirectReturn):

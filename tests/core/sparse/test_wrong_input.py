@@ -11,8 +11,8 @@ import torch
 from shardwright.errors import DuplicateNameError, InvalidInputError, ShardwrightError
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, TableSpec
+from shardwright.runtime.step.batches.inputs import BatchReader
 from shardwright.runtime.step.collection import Collection
-from shardwright.runtime.step.inputs import BatchReader
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
 IDS = torch.tensor([1, 2, 3])

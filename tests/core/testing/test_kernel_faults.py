@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.testing.kernel_faults import updates_look_like
-from shardwright.testing.loops import Batch, Loops, block_spec
+from shardwright.testing.kernels.kernel_faults import updates_look_like
+from shardwright.testing.kernels.loops import Batch, Loops, block_spec
 
 RATE = 0.1
 BAGS = [[(0, 2.0), (1, 3.0)], [(1, -1.0), (2, 4.0), (2, 5.0)], []]

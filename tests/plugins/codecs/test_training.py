@@ -16,7 +16,10 @@ from shardwright import QCommsConfig, ShardingEnv, TableSpec
 from shardwright.contracts import Codec
 from shardwright.host import host
 from shardwright.planning.layouts.layout import Layout
-from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+from shardwright.runtime.sharded.collections.sharders import (
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+)
 from shardwright.testing.simulated import run_simulated
 
 RATE = 0.5

@@ -9,7 +9,7 @@ import torch
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.host import host
-from shardwright.testing.loops import (
+from shardwright.testing.kernels.loops import (
     CPU,
     OPTIMIZERS,
     Batch,

@@ -11,7 +11,7 @@ from tests.plugins.compute_kernels.loops import CPU, block_spec, built, draw_seq
 
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.testing.kernel_checks import train
+from shardwright.testing.kernels.kernel_checks import train
 
 pytest.importorskip("fbgemm_gpu")
 
@@ -78,7 +78,7 @@ def test_sequences_with_a_bag_for_each_id_as_on_devices_train_as_loops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One warp a bag: on CUDA a slot's ids are not one bag."""
-    from shardwright_plugins.compute_kernels import _fused_lookup
+    from shardwright_plugins.compute_kernels.fbgemm import _fused_lookup
 
     seen = []
     offsets_of_ids = _fused_lookup.offsets_of_ids

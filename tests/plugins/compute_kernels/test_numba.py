@@ -69,18 +69,18 @@ def test_numba_with_several_threads_gives_the_same_bits(
     slots_of: tuple[int, ...],
     optimizer: str,
 ) -> None:
-    from shardwright_plugins.compute_kernels import _fused_numba_lookup
+    from shardwright_plugins.compute_kernels.fused_numba import _lookup
 
     used: list[int] = []
-    shares_of = _fused_numba_lookup._shares
+    shares_of = _lookup._shares
 
     def shares(*args: Any, **kwargs: Any) -> Any:
         found = shares_of(*args, **kwargs)
         used.append(len(found))
         return found
 
-    monkeypatch.setattr(_fused_numba_lookup, "_shares", shares)
-    monkeypatch.setattr(_fused_numba_lookup, "_ELEMENTS_PER_THREAD", 1000)
+    monkeypatch.setattr(_lookup, "_shares", shares)
+    monkeypatch.setattr(_lookup, "_ELEMENTS_PER_THREAD", 1000)
     result, changed = trained(num_threads, slots_of, optimizer)
     assert set(used) == {num_threads}  # forward and backward passes alike
     used.clear()

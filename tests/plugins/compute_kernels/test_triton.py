@@ -142,7 +142,7 @@ def test_interpreted_kernel_is_planned_only_when_asked_for(monkeypatch: pytest.M
 
 
 def test_without_fbgemm_plans_for_cuda_take_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardwright_plugins.compute_kernels import fused
+    from shardwright_plugins.compute_kernels.fbgemm import fused
 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert planned("cuda") == "fused"

@@ -16,7 +16,7 @@ from shardwright.errors import InvalidInputError
 from shardwright.planning.tables.caching import CacheParams, EmbeddingOffloadStats
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
-from shardwright.testing.memory import held_bytes
+from shardwright.testing.kernels.memory import held_bytes
 
 UVM = ["fused_uvm", "fused_uvm_caching"]
 
@@ -145,7 +145,7 @@ def test_cached_lookup_over_host_tables_trains_as_loops_and_counts_its_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the lookup adds to FBGEMM's tables, here without a device: when they are flushed and emptied."""
-    from shardwright_plugins.compute_kernels import _fused_lookup, _uvm_lookup
+    from shardwright_plugins.compute_kernels.fbgemm import _fused_lookup, _uvm_lookup
 
     called: list[str] = []
 
@@ -188,7 +188,7 @@ def test_cached_lookup_looks_up_again_what_another_batch_may_have_driven_from_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """FBGEMM updates rows where the forward pass found them, which need not be their places any more."""
-    from shardwright_plugins.compute_kernels import _fused_lookup, _uvm_lookup
+    from shardwright_plugins.compute_kernels.fbgemm import _fused_lookup, _uvm_lookup
 
     lookups: list[int] = []
 

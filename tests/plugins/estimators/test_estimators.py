@@ -9,7 +9,7 @@ from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 
 def options_of(table, topology, *, batch_size=1, **rule):

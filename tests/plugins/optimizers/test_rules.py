@@ -22,7 +22,7 @@ from shardwright.optim.by_rows import RuleOptimizer, rounded
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
-from shardwright.testing.checkpoints import check_checkpoint
+from shardwright.testing.equality.checkpoints import check_checkpoint
 
 RATE, STEPS, SHAPE = 0.1, 5, (6, 4)
 

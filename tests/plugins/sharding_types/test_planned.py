@@ -13,7 +13,7 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 TYPES = (
     "column_wise",

@@ -189,6 +189,10 @@ class InferenceStorageReservation(StorageReservation):
         return _percentage(capacity_bytes, self.percentage) + dense + math.ceil(ids_per_batch * ID_BYTES)
 
 
+SERVING_RESERVATION = InferenceStorageReservation(0.15)
+"""Reservation of plans for serving that none was given for; the part is that of TorchRec 1.8 in training."""
+
+
 def _known_dense(reservation: StorageReservation, estimate: int | None) -> int:
     if estimate is None:
         raise InvalidInputError(

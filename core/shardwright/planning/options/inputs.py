@@ -20,6 +20,10 @@ from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.workload import table_to_data
 
 _SOURCE = "TorchRec 1.8 default"
+_SERVING_SOURCE = (
+    "the part of memory that TorchRec 1.8 keeps free in training, the model's dense tensors where the planner has the "
+    "model, and a batch of ids"
+)
 
 
 # What TorchRec assumes (torchrec/distributed/planner: BATCH_SIZE, and the heuristical reservation's
@@ -37,12 +41,14 @@ class Request:
         constraints: constraints, by table.
         given_batch_size: samples per rank and step, if given.
         given_reservation: reservation of device memory, if given.
+        assumed_reservation: reservation to plan with where none was given.
     """
 
     topology: Topology
     constraints: Constraints
     given_batch_size: int | None
     given_reservation: StorageReservation | None
+    assumed_reservation: StorageReservation = STORAGE_RESERVATION
 
     @property
     def batch_size(self) -> int:
@@ -52,7 +58,7 @@ class Request:
     @property
     def reservation(self) -> StorageReservation:
         """Reservation of device memory to plan with."""
-        return STORAGE_RESERVATION if self.given_reservation is None else self.given_reservation
+        return self.assumed_reservation if self.given_reservation is None else self.given_reservation
 
 
 def describe_inputs(
@@ -79,7 +85,8 @@ def describe_inputs(
         "batch_size": _given_or_assumed(request.given_batch_size, BATCH_SIZE),
         "storage_reservation": _given_or_assumed(
             None if request.given_reservation is None else request.given_reservation.to_data(),
-            STORAGE_RESERVATION.to_data(),
+            request.assumed_reservation.to_data(),
+            _SOURCE if request.assumed_reservation == STORAGE_RESERVATION else _SERVING_SOURCE,
         ),
         **request.topology.provenance,
         "seconds": InputValue(round(seconds, 4), "measured"),
@@ -128,5 +135,5 @@ def _provenance_of(estimator: Estimator) -> Mapping[str, Any]:
     return assumed
 
 
-def _given_or_assumed(value: Any, default: Any) -> InputValue:
-    return InputValue(default, "assumed", _SOURCE) if value is None else InputValue(value, "given")
+def _given_or_assumed(value: Any, default: Any, source: str = _SOURCE) -> InputValue:
+    return InputValue(default, "assumed", source) if value is None else InputValue(value, "given")

@@ -13,6 +13,7 @@ from shardwright.planning.options.averaging import AVERAGING, sent_bytes
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import aligned, codecs_text
 from shardwright.planning.report.statistics import RankStatistics, Statistics
+from shardwright.planning.search.objectives import OBJECTIVE_TEXTS
 from shardwright.planning.search.placement import PlacedPlan
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.text import bytes_text, percent_at_most
@@ -81,7 +82,7 @@ class Report:
         told = [
             self.headline,
             tried,
-            f"{self.space.objective}: {self.plan.value_ms:.4g} ms",
+            self._value_text(),
             self._bound_text(),
             self._models_text(),
             *self._averaging_text(),
@@ -89,6 +90,12 @@ class Report:
             *result.refused,
         ]
         return [*told, _MORE] if result.is_cut_short and self.gap > 0 else told
+
+    def _value_text(self) -> str:
+        """Name the objective and its value, and say what it is."""
+        explained = OBJECTIVE_TEXTS.get(self.space.objective)
+        text = f"{self.space.objective}: {self.plan.value_ms:.4g} ms"
+        return f"{text}, {explained}" if explained else text
 
     def _models_text(self) -> str:
         """Name the cost models that were used, and the options offered to tables without constraints."""

@@ -38,8 +38,17 @@ def step_time(phases: Phases) -> float:
 OBJECTIVES: Mapping[str, Callable[[Phases], float]] = {
     "largest_rank_time": largest_rank_time,
     "step_time": step_time,
+    "serving": largest_rank_time,  # of tables that are only looked up: the latency of a batch on the slowest rank
 }
 LARGEST_RANK_TIME = "largest_rank_time"
+SERVING = "serving"
+"""Objective of plans for serving: tables are planned as :meth:`~shardwright.planning.tables.spec.TableSpec.served`."""
+
+
+OBJECTIVE_TEXTS: Mapping[str, str] = {
+    SERVING: "latency of a batch on the slowest rank: ids out, lookups, results back"
+}
+"""Explanations of objectives for reports, where the name does not say it all."""
 
 
 def checked_objective(name: str) -> str:

@@ -241,3 +241,7 @@ class OptimizerSpec:
         """``row_wise_adagrad(learning_rate=0.02, eps=1e-08)``."""
         pairs = [("learning_rate", self.learning_rate), *self.parameters]
         return f"{self.name}({', '.join(f'{name}={value}' for name, value in pairs)})"
+
+
+STILL = OptimizerSpec(learning_rate=0.0)
+"""Optimizer of tables that are never updated: it has no state, and is never run."""

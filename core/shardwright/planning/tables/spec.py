@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from enum import Enum, unique
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import converters, field, frozen, validators
+from attrs import converters, evolve, field, frozen, validators
 
 from shardwright.arguments import brief, typed, whole
 from shardwright.errors import InvalidInputError
 from shardwright.planning.documents.limits import MOST_ROWS
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
-from shardwright.planning.tables.optimizers import OptimizerSpec, check_max_gradient
+from shardwright.planning.tables.optimizers import STILL, OptimizerSpec, check_max_gradient
 from shardwright.replaceable import replaceable
 
 if TYPE_CHECKING:
@@ -356,6 +356,10 @@ class TableSpec:
     def num_features(self) -> int:
         """Number of features that are looked up in it."""
         return len(self.feature_names)
+
+    def served(self) -> TableSpec:
+        """The table as it is served: looked up and never updated."""
+        return evolve(self, optimizer=STILL, update=UPDATES[0], max_gradient=None, is_frozen=True)
 
     def kernels_allowed(self, sharding_type: str) -> tuple[str, ...] | None:
         """Compute kernels that its module's sharder allows with a sharding type; ``None``: whatever is offered."""

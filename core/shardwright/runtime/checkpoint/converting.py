@@ -25,7 +25,7 @@ from shardwright.runtime.checkpoint.metadata import METADATA, Manifest, measured
 from shardwright.runtime.checkpoint.reading import Found, StoredCheckpoint, box_requests, row_requests
 from shardwright.runtime.checkpoint.saving import Progress, save_entries, write_manifest
 from shardwright.runtime.checkpoint.torchrec import translate
-from shardwright.runtime.sharded.table_state import STORED, STORED_ROWS
+from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS
 
 _TOP = ("model", "optimizer", "extra")
 

@@ -21,11 +21,11 @@ from shardwright.errors import DuplicateNameError, InvalidInputError, Unsupporte
 from shardwright.modules.embedding_configs import dtype_of
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper, named_optimizer
-from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer, state_of
-from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
-from shardwright.runtime.sharded.sharded_collection import ShardedCollection
-from shardwright.runtime.sharded.sharded_table import ShardedTable
-from shardwright.runtime.sharded.table_state import LocalBlock, state_in_blocks
+from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
+from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer, state_of
+from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
+from shardwright.runtime.sharded.tables.table_state import LocalBlock, state_in_blocks
 
 MODEL, STATE, GROUPS, EXTRA = "model.", "optimizer.state.", "optimizer.param_groups", "extra."
 STEP = "step"

@@ -43,8 +43,8 @@ from shardwright.runtime.checkpoint.reading import (
 )
 from shardwright.runtime.checkpoint.saving import env_of
 from shardwright.runtime.checkpoint.together import on_all_ranks
-from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer
-from shardwright.runtime.sharded.table_state import STORED, STORED_ROWS, LocalBlock, state_in_blocks
+from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
+from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS, LocalBlock, state_in_blocks
 
 _MOST_NAMED = 5  # names in an error; the others are counted
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
 from shardwright.runtime.checkpoint.entries import NamedTable, Trained
-from shardwright.runtime.sharded.table_state import LocalBlock
+from shardwright.runtime.sharded.tables.table_state import LocalBlock
 
 AT_ONCE_BYTES = 64 << 20
 """Bytes of the rows that are in memory at once beside the table's."""

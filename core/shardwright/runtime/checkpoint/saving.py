@@ -54,7 +54,7 @@ from shardwright.runtime.checkpoint.metadata import (
 from shardwright.runtime.checkpoint.together import on_all_ranks
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
-from shardwright.runtime.sharded.blocked_tensor import BlockedTensor
+from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Function called with the bytes of tensors that this rank has written so far, and with all that it will write."""

@@ -12,9 +12,9 @@ from shardwright.runtime.pipeline.fetching import Fetched
 from shardwright.runtime.pipeline.status_word import GroupsWord, StatusWord
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
-from shardwright.runtime.step.batch_tree import Path
+from shardwright.runtime.step.batches.batch_tree import Path
+from shardwright.runtime.step.batches.inputs import Status, goes_on
 from shardwright.runtime.step.engine import EngineStep
-from shardwright.runtime.step.inputs import Status, goes_on
 
 
 @frozen(eq=False)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import UnsupportedError
-from shardwright.runtime.step.batch_tree import attributes
+from shardwright.runtime.step.batches.batch_tree import attributes
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 _PLAIN = (type(None), bool, int, float, str)

@@ -45,9 +45,9 @@ from shardwright.runtime.pipeline.stages import EXCHANGE, PREFETCH, PipelineStep
 from shardwright.runtime.pipeline.status_word import StatusWord
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
-from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
-from shardwright.runtime.sharded.sharded_collection import ShardedCollection
-from shardwright.runtime.step.batch_tree import (
+from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
+from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+from shardwright.runtime.step.batches.batch_tree import (
     Path,
     follow,
     is_same,
@@ -55,8 +55,8 @@ from shardwright.runtime.step.batch_tree import (
     path_text,
     record_stream,
 )
-from shardwright.runtime.step.inputs import Status
-from shardwright.runtime.step.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
+from shardwright.runtime.step.batches.inputs import Status
+from shardwright.runtime.step.batches.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
 from shardwright.sparse import KeyedJaggedTensor
 
 _log = logging.getLogger("shardwright")

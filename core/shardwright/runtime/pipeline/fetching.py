@@ -17,9 +17,9 @@ from shardwright.runtime.pipeline.batch_settings import BatchSettings, EndOfData
 from shardwright.runtime.pipeline.stages import INPUT, PipelineStep, run_stage
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.step.batch_tree import device_of, leaves, moved, without_examples
-from shardwright.runtime.step.inputs import Status
-from shardwright.runtime.step.inputs_ahead import SideStream
+from shardwright.runtime.step.batches.batch_tree import device_of, leaves, moved, without_examples
+from shardwright.runtime.step.batches.inputs import Status
+from shardwright.runtime.step.batches.inputs_ahead import SideStream
 
 _log = logging.getLogger("shardwright")
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
-from shardwright.runtime.step.inputs import Status, goes_on
-from shardwright.runtime.step.rank_problems import RankProblem, raise_problems
+from shardwright.runtime.step.batches.inputs import Status, goes_on
+from shardwright.runtime.step.batches.rank_problems import RankProblem, raise_problems
 
 
 class GroupsWord:

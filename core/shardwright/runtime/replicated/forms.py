@@ -22,8 +22,8 @@ from torch import Tensor
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.replicated.sizes import FLOAT_BYTES, Copies, LookedUp, Sizes, slot_views
+from shardwright.runtime.step.backward.row_gradients import row_gradients
 from shardwright.runtime.step.buffers import ALIGNMENT, padded
-from shardwright.runtime.step.row_gradients import row_gradients
 from shardwright.runtime.step.segments import starts_of, take
 
 _ID_BYTES, _LENGTH_BYTES = 8, 4

@@ -24,9 +24,9 @@ from shardwright.runtime.routed.return_path import Answers
 from shardwright.runtime.routed.routing import Bucketed, bags_of_groups, routers_of
 from shardwright.runtime.routed.section import SectionStep
 from shardwright.runtime.routed.sections import sections_of
+from shardwright.runtime.step.backward.kept_gradients import keeping_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
-from shardwright.runtime.step.kept_gradients import keeping_gradients
 from shardwright.runtime.step.kernel_groups import build_lookups
 
 _MOST_KNOWN = 64  # steps of the same sizes, whose forms are kept

@@ -23,9 +23,9 @@ from shardwright.runtime.routed.ragged import taking_ragged
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
 from shardwright.runtime.routed.return_paths import return_path_of
 from shardwright.runtime.routed.routing import Bucketed, routers_of
+from shardwright.runtime.step.backward.kept_gradients import keeping_gradients, prefetches
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
-from shardwright.runtime.step.kept_gradients import keeping_gradients, prefetches
 from shardwright.runtime.step.kernel_groups import build_lookups
 
 

@@ -31,29 +31,29 @@ from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
-from shardwright.runtime.step.backward_passes import BackwardPasses
-from shardwright.runtime.step.collection import Collection, FeatureBatch
-from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, parameters_of
-from shardwright.runtime.step.gradient_limits import GradientLimits
-from shardwright.runtime.step.headers import Header, HeaderFormat, Headers
-from shardwright.runtime.step.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
-from shardwright.runtime.step.kept_gradients import (
+from shardwright.runtime.step.backward.backward_passes import BackwardPasses
+from shardwright.runtime.step.backward.gradient_limits import GradientLimits
+from shardwright.runtime.step.backward.kept_gradients import (
     KeptGradients,
     KeptUpdates,
     is_kept,
     is_updated_in_step,
     prefetches,
 )
+from shardwright.runtime.step.backward.learning_rates import LearningRates
+from shardwright.runtime.step.backward.open_steps import OpenSteps
+from shardwright.runtime.step.backward.scaled_losses import FUSED_REFUSAL, IN_STEP_ADVICE, PARTED_REFUSAL
+from shardwright.runtime.step.batches.headers import Header, HeaderFormat, Headers
+from shardwright.runtime.step.batches.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
+from shardwright.runtime.step.batches.rank_problems import RankProblem, raise_problems
+from shardwright.runtime.step.collection import Collection, FeatureBatch
+from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, parameters_of
 from shardwright.runtime.step.kernel_groups import (
     KernelGroup,
     check_layout,
     is_updated_in_backward,
     rows_of_parts,
 )
-from shardwright.runtime.step.learning_rates import LearningRates
-from shardwright.runtime.step.open_steps import OpenSteps
-from shardwright.runtime.step.rank_problems import RankProblem, raise_problems
-from shardwright.runtime.step.scaled_losses import FUSED_REFUSAL, IN_STEP_ADVICE, PARTED_REFUSAL
 from shardwright.sparse import KeyedJaggedTensor
 
 

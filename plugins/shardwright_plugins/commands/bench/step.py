@@ -17,9 +17,9 @@ from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.ranks.counting import CollectiveCounter
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.model_parallel import DistributedModelParallel
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
-from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright.sparse import KeyedJaggedTensor
 
 _NUM_BATCHES = 4

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.modules.embedding_configs import dtype_of
-from shardwright_plugins.compute_kernels._row_optimizer import RowOptimizer
-from shardwright_plugins.compute_kernels._torch_rows import RowNumbers, sums_of_rows
+from shardwright_plugins.compute_kernels.plain_torch._row_optimizer import RowOptimizer
+from shardwright_plugins.compute_kernels.plain_torch._torch_rows import RowNumbers, sums_of_rows
 from shardwright_plugins.compute_kernels.row_cache.memory import kept_for
 from shardwright_plugins.compute_kernels.row_cache.rows import WEIGHT, CachedRows
 from shardwright_plugins.compute_kernels.row_cache.sets import CacheSets

@@ -14,7 +14,7 @@ from shardwright_plugins.compute_kernels._optimizers import (
     needs_whole_rows,
     trained_bytes,
 )
-from shardwright_plugins.compute_kernels._uvm import BANDWIDTH_FRACTION
+from shardwright_plugins.compute_kernels.fbgemm._uvm import BANDWIDTH_FRACTION
 from shardwright_plugins.compute_kernels.row_cache.sizes import bookkeeping_bytes, num_slots
 
 if TYPE_CHECKING:

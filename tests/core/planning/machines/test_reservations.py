@@ -18,7 +18,7 @@ from shardwright.planning.machines.reservations import (
     reservation_from_data,
 )
 from shardwright.planning.machines.topology import GIB, Topology
-from shardwright.runtime.sharded.dense_bytes import dense_bytes
+from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
 
 TOPOLOGY = Topology(2, "cuda", hbm_cap=[10 * GIB, 3 * GIB], ddr_cap=7)
 DENSE = DenseBytes(parameters=1000, buffers=10)

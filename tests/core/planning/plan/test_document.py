@@ -25,7 +25,7 @@ from shardwright.planning.report.explain import explain_table
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import plain_json
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 
 def planned(*tables, **rules):

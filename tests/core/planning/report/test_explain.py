@@ -14,7 +14,7 @@ from shardwright.planning.report.compare import compare_plans
 from shardwright.planning.report.explain import explain_table, explanation_lines
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 TABLES = [
     TableSpec("a", 10, 8, ["f"]),

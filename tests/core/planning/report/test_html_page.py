@@ -19,7 +19,7 @@ from shardwright.planning.report.html_charts import COUNT, Bins, Scale
 from shardwright.planning.search.placement import Proven
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 TABLES = [TableSpec(f"t{i}", 10 * (i + 1), 8, [f"f{i}"]) for i in range(20)] + [
     TableSpec("<script>alert('&')</script>", 100, 8, ["g"])

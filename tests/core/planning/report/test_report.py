@@ -10,7 +10,7 @@ from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 
 def lines_of(tables, **arguments):

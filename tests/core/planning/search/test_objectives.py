@@ -7,7 +7,7 @@ from shardwright.errors import UnknownNameError
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.search.objectives import largest_rank_time, step_time
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 PHASES = {"forward": np.array([3.0, 1.0]), "backward": np.array([1.0, 4.0])}
 

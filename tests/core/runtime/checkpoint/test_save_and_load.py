@@ -99,7 +99,7 @@ def test_unsharded_module_loads_and_saves_too(tmp_path):
 
 
 def test_pieces_of_any_size_load_the_same(monkeypatch, tmp_path):
-    monkeypatch.setattr("shardwright.runtime.sharded.table_state.PIECE_BYTES", 200)
+    monkeypatch.setattr("shardwright.runtime.sharded.tables.table_state.PIECE_BYTES", 200)
     save(BY_INDEX, tmp_path)
     assert_loaded(load(OTHER_INDEX, tmp_path), BY_INDEX.module().state_dict())
 

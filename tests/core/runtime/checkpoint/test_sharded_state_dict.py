@@ -12,7 +12,7 @@ from tests.core.runtime.plans import Cut, Cuts
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.dataflows import Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
-from shardwright.runtime.sharded.blocked_tensor import BlockedTensor
+from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 from shardwright.testing.simulated import run_simulated
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -122,7 +122,7 @@ def test_arithmetic_on_blocks_is_refused():
 
 
 def test_pieces_are_bounded_and_share_memory(monkeypatch):
-    monkeypatch.setattr("shardwright.runtime.sharded.table_state.PIECE_BYTES", 40)
+    monkeypatch.setattr("shardwright.runtime.sharded.tables.table_state.PIECE_BYTES", 40)
     case = Cuts((Cut(11, 4, ("a",), row_map=RowsRange(11, parts=2), ranks=(0, 1)),), 2)
 
     def work(sharded, batch, env):

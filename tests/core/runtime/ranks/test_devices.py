@@ -9,7 +9,7 @@ import torch
 
 from shardwright.runtime.ranks.devices import memory_bytes, with_index
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.planner import _topology_of
+from shardwright.runtime.sharded.models.planner import _topology_of
 
 CUDA = torch.device("cuda")
 

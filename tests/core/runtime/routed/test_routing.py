@@ -16,7 +16,7 @@ from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.runtime.routed import routing
 from shardwright.runtime.routed.plan import plan_routing
 from shardwright.runtime.routed.routing import routers_of
-from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.runtime.step.collection import Collection
 from shardwright.testing.simulated import run_simulated
 

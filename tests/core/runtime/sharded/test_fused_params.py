@@ -9,8 +9,8 @@ import torch
 
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError
 from shardwright.planning.tables.spec import DataType
-from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder
-from shardwright.runtime.step.inputs import InputChecks
+from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.step.batches.inputs import InputChecks
 
 
 class BoundsCheckMode(IntEnum):

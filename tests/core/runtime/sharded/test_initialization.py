@@ -15,8 +15,8 @@ from tests.core.runtime.plans import RowsMirrored
 from shardwright.planning.layouts.layout import Block, ColumnRange
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.tables.spec import EmbeddingBagConfig
-from shardwright.runtime.sharded import initialization
-from shardwright.runtime.sharded.initialization import hashed, initialize
+from shardwright.runtime.sharded.tables import initialization
+from shardwright.runtime.sharded.tables.initialization import hashed, initialize
 
 CHUNK_ELEMENTS = 1 << 20
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import UnsupportedError
-from shardwright.runtime.sharded.sharded_parameter import ShardedParameter
+from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
 
 
 def sharded() -> ShardedParameter:

@@ -11,8 +11,8 @@ from shardwright.modules.embedding_modules import EmbeddingBagCollection, Embedd
 from shardwright.optim import apply_optimizer_in_backward
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
-from shardwright.runtime.sharded import sharded_module
-from shardwright.runtime.sharded.sharders import (
+from shardwright.runtime.sharded.collections import sharded_module
+from shardwright.runtime.sharded.collections.sharders import (
     EmbeddingBagCollectionSharder,
     ModuleSharder,
     collect_tables,

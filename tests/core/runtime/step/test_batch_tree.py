@@ -9,7 +9,7 @@ import attrs
 import pytest
 import torch
 
-from shardwright.runtime.step.batch_tree import (
+from shardwright.runtime.step.batches.batch_tree import (
     follow,
     is_same,
     leaves,

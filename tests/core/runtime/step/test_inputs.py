@@ -15,8 +15,11 @@ from tests.core.runtime.plans import FUSED, Cut, Cuts, train_step, train_unshard
 from shardwright.errors import InvalidInputError
 from shardwright.planning.layouts.layout import Replicate
 from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.runtime.sharded.sharders import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
-from shardwright.runtime.step.inputs import InputChecks, are_in_range
+from shardwright.runtime.sharded.collections.sharders import (
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+)
+from shardwright.runtime.step.batches.inputs import InputChecks, are_in_range
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright.testing.simulated import run_simulated
 
@@ -218,7 +221,8 @@ def test_ids_are_passed_over_once_or_with_checks_off_not_at_all(monkeypatch, che
     seen = []
     check = are_in_range
     monkeypatch.setattr(
-        "shardwright.runtime.step.inputs.are_in_range", lambda *args: seen.append(args) or check(*args)
+        "shardwright.runtime.step.batches.inputs.are_in_range",
+        lambda *args: seen.append(args) or check(*args),
     )
 
     def work(env, module):

@@ -14,8 +14,8 @@ from shardwright.runtime.pipeline import batches
 from shardwright.runtime.pipeline.batch_settings import BatchSettings
 from shardwright.runtime.pipeline.batches import BatchesInStep
 from shardwright.runtime.ranks.devices import sent_to
-from shardwright.runtime.step.inputs import Status
-from shardwright.runtime.step.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
+from shardwright.runtime.step.batches.inputs import Status
+from shardwright.runtime.step.batches.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
 from shardwright.sparse import KeyedJaggedTensor
 
 

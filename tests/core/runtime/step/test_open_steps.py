@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from shardwright import ShardingEnv
-from shardwright.runtime.step.open_steps import OpenSteps
+from shardwright.runtime.step.backward.open_steps import OpenSteps
 from shardwright.testing.simulated import run_simulated
 
 

@@ -13,7 +13,7 @@ from shardwright.planning.search.placement import Placed, propose
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright_plugins.proposers.proving.columns.kinds import Kinds
 from shardwright_plugins.proposers.proving.columns.linear import LinearProgram
 from shardwright_plugins.proposers.proving.columns.master import Master

@@ -17,7 +17,7 @@ from shardwright.errors import NoPlanError
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright_plugins.proposers.proving.effort import Effort
 
 KIB = 1 << 10

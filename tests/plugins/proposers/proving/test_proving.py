@@ -24,7 +24,7 @@ from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright_plugins.proposers.proving.effort import Effort
 
 MIB = 1 << 20
@@ -136,7 +136,7 @@ def test_bound_where_two_memories_are_short_is_made_of_finite_numbers():
 
 _SCRIPT = """
 import json
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.machines.topology import Topology
 tables = [TableSpec(f"t{i}", 1000 * (i % 5 + 1), (16, 64, 128)[i % 3], ["f"]) for i in range(40)]

@@ -19,7 +19,7 @@ from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.search.placement import Placed, propose
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.watch import Watch
-from shardwright.runtime.sharded.planner import EmbeddingShardingPlanner
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.rules import ruled_space, with_given_ranks
 from shardwright_plugins.proposers.proving.search import Search

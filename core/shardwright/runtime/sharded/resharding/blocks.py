@@ -20,8 +20,8 @@ from shardwright.planning.layouts.moves import LayoutMove
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.resharding.users import Holder
-from shardwright.runtime.sharded.sharded_table import ShardedTable
-from shardwright.runtime.sharded.table_state import LocalBlock
+from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
+from shardwright.runtime.sharded.tables.table_state import LocalBlock
 
 WEIGHT, STEP = "weight", "step"
 

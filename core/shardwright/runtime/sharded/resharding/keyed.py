@@ -24,7 +24,7 @@ from shardwright.planning.layouts.blocks import Block, Ints
 from shardwright.planning.layouts.moves import Flow, SharedRows
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.resharding.blocks import Place, TableMove, place_of
-from shardwright.runtime.sharded.table_state import LocalBlock
+from shardwright.runtime.sharded.tables.table_state import LocalBlock
 
 COUNTS, KEYS = "numbers of keys that are resharded", "keys that are resharded"
 """Labels of the exchanges."""

@@ -39,6 +39,13 @@ from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.lockstep import name_ranks
+from shardwright.runtime.sharded.collections.sharded_collection import (
+    ShardedCollection,
+    ShardingInputs,
+    engine_of,
+    local_blocks,
+)
+from shardwright.runtime.sharded.collections.sharded_module import check_plan_covers
 from shardwright.runtime.sharded.resharding.blocks import (
     TableMove,
     TableValues,
@@ -66,15 +73,8 @@ from shardwright.runtime.sharded.resharding.schedule import (
 )
 from shardwright.runtime.sharded.resharding.unbuilt import UnbuiltLookup
 from shardwright.runtime.sharded.resharding.users import UserOptimizers
-from shardwright.runtime.sharded.sharded_collection import (
-    ShardedCollection,
-    ShardingInputs,
-    engine_of,
-    local_blocks,
-)
-from shardwright.runtime.sharded.sharded_module import check_plan_covers
-from shardwright.runtime.sharded.sharded_table import ShardedTable
-from shardwright.runtime.sharded.table_state import LocalBlock
+from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
+from shardwright.runtime.sharded.tables.table_state import LocalBlock
 from shardwright.runtime.step.kernel_groups import (
     KernelGroup,
     build_lookup,

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from shardwright.errors import InvalidInputError
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper
-from shardwright.runtime.sharded.fused_optimizer import FusedOptimizer
-from shardwright.runtime.sharded.sharded_table import ShardedTable
+from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
+from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 
 
 def _leaves_of(optimizer: Optimizer) -> Iterator[Optimizer]:

@@ -1,0 +1,497 @@
+"""The common part of all sharded collections: engine, tables, optimizer, state, anatomy."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from attrs import frozen
+from torch import nn
+from torch.optim import Optimizer
+
+from shardwright.errors import DistributedError, UnsupportedError
+from shardwright.modules.embedding_modules import TableCollection
+from shardwright.optim.fused import optimizer_spec_of
+from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.tables.optimizers import STILL
+from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
+from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes
+from shardwright.runtime.ranks.lockstep import name_ranks
+from shardwright.runtime.ranks.meeting import Meeting
+from shardwright.runtime.sharded.collections import anatomy
+from shardwright.runtime.sharded.collections.executors import executor_of
+from shardwright.runtime.sharded.collections.sharded_module import ModuleSharder, check_plan_covers
+from shardwright.runtime.sharded.tables.clipping import remember_ranks
+from shardwright.runtime.sharded.tables.data_parallel import watch_data_parallel
+from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
+from shardwright.runtime.sharded.tables.initialization import initialize
+from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter, refuse_reader
+from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
+from shardwright.runtime.sharded.tables.table_state import (
+    LocalBlock,
+    TableState,
+    is_state_in_blocks,
+    state_in_blocks,
+)
+from shardwright.runtime.step.backward.backward_passes import watch_optimizers
+from shardwright.runtime.step.backward.scaled_losses import watch_scalers
+from shardwright.runtime.step.batches.inputs import InputChecks, Status
+from shardwright.runtime.step.batches.inputs_ahead import InputsAhead, who_ended
+from shardwright.runtime.step.engine import CollectionEngine, EngineStep
+from shardwright.sparse import KeyedJaggedTensor
+
+if TYPE_CHECKING:
+    from shardwright.runtime.sharded.resharding.reshard import Resharded
+
+
+@frozen(eq=False)
+class ShardingInputs:
+    """Everything that a sharded collection is made from.
+
+    Args:
+        configs: configurations of the tables.
+        specs: specifications of the tables, with optimizers.
+        params: each table's part of the plan, by table name.
+        env: the ranks.
+        device: device of this rank's blocks.
+        is_weighted: ids carry weights.
+        checks: level of checks of each batch.
+    """
+
+    configs: Sequence[EmbeddingConfig]
+    specs: Sequence[TableSpec]
+    params: Mapping[str, ParameterSharding]
+    env: ShardingEnv
+    device: torch.device
+    is_weighted: bool = False
+    checks: InputChecks = InputChecks.STANDARD
+
+
+class ShardedCollection(nn.Module, ABC):
+    """A collection over many ranks.
+
+    Gradients are averaged over ranks. State dicts have the keys, shapes and dtypes of the unsharded module;
+    ``state_dict()`` gathers and must be called on every rank.
+
+    Args:
+        inputs: configurations, plan and ranks of the collection.
+        tables_name: the attribute that holds the tables, part of the state-dict keys.
+
+    Attributes:
+        inputs_ahead: the exchanges of ids that were begun before the forward passes to come; a pipeline's, while it
+            makes them.
+    """
+
+    def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
+        super().__init__()
+        _compare_plans(inputs)  # first: what one rank alone would raise leaves the others waiting
+        check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
+        self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.configs)
+        self._tables_name = tables_name
+        self._take_engine(inputs, engine_of(inputs))
+        self._meeting = Meeting(inputs.env, self._engine.number)
+        self._fused_optimizer = FusedOptimizer(
+            self._by_parameter(),
+            self._engine.rates,
+            self._meeting,
+            self._engine.kept,
+            self._engine.passes,
+        )
+        # Functions of the module that they are called with: one that held it would keep it from being freed at once.
+        self.register_state_dict_pre_hook(_meet_to_save)
+        self.register_load_state_dict_pre_hook(_meet_to_load)
+        watch_data_parallel()
+        watch_scalers()
+        watch_optimizers()
+        remember_ranks(self)
+        self.inputs_ahead: InputsAhead | None = None
+
+    def _take_engine(self, inputs: ShardingInputs, engine: CollectionEngine) -> None:
+        """Stand over the blocks that an engine has, all that follows from a plan made anew."""
+        self._inputs, self._engine = inputs, engine
+        local = local_blocks(engine)
+        self._tables: dict[str, ShardedTable] = {}
+        for spec in inputs.specs:
+            own = local.get(spec.name, [])
+            state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
+            self._tables[spec.name] = ShardedTable(state, engine.lookups, engine.kept).train(self.training)
+        self.add_module(self._tables_name, nn.ModuleDict(self._tables))
+        # Those that the kernels update here; listed once, since each batch begins with a look at them.
+        self._updated = [
+            parameter
+            for parameter in self.parameters()
+            if isinstance(parameter, ShardedParameter) and parameter.is_fused
+        ]
+        self._frozen = [
+            (table.state.table.describe(), parameter)
+            for table in self._tables.values()
+            if table.state.table.is_frozen
+            for parameter in table.parameters()
+        ]
+        self._input_dists = anatomy.input_dists(engine)
+        self._lookups = anatomy.lookups(engine)
+        self._output_dists = anatomy.output_dists(engine)
+
+    def _by_parameter(self) -> dict[str, ShardedTable]:
+        """The tables by the names of their parameters."""
+        return {f"{self._tables_name}.{name}.weight": table for name, table in self._tables.items()}
+
+    def take_over(self, inputs: ShardingInputs, engine: CollectionEngine) -> None:
+        """Go on with the blocks of another engine; the optimizer object and its learning rates stay.
+
+        Args:
+            inputs: tables, new plan and ranks.
+            engine: made for that, as the one after this module's own.
+        """
+        self._take_engine(inputs, engine)
+        self._fused_optimizer.rebind(self._by_parameter(), engine.rates, engine.kept, engine.passes)
+
+    @property
+    def inputs(self) -> ShardingInputs:
+        """Tables, plan and ranks."""
+        return self._inputs
+
+    @property
+    def engine(self) -> CollectionEngine:
+        """The engine that runs its tables."""
+        return self._engine
+
+    def reshard(
+        self,
+        params: Mapping[str, ParameterSharding],
+        *optimizers: Optimizer,
+        max_extra_bytes: int | None = None,
+        piece_bytes: int | None = None,
+    ) -> Resharded:
+        """Go from one plan to another between two steps; every rank makes this call.
+
+        See :meth:`DistributedModelParallel.reshard`.
+
+        Args:
+            params: table name -> how it is to be sharded.
+            optimizers: those of your own that have parameters of its tables.
+            max_extra_bytes: see there.
+            piece_bytes: see there.
+        """
+        from shardwright.runtime.sharded.resharding.reshard import reshard
+
+        path = self._inputs.specs[0].module
+        return reshard(
+            {path: (self, params)},
+            self._env,
+            optimizers,
+            max_extra_bytes=max_extra_bytes,
+            piece_bytes=piece_bytes,
+        )
+
+    def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
+        """Send the ids to the ranks that own their rows (headers and payload), if that was not done ahead.
+
+        Raises:
+            InvalidInputError: a rank's batch is wrong; the same text on every rank.
+            DistributedError: a rank has no batch for this step; the same text on every rank that has.
+        """
+        if self.inputs_ahead is not None:
+            self._prepare()
+            ahead = self.inputs_ahead.take(features)
+            if ahead is not None:
+                return ahead
+        step = self.begin_input_dist(features, prepare=self._prepare)
+        if not step.send():
+            ended = who_ended(step.statuses, self._env.communicator.global_ranks)
+            raise DistributedError(f"{ended}: this step is not made")
+        return step
+
+    def begin_input_dist(
+        self,
+        features: KeyedJaggedTensor | None,
+        *,
+        status: Status = Status.FINE,
+        prepare: Callable[[], None] | None = None,
+    ) -> EngineStep:
+        """Start the headers of a batch, before its forward pass; ``send()`` of what is returned comes next.
+
+        Args:
+            features: the batch; ``None`` where there is none, and ``status`` says why.
+            status: status word that the other ranks get if the batch is fine.
+            prepare: function called first; the header tells the other ranks of an error that it raises.
+        """
+        return self._engine.begin(features, status=status, prepare=prepare)
+
+    def compute(self, step: EngineStep) -> EngineStep:
+        """Look up all local blocks and start to send the results home."""
+        step.lookup()
+        if self.inputs_ahead is not None:
+            self.inputs_ahead.has_looked_up()
+        return step
+
+    def _prepare(self) -> None:
+        """See what has changed since the last batch: learning rates, and what is trained.
+
+        Raises:
+            UnsupportedError: a table was frozen that is updated in the backward pass, or a frozen one is to be trained.
+        """
+        for table, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise UnsupportedError(
+                    f"table {table} was frozen when it was sharded, and requires gradients now, which it does not get: "
+                    "unfreeze it before it is sharded (save a checkpoint, and load it into the model sharded anew)"
+                )
+        self._fused_optimizer.apply_learning_rates()
+        if torch.is_grad_enabled():
+            for parameter in self._updated:
+                parameter.check_trained()
+
+    def refuse_reader(self, reader: FrameType) -> None:
+        """Check that gradients are not read by a function that takes those of a rank's blocks for whole.
+
+        Args:
+            reader: the frame that reads.
+
+        Raises:
+            UnsupportedError: they are, and there is a table of which that is wrong; the same on every rank.
+        """
+        for table in self._tables.values():
+            if not table.state.table.is_frozen and (table.state.is_parted or table.is_fused):
+                refuse_reader(
+                    reader, table.state.table.describe(), is_fused=table.is_fused, in_step=table.in_step
+                )
+
+    def refuse_accumulation(self) -> None:
+        """Check that gradients of several backward passes add up.
+
+        Raises:
+            UnsupportedError: a table is updated in each backward pass; the same on every rank.
+        """
+        for table in self._tables.values():
+            if table.is_fused and not table.in_step:
+                raise UnsupportedError(
+                    f"no_sync() accumulates gradients, but table {table.state.table.describe()} is updated in each "
+                    "backward pass: build the model with DistributedModelParallel(..., update='in_step')"
+                )
+
+    @property
+    def sharded_tables(self) -> Mapping[str, ShardedTable]:
+        """This rank's blocks of each table, by the table's name."""
+        return self._tables
+
+    def before_gathering(self, call: Callable[[], None]) -> None:
+        """Have something called when the ranks have met to gather tables, for a state dict."""
+        self._meeting.before_gathering.append(call)
+
+    def unshard(self) -> nn.Module:
+        """An unsharded module with the same weights, in host memory; a collective, every rank makes this call.
+
+        Raises:
+            UnsupportedError: a table's ids are keys, which no unsharded module finds rows for.
+        """
+        for table in self._tables.values():
+            if table.state.sharding.layout.row_map.takes_any_id:
+                raise UnsupportedError(
+                    f"table {table.state.table.describe()}: its ids are keys, and an unsharded module looks up rows"
+                )
+        module = self._unsharded()
+        module.load_state_dict(self.state_dict(), assign=True)
+        return module
+
+    @abstractmethod
+    def _unsharded(self) -> nn.Module:
+        """The module of the same tables on ``meta``."""
+
+    def make_one_model(self) -> None:
+        """Do, on every rank, what is called before tables are gathered: average replicas that have grown apart."""
+        for call in self._meeting.before_gathering:
+            call()
+
+    @property
+    def fused_optimizer(self) -> FusedOptimizer:
+        """The optimizer that runs in the backward pass, as a ``KeyedOptimizer``."""
+        return self._fused_optimizer
+
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The state dict with this rank's blocks in place of whole tables, of shared storage; no collective."""
+        with state_in_blocks():
+            return self.state_dict(*args, **kwargs)
+
+    def embedding_names(self) -> list[str]:
+        """The names of the outputs, in order."""
+        return [output.name for output in self._engine.collection.outputs]
+
+    @property
+    def env(self) -> ShardingEnv:
+        """The ranks it is sharded over."""
+        return self._env
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this rank's blocks."""
+        return self._device
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Copies and pickles would have to bring the other ranks' blocks and the process group along.
+        raise UnsupportedError(
+            f"a {type(self).__name__} lives on {self._env.world_size} ranks and cannot be copied or pickled: save its "
+            "state_dict(), and load it into a model sharded anew"
+        )
+
+    def take_weights(self, module: TableCollection) -> None:
+        """Take the unsharded module's weights over, or make them anew, the same for any plan, if it is on ``meta``."""
+        if module.device.type == "meta":
+            self.initialize(self._env.communicator.broadcast_object(torch.initial_seed()))
+            return
+        for name, table in self._tables.items():
+            table.state.scatter(module.table_weight(name).detach(), table.weight_of)
+            layout = table.state.sharding.layout
+            for local in table.state.local:
+                if layout.dataflow_of(local.block).is_replicated:  # copies begin alike, as rank 0's
+                    self._env.communicator.broadcast(table.weight_of(local), 0)
+
+    def initialize(self, seed: int) -> None:
+        """Give all tables new initial weights, the same for any plan; ``seed`` must be the same on every rank."""
+        for config in self._configs:
+            table = self._tables[config.name]
+            for local in table.state.local:
+                path = table.state.table.path
+                initialize(table.weight_of(local), config, local.block, path=path, seed=seed)
+
+
+def engine_of(inputs: ShardingInputs, before: CollectionEngine | None = None) -> CollectionEngine:
+    """Make the engine that runs the tables of a collection.
+
+    Args:
+        inputs: tables, plan and ranks.
+        before: the engine that runs them under another plan until now.
+    """
+    return CollectionEngine(
+        inputs.specs,
+        inputs.params,
+        executor_of=executor_of,
+        env=inputs.env,
+        device=inputs.device,
+        is_weighted=inputs.is_weighted,
+        checks=inputs.checks,
+        before=before,
+    )
+
+
+def _meet_to_save(module: ShardedCollection, *_: Any) -> None:
+    if is_state_in_blocks():  # nothing is gathered
+        return
+    module._meeting.to_gather("state_dict()")
+
+
+def _meet_to_load(module: ShardedCollection, *_: Any) -> None:
+    module._meeting.to_load("load_state_dict()")
+
+
+def _compare_plans(inputs: ShardingInputs) -> None:
+    """Check that all ranks shard the same tables in the same way; else they would not meet in their collectives.
+
+    They compare one hash of everything; only where these differ, one of each table.
+
+    Raises:
+        DistributedError: naming the ranks that differ from rank 0, and the first table in which they do.
+    """
+    communicator, mine = inputs.env.communicator, _digests(inputs)
+    together = hashlib.sha256(repr(sorted(mine.items())).encode()).digest()
+    locals_, hashes = zip(
+        *communicator.all_gather_objects((inputs.env.local_world_size, together)), strict=True
+    )
+    check_local_world_sizes(locals_)
+    if len(set(hashes)) == 1:
+        return
+    gathered = communicator.all_gather_objects(mine)
+    different = [rank for rank, other in enumerate(gathered) if other != gathered[0]]
+    other, first = gathered[different[0]], communicator.global_ranks[0]
+    named = name_ranks([communicator.global_ranks[rank] for rank in different])
+    names = [name for name in {**gathered[0], **other} if gathered[0].get(name) != other.get(name)]
+    raise DistributedError(
+        f"the ranks shard differently: {named} differs from rank {first} in "
+        f"{len(names)} tables, {names[0]!r} first. Plan once, with collective_plan, and give every rank the same "
+        "tables, plan and fused_params"
+    )
+
+
+def _digests(inputs: ShardingInputs) -> dict[str, str]:
+    """A hash of each table and of how it is sharded, by name: a plan may leave tables out or name others."""
+    specs = {spec.name: spec for spec in inputs.specs}
+    digests = {}
+    for name in {**specs, **inputs.params}:
+        sharding = inputs.params.get(name)
+        planned = sharding.digest() if sharding is not None else b""
+        digests[name] = hashlib.sha256(repr(specs.get(name)).encode() + planned).hexdigest()
+    return digests
+
+
+def local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:
+    """This rank's blocks of each table that has some here."""
+    local: dict[str, list[LocalBlock]] = {}
+    for lookup, group in enumerate(engine.groups):
+        for index, spec in enumerate(group.blocks):
+            local.setdefault(spec.table.name, []).append(LocalBlock(spec.block, index, lookup))
+    return {name: sorted(blocks, key=_by_place) for name, blocks in local.items()}
+
+
+def _by_place(local: LocalBlock) -> tuple[int, int]:
+    """The order of a table's blocks, whatever groups they are in."""
+    return local.block.rows.index, local.block.columns.start
+
+
+def specs_of(
+    sharder: ModuleSharder, module: TableCollection, path: str, *, is_weighted: bool
+) -> list[TableSpec]:
+    """The specifications of a collection's tables, with their optimizers.
+
+    An optimizer applied to a table's parameter in the backward pass goes before the sharder's. A table whose parameter
+    requires no gradient is frozen.
+    """
+    return [_spec_of(sharder, module, config, path, is_weighted=is_weighted) for config in module.tables]
+
+
+def _spec_of(
+    sharder: ModuleSharder, module: TableCollection, config: Any, path: str, *, is_weighted: bool
+) -> TableSpec:
+    """The specification of one table. A frozen one has an optimizer without state, so that any kernel takes it."""
+    weight = module.table_weight(config.name)
+    is_frozen = not weight.requires_grad
+    trained: dict[str, Any] = (
+        {} if is_frozen else {"update": sharder.update, "max_gradient": sharder.max_gradient}
+    )
+    return TableSpec.from_config(
+        config,
+        module=path,
+        is_weighted=is_weighted,
+        optimizer=STILL if is_frozen else optimizer_spec_of(weight, config.name) or sharder.optimizer,
+        qcomms_config=sharder.qcomm_codecs_registry,
+        cache=sharder.cache,
+        is_frozen=is_frozen,
+        **trained,
+    )
+
+
+_Sharded = TypeVar("_Sharded", bound=ShardedCollection)
+
+
+def shard_collection(
+    kind: type[_Sharded],
+    sharder: ModuleSharder,
+    module: TableCollection,
+    params: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    device: torch.device | str | None,
+    *,
+    path: str,
+    is_weighted: bool = False,
+) -> _Sharded:
+    """The sharded form of ``module``, with its weights; see :meth:`ModuleSharder.shard`."""
+    with env.phase(f"sharding {type(module).__name__}"):
+        specs = sharder.tables(module, path)
+        place = torch.device(device if device is not None else env.device_type)
+        inputs = ShardingInputs(module.tables, specs, params, env, place, is_weighted, sharder.input_checks)
+        sharded = kind(inputs)  # type: ignore[call-arg]
+        sharded.take_weights(module)
+        return sharded

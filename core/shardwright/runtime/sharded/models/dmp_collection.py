@@ -1,0 +1,217 @@
+"""``DMPCollection``: tables sharded inside groups of ranks, and replicated over the groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+from weakref import WeakMethod
+
+import torch
+from torch import nn
+
+from shardwright.arguments import checked_only
+from shardwright.contracts.comm_backend import CommBackend
+from shardwright.errors import DistributedError, InvalidInputError, PlanError
+from shardwright.planning.machines.replicas import checked_sync_every
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.runtime.ranks.lockstep import by_rank
+from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
+from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
+from shardwright.runtime.sharded.collections.sharders import ModuleSharder
+from shardwright.runtime.sharded.models.averaging import Averaging
+from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+from shardwright.runtime.step.compiling import untraced
+
+
+class DMPCollection(DistributedModelParallel):
+    """A model whose tables are sharded over groups of ranks, every group with a replica, which are averaged.
+
+    A step's exchanges of ids, results and gradients stay inside a sharding group, and average gradients over its ranks.
+    From time to time weights, and the optimizer state that kernels keep, are averaged over the groups: by :meth:`sync`,
+    or every ``sync_every`` steps. The dense part is replicated over all ranks, its gradients averaged in each step.
+
+    Averaged after each step, tables trained by plain SGD are those of one step on the mean gradient of all ranks: the
+    update is linear in the gradient. Of other optimizers they are the mean of what each group makes of its own
+    gradient, and so is the state.
+
+    Args:
+        module: the model; changed in place.
+        device: this rank's device; the environment's by default.
+        plan: sharding plan over the ranks of a sharding group, the same for all groups; made collectively by default.
+        world_size: ranks of all groups; to be compared with ``global_pg``, if given.
+        sharding_group_size: ranks of a sharding group; ``env`` has one already.
+        global_pg: the process group of all ranks; the world by default.
+        node_group_size: ranks of a sharding group that count as one host; by default as many as are on one.
+        sharders: one for each class of collections in the model; the registered ones by default.
+        init_data_parallel: see :class:`DistributedModelParallel`.
+        use_inter_host_allreduce: sharding groups are neighbouring ranks, and averaging goes between hosts; else
+            replicas are neighbours, and the exchanges of a step may go between hosts.
+        sync_every: average before the forward pass that follows so many forward passes with gradients, which is after
+            the optimizer's step in any loop or pipeline; ``None``: only :meth:`sync` averages.
+        comm_backend: see :class:`DistributedModelParallel`; carries averagings, too.
+        env: the groups, where they were made before; instead of ``world_size``, ``sharding_group_size``, ``global_pg``,
+            ``node_group_size``, ``use_inter_host_allreduce`` and ``comm_backend``.
+        update: see :class:`DistributedModelParallel`.
+
+    Raises:
+        InvalidInputError: ranks do not divide into such groups; ``sync_every`` is less than 1.
+        PlanError: the plan is for another number of ranks than a sharding group has, or for other groups.
+        DistributedError: ranks ask for different groups, or for different ``sync_every``.
+        UnsupportedError: a table's rows cannot be averaged.
+
+    Example:
+        >>> model = DMPCollection(  # doctest: +SKIP
+        ...     model, plan=plan, sharding_group_size=8, sync_every=16, use_inter_host_allreduce=True
+        ... )
+    """
+
+    @checked_only("device", "env")
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device | str | None = None,
+        plan: ShardingPlan | None = None,
+        world_size: int | None = None,
+        sharding_group_size: int | None = None,
+        global_pg: Any = None,
+        *,
+        node_group_size: int | None = None,
+        sharders: Sequence[ModuleSharder] | None = None,
+        init_data_parallel: bool = True,
+        use_inter_host_allreduce: bool = False,
+        sync_every: int | None = None,
+        comm_backend: str | CommBackend | None = None,
+        env: ShardingEnv2D | None = None,
+        update: str | None = None,
+    ) -> None:
+        sync_every = None if sync_every is None else checked_sync_every(sync_every)
+        if env is None:
+            if sharding_group_size is None:
+                raise InvalidInputError(
+                    "sharding_group_size is needed: over how many ranks the tables are sharded; the ranks are as many "
+                    "groups with a replica as that goes into them"
+                )
+            env = ShardingEnv2D.make_groups(
+                sharding_group_size,
+                global_pg,
+                node_group_size=node_group_size,
+                use_inter_host_allreduce=use_inter_host_allreduce,
+                comm_backend=comm_backend,
+            )
+        elif any(
+            asked is not None for asked in (sharding_group_size, global_pg, node_group_size, comm_backend)
+        ):
+            raise InvalidInputError(
+                "env has its groups already: leave sharding_group_size, global_pg, node_group_size and comm_backend "
+                "out, or env"
+            )
+        _check_world(world_size, env)
+        _check_plan(plan, env)
+        _compare_sync_every(env, sync_every)
+        super().__init__(module, env, device, plan, sharders, init_data_parallel=False, update=update)
+        _check_plan(self.plan, env)
+        self._sync_every, self._num_since = sync_every, 0
+        collections = [child for child in self._sharded.values() if isinstance(child, ShardedCollection)]
+        with env.everyone.phase("making replicas of the tables"):
+            self._averaging = Averaging(env, collections)
+            self._averaging.copy_from_first()
+        for collection in collections:
+            collection.before_gathering(_called_weakly(WeakMethod(self._sync_if_changed)))
+        self.register_forward_pre_hook(_before_forward)
+        if init_data_parallel:
+            self.init_data_parallel()
+
+    @property
+    def sync_every(self) -> int | None:
+        """Forward passes with gradients from one averaging to the next; ``None``: only :meth:`sync` averages."""
+        return self._sync_every
+
+    def _check_new_plan(self, plan: ShardingPlan) -> None:
+        _check_plan(plan, cast(ShardingEnv2D, self._env))
+
+    @untraced
+    def sync(self, include_optimizer_state: bool = True) -> None:
+        """Average the tables over the sharding groups; every rank makes this call, after the optimizer's step.
+
+        Whether ``sync_every`` is given or not: the next averaging of its own comes so many steps after this one.
+
+        Args:
+            include_optimizer_state: average the optimizer state of kernels that run an optimizer, too. That of
+                optimizers of your own, of tables whose kernel shows gradients, is not.
+
+        Raises:
+            DistributedError: a rank that holds the same shards does not make this call within the time-out, which is
+                named; or averages something else, or its group made other calls before.
+        """
+        self._averaging.average(include_optimizer_state=include_optimizer_state)
+        self._num_since = 0
+
+    @untraced
+    def _count_forward(self) -> None:
+        """Average if that is due, and count the forward pass that begins."""
+        if self._sync_every is not None and self._num_since >= self._sync_every:
+            self.sync()
+        self._num_since += torch.is_grad_enabled()
+
+    def _sync_if_changed(self) -> None:
+        """Average if a step was made since the last averaging, so that a state dict is one model; on every rank."""
+        if self._num_since:
+            self.sync()
+
+
+def _before_forward(model: nn.Module, inputs: Any) -> None:
+    cast(DMPCollection, model)._count_forward()
+
+
+def _called_weakly(method: WeakMethod[Any]) -> Any:
+    """Make a function that calls a method as long as its object lives: collections must not hold their model."""
+
+    def call() -> None:
+        own = method()
+        if own is not None:
+            own()
+
+    return call
+
+
+def _check_world(world_size: int | None, env: ShardingEnv2D) -> None:
+    if world_size is not None and world_size != env.everyone.world_size:
+        raise InvalidInputError(
+            f"world_size is {world_size}; the process group has {env.everyone.world_size} ranks: leave it out, or give "
+            "the process group of all ranks as global_pg"
+        )
+
+
+def _compare_sync_every(env: ShardingEnv2D, sync_every: int | None) -> None:
+    """Check that all ranks average after the same steps; otherwise some would wait for others that go on.
+
+    Raises:
+        DistributedError: they do not; the text is the same on every rank.
+    """
+    with env.everyone.phase("comparing sync_every"):
+        communicator = env.everyone.communicator
+        told = communicator.all_gather_objects(f"sync_every={sync_every}")
+        if len(set(told)) > 1:
+            raise DistributedError(
+                f"the ranks average after different numbers of steps: {by_rank(told, communicator.global_ranks)}. Give "
+                "every rank the same sync_every"
+            )
+
+
+def _check_plan(plan: ShardingPlan | None, env: ShardingEnv2D) -> None:
+    """Check that a plan is for one of the sharding groups, as far as its document says.
+
+    Raises:
+        PlanError: it is for another number of ranks, or of groups.
+    """
+    topology = {} if plan is None else plan.document.get("topology", {})
+    size, planned = env.world_size, topology.get("world_size", env.world_size)
+    groups = topology.get("replicas", {}).get("num_groups")
+    has_others = groups is not None and (planned, groups) != (size, env.num_sharding_groups)
+    if planned > size or has_others:
+        others = f" in each of {groups} sharding groups" if groups else ""
+        raise PlanError(
+            f"the plan is for {planned} ranks{others}, the model for "
+            f"{env.num_sharding_groups} sharding groups of {size} ranks: plan with Topology(world_size="
+            f"{env.everyone.world_size}, ...).sharding_group({size})"
+        )

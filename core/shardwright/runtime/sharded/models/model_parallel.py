@@ -1,0 +1,507 @@
+"""``DistributedModelParallel``: the sharding of a model's collections, and the wrapping of the rest."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from shardwright.arguments import checked, checked_only
+from shardwright.contracts.comm_backend import CommBackend
+from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
+from shardwright.optim.combined import CombinedOptimizer
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.runtime.ranks.devices import is_host, with_index
+from shardwright.runtime.ranks.environment import ShardingEnv, environment_of
+from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
+from shardwright.runtime.sharded.collections.sharders import (
+    ModuleSharder,
+    default_sharders,
+    shardable_modules,
+)
+from shardwright.runtime.sharded.models.dense_sync import DenseDataParallel, compare_dense_values
+from shardwright.runtime.sharded.tables.data_parallel import leave_out_tables
+from shardwright.runtime.sharded.tables.initialization import seeded
+from shardwright.runtime.sharded.tables.table_state import state_in_blocks
+
+if TYPE_CHECKING:
+    from shardwright.runtime.sharded.resharding.reshard import Resharded
+
+# Buffers are copied when the model is wrapped, not in each step: under its new name where torch has it.
+_BUFFERS_ONCE: Mapping[str, Any] = (
+    {"forward_sync_buffers": False}
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else {"broadcast_buffers": False}
+)
+
+
+@frozen
+class DefaultDataParallelWrapper:
+    """Options of the ``DistributedDataParallel`` that averages gradients of a model's dense part.
+
+    Args:
+        bucket_cap_mb: size of its buckets of gradients, MiB; by default torch's 25, the first bucket 1.
+        static_graph: every step uses the same parameters, in the same order.
+        find_unused_parameters: a step may use only some of the parameters, other ones on each rank.
+        ddp_kwargs: further keyword arguments of ``DistributedDataParallel``; they go before the others.
+
+    Raises:
+        InvalidInputError: ``ddp_kwargs`` has what the model itself says: module, device or process group.
+
+    Example:
+        >>> import shardwright as sw
+        >>> sw.DefaultDataParallelWrapper(find_unused_parameters=True, ddp_kwargs={"bucket_cap_mb": 1}).options()
+        {'static_graph': False, 'find_unused_parameters': True, 'bucket_cap_mb': 1}
+    """
+
+    bucket_cap_mb: float | None = None
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    ddp_kwargs: Mapping[str, Any] = field(factory=dict)
+
+    @ddp_kwargs.validator
+    def _are_free(self, attribute: Any, value: Any) -> None:
+        taken = sorted(
+            {"module", "device_ids", "output_device", "process_group", "device_mesh", "init_sync"}
+            & set(value)
+        )
+        if taken:
+            raise InvalidInputError(
+                f"ddp_kwargs has {', '.join(map(repr, taken))}, which follow from the model, its env and device: leave "
+                "them out"
+            )
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of ``DistributedDataParallel``."""
+        own = {"static_graph": self.static_graph, "find_unused_parameters": self.find_unused_parameters}
+        # Given as a number, it would be the first bucket's size, too.
+        buckets = {} if self.bucket_cap_mb is None else {"bucket_cap_mb": self.bucket_cap_mb}
+        return {**own, **buckets, **self.ddp_kwargs}
+
+
+class DistributedModelParallel(nn.Module):
+    """A model whose embedding collections are sharded and whose rest is replicated.
+
+    1. Every rank: the collections of ``module`` are found (nested ones too), and planned if no plan is given.
+    2. Every rank: each is replaced by its sharded form; what is left on ``meta`` is allocated and initialised by
+       ``reset_parameters``.
+    3. The rest is wrapped in ``DistributedDataParallel``, which copies rank 0's values to all.
+
+    Args:
+        module: the model; changed in place.
+        env: the ranks; the world's process group by default. ``ShardingEnv.local()`` is this process alone.
+        device: this rank's device; the environment's by default. Without ``env``, its type is planned for; without a
+            number, it is the current device, or that of ``LOCAL_RANK`` where no other was set.
+        plan: sharding plan of the model; made collectively by default.
+        sharders: one for each class of collections in the model; the registered ones by default.
+        init_data_parallel: wrap the rest now; else call :meth:`init_data_parallel` later, or leave it to a
+            ``DistributedDataParallel`` around this model, as Accelerate and Lightning make it.
+        comm_backend: comm backend of the tables' collectives, by name or as an object; by default the one with the name
+            of the process group's own backend. Not with ``env``, which has one.
+        data_parallel_wrapper: options of ``DistributedDataParallel`` around the rest.
+        update: time at which the optimizers inside kernels update tables, ``"in_backward"`` or ``"in_step"`` (see
+            :class:`ModuleSharder`), instead of what the sharders say.
+
+    Raises:
+        UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
+        PlanError, InvalidInputError: the plan does not fit the model; naming module and table.
+
+    Example:
+        >>> import shardwright as sw
+        >>> table = sw.EmbeddingBagConfig(
+        ...     num_embeddings=1000, embedding_dim=8, name="user_id", feature_names=["user"]
+        ... )
+        >>> bags = sw.EmbeddingBagCollection([table], device="meta")  # nothing is allocated before it is sharded
+        >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> batch = sw.KeyedJaggedTensor.from_lists({"user": [[7, 8], [], [9]]})
+        >>> model(batch).values().sum().backward()  # updates the table
+        >>> {name: list(value.shape) for name, value in model.state_dict().items()}
+        {'embedding_bags.user_id.weight': [1000, 8]}
+    """
+
+    @checked_only("env", "device")
+    def __init__(
+        self,
+        module: nn.Module,
+        env: ShardingEnv | None = None,
+        device: torch.device | str | None = None,
+        plan: ShardingPlan | None = None,
+        sharders: Sequence[ModuleSharder] | None = None,
+        init_data_parallel: bool = True,
+        *,
+        comm_backend: str | CommBackend | None = None,
+        data_parallel_wrapper: DefaultDataParallelWrapper | None = None,
+        update: str | None = None,
+    ) -> None:
+        super().__init__()
+        asked = None if device is None else torch.device(device)
+        # Who asks for a device plans for it, whatever the process group could also carry.
+        wanted = None if asked is None or asked.type == "meta" else asked.type
+        self._env = environment_of(env, comm_backend=comm_backend, device_type=wanted)
+        self.device = with_index(torch.device(self._env.device_type) if asked is None else asked)
+        self._sharded: dict[str, nn.Module] = {}
+        # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
+        self._wrapper: tuple[DistributedDataParallel, ...] = ()
+        self._data_parallel = data_parallel_wrapper or DefaultDataParallelWrapper()
+        with self._env.everyone.phase("sharding the model"):
+            self._build(module, plan, sharders, init_data_parallel, update)
+        # One object, since learning-rate schedulers mark the optimizer that they are given.
+        self._fused_optimizer = CombinedOptimizer(
+            [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
+        )
+        leave_out_tables(self)  # should somebody else wrap it
+
+    @checked
+    def _build(
+        self,
+        module: nn.Module,
+        plan: ShardingPlan | None,
+        sharders: Sequence[ModuleSharder] | None,
+        init_data_parallel: bool,
+        update: str | None = None,
+    ) -> None:
+        sharders = default_sharders() if sharders is None else list(sharders)
+        if update is not None:
+            sharders = [sharder.updating(update) for sharder in sharders]
+        self._plan = self._make_plan(module, sharders) if plan is None else plan
+        _refuse_plan_of_group(self._plan, self._env)
+        self._model = self._shard(module, sharders)
+        self._materialise()
+        if init_data_parallel:
+            self.init_data_parallel()
+
+    def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
+        from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+
+        if next(shardable_modules(module, sharders), None) is None:
+            return ShardingPlan({})
+        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, env=self._env)
+        return plan
+
+    def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> nn.Module:
+        found = list(shardable_modules(module, sharders))
+        paths = [path for path, _, _ in found]
+        for path in self._plan.plan:
+            if path not in paths:
+                raise InvalidInputError(
+                    f"the plan is for a module at {path!r}, where the model has no collection of embedding tables."
+                    f"{nearest(path, paths)}"
+                )
+        _refuse_wrapped(module, paths)
+        for path, child, sharder in found:
+            if path not in self._plan.plan:
+                raise InvalidInputError(
+                    f"the plan has nothing for {type(child).__name__} at {path!r}; it is for {sorted(self._plan.plan)}"
+                )
+            sharded = sharder.shard(child, self._plan.plan[path], self._env, self.device, path)
+            self._sharded[path] = sharded
+            if not path:
+                return sharded
+            _replace(module, child, sharded)
+        return module
+
+    def _materialise(self) -> None:
+        """Allocate and initialise what is on ``meta``, from rank 0's seed; move the rest to the device."""
+        seed = self._env.everyone.communicator.broadcast_object(torch.initial_seed())
+        own = [path + "." if path else "" for path in self._sharded]
+        tied = _shared_parameters(self.module)
+        with seeded(seed, self.device):
+            for path, child in self.module.named_modules():
+                if any((path + ".").startswith(prefix) for prefix in own):
+                    continue
+                _initialise_if_meta(path, child, self.device)
+        for (first, name), *others in tied:
+            for holder, other in others:
+                setattr(holder, other, getattr(first, name))
+        self.module.to(self.device)
+
+    def init_data_parallel(self) -> None:
+        """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
+        if self._wrapper or self._env.everyone.process_group is None:
+            return
+        with self._env.everyone.phase("wrapping the dense part of the model"):
+            self._wrap_dense()
+
+    def _wrap_dense(self) -> None:
+        ignored = leave_out_tables(self.module)
+        everyone = self._env.everyone
+        compare_dense_values(self.module, everyone, ignored)
+        if all(name in ignored or not p.requires_grad for name, p in self.module.named_parameters()):
+            return
+        options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE, **self._data_parallel.options()}
+        if is_host(self.device):
+            self._wrapper = (DenseDataParallel(self.module, everyone, **options),)
+            return
+        options |= {"device_ids": [self.device], "process_group": everyone.process_group}
+        self._wrapper = (DistributedDataParallel(self.module, **options),)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context in which gradients of dense parameters add up without an average over the ranks.
+
+        The backward pass of the first forward pass after it averages all of them. Gradients of tables travel in each
+        backward pass. Every rank makes the same passes in it.
+
+        Raises:
+            UnsupportedError: a table is updated in the backward pass, which would not wait for the other batches.
+
+        Example:
+            >>> for micro_batch in micro_batches[:-1]:  # doctest: +SKIP
+            ...     with model.no_sync():
+            ...         (model(micro_batch).mean() / len(micro_batches)).backward()
+            >>> (model(micro_batches[-1]).mean() / len(micro_batches)).backward()  # doctest: +SKIP
+        """
+        for sharded in self._sharded.values():
+            if isinstance(sharded, ShardedCollection):
+                sharded.refuse_accumulation()
+        return self._wrapper[0].no_sync() if self._wrapper else nullcontext()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward; every rank makes this call in the same step."""
+        outermost = self._wrapper[0] if self._wrapper else self._model
+        return outermost(*args, **kwargs)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model with its sharded modules, without the data-parallel wrapper."""
+        return self._model
+
+    @property
+    def env(self) -> ShardingEnv:
+        """The ranks."""
+        return self._env
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """The sharding plan of the model."""
+        return self._plan
+
+    @property
+    def fused_optimizer(self) -> CombinedOptimizer:
+        """The optimizers that run in the backward pass, those of each sharded module under its path."""
+        return self._fused_optimizer
+
+    def reshard(
+        self,
+        plan: ShardingPlan,
+        *optimizers: Optimizer,
+        max_extra_bytes: int | None = None,
+        piece_bytes: int | None = None,
+    ) -> Resharded:
+        """Go from one plan to another between two steps; every rank makes this call.
+
+        Weights and optimizer states travel from their old owners to their new ones in pieces of bounded size. The
+        fused optimizer stays the same object with the same learning rates, so that schedulers go on; training goes on
+        as if nothing had happened. Whatever does not fit is refused on all ranks before anything moves.
+
+        Args:
+            plan: the new plan, for the same model and ranks; of a :class:`DMPCollection`, the same for all sharding
+                groups, each of which moves its own replica.
+            optimizers: those of your own that have parameters of tables, whose kernel shows gradients: they get the
+                new parameters. Optimizers around them (combined, scheduled) follow.
+            max_extra_bytes: most that a rank may take while rows move, beside what it has; then old blocks are freed as
+                soon as their rows have left, and a failure in between loses the model. ``None``: old blocks stay until
+                all rows have come, so that a failure changes nothing.
+            piece_bytes: most that a rank sends or receives at once; 64 MiB by default, or an eighth of
+                ``max_extra_bytes`` where that is less.
+
+        Returns:
+            Which tables moved, and the bytes; see :class:`Resharded`.
+
+        Raises:
+            PlanError, InvalidInputError: the plan does not fit the model, or needs more than ``max_extra_bytes``.
+            UnsupportedError: a batch is under way, or a table cannot move.
+            DistributedError: ranks gave different plans, or one did not make this call, or was lost in it.
+
+        Example:
+            >>> import shardwright as sw
+            >>> table = sw.EmbeddingBagConfig(
+            ...     name="user_id", num_embeddings=1000, embedding_dim=8, feature_names=["user"]
+            ... )
+            >>> bags = sw.EmbeddingBagCollection([table], device="meta")
+            >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+            >>> model.reshard(model.plan)
+            Resharded(tables=(), sent_bytes=0, peak_bytes=0)
+        """
+        from shardwright.runtime.sharded.resharding.reshard import modules_under, reshard
+
+        with self._env.everyone.phase("resharding the model"):
+            self._check_new_plan(plan)
+            resharded = reshard(
+                modules_under(plan, self._sharded),
+                self._env,
+                optimizers,
+                max_extra_bytes=max_extra_bytes,
+                piece_bytes=piece_bytes,
+            )
+        self._plan = plan
+        leave_out_tables(self)  # the new blocks, should somebody else wrap it
+        return resharded
+
+    def _check_new_plan(self, plan: ShardingPlan) -> None:
+        """Check that a plan is for the model's ranks, as far as its document says."""
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters; those of sharded tables are this rank's blocks.
+
+        A table's first block here bears the unsharded name, further ones ``..._1`` and so on; a table without a block
+        here is not named. Optimizer state made for these parameters is per block as well.
+        """
+        yield from self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Names, as in the unsharded model, and buffers."""
+        yield from self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """The parameters of :meth:`named_parameters`.
+
+        Raises:
+            UnsupportedError: the caller is a function that clips gradients as if tables were whole; on all ranks.
+        """
+        # This line runs when the first parameter is asked for, by whoever goes through them.
+        self._refuse_reader(sys._getframe(1))
+        for _, parameter in self.named_parameters(recurse=recurse):
+            yield parameter
+
+    def _refuse_reader(self, reader: FrameType) -> None:
+        for sharded in self._sharded.values():
+            if isinstance(sharded, ShardedCollection):
+                sharded.refuse_reader(reader)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Keys, shapes and dtypes of the unsharded model; tables are gathered, so every rank makes this call."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The state dict with this rank's blocks in place of whole tables; no collective.
+
+        ``torch.distributed.checkpoint`` saves and loads it, each rank its own blocks, under any plan and number of
+        ranks. Storage is shared: loading is in place, and training changes what was not yet saved.
+
+        Example:
+            >>> import shardwright as sw, torch.distributed.checkpoint as dcp
+            >>> table = sw.EmbeddingBagConfig(
+            ...     name="user_id", num_embeddings=1000, embedding_dim=8, feature_names=["user"]
+            ... )
+            >>> bags = sw.EmbeddingBagCollection([table], device="meta")
+            >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+            >>> model.sharded_state_dict()
+            OrderedDict({'embedding_bags.user_id.weight': BlockedTensor([1000, 8], torch.float32, pieces here: 1)})
+        """
+        with state_in_blocks():
+            return self.module.state_dict(*args, **kwargs)
+
+    def unshard(self) -> nn.Module:
+        """An unsharded copy of the model, its tables in host memory; a collective, every rank makes this call.
+
+        For models that fit into one process, to serve or to look at.
+
+        Raises:
+            UnsupportedError: a table's ids are keys, which no unsharded module finds rows for.
+        """
+        whole = {
+            id(sharded): sharded.unshard()
+            for sharded in self._sharded.values()
+            if isinstance(sharded, ShardedCollection)
+        }
+        return copy.deepcopy(self.module, whole)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take over the state of an unsharded or differently sharded model; every rank makes this call.
+
+        Each rank takes its blocks of the tables.
+
+        Raises:
+            InvalidInputError: dense parameters were to be replaced, while their gradients are averaged over the ranks.
+            DistributedError: another rank does not make this call within the time-out.
+        """
+        if assign and self._wrapper:
+            raise InvalidInputError(
+                "load_state_dict(assign=True) would replace dense parameters, and gradients of new ones would not be "
+                "averaged over the ranks: load with assign=False, which copies values; or build the model with "
+                "DistributedModelParallel(..., init_data_parallel=False), load, and call init_data_parallel()"
+            )
+        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Map the model's own names to the attribute that they leave out, for ``torch.distributed.checkpoint``."""
+        own = (self._model._modules, self._model._parameters, self._model._buffers)
+        return {name: "_model" for names in own for name in names}
+
+
+def _refuse_plan_of_group(plan: ShardingPlan, env: ShardingEnv) -> None:
+    """Check that a plan for one of several sharding groups is not taken for all ranks.
+
+    Raises:
+        PlanError: it is for one of several groups, and these ranks are not a group of that size.
+    """
+    topology = plan.document.get("topology", {})
+    size, groups = topology.get("world_size"), topology.get("replicas", {}).get("num_groups", 1)
+    if groups > 1 and size != env.world_size:
+        raise PlanError(
+            f"the plan is for {size} ranks in each of {groups} sharding groups, and its tables would be on {size} of "
+            f"these {env.world_size} ranks: give it to DMPCollection(..., sharding_group_size={size}), or plan with a "
+            "Topology of all ranks without sharding_group()"
+        )
+
+
+def _refuse_wrapped(model: nn.Module, paths: Sequence[str]) -> None:
+    """Check that no collection at ``paths`` is inside a ``DistributedDataParallel``, which has taken its tables in.
+
+    Raises:
+        InvalidInputError: one is.
+    """
+    for outer, module in model.named_modules():
+        inside = [path for path in paths if not outer or path.startswith(outer + ".")]
+        if inside and isinstance(module, DistributedDataParallel):
+            raise InvalidInputError(
+                f"the collection at {inside[0]!r} is inside a DistributedDataParallel ({outer!r}), which "
+                "copies and averages whole tables: give DistributedModelParallel the model unwrapped; it wraps what is "
+                "not sharded by itself"
+            )
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put ``new`` wherever ``old`` stands in ``model``: a collection may be shared by several parents."""
+    for path in [path for path, child in model.named_modules(remove_duplicate=False) if child is old]:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, new)
+
+
+def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """The places of each parameter that stands in more than one; materialising would tear them apart."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(parameter), []).append((module, name))
+    return [own for own in places.values() if len(own) > 1]
+
+
+def _initialise_if_meta(path: str, module: nn.Module, device: torch.device) -> None:
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if not any(tensor.is_meta for tensor in tensors):
+        return
+    reset = getattr(module, "reset_parameters", None)
+    if reset is None:
+        raise UnsupportedError(
+            f"{type(module).__name__} at {path!r} is on 'meta' and has no reset_parameters() to initialise it: "
+            "build it on a real device, or add that method"
+        )
+    module.to_empty(device=device, recurse=False)
+    reset()

@@ -1,0 +1,208 @@
+"""The planner of models: from a module, its sharders and the ranks to a plan. It imports torch when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shardwright.arguments import checked
+from shardwright.errors import PlanningError
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.planner import TablePlanner
+from shardwright.planning.watch import Watch
+
+if TYPE_CHECKING:
+    from shardwright.contracts.comm_backend import CommBackend
+
+
+class EmbeddingShardingPlanner(TablePlanner):
+    """The planner of a model's tables: it enumerates options, estimates them, searches for plans and rates them.
+
+    Args:
+        topology: ranks and devices to shard over; ``collective_plan`` derives it from the process group if not given.
+        batch_size: samples per rank and step; 512 as in TorchRec if not given, and listed as assumed.
+        constraints: table name, path or pattern (``"user_*"``) -> constraints of the table. Exact names win, then
+            patterns in the order given.
+        estimator: the performance estimator, by name or as an object; the preferred one if not given. Naming it changes
+            nothing but what times are.
+        storage_estimator: the storage estimator, likewise.
+        unknown_constraints: ``"refuse"``: a rule for no table is an error. ``"warn"``: it is left out with a warning,
+            so that several models may share their constraints.
+        option_space: options of tables whose constraints name no sharding types or kernels: an
+            :class:`~shardwright.planning.tables.option_space.OptionSpace`, or the name of an estimator for the options
+            that its model was published with; by default all that is offered.
+        proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if
+            not given. As of estimators and partitioners, a name may be followed by arguments,
+            ``"name:key=value,key=value"``, which stand in the plan document and hold for what reads it.
+        partitioner: the partitioner, by name or as an object; the preferred one if not given.
+        storage_reservation: device memory kept free for everything that is not planned (dense layers, activations): a
+            fraction of it, from 0 to 1, or a ``StorageReservation``; 0.15 as in TorchRec if not given, and for serving
+            also the model's dense tensors and a batch of ids.
+        objective: time that plans are rated by: ``"largest_rank_time"`` (as in TorchRec), ``"step_time"``, the sum
+            over the phases of each one's slowest rank, or ``"serving"``, the latency of a batch on the slowest rank
+            where tables are only looked up: no gradients travel, and no optimizer has state.
+        seconds: limit of the search, s; at the limit the best plan so far is returned, with its gap. By default the
+            search ends by itself, after a budget of work that takes about ten seconds of one core at most and gives
+            the same plan on any machine.
+        stay_near: plan from which a model comes. Moves cost: plans are rated by ``objective + move_cost * moved GiB``,
+            weights and optimizer states, and of equal ones that which moves least is taken.
+        move_cost: milliseconds that the step must become shorter by for each GiB that moves; 0 if not given.
+        scale_up_caches: plan twice where a kernel has a cache of rows: the second time with caches that fill the device
+            memory that the first plan leaves free, those first that save most by a byte. The better plan is taken.
+        listener: function called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the
+            bound improve.
+        progress: show a line on standard error when planning takes longer than a second; by default if that is a
+            terminal. Ctrl-C then ends the search with the best plan so far, a second one ends the program.
+        debug: log and print the report of each plan. Planning is silent otherwise.
+
+    Example:
+        >>> import shardwright as sw
+        >>> planner = sw.EmbeddingShardingPlanner(
+        ...     topology=sw.Topology(world_size=2, compute_device="cpu"),
+        ...     constraints={"user_id": sw.ParameterConstraints(ranks=1)},
+        ... )
+        >>> plan = planner.plan_tables([sw.TableSpec("user_id", num_embeddings=1000, embedding_dim=64)])
+        >>> print(plan)  # doctest: +NORMALIZE_WHITESPACE
+        module: ...
+          table   | sharding type | compute kernel | ranks
+        ...
+          user_id | ... | 1
+        ...
+    """
+
+    @checked
+    def plan(self, module: Any, sharders: Sequence[Any]) -> ShardingPlan:
+        """Plan all tables of ``module`` that ``sharders`` can shard.
+
+        Where this machine has an accelerator of the topology's kind, the plan has only kernels that work here. A plan
+        for other machines assumes that the kernels' libraries are installed there.
+
+        Args:
+            module: the model, on any device (``meta`` will do).
+            sharders: module sharders.
+
+        Raises:
+            PlanningError: no plan fits; the text has the numbers and what would help.
+        """
+        from shardwright.runtime.ranks.devices import has_accelerator
+        from shardwright.runtime.sharded.collections.sharders import collect_tables
+        from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
+
+        topology = self._known_topology()
+        return self._plan(
+            tuple(collect_tables(module, sharders, compute_device=topology.compute_device)),
+            topology,
+            on_this_machine=has_accelerator(topology.compute_device),
+            dense=dense_bytes(module, sharders),
+        )
+
+    @checked
+    def collective_plan(
+        self,
+        module: Any,
+        sharders: Sequence[Any],
+        process_group: Any = None,
+        *,
+        env: Any = None,
+        comm_backend: str | CommBackend | None = None,
+    ) -> ShardingPlan:
+        """Plan on rank 0 and give every rank the same plan, or the same error.
+
+        Every rank of the process group makes this call; in it, every rank
+
+        1. compares its plugins with the others';
+        2. rank 0 plans, and broadcasts that it still does every few seconds, so that the others may wait as long as
+           that takes, whatever the process group's time-out;
+        3. rank 0 reads the plan document that it has written, and broadcasts it, or what went wrong;
+        4. the others read the document.
+
+        Args:
+            module: the model, on any device.
+            sharders: module sharders.
+            process_group: the ranks; the world by default.
+            env: the ranks, instead of a process group: a ``ShardingEnv``, such as ``ShardingEnv.local()``, or a
+                ``ShardingEnv2D``, for one of whose sharding groups the plan is made.
+            comm_backend: comm backend of the broadcasts, by name or as an object; see ``DistributedModelParallel``.
+
+        Raises:
+            PlanningError: no plan fits; on every rank.
+
+        Example:
+            >>> import shardwright as sw
+            >>> table = sw.EmbeddingBagConfig(
+            ...     num_embeddings=1000, embedding_dim=8, name="user_id", feature_names=["user"]
+            ... )
+            >>> bags = sw.EmbeddingBagCollection([table], device="meta")
+            >>> plan = sw.EmbeddingShardingPlanner().collective_plan(
+            ...     bags, [sw.EmbeddingBagCollectionSharder()], env=sw.ShardingEnv.local(device_type="cpu")
+            ... )
+            >>> plan.plan[""]["user_id"].ranks
+            [0]
+        """
+        from shardwright.runtime.ranks.collective_planning import on_one_rank
+        from shardwright.runtime.ranks.environment import environment_of
+
+        ranks = environment_of(env, process_group, comm_backend)
+        return on_one_rank(
+            ranks.everyone,
+            lambda _, watch: self._plan_for(ranks, module, sharders, watch),
+            self._new_watch(),
+            to_text=ShardingPlan.to_json,
+            from_text=ShardingPlan.from_json,
+        )
+
+    def _plan_for(self, env: Any, module: Any, sharders: Sequence[Any], watch: Watch) -> ShardingPlan:
+        from shardwright.runtime.sharded.collections.sharders import collect_tables
+        from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
+
+        topology = self._topology or _topology_of(env)
+        _check_ranks(topology, env)
+        tables = tuple(collect_tables(module, sharders, compute_device=topology.compute_device))
+        return self._plan(
+            tables, topology, on_this_machine=True, dense=dense_bytes(module, sharders), watch=watch
+        )
+
+
+def _topology_of(env: Any) -> Topology:
+    """The topology of a ``ShardingEnv``; of one sharding group, where there are several."""
+    from shardwright.runtime.ranks.devices import memory_bytes
+
+    everyone, grid = env.everyone, getattr(env, "grid", None)
+    memory: dict[str, Any] = {}
+    if (hbm := memory_bytes(everyone.device_type)) is not None:
+        memory = {"hbm_cap": hbm}
+    topology = Topology(
+        world_size=everyone.world_size,
+        compute_device=everyone.device_type,
+        local_world_size=everyone.local_world_size,
+        detected=("world_size", "compute_device", "local_world_size", *memory),
+        **memory,
+    )
+    if grid is None:
+        return topology
+    return topology.sharding_group(
+        grid.sharding_group_size,
+        use_inter_host_allreduce=grid.use_inter_host_allreduce,
+        node_group_size=env.local_world_size,
+    )
+
+
+def _check_ranks(topology: Topology, env: Any) -> None:
+    """Check that a topology has the ranks of a ``ShardingEnv``, those of all sharding groups together.
+
+    Raises:
+        PlanningError: it has not.
+    """
+    groups = 1 if topology.replicas is None else topology.replicas.num_groups
+    if topology.world_size * groups != env.everyone.world_size:
+        told = f" in each of {groups} sharding groups" if topology.replicas else ""
+        raise PlanningError(
+            f"the planner's topology has {topology.world_size} ranks{told}, the process group "
+            f"{env.everyone.world_size}"
+        )
+    if topology.replicas is None and env.everyone.world_size != env.world_size:
+        raise PlanningError(
+            f"the planner's topology has {topology.world_size} ranks, a sharding group {env.world_size}: give "
+            f"Topology(...).sharding_group({env.world_size})"
+        )

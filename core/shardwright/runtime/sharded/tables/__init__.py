@@ -1,0 +1,1 @@
+"""Sharded tables: their blocks, parameters, state, initial weights, optimizers and gradients."""

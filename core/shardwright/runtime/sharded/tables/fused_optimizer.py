@@ -1,0 +1,345 @@
+"""The optimizers inside kernels, seen as one ``KeyedOptimizer``: learning rates in, state in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError
+from shardwright.optim._keyed_state import check_names, write_groups
+from shardwright.optim.fused import spec_to_torch
+from shardwright.optim.keyed import KeyedOptimizer
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.runtime.ranks.meeting import Meeting
+from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
+from shardwright.runtime.sharded.tables.table_state import STORED
+from shardwright.runtime.step.backward.backward_passes import BackwardPasses
+from shardwright.runtime.step.backward.kept_gradients import KeptUpdates
+from shardwright.runtime.step.backward.learning_rates import LearningRates
+
+if TYPE_CHECKING:
+    from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
+    from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState
+
+_STEP = "step"
+_FIXED = ("betas", "eps", "weight_decay")
+"""Hyperparameters that kernels are built with; only learning rates can change."""
+
+
+class FusedOptimizer(KeyedOptimizer):
+    """The optimizers that run in the backward pass of a sharded module.
+
+    Parameters are grouped by optimizer. A learning rate set in ``param_groups`` (by hand or by a scheduler) holds from
+    the next forward pass on: a step keeps, in every kernel, the rate with which its forward pass began. There is
+    nothing else for :meth:`step` to do; with ``update="in_step"`` it makes the updates, with the rate that is set when
+    it is called. State dicts are those of the unsharded tables and the torch optimizers of the
+    same names; ``state_dict()`` gathers and must be called on every rank.
+
+    Args:
+        tables: the module's tables by parameter name; those whose kernel fuses no optimizer are left out.
+        rates: learning rates of the module's local kernel groups.
+        meeting: meeting of the ranks before tables are gathered or loaded.
+        updates: the gradients that are kept for the step.
+        passes: the backward passes that updated tables.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, ShardedTable],
+        rates: LearningRates,
+        meeting: Meeting,
+        updates: KeptUpdates,
+        passes: BackwardPasses,
+    ) -> None:
+        self._tables = {name: table for name, table in tables.items() if table.is_fused}
+        self._rates, self._meeting, self._updates, self._passes = rates, meeting, updates, passes
+        by_optimizer: dict[OptimizerSpec, list[str]] = {}
+        for name, table in self._tables.items():
+            assert table.state.table.optimizer is not None  # ShardedTable.is_fused
+            by_optimizer.setdefault(table.state.table.optimizer, []).append(name)
+        params = {name: table.representative() for name, table in self._tables.items()}
+        groups = [
+            {"params": [params[name] for name in names], **_group_of(spec)}
+            for spec, names in by_optimizer.items()
+        ]
+        super().__init__(params, {}, groups)
+        self._specs = list(by_optimizer)
+        self._names_of = list(by_optimizer.values())
+        self._applied = [spec.learning_rate for spec in self._specs]
+        self._fixed = [
+            {name: group[name] for name in (*_FIXED, *dict(spec.parameters)) if name in group}
+            for spec, group in zip(by_optimizer, groups, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        lines = [
+            f"  {spec.name}({_listed(group)}): {', '.join(names)}"
+            for spec, group, names in zip(self._specs, self.param_groups, self._names_of, strict=True)
+        ]
+        return "\n".join([f"{type(self).__name__}(", *lines, ")"])
+
+    def rebind(
+        self,
+        tables: Mapping[str, ShardedTable],
+        rates: LearningRates,
+        updates: KeptUpdates,
+        passes: BackwardPasses,
+    ) -> None:
+        """Go on as the optimizer of the same tables sharded otherwise; groups and learning rates stay.
+
+        Args:
+            tables: those of the module by parameter name; the fused ones are those that it had.
+            rates: learning rates of the module's local kernel groups.
+            updates: gradients that are kept for the step.
+            passes: backward passes that updated tables.
+        """
+        self._tables = {name: tables[name] for name in self._tables}
+        self._updates, self._passes = updates, passes
+        self._rates, before = rates, {id(own): name for name, own in self.params.items()}
+        assert isinstance(self.params, dict)  # as it was made
+        self.params.update({name: table.representative() for name, table in self._tables.items()})
+        for group in self.param_groups:
+            # In place: a scheduler, or an optimizer that this is a part of, has the same group.
+            group["params"][:] = [self.params[before[id(own)]] for own in group["params"]]
+        self._applied = [float(group["lr"]) for group in self.param_groups]
+        rates.renew(dict(zip(self._specs, self._applied, strict=True)).get)
+
+    @property
+    def tables(self) -> Mapping[str, ShardedTable]:
+        """The tables whose optimizer it is, by parameter name."""
+        return self._tables
+
+    def columns_of(self, name: str) -> dict[str, int]:
+        """The states of a table and their columns; none where no block of it is here."""
+        return _outline(self._tables[name])[1]
+
+    def counts_steps(self, name: str) -> bool:
+        """True if a table's optimizer counts its updates; unknown (``None``) if no block of it is here."""
+        return _outline(self._tables[name])[0] is not None
+
+    def take_steps(self, steps: Mapping[str, float]) -> None:
+        """Set the number of updates done, by parameter name."""
+        for name, step in steps.items():
+            for local in self._tables[name].state.local:
+                self._tables[name].lookup_of(local).load_step(step)
+
+    def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Check groups as any keyed optimizer does; beyond that only learning rates may differ.
+
+        Raises:
+            UnsupportedError: a group has other values of what kernels are built with.
+        """
+        super().check_groups(groups)
+        for names, fixed in zip(self._names_of, self._fixed, strict=True):
+            for group in groups:
+                if set(names) & set(group["params"]):
+                    _check_fixed({**fixed, **group}, fixed)
+
+    def take_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Take over hyperparameters, and hand learning rates to the kernels."""
+        super().take_groups(groups)
+        self.apply_learning_rates()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Hand changed learning rates to the kernels, and apply the gradients that are kept for the step.
+
+        Tables with ``update="in_backward"`` were updated in the backward pass.
+
+        Raises:
+            UnsupportedError: they were in several passes since the last step or ``zero_grad()``.
+        """
+        loss = closure() if closure is not None else None
+        self.apply_learning_rates()
+        self._passes.check_step()
+        self._updates.apply()
+        return loss
+
+    def init_state(self, sparse_grad_parameter_names: Set[str] | None = None) -> None:
+        """Do nothing: kernels have their state from the start."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Hand changed learning rates to the kernels, and drop the gradients that are kept for the step."""
+        self.apply_learning_rates()
+        self._passes.clear()
+        self._updates.drop()
+
+    def apply_learning_rates(self) -> None:
+        """Hand changed learning rates to the kernels."""
+        for group, fixed in zip(self.param_groups, self._fixed, strict=True):
+            _check_fixed(group, fixed)
+        rates = [float(group["lr"]) for group in self.param_groups]
+        if rates != self._applied:
+            self._rates.set(dict(zip(self._specs, rates, strict=True)).get)
+            self._applied = rates
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state under parameter names, whole, in host memory; a collective, every rank makes this call.
+
+        Returns:
+            ``{"state": {parameter name: {state name: tensor}}, "param_groups": [...]}``; groups name parameters.
+        """
+        self._meeting.to_gather("the optimizer's state_dict()")
+        state = {name: self._gather(table) for name, table in self._tables.items()}
+        # The base class packs the groups; the state it would pack is in the kernels.
+        return {**super().state_dict(), "state": {name: values for name, values in state.items() if values}}
+
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """The state dict with this rank's blocks in place of whole tensors, of shared storage; no collective.
+
+        A rank without a block of a table has none of its state. ``torch.distributed.checkpoint.load`` reads into the
+        blocks; :meth:`load_state_dict` of the same dict then takes over steps and hyperparameters.
+        """
+        state = {name: _blocks(name, table) for name, table in self._tables.items()}
+        return {**super().state_dict(), "state": {name: values for name, values in state.items() if values}}
+
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that a state dict of whole tables fits, changing nothing.
+
+        Raises:
+            UnknownNameError: it names a parameter that the optimizer does not have.
+            InvalidInputError: state is missing, or entries, shapes or groups differ.
+            UnsupportedError: a group has other values of what kernels are built with.
+        """
+        groups = {name: value for name, value in state_dict.items() if name != "state"}
+        super().check_state_dict({**groups, "state": {}} if "state" in state_dict else groups)
+        given = state_dict["state"]
+        check_names(self.params, given)
+        for name, table in self._tables.items():
+            _check_entries(name, table, given.get(name, {}))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over the state of an unsharded or differently sharded optimizer; every rank makes this call.
+
+        Raises:
+            UnknownNameError: it names a parameter that the optimizer does not have.
+            InvalidInputError: state is missing, or entries, shapes or groups differ; nothing is changed then.
+        """
+        self.check_state_dict(state_dict)
+        self._meeting.to_load("the optimizer's load_state_dict()")
+        for name, table in self._tables.items():
+            _scatter(table, state_dict["state"].get(name, {}))
+        if self._saves_param_groups and "param_groups" in state_dict:
+            write_groups(self.params, self.param_groups, state_dict["param_groups"])
+        self.apply_learning_rates()
+        self.post_load_state_dict()
+
+    def _gather(self, table: ShardedTable) -> dict[str, Tensor]:
+        # Ranks without a block of the table learn from an owner which states there are.
+        communicator, owner = table.state.communicator, _first_owner(table.state)
+        step, columns = communicator.broadcast_object(_outline(table), owner)
+        gathered = {} if step is None else {_STEP: torch.tensor(step)}
+        for name, width in columns.items():
+            gathered[name] = table.state.gather(state_of(table, name), columns=width, dtype=torch.float32)
+        return gathered
+
+
+def state_of(table: ShardedTable, name: str) -> Callable[[LocalBlock], Tensor]:
+    """The function that gives a local block's values of one optimizer state."""
+    return lambda local: table.lookup_of(local).optimizer_state(local.index)[name]
+
+
+def _blocks(name: str, table: ShardedTable) -> dict[str, Any]:
+    """A table's state in blocks: what there is here."""
+    step, columns = _outline(table)
+    blocks: dict[str, Any] = {} if step is None else {_STEP: torch.tensor(step)}
+    for entry, width in columns.items():
+        blocks |= table.state.blocked(entry, state_of(table, entry), columns=width, dtype=torch.float32)
+    return blocks
+
+
+def _scatter(table: ShardedTable, given: Mapping[str, Any]) -> None:
+    """Copy the local blocks' parts of the whole state into the kernels; blocks have been read into already."""
+    for local in table.state.local:
+        if _STEP in given:
+            table.lookup_of(local).load_step(float(given[_STEP]))
+    for name in _entries(table) - {_STEP}:
+        if not isinstance(given.get(name), BlockedTensor) and f"{name}.{STORED}" not in given:
+            table.state.scatter(given[name], state_of(table, name), table.loaded_rows)
+
+
+def _entries(table: ShardedTable) -> set[str]:
+    """The names of the states of a table with a block here."""
+    return {
+        name for local in table.state.local for name in table.lookup_of(local).optimizer_state(local.index)
+    }
+
+
+def _check_entries(name: str, table: ShardedTable, given: Mapping[str, Any]) -> None:
+    own = _entries(table)
+    if not table.state.local:
+        return
+    if any(isinstance(value, BlockedTensor) for value in given.values()):
+        _check_blocks(name, table, given)
+        return
+    loaded = {entry for entry, value in given.items() if value is not None}
+    if own != loaded:
+        raise InvalidInputError(
+            f"the state of {name!r} has the entries {sorted(own)}; the state dict has {sorted(loaded)}. "
+            "Was it saved by another optimizer?"
+        )
+    spec, lookup = table.state.table, table.lookup_of(table.state.local[0])
+    for entry in own - {_STEP}:
+        expected = (spec.num_embeddings, 1 if entry in lookup.states_per_row else spec.embedding_dim)
+        if tuple(given[entry].shape) != expected:
+            raise InvalidInputError(
+                f"state {entry!r} of {name!r} has shape {list(expected)}; the state dict has "
+                f"{list(given[entry].shape)}"
+            )
+
+
+def _check_blocks(name: str, table: ShardedTable, given: Mapping[str, Any]) -> None:
+    """Check that blocks that were read into are this table's own."""
+    for entry, own in _blocks(name, table).items():
+        value = given.get(entry)
+        is_own = isinstance(own, BlockedTensor) and isinstance(value, BlockedTensor)
+        if value is None or (entry != _STEP and not (is_own and value.shares_storage_with(own))):
+            raise InvalidInputError(
+                f"state {entry!r} of {name!r} is not a block of this optimizer. What sharded_state_dict() gives is "
+                "loaded by torch.distributed.checkpoint.load, in place"
+            )
+
+
+def _first_owner(state: TableState) -> int:
+    rank = next(block.rank for block in state.sharding.layout.blocks if block.num_rows)
+    assert rank is not None  # the plan's validator
+    return rank
+
+
+def _outline(table: ShardedTable) -> tuple[float | None, dict[str, int]]:
+    """The number of updates and, for each other state, the columns of the whole table's; of a local block."""
+    if not table.state.local:
+        return None, {}
+    local = table.state.local[0]
+    lookup = table.lookup_of(local)
+    states = lookup.optimizer_state(local.index)
+    dim = table.state.table.embedding_dim
+    columns = {name: 1 if name in lookup.states_per_row else dim for name in states if name != _STEP}
+    return (float(states[_STEP]) if _STEP in states else None), columns
+
+
+def _group_of(spec: OptimizerSpec) -> dict[str, Any]:
+    """The hyperparameters as the unsharded torch optimizer has them, so that either can load the other's."""
+    try:
+        group = spec_to_torch(spec, [torch.nn.Parameter(torch.zeros(1, 1))]).param_groups[0]
+    except (UnknownNameError, InvalidInputError):  # a plugin's own optimizer
+        return {"lr": spec.learning_rate, **dict(spec.parameters)}
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _check_fixed(group: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    for name, value in fixed.items():
+        given = group[name]
+        if (tuple(given) if isinstance(given, list | tuple) else given) != value:
+            raise UnsupportedError(
+                f"{name} was changed from {value!r} to {given!r}, but kernels are built with it: only learning rates "
+                "can change. Shard again with other fused_params"
+            )
+
+
+def _listed(group: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name}={group[name]}" for name in ("lr", "betas", "eps", "weight_decay") if group.get(name)
+    )

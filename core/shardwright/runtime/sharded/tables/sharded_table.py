@@ -1,0 +1,266 @@
+"""One table of a sharded module: this rank's blocks, and the whole table's state."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.contracts.lookup import Lookup
+from shardwright.errors import UnsupportedError
+from shardwright.modules.embedding_configs import dtype_of
+from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
+from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
+from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState, is_state_in_blocks
+from shardwright.runtime.step.backward.kept_gradients import (
+    KeptBlock,
+    KeptGradients,
+    KeptUpdates,
+    is_updated_in_step,
+)
+from shardwright.runtime.step.kernel_groups import is_updated_in_backward, kernel_of
+
+_FULLY_SHARD, _MANAGED = "torch.distributed.fsdp._fully_shard._fsdp_init", "_get_managed_states"
+"""Module and function of torch (2.13) that list the parameters ``fully_shard`` takes."""
+
+
+class ShardedTable(nn.Module):
+    """This rank's blocks of one table, under the unsharded table's place in the module.
+
+    ``weight`` is the local block ``[rows, columns]``; further ones, if a rank has several, are ``weight_1``, ...
+    Parameters that a kernel updates by itself carry ``_in_backward_optimizers``.
+
+    Attributes:
+        is_fused: its kernel runs the optimizer, in the backward pass or in ``optimizer.step()``.
+    """
+
+    def __init__(self, state: TableState, lookups: Sequence[Lookup], updates: KeptUpdates) -> None:
+        super().__init__()
+        self.state, self.is_fused = state, is_updated_in_backward(state.table, state.sharding)
+        self._lookups, self._has_part_of_rows, self._env = lookups, False, updates.env
+        self._updates = updates if is_updated_in_step(state.table, state.sharding) else None
+        self._kept = {number: self._kept_block(local) for number, local in enumerate(state.local)}
+        self._row_state = kernel_of(state.sharding.compute_kernel).row_state
+        # What state dicts have is an attribute on every rank: torch.distributed.checkpoint looks for each key.
+        self.register_parameter("weight", None)
+        for name in self._row_state:
+            if not hasattr(self, name):
+                self.register_buffer(name, None)
+        for number, local in enumerate(state.local):
+            lookup = self._lookups[local.lookup]
+            parameters = lookup.parameters()
+            parameter = parameters[local.index] if parameters else nn.Parameter(lookup.weight(local.index))
+            if not parameters:
+                parameter._in_backward_optimizers = [lookup]  # type: ignore[attr-defined]  # as torch marks them
+            if state.table.is_frozen:
+                parameter.requires_grad_(False)
+            elif self.is_fused or state.is_parted:
+                self._make_sharded(parameter, number)
+            self.register_parameter(f"weight_{number}" if number else "weight", parameter)
+            if number:  # so does it leave out what they do not have
+                self._non_persistent_buffers_set.add(f"weight_{number}")
+
+    def _kept_block(self, local: LocalBlock) -> KeptBlock | None:
+        """Keeper of the gradients of a local block; ``None`` where they are not kept."""
+        lookup = self.lookup_of(local)
+        if not isinstance(lookup, KeptGradients):
+            return None
+        return KeptBlock(lookup, local.index, self._num_copies(local))
+
+    def _num_copies(self, local: LocalBlock) -> int:
+        """The ranks that have a copy of a local block."""
+        is_copied = self.state.sharding.layout.dataflow_of(local.block).is_replicated
+        return self.state.communicator.world_size if is_copied else 1
+
+    def _make_sharded(self, parameter: nn.Parameter, number: int) -> ShardedParameter:
+        """Make the parameter of a local block, or an empty one, a sharded one."""
+        own = ShardedParameter.of(parameter, self.state.table.describe(), is_fused=self.is_fused)
+        own.updates, own.env = self._updates, self._env
+        own.kept = self._kept.get(number)
+        own.kept_of_table = [kept for kept in self._kept.values() if kept is not None]
+        own.num_copies = self._num_copies(self.state.local[number]) if self.state.local else 1
+        return own
+
+    def representative(self) -> Tensor:
+        """This rank's weights of the table, or an empty parameter where it has none; for optimizers."""
+        own = next(iter(self.parameters()), None)
+        return self._make_sharded(nn.Parameter(torch.empty(0)), 0) if own is None else own
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters of the local blocks.
+
+        Raises:
+            UnsupportedError: ``fully_shard`` asks for them, to cut them once more.
+        """
+        self._refuse_fully_shard(sys._getframe(1))
+        return super().named_parameters(*args, **kwargs)
+
+    def _refuse_fully_shard(self, reader: FrameType) -> None:
+        if reader.f_globals.get("__name__") != _FULLY_SHARD or reader.f_code.co_name != _MANAGED:
+            return
+        asked = reader.f_back.f_locals.get("ignored_params") if reader.f_back is not None else None
+        if asked is not None and all(own in asked for own in self.parameters()):
+            return
+        raise UnsupportedError(
+            f"fully_shard was given a module around table {self.state.table.describe()}, which is sharded already: "
+            "each rank has other rows or columns of it, which fully_shard would take for copies. Build the model with "
+            "DistributedModelParallel(..., init_data_parallel=False) and give fully_shard its dense modules, "
+            "fully_shard(model.module.over), or the parameters of tables as ignored_params"
+        )
+
+    @property
+    def in_step(self) -> bool:
+        """True if its kernel's optimizer runs in ``optimizer.step()``."""
+        return self._updates is not None
+
+    @property
+    def keeps_rows(self) -> bool:
+        """True if the kernel's state includes the ids of its rows, beside their weights."""
+        return bool(self._row_state)
+
+    def weight_of(self, local: LocalBlock) -> Tensor:
+        """The weights of a local block, shared storage."""
+        return self.lookup_of(local).weight(local.index)
+
+    def lookup_of(self, local: LocalBlock) -> Lookup:
+        """The lookup of a local block."""
+        return self._lookups[local.lookup]
+
+    def take_rows(self, local: LocalBlock, state: Mapping[str, Tensor]) -> Tensor:
+        """Have a block take over rows of a checkpoint in shards, of which this rank has read those with its keys.
+
+        Args:
+            local: the block.
+            state: the kernel's ``row_state`` of these rows, ``[N, 1]`` int64.
+
+        Returns:
+            For each row of the block, which of the ``N`` it is, or -1.
+        """
+        self._has_part_of_rows = True
+        source = self.lookup_of(local).load_rows(local.index, state)
+        if source is None:
+            raise UnsupportedError(
+                f"table {self.state.table.describe()}: the kernel {self.state.sharding.compute_kernel!r} takes keys, "
+                "but its load_rows() does not say which row each key was given"
+            )
+        return source
+
+    def forget_loaded_rows(self) -> None:
+        """Note that the rows of keys here are no more those of a table that was loaded."""
+        self._has_part_of_rows = True
+
+    def loaded_rows(self, local: LocalBlock) -> Tensor | None:
+        """Rows of a block in the table that was loaded last; ``None`` if its row map determines them.
+
+        Raises:
+            UnsupportedError: they were loaded from a checkpoint in shards, of which this rank has read a part, or came
+                from another plan.
+        """
+        if self._has_part_of_rows:
+            raise UnsupportedError(
+                f"table {self.state.table.describe()}: its rows were loaded by load_checkpoint() or moved by "
+                "reshard(), and optimizer state with them. To load a state dict of the optimizer, load one of the "
+                "model first"
+            )
+        return self.lookup_of(local).loaded_rows(local.index)
+
+    def extra_repr(self) -> str:
+        """Sharding type, kernel and the blocks here."""
+        sharding, table = self.state.sharding, self.state.table
+        blocks = ", ".join(
+            f"{block.block.num_rows} x {block.block.num_columns}" for block in self.state.local
+        )
+        return (
+            f"{table.num_embeddings} x {table.embedding_dim}, {sharding.sharding_type}, {sharding.compute_kernel}, "
+            f"here: {blocks or 'nothing'}"
+        )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> ShardedTable:
+        # Blocks stay where the plan put them; to(), cuda() and half() of a model must not tear them from the kernels.
+        return self
+
+    def row_state_of(self, name: str) -> Callable[[LocalBlock], Tensor]:
+        """The function that gives a local block's values of one of the kernel's ``row_state``."""
+        return lambda local: self.lookup_of(local).row_state(local.index)[name]
+
+    @property
+    def row_state(self) -> Sequence[str]:
+        """The names of what the kernel knows of each row."""
+        return self._row_state
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if is_state_in_blocks():
+            destination.update(self._blocks(prefix))
+            return
+        table = self.state.table
+        dtype = dtype_of(table.data_type)
+        destination[prefix + "weight"] = self.state.gather(
+            self.weight_of, columns=table.embedding_dim, dtype=dtype
+        )
+        for name in self._row_state:
+            destination[prefix + name] = self.state.gather(
+                self.row_state_of(name), columns=1, dtype=torch.int64
+            )
+
+    def _blocks(self, prefix: str) -> dict[str, BlockedTensor]:
+        """The entries that the state dict has in blocks."""
+        table, weight = self.state.table, prefix + "weight"
+        dtype = dtype_of(table.data_type)
+        blocks = self.state.blocked(weight, self.weight_of, columns=table.embedding_dim, dtype=dtype)
+        blocks |= self.state.stored_rows(weight)
+        for name in self._row_state:
+            values = self.row_state_of(name)
+            blocks |= self.state.blocked(prefix + name, values, columns=1, dtype=torch.int64)
+        return blocks
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if any(isinstance(value, BlockedTensor) for value in state_dict.values()):
+            error_msgs += self._already_loaded(state_dict, prefix, missing_keys)
+            return
+        key = prefix + "weight"
+        wanted = [key, *(prefix + name for name in self._row_state)]
+        unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name not in wanted]
+        missing = [name for name in wanted if name not in state_dict]
+        missing_keys += missing
+        if missing:
+            return
+        whole = state_dict[key]
+        expected = (self.state.table.num_embeddings, self.state.table.embedding_dim)
+        if tuple(whole.shape) != expected:
+            error_msgs.append(
+                f"table {self.state.table.describe()}: {key!r} has shape {list(whole.shape)}, not {list(expected)}"
+            )
+            return
+        self._has_part_of_rows = False
+        row_state = {name: state_dict[prefix + name] for name in self._row_state}
+        if row_state:
+            for local in self.state.local:
+                self.lookup_of(local).load_rows(local.index, row_state)
+        self.state.scatter(whole, self.weight_of, self.loaded_rows)
+
+    def _already_loaded(
+        self, state_dict: Mapping[str, Any], prefix: str, missing_keys: list[str]
+    ) -> Iterator[str]:
+        """Describe the fault of a state dict of blocks: DCP has read into them, so they must be this table's own."""
+        for name, own in self._blocks(prefix).items():
+            given = state_dict.get(name)
+            if given is None:
+                missing_keys.append(name)
+            elif not isinstance(given, BlockedTensor) or not given.shares_storage_with(own):
+                yield (
+                    f"table {self.state.table.describe()}: {name!r} is not a block of this model. What "
+                    "sharded_state_dict() gives is loaded by torch.distributed.checkpoint.load, in place"
+                )

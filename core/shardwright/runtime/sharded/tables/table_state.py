@@ -1,0 +1,242 @@
+"""State of sharded tables under the names, shapes and dtypes of the unsharded module.
+
+Gathering is a collective, block by block, so that no more than one whole table and one block are in flight;
+loading is not: each rank cuts its own blocks out of the whole tensor.
+
+Legend: R rows of a table, D its columns; C columns of a value that a state keeps per row (D, or 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.contracts.comm_backend import Communicator
+from shardwright.errors import InvalidInputError
+from shardwright.planning.layouts.layout import Block
+from shardwright.planning.layouts.stored_rows import first_stored_row, is_stored_by_index, runs_of
+from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.sharded.tables.blocked_tensor import (
+    PIECE_BYTES,
+    BlockedTensor,
+    Piece,
+    RowNumbers,
+    own_storage,
+)
+
+STORED, STORED_ROWS = "stored", "stored_rows"
+"""Ends of the names under which rows stand that are stored by an index: their values, and which rows they are."""
+
+_AS_BLOCKS: ContextVar[bool] = ContextVar("state dicts have blocks", default=False)
+
+
+@contextmanager
+def state_in_blocks() -> Iterator[None]:
+    """Make state dicts of sharded modules without collectives: this rank's blocks for whole tables."""
+    token = _AS_BLOCKS.set(True)
+    try:
+        yield
+    finally:
+        _AS_BLOCKS.reset(token)
+
+
+def is_state_in_blocks() -> bool:
+    """True while state dicts have blocks in place of whole tables."""
+    return _AS_BLOCKS.get()
+
+
+@frozen(eq=False)
+class LocalBlock:
+    """A block of a table on this rank, its number in its lookup, and the lookup's number."""
+
+    block: Block
+    index: int
+    lookup: int
+
+
+@frozen(eq=False)
+class TableState:
+    """One sharded table: its specification, its part of the plan, and the blocks on this rank."""
+
+    table: TableSpec
+    sharding: ParameterSharding
+    local: Sequence[LocalBlock]
+    communicator: Communicator
+    device: torch.device
+
+    @property
+    def is_parted(self) -> bool:
+        """True if ranks have different parts of it, so that a rank's gradient is not the whole table's."""
+        return self.communicator.world_size > 1 and not self.sharding.layout.is_replicated
+
+    def gather(self, values: Callable[[LocalBlock], Tensor], *, columns: int, dtype: torch.dtype) -> Tensor:
+        """The whole ``[R, C]`` tensor on every rank, in host memory; every rank makes this call.
+
+        Args:
+            values: function that returns a local block's tensor ``[rows, C of the block]``.
+            columns: ``C``: ``D``, or 1 for one value a row (the same in every column block).
+            dtype: dtype of the result.
+        """
+        whole = torch.empty(self.table.num_embeddings, columns, dtype=dtype)
+        mine = {_place(local.block): local for local in self.local}
+        for block in self.sharding.layout.distinct_blocks():
+            if block.num_rows == 0 or (columns == 1 and block.columns.start > 0):
+                continue
+            piece = self._piece(mine.get(_place(block)), block, values, columns, dtype)
+            assert block.rank is not None  # the plan's validator
+            self.communicator.broadcast(piece, block.rank)
+            whole[_row_index(block), _columns(block, columns)] = piece.to(whole.device)
+        return whole
+
+    @property
+    def is_stored_by_index(self) -> bool:
+        """True if rows are stored part after part, with an index of their rows."""
+        return is_stored_by_index(self.sharding.layout.row_map)
+
+    def blocked(
+        self, name: str, values: Callable[[LocalBlock], Tensor], *, columns: int, dtype: torch.dtype
+    ) -> dict[str, BlockedTensor]:
+        """The whole ``[R, C]`` tensor as this rank's blocks of it, shared storage; no collective.
+
+        Args:
+            name: name of the tensor in the state dict.
+            values: function that returns a local block's tensor ``[rows, C of the block]``.
+            columns: ``C``: ``D``, or 1 for one value a row (the same in every column block).
+            dtype: dtype of the tensor.
+
+        Returns:
+            One entry; of rows stored by an index its name ends in :data:`STORED`.
+        """
+        by_index = self.is_stored_by_index
+        pieces = [
+            piece
+            for local in self.local
+            for piece in self._pieces(local, values(local).detach(), columns, by_index)
+        ]
+        shape = (self.table.num_embeddings, columns)
+        ending = f".{STORED}" if by_index else ""
+        return {name + ending: BlockedTensor(shape, dtype, pieces, self._refusal)}
+
+    def stored_rows(self, name: str) -> dict[str, BlockedTensor]:
+        """The index of rows that are stored by one: int64 ``[R, 1]``; nothing for others."""
+        if not self.is_stored_by_index:
+            return {}
+        shape = (self.table.num_embeddings, 1)
+        pieces = [piece for local in self.local for piece in self._number_pieces(local)]
+        return {f"{name}.{STORED_ROWS}": BlockedTensor(shape, torch.int64, pieces, self._refusal)}
+
+    @property
+    def _refusal(self) -> str:
+        if self.sharding.layout.row_map.takes_any_id:
+            why = "its ids are keys, and rows go to the keys that a rank has"
+        elif self.is_stored_by_index:
+            why = f"the row map {self.sharding.layout.row_map.name!r} stores its rows by an index"
+        else:
+            return ""
+        return (
+            f"table {self.table.describe()} cannot be loaded by torch.distributed.checkpoint alone: {why}. "
+            "Use shardwright.load_checkpoint, which reads the same files"
+        )
+
+    def _pieces(self, local: LocalBlock, values: Tensor, columns: int, by_index: bool) -> Iterator[Piece]:
+        """A block in pieces of bounded size, each a box of what is stored."""
+        span = _columns(local.block, columns)
+        is_written = self._is_first_owner(local.block) and (columns > 1 or local.block.columns.start == 0)
+        most = max(1, PIECE_BYTES // max(1, (span.stop - span.start) * values.element_size()))
+        for stored, first, count in self._runs(local.block, by_index):
+            for start in range(0, count, most):
+                own = own_storage(values[first + start : first + min(start + most, count)])
+                yield Piece((stored + start, span.start), tuple(own.shape), own, is_written)
+
+    def _number_pieces(self, local: LocalBlock) -> Iterator[Piece]:
+        block, row_map = local.block, self.sharding.layout.row_map
+        first = first_stored_row(row_map, block.rows.index)
+        is_written = self._is_first_owner(block) and block.columns.start == 0
+        rows, most = block.rows.rows, PIECE_BYTES // 8
+        for start in range(0, block.num_rows, most):
+            count = min(most, block.num_rows - start)
+            numbers = RowNumbers(rows, start, count, row_map.num_rows)
+            yield Piece((first + start, 0), (count, 1), numbers, is_written)
+
+    def _runs(self, block: Block, by_index: bool) -> Iterator[tuple[int, int, int]]:
+        """The runs of a block: where each begins in what is stored and in the block, and its rows."""
+        row_map, part = self.sharding.layout.row_map, block.rows.index
+        if by_index:
+            yield first_stored_row(row_map, part), 0, block.num_rows
+            return
+        yield from ((run.row, run.local, run.count) for run in runs_of(row_map, part))
+
+    def _is_first_owner(self, block: Block) -> bool:
+        """True if this rank writes a block: of copies the first in the plan is written."""
+        layout = self.sharding.layout
+        if not layout.dataflow_of(block).is_replicated:
+            return True
+        place = _place(block)[:2]
+        first = next(other for other in layout.blocks if _place(other)[:2] == place)
+        return first.rank == block.rank
+
+    def _piece(
+        self,
+        local: LocalBlock | None,
+        block: Block,
+        values: Callable[[LocalBlock], Tensor],
+        columns: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        if local is not None:
+            # Of the dtype that the others receive: a backend may end the process where bytes are too many.
+            return values(local).detach().to(dtype).contiguous()
+        width = 1 if columns == 1 else block.num_columns
+        return torch.empty(block.num_rows, width, dtype=dtype, device=self.device)
+
+    def scatter(
+        self,
+        whole: Tensor,
+        target: Callable[[LocalBlock], Tensor],
+        rows_of: Callable[[LocalBlock], Tensor | None] = lambda local: None,
+    ) -> None:
+        """Copy the local blocks' parts of ``whole [R, C]`` into their tensors; no collective.
+
+        Args:
+            whole: the whole table's tensor, ``[R, C]``.
+            target: function that returns a local block's tensor ``[rows, C of the block]``.
+            rows_of: function that returns the row of ``whole`` for each row of a block, -1 for none; if it returns
+                ``None``, the block's row map determines them.
+
+        Raises:
+            InvalidInputError: the shape is not the table's.
+        """
+        num_rows, dim = self.table.num_embeddings, self.table.embedding_dim
+        if tuple(whole.shape) not in ((num_rows, dim), (num_rows, 1)):
+            raise InvalidInputError(
+                f"table {self.table.describe()}: the tensor to load has shape {list(whole.shape)}"
+            )
+        columns = whole.shape[1]
+        for local in self.local:
+            rows, span = rows_of(local), _columns(local.block, columns)
+            with torch.no_grad():
+                if rows is None:
+                    target(local).copy_(whole[_row_index(local.block), span])
+                else:
+                    own, here = target(local), rows >= 0
+                    own[here] = whole[rows[here], span].to(own.device, own.dtype)
+
+
+def _place(block: Block) -> tuple[int, int, int | None]:
+    """Key of a block in its layout; layouts may make new block objects each time they are read."""
+    return block.rows.index, block.columns.start, block.rank
+
+
+def _row_index(block: Block) -> slice | Tensor:
+    rows = block.rows.rows
+    return rows if isinstance(rows, slice) else torch.as_tensor(rows)
+
+
+def _columns(block: Block, columns: int) -> slice:
+    return slice(0, 1) if columns == 1 else slice(block.columns.start, block.columns.stop)

@@ -1,0 +1,407 @@
+"""Lookup of the ``fused_numba`` kernel.
+
+Legend: W sources, S slots, K blocks, D columns of a block, C columns of a slot's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
+from shardwright.contracts.optimizer import ELEMENT, ROW, RowRule
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright_plugins.compute_kernels._optimizers import STARTED, is_plain, rule_of
+from shardwright_plugins.compute_kernels._threads import in_threads
+from shardwright_plugins.compute_kernels.fused_numba import _loops as loops
+from shardwright_plugins.compute_kernels.fused_numba._rules import loops_of_rule
+
+Ints = npt.NDArray[np.int64]
+
+_OPTIMIZERS = {
+    "sgd": loops.SGD,
+    "adagrad": loops.ADAGRAD,
+    "row_wise_adagrad": loops.ROW_WISE_ADAGRAD,
+    "adam": loops.ADAM,
+}
+# Fewer elements than this are not worth handing to a second thread, which takes some 50 microseconds to wake.
+_ELEMENTS_PER_THREAD = 200_000
+_EVEN = 1.25  # times its fair share that a thread may have before slots or blocks are parted
+
+
+@frozen(eq=False)
+class _Cells:
+    """Bags as arrays; see :mod:`_loops`."""
+
+    ids: Any
+    id_weights: Any
+    lengths: Any
+    bags: Ints
+    first_id: Ints
+    counts: Ints
+    is_matrix: bool
+    by_row: list[_Sorted] = field(factory=list, init=False)
+
+    @classmethod
+    def of(cls, bags: Bags) -> _Cells:
+        lengths = _NO_LENGTHS if bags.lengths is None else bags.lengths.contiguous().numpy()
+        per_cell = bags.table.reshape(-1)
+        return cls(
+            ids=bags.ids.contiguous().numpy(),
+            id_weights=_NO_FLOATS if bags.weights is None else bags.weights.contiguous().numpy(),
+            lengths=lengths,
+            bags=per_cell,
+            first_id=loops.first_ids(lengths, per_cell),
+            counts=bags.table,
+            is_matrix=bags.lengths is not None and not bags.is_ragged,
+        )
+
+
+@frozen(eq=False)
+class _Sorted:
+    """The ids of a share of the blocks, sorted by rows; see :func:`_loops.sort_ids`."""
+
+    share: _Share
+    ends: Ints
+    rows: Any
+    starts: Ints
+    factors: Any
+
+    @classmethod
+    def of(cls, share: _Share, blocks: Ints, cells: _Cells, places: Ints) -> _Sorted:
+        num_slots = cells.counts.shape[1]
+        most, total = loops.most_ids(blocks, share, num_slots, cells.bags, cells.first_id)
+        starts, rows = np.empty(total, np.int64), np.empty(total, np.int32)
+        factors = np.empty(total if len(cells.id_weights) else 0, np.float32)
+        made = cls(share, np.empty(share[1] - share[0], np.int64), rows, starts, factors)
+        loops.sort_ids(
+            blocks, share, num_slots, cells.ids, cells.id_weights, cells.lengths, cells.bags, cells.first_id, places,
+            most, made.ends, rows, starts, factors,
+        )  # fmt: skip
+        return made
+
+
+_NO_LENGTHS = np.empty(0, np.int32)
+_NO_FLOATS = np.empty(0, np.float32)
+
+
+class FusedNumbaLookup(Lookup):
+    """The weights of all blocks in one tensor; loops read bags and gradients in the order in which they travel."""
+
+    def __init__(self, blocks: Sequence[BlockSpec]) -> None:
+        self.blocks = blocks
+        optimizer = blocks[0].request.optimizer
+        assert optimizer is not None  # the kernel's supports()
+        self._learning_rate = optimizer.learning_rate
+        rule = rule_of(optimizer)
+        self.states_per_row = frozenset(rule.states_of(ROW))
+        self._num_steps = _floats(())
+        self._geometry = _Geometry(blocks, row_wise=bool(rule.optimizer.reads_row))
+        self._weights = _floats(self._geometry.num_elements)
+        self._states = {
+            name: _floats(self._geometry.num_rows if of == ROW else self._geometry.num_elements).fill_(
+                rule.initial(name)
+            )
+            for name, of in rule.states.items()
+        }
+        self._update: _BuiltIn | _OfPlugin = (
+            _BuiltIn(optimizer, rule) if is_plain(optimizer, STARTED) else _OfPlugin(rule)
+        )
+
+    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
+        geometry, cells = self._geometry, _Cells.of(bags)
+        places, size = geometry.places(cells.counts, is_matrix=cells.is_matrix)
+        result = self.room(size)
+        out, weights = result.data_ptr(), self._weights.data_ptr()
+
+        def look_up(share: _Share) -> None:
+            loops.look_up(
+                weights, geometry.slots, share, cells.ids, cells.id_weights, cells.lengths, cells.bags,
+                cells.first_id, places, out,
+            )  # fmt: skip
+
+        in_threads(look_up, _shares(lambda: geometry.slot_work(cells), len(geometry.slots)))
+        return result, cells if training else None
+
+    def prepare(self, bags: Bags) -> Any:
+        return _Cells.of(bags)
+
+    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
+        return self.backward_scaled(saved, gradient, 1.0)
+
+    def backward_scaled(self, saved: Any, gradient: Tensor, scale: float) -> Sequence[Tensor | None]:
+        self._num_steps += 1
+        geometry = self._geometry
+        optimizer, numbers = self._update.number, self._update.numbers(self._learning_rate, self._num_steps)
+        gradient = gradient.contiguous()
+        weights, gradients = self._weights.data_ptr(), gradient.data_ptr()
+        first, second = self._update.addresses(self._states)
+
+        def update(by_row: _Sorted) -> None:
+            total = np.empty(geometry.widest_gradient, np.float32)
+            self._update.loops.update(
+                optimizer, numbers, weights, first, second, geometry.blocks, by_row.share, by_row.ends, by_row.rows,
+                by_row.starts, by_row.factors, gradients, np.float32(scale), total.ctypes.data,
+            )  # fmt: skip
+
+        in_threads(update, self._by_row(saved))
+        return ()
+
+    def anticipate(self, saved: Any) -> None:
+        self._by_row(saved)
+
+    def _by_row(self, cells: _Cells) -> list[_Sorted]:
+        """The ids of all blocks sorted by rows, each thread's share; made once."""
+        if not cells.by_row:
+            geometry = self._geometry
+            places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
+            shares = _shares(lambda: geometry.block_work(cells), len(geometry.blocks))
+            cells.by_row.extend(
+                in_threads(lambda share: _Sorted.of(share, geometry.blocks, cells, places), shares)
+            )
+        return cells.by_row
+
+    def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
+        geometry, cells = self._geometry, _Cells.of(bags)
+        wanted, starts = geometry.row_sums(blocks)
+        pieces = [gradient if gradient.stride(1) == 1 else gradient.contiguous() for gradient in gradients]
+        places = np.array([[piece.data_ptr(), piece.stride(0)] for piece in pieces], dtype=np.int64)
+
+        def add_up(share: _Share) -> None:
+            start, stop, *_ = share
+            loops.add_up_rows(
+                places, geometry.blocks, wanted[start:stop], cells.ids, cells.id_weights, cells.lengths, cells.bags,
+                cells.first_id, starts[start:stop], out.data_ptr(),
+            )  # fmt: skip
+
+        in_threads(add_up, _shares(lambda: geometry.block_work(cells)[wanted], len(wanted), may_part=False))
+        return True
+
+    def update_rows(self, terms: Sequence[Tensor], blocks: tuple[int, ...], scale: float) -> None:
+        if len(blocks) == len(self.blocks):
+            self._num_steps += 1
+        geometry = self._geometry
+        first, second = self._update.addresses(self._states)
+        wanted, starts = geometry.row_sums(blocks)
+        optimizer, numbers = self._update.number, self._update.numbers(self._learning_rate, self._num_steps)
+        sums = np.array([term.data_ptr() for term in terms], dtype=np.int64)
+
+        def update(share: _Share) -> None:
+            start, stop, *_ = share
+            total = np.empty(geometry.widest_gradient, np.float32)
+            self._update.loops.update_all(
+                optimizer, numbers, self._weights.data_ptr(), first, second, geometry.blocks, wanted[start:stop],
+                sums, starts[start:stop], np.float32(scale), total.ctypes.data,
+            )  # fmt: skip
+
+        in_threads(update, _shares(lambda: geometry.elements[wanted], len(wanted), may_part=False))
+
+    def weight(self, block: int) -> Tensor:
+        return self._geometry.elements_of(self._weights, block)
+
+    def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
+        if not self._states:
+            return {}
+        geometry, per_row = self._geometry, self.states_per_row
+        states = {
+            name: (geometry.rows_of if name in per_row else geometry.elements_of)(state, block)
+            for name, state in self._states.items()
+        }
+        return {"step": self._num_steps, **states}
+
+    def load_step(self, step: float) -> None:
+        self._num_steps.fill_(step)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self._learning_rate = learning_rate
+
+
+class _BuiltIn:
+    """An update that the loops have built in."""
+
+    def __init__(self, spec: OptimizerSpec, rule: RowRule) -> None:
+        self.number, self.loops = _OPTIMIZERS[spec.name], loops
+        self._get = rule.parameters.get
+
+    def numbers(self, learning_rate: float, step: Tensor) -> Any:
+        """Numbers of an update; see :func:`_loops.update`."""
+        get, number = self._get, float(step)
+        beta1, beta2 = get("beta1", 0.9), get("beta2", 0.999)
+        numbers = (1 - beta1, beta2, 1 - beta2, 1 - beta1**number, 1 - beta2**number)
+        return np.array([learning_rate, get("eps", 0.0), *numbers], dtype=np.float32)
+
+    def addresses(self, states: Mapping[str, Tensor]) -> tuple[int, int]:
+        """Addresses of the first and the second state, 0 where there is none."""
+        first, second = [*(state.data_ptr() for state in states.values()), 0, 0][:2]
+        return first, second
+
+
+class _OfPlugin:
+    """An update that is compiled from what a registered optimizer says."""
+
+    def __init__(self, rule: RowRule) -> None:
+        self.number, self.loops, self._rule = (
+            loops.SGD,
+            loops_of_rule(rule),
+            rule,
+        )  # the number is not looked at
+
+    def numbers(self, learning_rate: float, step: Tensor) -> tuple[np.float32, ...]:
+        """Numbers of an update."""
+        return tuple(map(np.float32, self._rule.numbers(learning_rate, float(step))))
+
+    def addresses(self, states: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Addresses of the states that have a value an element, and of those that have one a row."""
+        of_elements, of_rows = (
+            tuple(states[name].data_ptr() for name in self._rule.states_of(what)) for what in (ELEMENT, ROW)
+        )
+        return of_elements, of_rows
+
+
+class _Geometry:
+    """Places of blocks, slots and rows in flat memory, computed once.
+
+    Attributes:
+        slots: ``[S, 3]``, see :func:`_loops.look_up`.
+        blocks: ``[K, 7]``, see :func:`_loops.update`.
+        num_elements: weights of all blocks.
+        elements: weights of each block: ``[K]``.
+        num_rows: rows of all blocks.
+        widest_gradient: the most columns a gradient has.
+    """
+
+    slots: Ints
+    blocks: Ints
+
+    def __init__(self, blocks: Sequence[BlockSpec], *, row_wise: bool) -> None:
+        rows = [spec.block.num_rows for spec in blocks]
+        dims = [spec.block.num_columns for spec in blocks]
+        sizes = [count * dim for count, dim in zip(rows, dims, strict=True)]
+        bases, self.num_elements = _starts(sizes), sum(sizes)
+        first_rows, self.num_rows = _starts(rows), sum(rows)
+        first_slots = _starts([spec.num_slots for spec in blocks])
+        own = [spec.table.embedding_dim if row_wise else dim for spec, dim in zip(blocks, dims, strict=True)]
+        offsets = [spec.block.columns.start if row_wise else 0 for spec in blocks]
+        stops = [start + spec.num_slots for start, spec in zip(first_slots, blocks, strict=True)]
+        self.blocks = _table(first_slots, stops, bases, dims, own, offsets, first_rows)
+        self.widest_gradient = max(own)
+        self._sum_shapes = _table(rows, own)
+        self.elements = np.array(sizes)
+        per_slot = np.repeat(np.arange(len(blocks)), [spec.num_slots for spec in blocks])
+        self.slots = _table(bases, dims, rows)[per_slot]
+        self._dims = {False: self.slots[:, 1], True: self.blocks[per_slot, 4]}
+        self._spans = list(zip(first_rows, rows, bases, dims, strict=True))
+        self._known: dict[Any, tuple[Ints, int]] = {}
+        self._row_sums: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
+
+    def places(self, counts: Ints, *, is_matrix: bool, gradient: bool = False) -> tuple[Ints, int]:
+        """A cell's first bag, where its result (or gradient) begins, and from bag to bag; and the size of all.
+
+        A matrix is ``[B_w, width]`` of each source; else results stand slot after slot, ``[bags, D]``.
+        """
+        if not is_matrix:  # the counts of sequences and ragged bags are new in every batch
+            return self._places(counts, self._dims[gradient], is_matrix)
+        key = (counts[:, 0].tobytes(), gradient)  # a source has as many in each slot
+        if key not in self._known:
+            if len(self._known) > _MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = self._places(counts, self._dims[gradient], is_matrix)
+        return self._known[key]
+
+    @staticmethod
+    def _places(counts: Ints, dims: Ints, is_matrix: bool) -> tuple[Ints, int]:
+        if not is_matrix:
+            return loops.places_in_a_row(counts, dims)
+        totals = (counts * dims).sum(1)
+        starts = (np.cumsum(totals) - totals)[:, None] + (np.cumsum(dims) - dims)
+        first_bags = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
+        places = np.stack([first_bags, starts, np.full(counts.shape, dims.sum())], axis=2)
+        return places.reshape(-1, 3), int(totals.sum())
+
+    def row_sums(self, blocks: tuple[int, ...]) -> tuple[Ints, Ints]:
+        """Some blocks; where each one's rows and marks begin in :meth:`FusedNumbaLookup.row_sums`, and its rows."""
+        known = self._row_sums.get(blocks)
+        if known is None:
+            if len(self._row_sums) >= _MAX_KNOWN:
+                self._row_sums.clear()
+            wanted = np.array(blocks, dtype=np.int64)
+            rows, own = self._sum_shapes[wanted].T
+            sizes = np.concatenate([rows * own, rows])
+            starts = (np.cumsum(sizes) - sizes).reshape(2, -1)
+            known = self._row_sums[blocks] = (wanted, _table(*starts, rows))
+        return known
+
+    def slot_work(self, cells: _Cells) -> Ints:
+        """Elements that each slot reads: ``[S]``."""
+        num_ids = np.diff(cells.first_id).reshape(-1, len(self.slots)).sum(0)
+        return np.asarray(num_ids * self.slots[:, 1])
+
+    def block_work(self, cells: _Cells) -> Ints:
+        """Elements that each block's update reads: ``[K]``."""
+        return np.add.reduceat(self.slot_work(cells), self.blocks[:, 0])
+
+    def rows_of(self, values: Tensor, block: int) -> Tensor:
+        """``[rows, 1]``: a block's part of one value a row; shared storage."""
+        first, rows, _, _ = self._spans[block]
+        return values[first : first + rows].view(rows, 1)
+
+    def elements_of(self, values: Tensor, block: int) -> Tensor:
+        """``[rows, D]``: a block's part of one value an element; shared storage."""
+        _, rows, base, dim = self._spans[block]
+        return values[base : base + rows * dim].view(rows, dim)
+
+
+_MAX_KNOWN = 16
+
+
+def _floats(size: Any) -> Tensor:
+    """Zeros as the loops read and write them, whatever torch's defaults are."""
+    return torch.zeros(size, dtype=torch.float32, device="cpu")
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return [0, *accumulate(sizes)][:-1]
+
+
+def _table(*columns: Sequence[int]) -> Ints:
+    return np.array(columns, dtype=np.int64).T.copy()
+
+
+_Share: TypeAlias = tuple[int, int, int, int]
+"""The first of a thread's slots or blocks and the one after the last; and which part of each, of how many."""
+
+
+def _shares(sizes_of: Callable[[], Ints], count: int, *, may_part: bool = True) -> list[_Share]:
+    """Shares of about equal size that together are everything, for as many threads as pay.
+
+    Args:
+        sizes_of: function that returns the work of each slot or block, in elements.
+        count: number of slots or blocks.
+        may_part: a slot or block may be parted between threads.
+    """
+    if torch.get_num_threads() == 1:
+        return [(0, count, 0, 1)]
+    sizes = sizes_of()
+    num_threads = min(torch.get_num_threads(), 1 + int(sizes.sum()) // _ELEMENTS_PER_THREAD)
+    return _dealt(sizes, num_threads, may_part=may_part)
+
+
+def _dealt(sizes: Ints, num_threads: int, *, may_part: bool) -> list[_Share]:
+    """Ranges of whole slots or blocks, where they come out even; else a part of each."""
+    count, total = len(sizes), int(sizes.sum())
+    if num_threads == 1:
+        return [(0, count, 0, 1)]
+    ends = np.searchsorted(np.cumsum(sizes), total * np.arange(1, num_threads) / num_threads) + 1
+    bounds = [0, *(min(int(end), count) for end in ends), count]
+    spans = [span for span in pairwise(bounds) if span[0] < span[1]]
+    largest = max(int(sizes[start:stop].sum()) for start, stop in spans)
+    if may_part and largest > _EVEN * total / num_threads:
+        return [(0, count, part, num_threads) for part in range(num_threads)]
+    return [(start, stop, 0, 1) for start, stop in spans]

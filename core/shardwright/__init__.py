@@ -50,6 +50,13 @@ _MODULE_OF_NAME: dict[str, str] = {
         ),
         "shardwright.hookspecs": ("hookimpl",),
         "shardwright.modules.embedding_modules": ("EmbeddingBagCollection", "EmbeddingCollection"),
+        "shardwright.modules.quantized": (
+            "QuantEmbeddingBagCollection",
+            "QuantEmbeddingCollection",
+            "QuantizedRows",
+            "quantize_embeddings",
+            "quantize_rows",
+        ),
         "shardwright.optim": (
             "CombinedOptimizer",
             "KeyedOptimizer",

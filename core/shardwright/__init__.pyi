@@ -36,6 +36,11 @@ from shardwright.errors import UnsupportedError as UnsupportedError
 from shardwright.hookspecs import hookimpl as hookimpl
 from shardwright.modules.embedding_modules import EmbeddingBagCollection as EmbeddingBagCollection
 from shardwright.modules.embedding_modules import EmbeddingCollection as EmbeddingCollection
+from shardwright.modules.quantized import QuantEmbeddingBagCollection as QuantEmbeddingBagCollection
+from shardwright.modules.quantized import QuantEmbeddingCollection as QuantEmbeddingCollection
+from shardwright.modules.quantized import QuantizedRows as QuantizedRows
+from shardwright.modules.quantized import quantize_embeddings as quantize_embeddings
+from shardwright.modules.quantized import quantize_rows as quantize_rows
 from shardwright.optim import CombinedOptimizer as CombinedOptimizer
 from shardwright.optim import KeyedOptimizer as KeyedOptimizer
 from shardwright.optim import KeyedOptimizerWrapper as KeyedOptimizerWrapper

@@ -39,6 +39,7 @@ class KernelRequest:
         optimizer: applied in the backward pass; ``None`` asks for visible gradients.
         cache: the cache on the device, for kernels that keep weights elsewhere.
         on_this_machine: the kernel is to run on this machine, so what is installed here counts.
+        is_frozen: the table is looked up and never updated.
     """
 
     device: str
@@ -51,6 +52,7 @@ class KernelRequest:
     on_this_machine: bool = False
     first_column: int = 0
     cache: CacheParams = field(factory=CacheParams)
+    is_frozen: bool = False
 
     @classmethod
     def of(
@@ -78,6 +80,7 @@ class KernelRequest:
             on_this_machine=on_this_machine,
             first_column=first_column,
             cache=table.cache,
+            is_frozen=table.is_frozen,
         )
 
     @property
@@ -85,6 +88,11 @@ class KernelRequest:
         """Deprecated: ``on_this_machine``."""
         warn_renamed("KernelRequest", "here", "on_this_machine")
         return self.on_this_machine
+
+    @property
+    def is_served(self) -> bool:
+        """The table is looked up and no more: it is frozen, and no optimizer was named for it."""
+        return self.is_frozen and self.optimizer is None
 
     @property
     def cuts_columns(self) -> bool:
@@ -104,6 +112,9 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     aliases: ClassVar[tuple[str, ...]] = ()
     fuses_optimizer: ClassVar[bool] = True
     """True if the optimizer runs in the backward pass. Others show gradients and are taken only when asked for."""
+    trains: ClassVar[bool] = True
+    """False if its lookups have no backward pass: it serves tables that are frozen and have no optimizer, as quantised
+    ones, and nobody else is offered it."""
     preference: ClassVar[int] = 0
     """Among kernels of equal cost the planner takes the highest; one of ``NAMED_ONLY`` only when asked for by name."""
     batch_major: ClassVar[bool] = False

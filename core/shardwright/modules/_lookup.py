@@ -1,21 +1,30 @@
-"""Lookups in one table by plain torch, and the checks on what is looked up.
+"""Lookups in one table by plain torch, feature by feature, and the checks on what is looked up.
 
 Legend: R rows, D columns, V ids, B bags.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shardwright.arguments import brief
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
-from shardwright.planning.tables.spec import EmbeddingConfig, PoolingType
-from shardwright.sparse import JaggedTensor
+from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
-__all__ = ["bags_of_feature", "look_up", "look_up_and_pool", "weights_of_ids"]
+__all__ = [
+    "bags_of_feature",
+    "look_up",
+    "look_up_and_pool",
+    "pooled_outputs",
+    "sequence_outputs",
+    "weights_of_ids",
+]
 
 
 def bags_of_feature(
@@ -115,3 +124,92 @@ def look_up_and_pool(
     if pooling is PoolingType.SUM:
         return sums
     return sums / offsets.diff().clamp(min=1).unsqueeze(1)
+
+
+def pooled_outputs(
+    owner: str,
+    features: KeyedJaggedTensor,
+    tables: Sequence[EmbeddingBagConfig],
+    pool: Callable[[EmbeddingBagConfig, Tensor, Tensor, Tensor | None], Tensor],
+    *,
+    is_weighted: bool,
+) -> list[Tensor]:
+    """Pool the bags of each feature of each table, in order: ``[B, D]`` each.
+
+    Args:
+        owner: name of the collection's class, for messages.
+        features: the input.
+        tables: the tables.
+        pool: function of a table, ids ``[V]``, offsets ``[B + 1]`` and weights ``[V]`` or ``None``, that pools a
+            feature's bags.
+        is_weighted: ids carry weights.
+    """
+    by_feature = bags_by_feature_of(owner, features, tables)
+    places = places_of_examples(features, tables)
+    pooled: list[Tensor] = []
+    for table in tables:
+        for feature in table.feature_names:
+            bags = bags_of_feature(by_feature, feature, table)
+            weights = weights_of_ids(bags, feature, table) if is_weighted else None
+            rows = pool(table, bags.values(), bags.offsets(), weights)
+            pooled.append(rows if places is None else rows[places[feature]])
+    return pooled
+
+
+def sequence_outputs(
+    owner: str,
+    features: KeyedJaggedTensor,
+    tables: Sequence[EmbeddingConfig],
+    rows_of: Callable[[EmbeddingConfig, Tensor], Tensor],
+) -> list[tuple[JaggedTensor, Tensor]]:
+    """Look up each id of each feature of each table, in order: the feature's bags, and their rows ``[V, D]``.
+
+    Args:
+        owner: name of the collection's class, for messages.
+        features: the input.
+        tables: the tables.
+        rows_of: function of a table and ids ``[V]`` that looks them up.
+    """
+    by_feature = bags_by_feature_of(owner, features, tables)
+    bags = [
+        (table, bags_of_feature(by_feature, name, table)) for table in tables for name in table.feature_names
+    ]
+    return [(own, rows_of(table, own.values())) for table, own in bags]
+
+
+def bags_by_feature_of(
+    owner: str, features: Any, tables: Sequence[EmbeddingConfig]
+) -> dict[str, JaggedTensor]:
+    if not isinstance(features, KeyedJaggedTensor):
+        raise InvalidInputError(f"{owner}: features must be a KeyedJaggedTensor, got {brief(features)}")
+    problem = features.lookup_problem([name for table in tables for name in table.feature_names])
+    if problem:
+        raise InvalidInputError(f"{owner}: {problem}")
+    return features.to_dict()
+
+
+def places_of_examples(
+    features: KeyedJaggedTensor, tables: Sequence[EmbeddingBagConfig]
+) -> Mapping[str, Tensor] | None:
+    """The place of each example among those of each feature, ``[B]``; ``None`` if all features have all examples."""
+    if not features.variable_stride_per_key():
+        return None
+    wanted = list(dict.fromkeys(name for table in tables for name in table.feature_names))
+    inverse = features.inverse_indices_or_none()
+    if inverse is not None:
+        keys, places = inverse
+        row = {key: index for index, key in enumerate(keys)}
+        for name in wanted:
+            if name not in row:
+                raise InvalidInputError(
+                    f"feature {name!r} has no row in the KeyedJaggedTensor's inverse_indices, whose keys are {keys}"
+                )
+        return {name: places[row[name]].long() for name in wanted}
+    sizes = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+    own = {name: sizes[name] for name in wanted if name in sizes}
+    if len(set(own.values())) > 1:
+        raise InvalidInputError(
+            f"features have different batch sizes, {own}, and the KeyedJaggedTensor does not say which examples belong "
+            "together: give inverse_indices=(keys, places [keys, examples])"
+        )
+    return None

@@ -6,16 +6,16 @@ They are plain and exact rather than fast: prototypes for the user, the referenc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shardwright.arguments import brief, checked_only
+from shardwright.arguments import checked_only
 from shardwright.errors import InvalidInputError
-from shardwright.modules._lookup import bags_of_feature, look_up, look_up_and_pool, weights_of_ids
+from shardwright.modules._lookup import look_up, look_up_and_pool, pooled_outputs, sequence_outputs
 from shardwright.modules.embedding_configs import dtype_of
 from shardwright.planning.tables.spec import (
     EmbeddingBagConfig,
@@ -147,21 +147,19 @@ class EmbeddingBagCollection(TableCollection):
         """
         if isinstance(features, KeyedJaggedTensor) and features.values().is_meta:
             return self._on_meta(features)
-        bags_by_feature = _bags_by_feature(type(self).__name__, features, self.tables)
-        places = _places_of_examples(features, self._embedding_bag_configs)
-        pooled: list[Tensor] = []
-        for table in self._embedding_bag_configs:
-            weight = self.table_weight(table.name)
-            for feature in table.feature_names:
-                bags = bags_of_feature(bags_by_feature, feature, table)
-                weights = weights_of_ids(bags, feature, table) if self._is_weighted else None
-                rows = look_up_and_pool(weight, bags.values(), bags.offsets(), weights, table.pooling)
-                pooled.append(rows if places is None else rows[places[feature]])
+        pooled = pooled_outputs(
+            type(self).__name__, features, self.tables, self._pooled, is_weighted=self._is_weighted
+        )
         return KeyedTensor(
             keys=self.embedding_names(),
             length_per_key=[columns.shape[1] for columns in pooled],
             values=torch.cat(pooled, dim=1),
         )
+
+    def _pooled(
+        self, table: EmbeddingBagConfig, ids: Tensor, offsets: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        return look_up_and_pool(self.table_weight(table.name), ids, offsets, weights, table.pooling)
 
     def _on_meta(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """The shape of the output for a batch on ``meta``, which says how many examples there are, not how many ids."""
@@ -247,18 +245,16 @@ class EmbeddingCollection(TableCollection):
             UnknownNameError: a feature is missing.
             InvalidInputError: an id is out of range.
         """
-        bags_by_feature = _bags_by_feature(type(self).__name__, features, self.tables)
-        outputs: dict[str, JaggedTensor] = {}
-        for table, names in zip(self._embedding_configs, self._embedding_names_by_table, strict=True):
-            weight = self.table_weight(table.name)
-            for feature, name in zip(table.feature_names, names, strict=True):
-                bags = bags_of_feature(bags_by_feature, feature, table)
-                outputs[name] = JaggedTensor(
-                    values=look_up(weight, bags.values()),
-                    lengths=bags.lengths(),
-                    weights=bags.values() if self._need_indices else None,
-                )
-        return outputs
+        found = sequence_outputs(type(self).__name__, features, self.tables, self._rows)
+        return {
+            name: JaggedTensor(
+                values=rows, lengths=bags.lengths(), weights=bags.values() if self._need_indices else None
+            )
+            for name, (bags, rows) in zip(self.embedding_names(), found, strict=True)
+        }
+
+    def _rows(self, table: EmbeddingConfig, ids: Tensor) -> Tensor:
+        return look_up(self.table_weight(table.name), ids)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The tables' configurations, in order."""
@@ -287,42 +283,6 @@ class EmbeddingCollection(TableCollection):
     def table_weight(self, table: str) -> nn.Parameter:
         """The weights of the table of that name: ``[num_embeddings, embedding_dim]``."""
         return _weight(self.embeddings, table)
-
-
-def _bags_by_feature(owner: str, features: Any, tables: Sequence[EmbeddingConfig]) -> dict[str, JaggedTensor]:
-    if not isinstance(features, KeyedJaggedTensor):
-        raise InvalidInputError(f"{owner}: features must be a KeyedJaggedTensor, got {brief(features)}")
-    problem = features.lookup_problem([name for table in tables for name in table.feature_names])
-    if problem:
-        raise InvalidInputError(f"{owner}: {problem}")
-    return features.to_dict()
-
-
-def _places_of_examples(
-    features: KeyedJaggedTensor, tables: Sequence[EmbeddingBagConfig]
-) -> Mapping[str, Tensor] | None:
-    """The place of each example among those of each feature, ``[B]``; ``None`` if all features have all examples."""
-    if not features.variable_stride_per_key():
-        return None
-    wanted = list(dict.fromkeys(name for table in tables for name in table.feature_names))
-    inverse = features.inverse_indices_or_none()
-    if inverse is not None:
-        keys, places = inverse
-        row = {key: index for index, key in enumerate(keys)}
-        for name in wanted:
-            if name not in row:
-                raise InvalidInputError(
-                    f"feature {name!r} has no row in the KeyedJaggedTensor's inverse_indices, whose keys are {keys}"
-                )
-        return {name: places[row[name]].long() for name in wanted}
-    sizes = dict(zip(features.keys(), features.stride_per_key(), strict=True))
-    own = {name: sizes[name] for name in wanted if name in sizes}
-    if len(set(own.values())) > 1:
-        raise InvalidInputError(
-            f"features have different batch sizes, {own}, and the KeyedJaggedTensor does not say which examples belong "
-            "together: give inverse_indices=(keys, places [keys, examples])"
-        )
-    return None
 
 
 def _check_kind(owner: str, tables: Any, kind: type[EmbeddingConfig]) -> None:

@@ -46,6 +46,7 @@ class DataType(Enum):
     UINT8 = "UINT8"
     INT4 = "INT4"
     INT2 = "INT2"
+    FP8 = "FP8"
 
     @property
     def bits(self) -> int:
@@ -64,7 +65,7 @@ class DataType(Enum):
 
 
 _E = TypeVar("_E", bound=Enum)
-_BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2}
+_BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2, "FP8": 8}
 _TORCH_NAMES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}
 
 
@@ -367,7 +368,7 @@ class TableSpec:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the weights of one row."""
+        """Bytes of the elements of one row; :func:`stored_row_bytes` adds the scale and bias of quantised rows."""
         return -(-self.embedding_dim * self.data_type.bits // 8)
 
     @property

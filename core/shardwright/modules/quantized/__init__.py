@@ -1,0 +1,20 @@
+"""Quantised tables for serving: rows of few bits, and the collections that look them up."""
+
+from __future__ import annotations
+
+from shardwright.modules.quantized.collections import (
+    QuantEmbeddingBagCollection,
+    QuantEmbeddingCollection,
+    QuantizedCollection,
+)
+from shardwright.modules.quantized.quantizing import quantize_embeddings
+from shardwright.modules.quantized.rows import QuantizedRows, quantize_rows
+
+__all__ = [
+    "QuantEmbeddingBagCollection",
+    "QuantEmbeddingCollection",
+    "QuantizedCollection",
+    "QuantizedRows",
+    "quantize_embeddings",
+    "quantize_rows",
+]

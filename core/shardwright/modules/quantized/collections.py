@@ -1,0 +1,298 @@
+"""`QuantEmbeddingBagCollection` and `QuantEmbeddingCollection`: collections of quantised tables, for serving.
+
+Legend: B batch size, D columns of a table or of the output, N ids of a feature, R rows of a table.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import chain
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.modules._lookup import pooled_outputs, sequence_outputs
+from shardwright.modules.embedding_configs import data_type_of, dtype_of
+from shardwright.modules.quantized.rows import QuantizedRows, empty_rows
+from shardwright.planning.tables.spec import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    check_tables,
+    embedding_names,
+)
+from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+__all__ = [
+    "QuantEmbeddingBagCollection",
+    "QuantEmbeddingCollection",
+    "QuantizedCollection",
+    "QuantizedTable",
+    "output_type_of",
+]
+
+
+class QuantizedTable(nn.Module):
+    """The rows of one table, as a buffer under the name that the float table's weights have.
+
+    Args:
+        rows: its rows.
+    """
+
+    weight: Tensor
+
+    def __init__(self, rows: QuantizedRows) -> None:
+        super().__init__()
+        self.data_type, self.num_columns = rows.data_type, rows.num_columns
+        self.register_buffer("weight", rows.packed())
+
+    @property
+    def rows(self) -> QuantizedRows:
+        """The rows in the buffer."""
+        return QuantizedRows(self.data_type, self.num_columns, self.weight)
+
+    def extra_repr(self) -> str:
+        """Rows, columns and precision, for printing a model."""
+        return f"{self.weight.shape[0]} x {self.num_columns} {self.data_type.value}"
+
+
+class QuantizedCollection(nn.Module, ABC):
+    """The common part of collections of quantised tables; ``data_type`` of a configuration is the rows' precision.
+
+    Args:
+        tables: configurations of the tables.
+        device: device of the rows.
+        output_dtype: type of the outputs: FP32, FP16 or BF16.
+    """
+
+    tables_name: ClassVar[str]
+    """Attribute that holds the tables, part of the state-dict keys: that of the float collection."""
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        device: torch.device | str | None,
+        output_dtype: DataType | str | torch.dtype,
+    ) -> None:
+        super().__init__()
+        check_tables(tables)
+        names = embedding_names({table.name: table.feature_names for table in tables})
+        self._embedding_names = list(chain.from_iterable(names.values()))
+        self._tables, self._output_type = list(tables), output_type_of(output_dtype)
+        made = {
+            table.name: QuantizedTable(
+                empty_rows(table.data_type, table.num_embeddings, table.embedding_dim, device)
+            )
+            for table in tables
+        }
+        self.add_module(self.tables_name, nn.ModuleDict(made))
+
+    @property
+    def tables(self) -> Sequence[EmbeddingConfig]:
+        """The tables' configurations, in order."""
+        return self._tables
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+        return self._table(self._tables[0].name).weight.device
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        """Dtype of the outputs."""
+        return dtype_of(self._output_type)
+
+    def embedding_names(self) -> list[str]:
+        """The names of the outputs: tables in order, features in order within a table."""
+        return list(self._embedding_names)
+
+    def quantized_rows(self, table: str) -> QuantizedRows:
+        """The rows of a table, in shared storage.
+
+        Raises:
+            UnknownNameError: there is no such table.
+        """
+        return self._table(table).rows
+
+    def set_rows(self, table: str, rows: QuantizedRows) -> None:
+        """Put rows in the place of a table's, without a copy.
+
+        Raises:
+            UnknownNameError: there is no such table.
+            InvalidInputError: they are of another precision or shape.
+        """
+        own, given = self._table(table), rows.packed()
+        wanted = (own.data_type, own.num_columns, own.weight.shape)
+        if (rows.data_type, rows.num_columns, given.shape) != wanted:
+            raise InvalidInputError(
+                f"table {table!r} has {own.weight.shape[0]} rows of {own.num_columns} {own.data_type.value} columns, "
+                f"got {rows.num_rows} rows of {rows.num_columns} {rows.data_type.value} columns"
+            )
+        own.weight = given
+
+    def _table(self, name: str) -> QuantizedTable:
+        tables = getattr(self, self.tables_name)
+        if name not in tables:
+            raise UnknownNameError(
+                f"there is no table {name!r} in this {type(self).__name__}.{nearest(name, list(tables))}"
+            )
+        made = tables[name]
+        assert isinstance(made, QuantizedTable)
+        return made
+
+    @abstractmethod
+    def is_weighted(self) -> bool:
+        """True if each id must carry a weight."""
+
+
+class QuantEmbeddingBagCollection(QuantizedCollection):
+    """`EmbeddingBagCollection` with quantised tables: the same input and output, without gradients.
+
+    Args:
+        tables: the tables; the ``data_type`` of each is its precision: INT8, INT4, INT2, FP8 or FP16.
+        is_weighted: each id carries a weight, with which its row is multiplied.
+        device: device of the rows; on ``"meta"`` they take no memory. They are zeros until rows are set or loaded.
+        output_dtype: type of the outputs: FP32, FP16 or BF16. Sums are float32 in any case.
+
+    Raises:
+        UnsupportedError: tables cannot be quantised to a ``data_type``.
+
+    Example:
+        >>> import torch, shardwright as sw
+        >>> table = sw.EmbeddingBagConfig(
+        ...     num_embeddings=10, embedding_dim=2, name="products", feature_names=["bought"],
+        ...     init_fn=torch.nn.init.ones_,
+        ... )
+        >>> quantized = sw.quantize_embeddings(sw.EmbeddingBagCollection([table]), "INT8")
+        >>> quantized(sw.KeyedJaggedTensor.from_lists({"bought": [[3, 1], []]}))["bought"]
+        tensor([[2., 2.],
+                [0., 0.]])
+        >>> quantized.quantized_rows("products").packed().shape  # 2 bytes of values, 4 of scale and bias
+        torch.Size([10, 6])
+    """
+
+    tables_name: ClassVar[str] = "embedding_bags"
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        *,
+        output_dtype: DataType | str | torch.dtype = DataType.FP32,
+    ) -> None:
+        super().__init__(tables, device, output_dtype)
+        self._is_weighted, self._bag_configs = is_weighted, list(tables)
+
+    @torch.no_grad()
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pool the rows of each bag; see `EmbeddingBagCollection.forward`."""
+        owner, is_weighted = type(self).__name__, self._is_weighted
+        pooled = pooled_outputs(owner, features, self._bag_configs, self._pooled, is_weighted=is_weighted)
+        return KeyedTensor(
+            keys=self.embedding_names(),
+            length_per_key=[columns.shape[1] for columns in pooled],
+            values=torch.cat(pooled, dim=1).to(self.output_dtype),
+        )
+
+    def _pooled(
+        self, table: EmbeddingBagConfig, ids: Tensor, offsets: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        rows = self.quantized_rows(table.name).rows(ids.long()).dequantized()
+        sums = functional.embedding_bag(
+            torch.arange(rows.shape[0], device=rows.device),
+            rows,
+            offsets.long(),
+            mode="sum",
+            per_sample_weights=weights,
+            include_last_offset=True,
+        )
+        if table.pooling is PoolingType.SUM:
+            return sums
+        return sums / offsets.diff().clamp(min=1).unsqueeze(1)
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables' configurations, in order."""
+        return self._bag_configs
+
+    def is_weighted(self) -> bool:
+        """True if each id must carry a weight."""
+        return self._is_weighted
+
+
+class QuantEmbeddingCollection(QuantizedCollection):
+    """`EmbeddingCollection` with quantised tables: the same input and output, without gradients.
+
+    Args:
+        tables: the tables; the ``data_type`` of each is its precision: INT8, INT4, INT2, FP8 or FP16.
+        device: device of the rows; on ``"meta"`` they take no memory. They are zeros until rows are set or loaded.
+        need_indices: return the ids as well, as the weights of the outputs.
+        output_dtype: type of the outputs: FP32, FP16 or BF16.
+
+    Raises:
+        UnsupportedError: tables cannot be quantised to a ``data_type``.
+    """
+
+    tables_name: ClassVar[str] = "embeddings"
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        device: torch.device | str | None = None,
+        need_indices: bool = False,
+        *,
+        output_dtype: DataType | str | torch.dtype = DataType.FP32,
+    ) -> None:
+        super().__init__(tables, device, output_dtype)
+        self._need_indices = need_indices
+
+    @torch.no_grad()
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Look up each id; see `EmbeddingCollection.forward`."""
+        found = sequence_outputs(type(self).__name__, features, self._tables, self._rows_of)
+        return {
+            name: JaggedTensor(
+                values=rows.to(self.output_dtype),
+                lengths=bags.lengths(),
+                weights=bags.values() if self._need_indices else None,
+            )
+            for name, (bags, rows) in zip(self._embedding_names, found, strict=True)
+        }
+
+    def _rows_of(self, table: EmbeddingConfig, ids: Tensor) -> Tensor:
+        return self.quantized_rows(table.name).rows(ids.long()).dequantized()
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The tables' configurations, in order."""
+        return self._tables
+
+    def need_indices(self) -> bool:
+        """True if outputs carry the ids as their weights."""
+        return self._need_indices
+
+    def is_weighted(self) -> bool:
+        """False: sequences have no sums."""
+        return False
+
+
+_OUTPUTS = (DataType.FP32, DataType.FP16, DataType.BF16)
+
+
+def output_type_of(output_dtype: DataType | str | torch.dtype) -> DataType:
+    """The type of outputs that is asked for.
+
+    Raises:
+        InvalidInputError: outputs cannot be of that type.
+    """
+    known = ", ".join(one.value for one in _OUTPUTS)
+    if isinstance(output_dtype, torch.dtype):
+        return data_type_of(output_dtype)
+    name = output_dtype.value if isinstance(output_dtype, DataType) else str(output_dtype).upper()
+    if name not in {one.value for one in _OUTPUTS}:
+        raise InvalidInputError(f"outputs of quantised tables cannot be {output_dtype!r}; possible: {known}")
+    return DataType(name)

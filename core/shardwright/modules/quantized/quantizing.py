@@ -1,0 +1,123 @@
+"""Quantisation of the collections in a model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from attrs import evolve
+from torch import nn
+
+from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection, TableCollection
+from shardwright.modules.quantized.collections import (
+    QuantEmbeddingBagCollection,
+    QuantEmbeddingCollection,
+    QuantizedCollection,
+)
+from shardwright.modules.quantized.rows import check_served, quantize_rows
+from shardwright.planning.tables.spec import DataType
+
+__all__ = ["quantize_collection", "quantize_embeddings"]
+
+
+def quantize_embeddings(
+    model: nn.Module,
+    dtype: DataType | str = DataType.INT8,
+    *,
+    per_table: Mapping[str, DataType | str] | None = None,
+    output_dtype: DataType | str | torch.dtype = DataType.FP32,
+    inplace: bool = False,
+) -> nn.Module:
+    """Put quantised collections in the place of the collections of tables in a model.
+
+    Args:
+        model: a model, or a collection.
+        dtype: precision of the tables: INT8, INT4, INT2, FP8 or FP16.
+        per_table: name of a table -> another precision.
+        output_dtype: type of the outputs: FP32, FP16 or BF16.
+        inplace: change this model; else a copy, of which tables are never copied as float.
+
+    Returns:
+        The model; the quantised collection, if ``model`` is a collection.
+
+    Raises:
+        InvalidInputError: a value is beyond what the precision holds, tables are on ``meta``, or there are none.
+        UnknownNameError: ``per_table`` names a table that is in no collection.
+        UnsupportedError: tables cannot be quantised to a type that was asked for.
+
+    Example:
+        >>> import torch, shardwright as sw
+        >>> table = sw.EmbeddingBagConfig(
+        ...     num_embeddings=100, embedding_dim=4, name="item", feature_names=["item"]
+        ... )
+        >>> model = torch.nn.Sequential(sw.EmbeddingBagCollection([table]))
+        >>> sw.quantize_embeddings(model, "INT4")[0].quantized_rows("item").values.max() <= 15
+        tensor(True)
+    """
+    found = {path: one for path, one in model.named_modules() if isinstance(one, TableCollection)}
+    if not found:
+        raise InvalidInputError(f"this {type(model).__name__} has no collection of tables to quantise")
+    names = [table.name for one in found.values() for table in one.tables]
+    for name in per_table or {}:
+        if name not in names:
+            raise UnknownNameError(
+                f"per_table names {name!r}, a table of no collection.{nearest(name, names)}"
+            )
+    made = {
+        path: quantize_collection(one, dtype, per_table=per_table, output_dtype=output_dtype)
+        for path, one in found.items()
+    }
+    if "" in made:
+        return made[""]
+    # A copy takes the quantised collections for its own, so that float tables are not copied first.
+    memo = {} if inplace else {id(one): made[path] for path, one in found.items()}
+    result = model if inplace else copy.deepcopy(model, memo)
+    for path, one in made.items():
+        result.set_submodule(path, one)
+    return result
+
+
+def quantize_collection(
+    collection: TableCollection,
+    dtype: DataType | str = DataType.INT8,
+    *,
+    per_table: Mapping[str, DataType | str] | None = None,
+    output_dtype: DataType | str | torch.dtype = DataType.FP32,
+) -> QuantizedCollection:
+    """Quantise one collection; see `quantize_embeddings`."""
+    made = _quantized_like(collection, dtype, per_table or {}, output_dtype)
+    if collection.device.type == "meta":
+        raise InvalidInputError("tables on the device 'meta' have no weights to quantise")
+    for table in made.tables:
+        try:
+            rows = quantize_rows(collection.table_weight(table.name), table.data_type)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"table {table.name!r}: {error}") from None
+        made.set_rows(table.name, rows)
+    return made.to(collection.device).train(collection.training)
+
+
+def _quantized_like(
+    collection: TableCollection,
+    dtype: DataType | str,
+    per_table: Mapping[str, DataType | str],
+    output_dtype: DataType | str | torch.dtype,
+) -> QuantizedCollection:
+    """A quantised collection of the same tables, on ``meta``."""
+    tables = []
+    for config in collection.tables:
+        asked = per_table.get(config.name, dtype)
+        changed = evolve(config, data_type=asked)
+        check_served(changed.data_type)
+        tables.append(changed)
+    if isinstance(collection, EmbeddingBagCollection):
+        return QuantEmbeddingBagCollection(
+            tables,  # type: ignore[arg-type]  # bag configurations stay such
+            collection.is_weighted(),
+            "meta",
+            output_dtype=output_dtype,
+        )
+    assert isinstance(collection, EmbeddingCollection)
+    return QuantEmbeddingCollection(tables, "meta", collection.need_indices(), output_dtype=output_dtype)

@@ -1,0 +1,133 @@
+"""Collections of quantised tables give what float collections of the dequantised rows give."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import shardwright as sw
+from shardwright.planning.tables.quantized import SERVED
+
+PRECISIONS = [precision.value for precision in SERVED]
+
+
+def collection(pooling: str, *, is_weighted: bool = False) -> Any:
+    torch.manual_seed(3)
+    shapes = {"a": (11, 8, ["f", "g"]), "b": (7, 12, ["f"]), "c": (5, 4, ["h"])}
+    common: list[Any] = [
+        {"name": name, "num_embeddings": rows, "embedding_dim": dim, "feature_names": features}
+        for name, (rows, dim, features) in shapes.items()
+    ]
+    if pooling == "NONE":
+        return sw.EmbeddingCollection([sw.EmbeddingConfig(**one) for one in common], need_indices=True)
+    return sw.EmbeddingBagCollection(
+        [sw.EmbeddingBagConfig(pooling=pooling, **one) for one in common], is_weighted=is_weighted
+    )
+
+
+def batch(*, is_weighted: bool = False) -> sw.KeyedJaggedTensor:
+    random = np.random.default_rng(0)
+    lengths = random.integers(0, 5, (3, 6))
+    counts, rows = lengths.sum(1), (7, 11, 5)
+    ids = np.concatenate([random.integers(0, most, count) for most, count in zip(rows, counts, strict=True)])
+    return sw.KeyedJaggedTensor(
+        keys=["f", "g", "h"],
+        values=torch.from_numpy(ids),
+        lengths=torch.from_numpy(lengths.astype(np.int32).reshape(-1)),
+        weights=torch.from_numpy(random.random(len(ids)).astype(np.float32)) if is_weighted else None,
+    )
+
+
+def values(result: Any) -> torch.Tensor:
+    if isinstance(result, dict):
+        return torch.cat([result[name].values().reshape(-1) for name in sorted(result)])
+    kept: torch.Tensor = result.values()
+    return kept
+
+
+def dequantised(module: Any, quantised: Any) -> Any:
+    """The float collection with what the quantised tables hold."""
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        for table in quantised.tables:
+            other.table_weight(table.name).copy_(quantised.quantized_rows(table.name).dequantized())
+    return other
+
+
+@pytest.mark.parametrize("output", ["FP32", "FP16", "BF16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("pooling", "is_weighted"),
+    [("SUM", False), ("SUM", True), ("MEAN", False), ("MEAN", True), ("NONE", False)],
+)
+def test_quantised_collection_gives_what_float_tables_of_its_rows_give(
+    pooling: str, is_weighted: bool, precision: str, output: str
+) -> None:
+    module, features = collection(pooling, is_weighted=is_weighted), batch(is_weighted=is_weighted)
+    quantised = sw.quantize_embeddings(module, precision, output_dtype=output)
+    wanted = dequantised(module, quantised)(features)
+    found = quantised(features)
+    dtype = getattr(torch, {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}[output])
+    assert values(found).dtype == dtype
+    assert not values(found).requires_grad
+    assert list(found.keys()) == list(wanted.keys())
+    torch.testing.assert_close(values(found), values(wanted).detach().to(dtype))
+    if pooling == "NONE":
+        for name, jagged in found.items():
+            assert torch.equal(jagged.weights(), wanted[name].weights())
+
+
+def test_tables_may_have_precisions_of_their_own() -> None:
+    model = torch.nn.Sequential(collection("SUM"))
+    quantised = sw.quantize_embeddings(model, "INT8", per_table={"b": "INT4"})
+    assert [table.data_type.value for table in quantised[0].tables] == ["INT8", "INT4", "INT8"]
+    assert quantised[0].quantized_rows("b").packed().shape == (7, 10)
+    assert isinstance(model[0], sw.EmbeddingBagCollection)
+    assert list(quantised.parameters()) == []
+    in_place = sw.quantize_embeddings(model, inplace=True)
+    assert in_place is model
+    assert isinstance(model[0], sw.QuantEmbeddingBagCollection)
+
+
+def test_quantised_collection_copied_saved_and_loaded_gives_the_same() -> None:
+    quantised = sw.quantize_embeddings(collection("SUM"), "INT4")
+    before = values(quantised(batch()))
+    assert torch.equal(values(copy.deepcopy(quantised)(batch())), before)
+    other = sw.QuantEmbeddingBagCollection(quantised.tables)
+    assert not values(other(batch())).any()
+    file = io.BytesIO()
+    torch.save(quantised.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(values(other(batch())), before)
+    on_meta = sw.QuantEmbeddingBagCollection(quantised.tables, device="meta")
+    on_meta.load_state_dict(quantised.state_dict(), assign=True)
+    assert torch.equal(values(on_meta(batch())), before)
+
+
+def test_what_cannot_be_quantised_raises() -> None:
+    with pytest.raises(sw.UnsupportedError, match="cannot be quantised to FP32; possible: INT8"):
+        sw.quantize_embeddings(collection("SUM"), "FP32")
+    with pytest.raises(sw.UnknownNameError, match="per_table names 'x', a table of no collection"):
+        sw.quantize_embeddings(collection("SUM"), per_table={"x": "INT4"})
+    with pytest.raises(sw.InvalidInputError, match="no weights to quantise"):
+        sw.quantize_embeddings(collection("SUM").to("meta"))
+    with pytest.raises(sw.InvalidInputError, match="has no collection of tables"):
+        sw.quantize_embeddings(torch.nn.Linear(1, 1))
+    with pytest.raises(sw.InvalidInputError, match="cannot be 'INT8'; possible: FP32, FP16, BF16"):
+        sw.quantize_embeddings(collection("SUM"), output_dtype="INT8")
+    large = collection("SUM")
+    with torch.no_grad():
+        large.table_weight("b")[3] = 1e8
+    with pytest.raises(sw.InvalidInputError, match=r"table 'b': row 3 has values from"):
+        sw.quantize_embeddings(large)
+    quantised = sw.quantize_embeddings(collection("SUM"))
+    with pytest.raises(sw.InvalidInputError, match="has 7 rows of 12 INT8 columns, got 11 rows of 8 INT8"):
+        quantised.set_rows("b", quantised.quantized_rows("a"))
+    with pytest.raises(sw.UnknownNameError, match="there is no table 'd'"):
+        quantised.quantized_rows("d")
